@@ -13,8 +13,8 @@ from pages import Pages
 
 FIXED = ("--fixedbufs", "--registerfiles")
 RING, LIBAIO = "--ioengine=io_uring", "--ioengine=libaio"
-# All shapes have 32 MiB of buffers, like ours (PAGES_BYTES). A few MiB that are not read stay in the
-# host's cache and make every engine faster than in real use.
+# All shapes have 32 MiB of buffers, like ours (PAGES_BYTES). A few MiB that are not read stay in
+# the host's cache and make every engine faster than in real use.
 SHAPES = tuple(
     (f"--bs={size}", f"--iodepth={depth}") for size, depth in (("256k", 128), ("1M", 32), ("4M", 8))
 )

@@ -87,8 +87,8 @@ def _leave_unwritten() -> None:
 
 
 def _let_backward_finish() -> None:
-    """Waits for autograd's thread, which releases its graph shortly after backward returns: otherwise
-    the freeing thread and the order of frees would differ between recordings."""
+    """Waits for autograd's thread, which releases its graph shortly after backward returns:
+    otherwise the freeing thread and the order of frees would differ between recordings."""
 
     def settled(function):
         @functools.wraps(function)

@@ -1,11 +1,10 @@
-//! What a forest costs to make: prints one line of JSON.
+//! Measures the time and memory to build forests; prints one line of JSON.
 //!
-//! `forest_cost [SEQUENCES [i32|i64]]`, 20000 of i64 if not said. Rollouts like those on
-//! τ²-bench (`support/rollouts.rs`) are compressed from their ids; the median of five runs counts,
-//! and the most bytes that a run had from the allocator. The optimum is counted independently: all
-//! sequences sorted by plain comparison, and what each adds to the one before it. Beside it: one
-//! pass that only reads the ids; the same sequences added one by one; blocks; 64 shares; and a
-//! forest of 1,000,000 nodes of which only lengths are known.
+//! `forest_cost [SEQUENCES [i32|i64]]`, default 20000 i64. Compresses rollouts like those of τ²-bench
+//! (`support/rollouts.rs`) from their ids and reports the median of five runs and the peak bytes allocated.
+//! The optimum is counted independently: sequences sorted by plain comparison, and the tokens that each
+//! adds to the previous one. Also measured: one pass that only reads the ids, adding sequences one at a
+//! time, blocks, 64 shares, and a forest of 1,000,000 nodes from lengths.
 #![allow(clippy::print_stdout, reason = "its output")]
 #![expect(unsafe_code, reason = "an allocator that counts")]
 

@@ -1,9 +1,8 @@
-//! Seconds to plan a batch of a million nodes known by their lengths: ops, residency, prediction.
+//! Measures the seconds to plan a batch of a million nodes given as lengths.
 //!
 //! `cargo run --release -p dormouse-schedule --example plan_cost [nodes]` prints one line of JSON:
-//! the best of a few runs for memory without limit, for a device that the longer paths fill, and
-//! for a host that is short as well; each with what was planned, so that two machines can tell
-//! whether they planned the same.
+//! the best of a few runs without memory limit, with a short device, and with a short device and host.
+//! Each has figures of the plan, so that results of two machines can be compared.
 #![allow(clippy::unwrap_used, reason = "an example fails by panicking")]
 
 #[path = "../tests/suite/batch.rs"]

@@ -1,5 +1,5 @@
-//! Writes both dumps of invented training steps, to look at: a prefix of 24 layers falls asleep
-//! behind its forward, microbatches run, and it wakes ahead of its backward.
+//! Writes both dumps of synthetic training steps: a prefix of 24 layers falls asleep after its forward,
+//! microbatches run, and it wakes before its backward.
 //!
 //! ```text
 //! cargo run -p dormouse-timeline --example synthetic_step -- [directory] [steps]

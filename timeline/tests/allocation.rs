@@ -1,4 +1,4 @@
-//! Recording is called from inside `malloc`: it must not allocate, from any thread, ever (I1).
+//! Recording runs inside `malloc`, so it must never allocate (I1).
 //!
 //! A binary of its own: it replaces the global allocator.
 

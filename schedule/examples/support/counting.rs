@@ -1,4 +1,4 @@
-//! An allocator that knows how many bytes are out, and the most there ever were.
+//! An allocator that counts current and peak bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! Rollouts like those on τ²-bench, the same on every machine: one long system prompt for
-//! all, many tasks, and conversations which branch off earlier ones of their task at any turn.
+//! Rollouts like those of τ²-bench, equal on every machine: one long shared system prompt, many tasks,
+//! and conversations that branch off earlier ones of their task at any turn.
 
 /// Tokens of the system prompt.
 const SYSTEM: usize = 4_800;

@@ -43,7 +43,6 @@ mod leaves;
 mod lengths;
 mod order;
 mod part;
-mod stored;
 
 use serde::{Deserialize, Serialize};
 
@@ -52,7 +51,7 @@ pub use self::grow::GrowingForest;
 pub use self::ids::{SEQUENCES_MAX, TokenInt};
 pub use self::leaves::Leaf;
 pub use self::part::Part;
-use crate::{NodeId, Span};
+use crate::{NodeId, PlanError, Span};
 
 /// Parent number of a root in [`Forest::from_nodes`].
 pub const NO_PARENT: u32 = u32::MAX;
@@ -94,7 +93,7 @@ pub struct Ending {
 
 /// All trees of a batch. The module documentation defines numbering and rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "stored::Stored")]
+#[serde(try_from = "Stored")]
 pub struct Forest {
     nodes: Vec<Node>,
     endings: Vec<Ending>,
@@ -185,5 +184,34 @@ impl Forest {
             }
         }
         Self { nodes, endings }
+    }
+}
+
+/// The fields of a [`Forest`], unchecked.
+#[derive(Debug, Deserialize)]
+struct Stored {
+    nodes: Vec<Node>,
+    endings: Vec<Ending>,
+}
+
+impl TryFrom<Stored> for Forest {
+    type Error = PlanError;
+
+    fn try_from(stored: Stored) -> Result<Self, PlanError> {
+        let Stored { nodes, endings } = stored;
+        if nodes.is_empty() && endings.is_empty() {
+            return Ok(Self::default());
+        }
+        let parents: Vec<u32> =
+            nodes.iter().map(|node| node.parent.map_or(NO_PARENT, |parent| parent.0)).collect();
+        let length = |node: &Node| node.tokens.end.saturating_sub(node.tokens.begin);
+        let lengths: Vec<u64> = nodes.iter().map(length).collect();
+        let forest = Self::from_nodes_with(&parents, &lengths, &endings)?;
+        let differs = |(stored, found): (&Node, &Node)| stored != found;
+        let Some(id) = nodes.iter().zip(&forest.nodes).position(differs) else {
+            return Ok(forest);
+        };
+        let accepted = format!("{:?}", forest.nodes[id]);
+        Err(PlanError::Count { what: "first inconsistent node", seen: id as u64, accepted })
     }
 }

@@ -3,8 +3,6 @@
 use serde::Serialize;
 
 use crate::limits::{PARETO_POINTS_MAX, PARETO_POINTS_TWO_TIERS_MAX};
-use crate::tree_planner::emit::Emitter;
-use crate::tree_planner::fit;
 use crate::tree_planner::microbatches::Microbatches;
 use crate::tree_planner::order::{self, LeastMemory};
 use crate::tree_planner::predict::{Prediction, Predictor, TreeVerdict};
@@ -12,6 +10,7 @@ use crate::tree_planner::request::Request;
 use crate::tree_planner::residency::ResidencyProblem;
 use crate::tree_planner::times::ResidencyCosts;
 use crate::tree_planner::tree::PlanTree;
+use crate::tree_planner::{emit, fit};
 use crate::{Op, PlanError, PlanNode, Remedy, Residency};
 
 /// The contents of a plan.
@@ -53,7 +52,7 @@ impl Draft<'_> {
     }
 
     pub(super) fn ops(&self, given: &ResidencyProblem<'_>, residency: &[Residency]) -> Vec<Op> {
-        Emitter { given, scoring: self.request.scoring, residency }.ops()
+        emit::ops(given, self.request.scoring, residency)
     }
 
     /// Returns the seconds that residency and microbatches add to the operations, if the plan fits and they are

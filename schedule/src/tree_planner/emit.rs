@@ -6,25 +6,44 @@ use crate::tree_planner::residency::ResidencyProblem;
 use crate::tree_planner::scores::Scored;
 use crate::{Member, NodeId, Op, OpId, OpKind, Residency, Score, Span};
 
-/// The inputs of a list of ops.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Emitter<'a> {
-    pub(crate) given: &'a ResidencyProblem<'a>,
-    pub(crate) scoring: &'a [Scoring],
-    pub(crate) residency: &'a [Residency],
+/// Returns the ops of a plan in order, the last of them [`OpKind::Done`].
+pub(crate) fn ops(
+    given: &ResidencyProblem<'_>,
+    scoring: &[Scoring],
+    residency: &[Residency],
+) -> Vec<Op> {
+    let count = 2 * given.tree.inner_nodes().count() + given.items.microbatches.len() + 1;
+    let ops = Vec::with_capacity(count);
+    let mut writer = Writer { given, scoring, residency, ops, waking: None };
+    writer.write();
+    writer.count_down();
+    writer.ops
 }
 
-impl Emitter<'_> {
-    /// Returns all ops in order, the last of them [`OpKind::Done`].
-    pub(crate) fn ops(&self) -> Vec<Op> {
-        let inner = self.given.tree.len() - self.given.items.leaf_count();
-        let count = 2 * inner + self.given.items.microbatches.len() + 1;
-        let mut writer = Writer { parts: self, ops: Vec::with_capacity(count), waking: None };
-        writer.write();
-        writer.count_down();
-        writer.ops
-    }
+/// A node whose subtree is being written.
+#[derive(Debug)]
+struct Frame {
+    node: usize,
+    /// The parts still to come.
+    parts: std::vec::IntoIter<SubtreePart>,
+    /// The current part.
+    now: Option<SubtreePart>,
+    /// Bytes held by the node's ancestors.
+    device: u64,
+    host: u64,
+}
 
+#[derive(Debug)]
+struct Writer<'a> {
+    given: &'a ResidencyProblem<'a>,
+    scoring: &'a [Scoring],
+    residency: &'a [Residency],
+    ops: Vec<Op>,
+    /// The node that starts to wake with the next op.
+    waking: Option<NodeId>,
+}
+
+impl Writer<'_> {
     fn sleeps(&self, node: usize) -> bool {
         self.residency.get(node) == Some(&Residency::Sleep)
     }
@@ -44,32 +63,9 @@ impl Emitter<'_> {
             weight: self.scoring[scored.sequence as usize].weight,
         }
     }
-}
 
-/// A node whose subtree is being written.
-#[derive(Debug)]
-struct Frame {
-    node: usize,
-    /// The parts still to come.
-    parts: std::vec::IntoIter<SubtreePart>,
-    /// The current part.
-    now: Option<SubtreePart>,
-    /// Bytes held by the node's ancestors.
-    device: u64,
-    host: u64,
-}
-
-#[derive(Debug)]
-struct Writer<'a> {
-    parts: &'a Emitter<'a>,
-    ops: Vec<Op>,
-    /// The node that starts to wake with the next op.
-    waking: Option<NodeId>,
-}
-
-impl Writer<'_> {
     fn write(&mut self) {
-        let mut stack = vec![self.enter(self.parts.given.tree.len(), 0, 0)];
+        let mut stack = vec![self.enter(self.given.tree.len(), 0, 0)];
         while let Some(frame) = stack.last_mut() {
             self.leave_first(frame);
             frame.now = frame.parts.next();
@@ -78,7 +74,7 @@ impl Writer<'_> {
                 stack.pop();
                 continue;
             };
-            if frame.parts.as_slice().is_empty() && self.parts.has_gap(frame.node) {
+            if frame.parts.as_slice().is_empty() && self.has_gap(frame.node) {
                 self.waking = Some(NodeId(frame.node as u32));
             }
             let (device, host) = self.held(frame, part);
@@ -99,8 +95,8 @@ impl Writer<'_> {
     /// Returns the frame of a node. The parts of a sleeping node start and end with the chosen edge parts,
     /// others are in the given order.
     fn enter(&self, node: usize, device: u64, host: u64) -> Frame {
-        let ResidencyProblem { tree, items, ends, .. } = *self.parts.given;
-        let ends = if self.parts.has_gap(node) { ends[node] } else { EdgeParts::default() };
+        let ResidencyProblem { tree, items, ends, .. } = *self.given;
+        let ends = if self.has_gap(node) { ends[node] } else { EdgeParts::default() };
         let middle = items.under(tree, node).filter(|part| !ends.has(*part));
         let parts: Vec<_> = ends.first.into_iter().chain(middle).chain(ends.last).collect();
         Frame { node, parts: parts.into_iter(), now: None, device, host }
@@ -108,28 +104,27 @@ impl Writer<'_> {
 
     /// Returns the device and host bytes of a node and its ancestors during a part of its subtree.
     fn held(&self, frame: &Frame, item: SubtreePart) -> (u64, u64) {
-        if frame.node == self.parts.given.tree.len() {
+        if frame.node == self.given.tree.len() {
             return (0, 0);
         }
-        let edge = self.parts.given.ends[frame.node].has(item);
-        let bytes = self.parts.given.tree.node_bytes(frame.node);
-        let device =
-            frame.device.saturating_add(bytes.held(self.parts.residency[frame.node], edge));
+        let edge = self.given.ends[frame.node].has(item);
+        let bytes = self.given.tree.node_bytes(frame.node);
+        let device = frame.device.saturating_add(bytes.held(self.residency[frame.node], edge));
         (device, self.host(frame))
     }
 
     fn host(&self, frame: &Frame) -> u64 {
-        let asleep = self.parts.sleeps(frame.node);
-        let own = if asleep { self.parts.given.tree.node_bytes(frame.node).saved } else { 0 };
+        let asleep = self.sleeps(frame.node);
+        let own = if asleep { self.given.tree.node_bytes(frame.node).saved } else { 0 };
         frame.host.saturating_add(own)
     }
 
     /// Marks the op with which the last layers of a sleeping node have left: the last op of the first part.
     fn leave_first(&mut self, frame: &Frame) {
-        let first = self.parts.given.ends.get(frame.node).and_then(|ends| ends.first);
+        let first = self.given.ends.get(frame.node).and_then(|ends| ends.first);
         if frame.now.is_some()
             && frame.now == first
-            && self.parts.has_gap(frame.node)
+            && self.has_gap(frame.node)
             && let Some(op) = self.ops.last_mut()
         {
             op.asleep = Some(NodeId(frame.node as u32));
@@ -138,8 +133,8 @@ impl Writer<'_> {
 
     fn forward(&mut self, frame: &Frame) {
         let (node, tokens) = self.node_of(frame);
-        let residency = self.parts.residency[frame.node];
-        let bytes = self.parts.given.tree.node_bytes(frame.node).forward(residency);
+        let residency = self.residency[frame.node];
+        let bytes = self.given.tree.node_bytes(frame.node).forward(residency);
         let host = self.host(frame);
         let op = OpKind::PrefixForward { node, tokens };
         let op = self.push(op, frame.device.saturating_add(bytes), host);
@@ -148,15 +143,14 @@ impl Writer<'_> {
     }
 
     fn microbatch(&mut self, node: usize, microbatch: u32, device: u64, host: u64) {
-        let parts = self.parts;
-        let leaves = parts.given.items.members(microbatch);
+        let leaves = self.given.items.members(microbatch);
         let mut members = Vec::with_capacity(leaves.len());
         let mut scores = Vec::new();
         let mut row = 0;
         for &leaf in leaves {
-            let it = &parts.given.tree.nodes[leaf as usize];
+            let it = &self.given.tree.nodes[leaf as usize];
             let count = it.rows.count();
-            let weight = parts.scoring[it.sequence as usize].weight;
+            let weight = self.scoring[it.sequence as usize].weight;
             members.push(Member {
                 sequence: it.sequence,
                 rows: Span { begin: row, end: row + count },
@@ -165,36 +159,34 @@ impl Writer<'_> {
                 weight,
                 node: NodeId(leaf),
             });
-            let own = parts.given.tree.scores_of(leaf as usize).iter();
-            scores.extend(own.map(|scored| parts.score(scored, it.rows.begin, row)));
+            let own = self.given.tree.scores_of(leaf as usize).iter();
+            scores.extend(own.map(|scored| self.score(scored, it.rows.begin, row)));
             row += count;
         }
-        let bytes = device.saturating_add(parts.given.items.microbatch(microbatch).bytes);
-        let reads = (node < parts.given.tree.len()).then_some(NodeId(node as u32));
+        let bytes = device.saturating_add(self.given.items.microbatch(microbatch).bytes);
+        let reads = (node < self.given.tree.len()).then_some(NodeId(node as u32));
         let node = reads.unwrap_or(NodeId::NONE);
         let op = self.push(OpKind::Microbatch { node, members, microbatches_left: 0 }, bytes, host);
         (op.reads, op.scores) = (reads, scores);
     }
 
     fn backward(&mut self, frame: &Frame) {
-        if frame.node == self.parts.given.tree.len() {
+        if frame.node == self.given.tree.len() {
             return;
         }
         let (node, tokens) = self.node_of(frame);
-        let residency = self.parts.residency[frame.node];
-        let (node_bytes, host) = (self.parts.given.tree.node_bytes(frame.node), self.host(frame));
+        let residency = self.residency[frame.node];
+        let (node_bytes, host) = (self.given.tree.node_bytes(frame.node), self.host(frame));
         if residency == Residency::Recompute {
             let bytes = frame.device.saturating_add(node_bytes.again());
             let op = self.push(OpKind::ForwardAgain { node, tokens }, bytes, host);
             op.residency = Some(residency);
             self.reads_parent(frame.node);
         }
-        let window =
-            if residency == Residency::Sleep { self.parts.given.tree.model.window } else { 0 };
+        let window = if residency == Residency::Sleep { self.given.tree.model.window } else { 0 };
         let kind = OpKind::PrefixBackward { node, wake_window_layers: window };
-        let parts = self.parts;
-        let own = parts.given.tree.scores_of(frame.node).iter();
-        let scores = own.map(|scored| parts.score(scored, tokens.begin, 0)).collect();
+        let own = self.given.tree.scores_of(frame.node).iter();
+        let scores = own.map(|scored| self.score(scored, tokens.begin, 0)).collect();
         let bytes = frame.device.saturating_add(node_bytes.backward(residency));
         let op = self.push(kind, bytes, host);
         (op.residency, op.scores) = (Some(residency), scores);
@@ -203,7 +195,7 @@ impl Writer<'_> {
 
     /// Sets `microbatches_left`, from the last op to the first.
     fn count_down(&mut self) {
-        let above_all = self.parts.given.tree.len();
+        let above_all = self.given.tree.len();
         let mut left = vec![0_u32; above_all + 1];
         let mut backward_next = None;
         for op in self.ops.iter_mut().rev() {
@@ -225,12 +217,12 @@ impl Writer<'_> {
     }
 
     fn node_of(&self, frame: &Frame) -> (NodeId, Span) {
-        (NodeId(frame.node as u32), self.parts.given.tree.nodes[frame.node].rows)
+        (NodeId(frame.node as u32), self.given.tree.nodes[frame.node].rows)
     }
 
     fn reads_parent(&mut self, node: usize) {
         if let Some(op) = self.ops.last_mut() {
-            op.reads = self.parts.given.tree.nodes[node].parent;
+            op.reads = self.given.tree.nodes[node].parent;
         }
     }
 

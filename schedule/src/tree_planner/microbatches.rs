@@ -84,10 +84,6 @@ impl Microbatches {
         Self { microbatches, leaves, first }
     }
 
-    pub(crate) fn leaf_count(&self) -> usize {
-        self.leaves.len()
-    }
-
     /// Returns the microbatches of a node's leaves.
     pub(crate) fn of(&self, node: usize) -> Range<u32> {
         self.first[node]..self.first[node + 1]

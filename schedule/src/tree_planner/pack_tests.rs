@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn microbatches_are_nearly_the_fewest_possible(
+    fn microbatches_are_within_the_bound_of_first_fit_decreasing(
         rows in prop::collection::vec(1u64..12, 1..8),
         budget in 12u64..25,
     ) {
@@ -87,7 +87,7 @@ fn ties_go_by_index() {
 
 /// Trying each microbatch in turn, this would take hours.
 #[test]
-fn as_many_microbatches_as_there_may_be_responses() {
+fn the_maximum_number_of_microbatches_is_packed() {
     let rows = vec![3; crate::RESPONSES_MAX];
     let microbatches = pack(&rows, 5);
     assert!(microbatches.iter().enumerate().all(|(index, members)| *members == [index]));

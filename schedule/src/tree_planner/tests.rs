@@ -217,7 +217,7 @@ proptest! {
 
     /// The residency chosen is the cheapest of all that fit, and none is missed.
     #[test]
-    fn the_choice_is_the_best_there_is(
+    fn the_choice_is_optimal(
         shape in forests(12),
         microbatch_rows in 1_u32..60,
         from in 1_u64..60,
@@ -244,7 +244,7 @@ proptest! {
 
     /// ParetoLists that are too long lose little, and say at least how much; what fits one tier still fits.
     #[test]
-    fn rounded_lists_say_what_they_lose(
+    fn the_gap_bounds_the_loss_of_rounded_lists(
         shape in forests(12),
         microbatch_rows in 1_u32..60,
         from in 1_u64..60,
@@ -273,7 +273,7 @@ proptest! {
 
     /// Of all residencies that fit, none is predicted to take less time.
     #[test]
-    fn no_other_choice_is_predicted_faster(
+    fn no_other_choice_has_a_faster_prediction(
         shape in forests(9),
         microbatch_rows in 1_u32..60,
         from in 1_u64..60,
@@ -363,7 +363,7 @@ fn packed_peak(given: &ResidencyProblem<'_>, rows: u32) -> u64 {
 /// A chain of nodes with a leaf at each has more ways to share memory than lists hold: the choice
 /// still fits, and says how far from the best it may be.
 #[test]
-fn lists_that_are_too_long_say_what_they_may_cost() {
+fn the_gap_of_long_lists_is_small() {
     let count = 40_u32;
     let (mut parents, mut lengths) = (Vec::new(), Vec::new());
     for id in 0..count {
@@ -404,7 +404,7 @@ fn ends_of_equal_parts_stay_the_ends() {
 
 /// Leaves of 8 rows run one by one in microbatches of 15 as of 7, 3 or 1: it stays at the most that fit.
 #[test]
-fn of_sizes_that_cost_the_same_the_largest_is_taken() {
+fn the_largest_of_equally_fast_sizes_is_chosen() {
     let mut batch = batch(&(vec![NO_PARENT, 0, 0, 0], vec![20, 8, 8, 8]), 0, 20);
     batch.options.device_bytes = 2_200;
     batch.options.machine =
@@ -427,7 +427,7 @@ fn sizes_below_an_eighth_are_not_tried() {
 
 /// A root of one token over two that share and one alone, a tree of two, a longer one, a sequence.
 #[test]
-fn all_that_shares_and_fits_a_microbatch_is_separated() {
+fn the_topmost_nodes_that_fit_a_microbatch_are_separated() {
     let none = NO_PARENT;
     let parents = [none, 0, 1, 1, 0, none, 5, 5, none, 8, 8, none];
     let forest = Forest::from_nodes(&parents, &[1, 4, 2, 3, 2, 5, 1, 2, 5, 9, 1, 3]).unwrap();
@@ -442,7 +442,7 @@ fn all_that_shares_and_fits_a_microbatch_is_separated() {
 
 /// Of two nodes below it, a node wakes in the link's time that their own waking leaves.
 #[test]
-fn the_lead_is_what_the_link_has_left() {
+fn the_lead_excludes_link_time_of_descendants() {
     let mut batch = batch(&(vec![NO_PARENT, 0, 1, 2], vec![21, 10, 10, 10]), 10, 40);
     // Waking the two takes 64 s of the 77 s that they run.
     batch.options.machine = Some(Machine {
@@ -466,7 +466,7 @@ fn the_lead_is_what_the_link_has_left() {
 
 /// Where both tiers are short and lists are cut, sleeping is still found where nothing else fits.
 #[test]
-fn a_node_that_must_sleep_does() {
+fn sleeping_is_found_if_nothing_else_fits() {
     let batch = batch(&(vec![NO_PARENT, 0, 1, 1], vec![30, 4, 2, 2]), 2, 1);
     given(&batch, |given, _, _| {
         let given = ResidencyProblem { points_max: [1, 1], ..*given };

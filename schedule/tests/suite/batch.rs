@@ -1,4 +1,4 @@
-//! What a plan is made of, in one place, to vary.
+//! The inputs of a plan in one struct.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::ops::{Deref, DerefMut};

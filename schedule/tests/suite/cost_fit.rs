@@ -1,4 +1,4 @@
-//! Rates from measured steps, and from counting where there are none.
+//! Rates fitted to measured steps, and counted rates.
 
 use crate::batch::FlatGroup;
 use dormouse_schedule::cost::*;
@@ -38,7 +38,7 @@ const TRUE: Rates = Rates {
 };
 
 #[test]
-fn exact_steps_give_their_rates_back() {
+fn exact_samples_recover_their_rates() {
     for weighting in [Weighting::Absolute, Weighting::Relative] {
         let fit = Fit::new(&steps(200, &TRUE, 0.0), weighting).unwrap();
         for (name, (got, wanted)) in
@@ -54,7 +54,7 @@ fn exact_steps_give_their_rates_back() {
 
 /// Steps measured 5 % wrong either way: the errors reported are those of the rates reported.
 #[test]
-fn errors_are_those_of_the_rates() {
+fn reported_errors_match_the_rates() {
     let steps = steps(101, &TRUE, 0.05);
     let fit = Fit::new(&steps, Weighting::Relative).unwrap();
     let mut errors: Vec<f64> =
@@ -68,7 +68,7 @@ fn errors_are_those_of_the_rates() {
 
 /// A long step measured wrong bends an absolute fit, hardly a relative one.
 #[test]
-fn weighting_says_whose_error_counts() {
+fn weighting_selects_the_minimised_error() {
     let sample =
         |rows, seconds| Sample { features: Features { rows, ..Features::default() }, seconds };
     let steps = [sample(10, 1.0), sample(10, 1.0), sample(10, 1.0), sample(10_000, 2_000.0)];
@@ -79,7 +79,7 @@ fn weighting_says_whose_error_counts() {
 }
 
 #[test]
-fn what_was_not_varied_is_not_known() {
+fn unvaried_features_are_absent_or_dependent() {
     // Two steps, three features, one of them twice another.
     let sample = |rows, seconds| Sample {
         features: Features { rows, logit_rows: 2 * rows, leaves: 3, ..Features::default() },
@@ -101,7 +101,7 @@ fn what_was_not_varied_is_not_known() {
 }
 
 #[test]
-fn what_cannot_be_fitted_is_refused() {
+fn invalid_samples_are_refused() {
     let sample =
         |rows, seconds| Sample { features: Features { rows, ..Features::default() }, seconds };
     let refused = |steps: &[Sample]| Fit::new(steps, Weighting::Relative).unwrap_err();

@@ -1,4 +1,4 @@
-//! Forests against the set of all prefixes: what they hold, how they grow, blocks and parts.
+//! Compares forests, growing forests, blocks and parts with the set of all prefixes.
 
 mod model;
 
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_sequences_numbers_sequences_alone(
+    fn the_order_of_sequences_changes_only_their_numbers(
         (sequences, shuffled) in batch().prop_flat_map(|sequences| {
             let numbered: Vec<_> = sequences.iter().cloned().enumerate().collect();
             (Just(sequences), Just(numbered).prop_shuffle())
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn a_forest_grows_into_what_is_built_at_once(sequences in batch()) {
+    fn a_growing_forest_equals_one_built_at_once(sequences in batch()) {
         let mut growing = GrowingForest::new(VOCAB).unwrap();
         prop_assert_eq!(growing.freeze(), Forest::default());
         for (at, (kind, ids)) in sequences.iter().enumerate() {
@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn parts_of_leaves_share_out_the_sequences(
+    fn parts_of_leaves_partition_the_sequences(
         sequences in batch(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     ) {
@@ -254,7 +254,7 @@ proptest! {
 
     /// Long runs: differences on either side of whatever is compared or checked at a time.
     #[test]
-    fn long_sequences_differ_where_they_do(
+    fn differences_in_long_sequences_are_found(
         length in 1_usize..1200,
         cuts in prop::collection::vec((0_usize..1200, any::<bool>()), 1..6),
         bad in prop::option::of(0_usize..1200),
@@ -298,7 +298,7 @@ proptest! {
 
 /// Half a million ids: more than lie together in whatever a growing forest keeps them in.
 #[test]
-fn a_forest_grows_beyond_what_it_reserves_at_once() {
+fn a_forest_grows_beyond_one_chunk() {
     let long = |first: u32, count: u32| (first..first + count).collect::<Vec<u32>>();
     let cut = |ids: &[u32], at: usize| [&ids[..at], &[0, 0]].concat();
     let mut sequences = vec![long(1, 200_000), long(2, 200_000), long(3, 300_000), long(4, 70_000)];

@@ -1,4 +1,4 @@
-//! What forests refuse, and that refusing changes nothing.
+//! Invalid inputs of forests are refused without side effects.
 
 use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT, SEQUENCES_MAX};
 use dormouse_schedule::{NodeId, PlanError};

@@ -1,4 +1,4 @@
-//! Readable scenarios: `tests/testdata/forest/*.txt`, each a batch, what is done with it, and the outcome.
+//! Scenarios of forests: `tests/testdata/forest/*.txt`, each a batch, operations on it, and the results.
 //!
 //! `sequence abc` has its letters as ids, `sequence abc kind 1` is of another kind; `node PARENT
 //! LENGTH` and `end NODE TOKENS` give lengths only. Then `blocks TOKENS`, `leaves FROM TO`,

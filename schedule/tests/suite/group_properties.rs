@@ -1,4 +1,4 @@
-//! Order of ops, verdicts, limits and refusals. What ops cover and cost is in `replay.rs`.
+//! Order of ops, verdicts, limits and refusals. `group_replay.rs` tests rows and costs of ops.
 
 use crate::batch::FlatGroup;
 use dormouse_schedule::forest::Forest;
@@ -68,7 +68,7 @@ proptest! {
 
     /// Whatever is completed, the plan ends up where a list and a cursor would.
     #[test]
-    fn completing_is_a_cursor_over_a_list(
+    fn completion_order_matches_a_cursor_model(
         steps in prop::collection::vec((any::<bool>(), 0u64..8), 0..40),
     ) {
         let mut plan = group(4, &[2, 2, 1], 2).plan().unwrap();
@@ -103,7 +103,7 @@ proptest! {
 }
 
 #[test]
-fn a_plan_that_does_not_fit_says_so() {
+fn a_plan_that_does_not_fit_has_that_verdict() {
     let mut case = group(10, &[4; 8], 16);
     case.machine = Some(Machine { device_bytes: 1000, ..Machine::default() });
     let prediction = case.plan().unwrap().predict();
@@ -117,7 +117,7 @@ fn a_plan_that_does_not_fit_says_so() {
 }
 
 #[test]
-fn the_stall_is_predicted_where_rates_are_known() {
+fn the_stall_is_predicted_if_rates_are_known() {
     let mut case = group(101, &[4; 8], 8);
     let stall = |case: &FlatGroup| case.plan().unwrap().predict().wake_stall_s;
     assert_eq!(stall(&case), None);
@@ -138,7 +138,7 @@ fn the_stall_is_predicted_where_rates_are_known() {
 }
 
 #[test]
-fn predictions_beyond_64_bits_stop_there() {
+fn predictions_saturate_at_64_bits() {
     let mut case = group(TOKENS_MAX / 2, &[TOKENS_MAX / 2; 2], u32::MAX);
     (case.vocab, case.wake_window_layers) = (u32::MAX, u32::MAX);
     case.model = ModelShape {
@@ -160,7 +160,7 @@ fn predictions_beyond_64_bits_stop_there() {
 }
 
 #[test]
-fn ops_are_given_again_until_completed_and_only_in_order() {
+fn ops_repeat_until_completed_in_order() {
     let mut plan = group(4, &[2, 2], 2).plan().unwrap();
     assert_eq!(
         plan.complete(OpId(0)),
@@ -243,7 +243,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
 }
 
 #[test]
-fn limits_are_accepted_and_one_more_is_not() {
+fn values_at_the_limits_are_accepted_and_beyond_refused() {
     // A sequence is a prompt and its response.
     let mut case = group(TOKENS_MAX - 1, &[1], 8);
     case.model.layers = LAYERS_MAX;
@@ -257,7 +257,7 @@ fn limits_are_accepted_and_one_more_is_not() {
 }
 
 #[test]
-fn the_window_is_the_specs_or_a_few_and_never_wider_than_the_model() {
+fn the_window_defaults_and_is_at_most_the_layers() {
     let window = |asked: u32, layers: u32| {
         let mut case = group(4, &[2, 2], 8);
         (case.wake_window_layers, case.model.layers) = (asked, layers);

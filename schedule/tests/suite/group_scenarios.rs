@@ -1,4 +1,4 @@
-//! Readable scenarios: `tests/testdata/flat/*.txt`, each a spec and the plan expected of it.
+//! Scenarios of flat groups: `tests/testdata/flat/*.txt`, each a spec and the expected plan.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 

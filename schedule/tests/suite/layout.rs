@@ -1,4 +1,4 @@
-//! Layouts against a naive model of what each row sees; padded packing against every partition.
+//! Compares layouts with a naive model of attention, and padded packing with every partition.
 
 use std::collections::BTreeSet;
 
@@ -88,7 +88,7 @@ fn labels(rows: &dormouse_schedule::layout::Rows) -> Vec<(u32, u32, u32)> {
 
 proptest! {
     #[test]
-    fn a_packed_row_sees_what_the_dense_row_sees(pieces in pieces(), multiple in 1u32..9) {
+    fn packed_rows_attend_to_the_keys_of_dense_rows(pieces in pieces(), multiple in 1u32..9) {
         let packed = Packed::of(&pieces, &options(multiple)).unwrap();
         let wanted = wanted(&pieces);
         let all = packed.rows.sequences.len();
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn padded_packing_is_best_of_every_partition(
+    fn padded_packing_is_optimal_over_all_partitions(
         rows in proptest::collection::vec(1u64..12, 1..8),
         budget in 1u64..40,
         multiple in 1u32..5,
@@ -186,7 +186,7 @@ proptest! {
 
     /// Far more pieces than brute force takes: against the quadratic recurrence.
     #[test]
-    fn padded_packing_is_best_of_every_cut(
+    fn padded_packing_is_optimal_over_all_cuts(
         mut rows in proptest::collection::vec(1u64..400, 1..120),
         budget in 1u64..4000,
     ) {
@@ -279,7 +279,7 @@ fn a_plans_microbatches_score_every_token_of_every_response_once() {
 
 /// Leaves of a tree: two turns, of which one is scored, a complete prefix, the same sequence twice.
 #[test]
-fn a_trees_microbatches_score_what_their_ops_say() {
+fn layouts_of_tree_microbatches_have_the_labels_of_their_ops() {
     let sequences: [&[u32]; 6] = [
         &[1, 2, 3, 4, 5, 6],
         &[1, 2, 3, 7, 8],
@@ -336,7 +336,7 @@ fn a_trees_microbatches_score_what_their_ops_say() {
 }
 
 #[test]
-fn what_no_microbatch_scores_is_refused() {
+fn scores_outside_members_are_refused() {
     let span = |begin, end| Span { begin, end };
     let score = |rows, first_label| Score { sequence: 0, rows, first_label, weight: 1.0 };
     let member = |rows: Span, first_position| Member {
@@ -390,7 +390,7 @@ fn refusal(pieces: &[Piece], options: &LayoutOptions) -> String {
 }
 
 #[test]
-fn what_cannot_be_laid_out_is_refused_by_name() {
+fn invalid_pieces_and_options_are_refused() {
     let ok = LayoutOptions::default();
     let axes = LayoutOptions { positions: Positions::MultiAxis, ..ok };
     assert!(refusal(&[piece(0, 1)], &axes).starts_with("positions are multi_axis (M-RoPE)"));

@@ -1,4 +1,4 @@
-//! Readable layouts: `tests/testdata/layout/`.
+//! Scenarios of layouts: `tests/testdata/layout/`.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Forests, plans, layouts and fitted rates against naive models, and readable scenarios in
+//! Compares forests, plans, layouts and fitted rates with naive models, and runs the scenarios in
 //! `tests/testdata/*/*.txt`.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.

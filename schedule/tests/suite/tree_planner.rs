@@ -1,4 +1,4 @@
-//! Plans of small batches carried out by a machine that knows nothing but the ops.
+//! Runs plans of small batches on a simulated machine that reads only the ops.
 
 use std::collections::BTreeMap;
 
@@ -402,7 +402,7 @@ proptest! {
 
     /// Whole batches or ends of trees run as separate leaves: rows more than once, labels once.
     #[test]
-    fn what_runs_separately_scores_every_label_once(
+    fn separate_leaves_score_every_label_once(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
         op_overhead_ns in prop::sample::select(vec![1_u64, 10_000, 1_000_000, 1_000_000_000]),
@@ -462,7 +462,7 @@ proptest! {
 
     /// What is said to be needed is enough, and a byte less is not; so many rows fit.
     #[test]
-    fn a_refusal_says_what_would_fit(
+    fn a_refusal_names_rows_that_fit(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
         microbatch_rows in 0_u32..12,
@@ -506,7 +506,7 @@ proptest! {
 
     /// Rows left open are as many as fit, or so many fewer that it takes less time.
     #[test]
-    fn no_microbatch_is_larger_than_pays(
+    fn microbatches_are_not_larger_than_the_best_size(
         sequences in sequences(),
         losses in prop::collection::vec(any::<u32>(), 1..8),
         link in prop::sample::select(vec![1_000_u64, 1_000_000]),
@@ -545,7 +545,7 @@ proptest! {
 
 /// K and V of the prefix with their sums are more than whole sequences save: those run separately.
 #[test]
-fn what_fits_only_separately_runs_separately() {
+fn a_plan_that_fits_only_without_sharing_is_not_shared() {
     let mut batch = lengths(&[NO_PARENT, 0, 0], &[20, 2, 2], 1);
     batch.model.saved_bytes_per_token_layer = 1;
     batch.machine =
@@ -693,7 +693,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
 
 /// Bytes beyond 64 bits stop there, and then nothing fits.
 #[test]
-fn bytes_beyond_64_bits_stop_there() {
+fn bytes_saturate_at_64_bits() {
     let tokens = TOKENS_MAX / 2;
     let mut batch = lengths(&[NO_PARENT, 0, 0], &[tokens, tokens, 1], 1);
     (batch.vocab, batch.microbatch_rows, batch.wake_window_layers) = (u32::MAX, u32::MAX, u32::MAX);

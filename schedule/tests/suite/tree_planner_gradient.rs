@@ -1,4 +1,4 @@
-//! Gradients: a small causal model carried out by a plan's ops, held against the dense run, FP64.
+//! Runs a small causal model by a plan's ops and compares gradients with the dense run in FP64.
 
 use std::collections::BTreeMap;
 
@@ -273,7 +273,7 @@ proptest! {
 
 /// The cases above mean something: a lost sum or a weight taken twice is far off.
 #[test]
-fn the_distance_sees_what_is_lost() {
+fn the_distance_detects_lost_gradients() {
     let sequences = [vec![0, 1, 2, 1, 0], vec![0, 1, 2, 2], vec![0, 1, 2, 1, 2]];
     let mut batch = batch(&sequences, &[0], 8);
     let wanted = dense(&batch, &sequences);

@@ -1,4 +1,4 @@
-//! Readable scenarios of prefix trees: `tests/testdata/tree_planner/*.txt`, each a batch and its plan.
+//! Scenarios of prefix trees: `tests/testdata/tree_planner/*.txt`, each a batch and its plan.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 

@@ -1,4 +1,4 @@
-//! Small batches with token ids, and the forest that they are.
+//! Small batches with token ids, and their forests.
 
 #![allow(dead_code, reason = "each test file uses some of it")]
 

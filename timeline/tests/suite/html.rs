@@ -1,4 +1,4 @@
-//! The HTML page: its data read back by another parser, its markup looked at for what must not be.
+//! Reads the page's data back with another parser, and checks its markup.
 
 use crate::common::{NAMES, drawn, events, named, process, snapshot};
 use dormouse_timeline::{Event, Gauge, Lane, Snapshot, Timeline, html};

@@ -1,4 +1,4 @@
-//! The integration tests of the timeline that share a process, as one binary.
+//! The integration tests of the timeline that share a process.
 //!
 //! `tests/allocation.rs` is a binary of its own: it replaces the global allocator.
 #![cfg(not(loom))]

@@ -1,4 +1,4 @@
-//! The Perfetto trace, read back by a reader of its own.
+//! Reads Perfetto traces back with an independent reader.
 
 use crate::common::proto::{Kind, Trace, TrackEvent, trace};
 use crate::common::{NAMES, drawn, events, named, process, snapshot};

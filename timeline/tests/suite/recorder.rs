@@ -1,4 +1,4 @@
-//! The recorder as the other rooms see it.
+//! The recorder through its public interface.
 
 use dormouse_timeline::{
     CAPACITY_EVENTS_MIN, Event, Gauge, Lane, NameId, Process, Timeline, html, now_ns, pftrace,

@@ -1,4 +1,4 @@
-//! What a forest should be, from the set of all prefixes: slow, and with nothing of the real one.
+//! A slow independent model of forests, from the set of all prefixes.
 
 use std::collections::BTreeSet;
 

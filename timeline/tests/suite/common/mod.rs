@@ -1,4 +1,4 @@
-//! Invented snapshots for the writers' tests, and an independent reader of the trace format.
+//! Synthetic snapshots for the writers' tests, and an independent reader of the trace format.
 
 #![allow(dead_code, unreachable_pub, reason = "shared by test files, each of which uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]

@@ -1,5 +1,4 @@
-//! A reader of protobuf and of the part of Perfetto's format we write, made from its public
-//! description and sharing nothing with the writer.
+//! A reader of protobuf and of the written part of Perfetto's format, independent of the writer.
 
 use std::collections::HashMap;
 
