@@ -297,7 +297,7 @@ fn refuses_pages_with_too_many_values() {
         assert_eq!(refusal(&here, bytes), wanted);
     }
     let said = refusal(&here, include_bytes!("testdata/large_dictionary.parquet"));
-    assert_eq!(said, "hostile: Parquet error: a dictionary of 2147483647 values in 4 bytes");
+    assert_eq!(said, "hostile: Parquet error: a dictionary claims 2147483647 values in 4 bytes");
     let said = refusal(&here, include_bytes!("testdata/fewer_rows.parquet"));
     assert_eq!(said, "hostile is damaged: it has 1 rows; its footer claims 5");
 }
