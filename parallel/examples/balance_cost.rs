@@ -183,7 +183,7 @@ impl Case {
             model: MODEL,
             machine: MACHINE,
         };
-        let by_tokens = BalanceOptions { rates: Rates::rows_only(), ..ours };
+        let by_tokens = BalanceOptions { rates: Rates { rows: 1e-9, ..Rates::default() }, ..ours };
         let longest = BalanceOptions { method: BalanceMethod::LongestFirst, ..ours };
         Ok(json!({
             "contiguous_recompute": self.shares(&ours)?,

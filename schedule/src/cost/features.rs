@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::forest::{Forest, Node};
+use crate::model::count;
 use crate::{NodeId, PlanError};
 
 /// Number of features.
@@ -80,24 +81,6 @@ impl Features {
         }
     }
 
-    /// Returns the features of a forest computed once, in `microbatches` microbatches of one step.
-    ///
-    /// # Errors
-    /// Those of [`logit_rows_of`].
-    pub fn of_forest(
-        forest: &Forest,
-        logit_rows: &[u64],
-        microbatches: u64,
-    ) -> Result<Self, PlanError> {
-        let mut sum = Self { steps: 1, microbatches, ..Self::default() };
-        for id in 0..forest.nodes().len() as u32 {
-            let id = NodeId(id);
-            let rows = logit_rows_of(forest, logit_rows, id)?;
-            sum = sum.plus(Self::of_node(forest.node(id), forest.is_leaf(id), rows));
-        }
-        Ok(sum)
-    }
-
     /// Returns the sum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -119,19 +102,11 @@ pub fn logit_rows_of(forest: &Forest, given: &[u64], id: NodeId) -> Result<u64, 
         return Ok(if node.parent.is_some() { rows } else { 0 });
     }
     if given.len() != nodes {
-        return Err(PlanError::Count {
-            what: "logit row counts",
-            seen: given.len() as u64,
-            accepted: format!("{nodes}, one for each node, or none"),
-        });
+        let accepted = format!("0 or {nodes}, one for each node");
+        let seen = given.len() as u64;
+        return Err(PlanError::Count { what: "logit row counts", seen, accepted });
     }
     let seen = given[id.0 as usize];
-    if seen > rows {
-        return Err(PlanError::Count {
-            what: "rows with logits of a node",
-            seen,
-            accepted: format!("0 to {rows}, the rows of node {}", id.0),
-        });
-    }
+    count("rows with logits of a node", seen, 0, rows)?;
     Ok(seen)
 }

@@ -48,12 +48,6 @@ impl Rates {
         })
     }
 
-    /// Returns rates that count rows only, 1 ns each, for balancing by tokens.
-    #[must_use]
-    pub fn rows_only() -> Self {
-        Self { rows: 1e-9, ..Self::default() }
-    }
-
     /// Returns the seconds of counted features.
     #[must_use]
     pub fn seconds(&self, features: &Features) -> f64 {

@@ -1,4 +1,4 @@
-//! Leaves, token counts and multiplicities of a forest.
+//! Leaves, token counts and the order of endings of a forest.
 
 use super::Forest;
 use crate::NodeId;
@@ -51,22 +51,6 @@ impl Forest {
             return 1.0;
         }
         self.dense_tokens() as f64 / self.tree_tokens() as f64
-    }
-
-    /// Returns the number of sequences with tokens of each node: the copies of its first token in a dense run. A
-    /// token at position p has fewer copies by the endings in the node with at most p tokens.
-    #[must_use]
-    pub fn multiplicities(&self) -> Vec<u32> {
-        let mut counts = vec![0; self.nodes.len()];
-        for ending in &self.endings {
-            counts[ending.node.0 as usize] += 1;
-        }
-        for id in (0..self.nodes.len()).rev() {
-            if let Some(parent) = self.nodes[id].parent {
-                counts[parent.0 as usize] += counts[id];
-            }
-        }
-        counts
     }
 
     /// Returns the sequences ordered by the node in which they end, then tokens, then number. Sequences of a subtree

@@ -152,7 +152,11 @@ fn counted_rates_agree_with_the_prediction() {
     let wanted =
         FlatGroup { prompt: 40, responses, options }.plan().unwrap().predict().flops_shared;
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, 0], &[40, 5, 9, 2]).unwrap();
-    let features = Features::of_forest(&forest, &[], 2).unwrap();
+    let start = Features { steps: 1, microbatches: 2, ..Features::default() };
+    let features = (0..4).map(NodeId).fold(start, |sum, id| {
+        let logit_rows = logit_rows_of(&forest, &[], id).unwrap();
+        sum.plus(Features::of_node(forest.node(id), forest.is_leaf(id), logit_rows))
+    });
     let machine = Machine { flops_per_s: 1_000, ..Machine::default() };
     let counted = Rates::counted(&model, &machine).unwrap();
     assert!((counted.seconds(&features) * 1_000.0 / wanted - 1.0).abs() < 1e-12);

@@ -84,7 +84,10 @@ impl Case {
 
     fn print(&self, forest: &Forest, numbers: &[u32], of: Option<&[NodeId]>) -> String {
         let mut text = String::new();
-        let counts = forest.multiplicities();
+        let through = |node: usize| {
+            let subtree = node as u32..forest.nodes()[node].subtree_end;
+            forest.endings().iter().filter(|ending| subtree.contains(&ending.node.0)).count()
+        };
         let order = forest.sequences_by_ending();
         for (id, node) in forest.nodes().iter().enumerate() {
             let depth = forest.path(NodeId(id as u32)).count() - 1;
@@ -94,7 +97,7 @@ impl Case {
             if let Some(of) = of {
                 write!(text, " of {}", of[id].0).unwrap();
             }
-            write!(text, ", rows {}..{}, {} through", rows.begin, rows.end, counts[id]).unwrap();
+            write!(text, ", rows {}..{}, {} through", rows.begin, rows.end, through(id)).unwrap();
             for at in order.iter().filter(|at| forest.endings()[**at as usize].node.0 == id as u32)
             {
                 let tokens = forest.endings()[*at as usize].tokens;
