@@ -122,7 +122,7 @@ impl Victim {
 }
 
 #[test]
-fn no_end_goes_unnoticed() {
+fn detects_truncation() {
     let here = Folder::new();
     for way in ways() {
         let victim = Victim::new(&here, way);
@@ -141,7 +141,7 @@ fn no_end_goes_unnoticed() {
 }
 
 #[test]
-fn no_byte_ends_the_program() {
+fn no_changed_byte_aborts_the_program() {
     let here = Folder::new();
     for (number, way) in ways().into_iter().enumerate() {
         let victim = Victim::new(&here, way);
@@ -162,7 +162,7 @@ fn no_byte_ends_the_program() {
 }
 
 #[test]
-fn no_length_ends_the_program() {
+fn no_changed_length_aborts_the_program() {
     let here = Folder::new();
     for way in ways() {
         let victim = Victim::new(&here, way);
@@ -303,7 +303,7 @@ fn refuses_pages_with_too_many_values() {
 }
 
 #[test]
-fn a_stream_is_one() {
+fn refuses_data_after_the_end_of_a_stream() {
     let here = Folder::new();
     for way in ways().into_iter().filter(|way| matches!(way, Way::Stream(_))) {
         let whole = Victim::new(&here, way).whole;

@@ -47,7 +47,7 @@ fn parse(text: &str) -> Scenario {
 }
 
 #[test]
-fn every_scenario_says_what_is_written() {
+fn scenarios_match() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata");
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|it| it == "txt"));

@@ -214,7 +214,7 @@ proptest! {
 }
 
 #[test]
-fn every_format_is_refused_with_the_same_words() {
+fn all_formats_have_the_same_errors() {
     let rows = Rows(vec![line(&[1, 2]), line(&[3, 1000])]);
     for way in ways() {
         let here = Folder::new();
@@ -250,7 +250,7 @@ fn refusal(here: &Folder, columns: Vec<(&str, ArrayRef)>) -> String {
 }
 
 #[test]
-fn columns_that_are_not_accepted_are_named() {
+fn an_error_names_the_invalid_column() {
     let here = Folder::new();
     let texts = || -> ArrayRef { Arc::new(StringArray::from_iter_values(["a", "b"])) };
     let floats = || -> ArrayRef {
@@ -311,7 +311,7 @@ fn columns_that_are_not_accepted_are_named() {
 }
 
 #[test]
-fn nulls_are_refused_where_they_are() {
+fn an_error_names_the_row_of_a_null() {
     let here = Folder::new();
     let nothing = "null; accepted: a value in every row, or no column";
     let mut lists = ListBuilder::new(PrimitiveBuilder::<Int32Type>::new());
@@ -340,7 +340,7 @@ fn nulls_are_refused_where_they_are() {
 
 /// What pyarrow 26 writes: `testdata/write_tables.py` has how.
 #[test]
-fn what_pyarrow_writes_is_read() {
+fn reads_files_of_pyarrow() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata");
     let here = Folder::new();
     let wanted = "{\"ids\": [5, 6, 7], \"weight\": 0.5, \"group\": \"a\"}\n\
@@ -358,7 +358,7 @@ fn what_pyarrow_writes_is_read() {
 }
 
 #[test]
-fn another_column_is_read_where_it_is_named() {
+fn reads_the_named_column() {
     let here = Folder::new();
     let path = file(&here, vec![("tokens", ids())]);
     let mut sequences = Sequences::new(VOCAB);
@@ -368,7 +368,7 @@ fn another_column_is_read_where_it_is_named() {
 
 /// Rows of one length, and weights that are whole, as counts and rewards are.
 #[test]
-fn lists_of_a_fixed_size_and_whole_weights_are_read() {
+fn reads_fixed_size_lists_and_integer_weights() {
     let here = Folder::new();
     let wanted = "{\"ids\": [1, 2], \"weight\": 3}\n{\"ids\": [1, 4], \"weight\": -1}\n";
     let wanted = sequences(&here.put("batch.jsonl", wanted));
@@ -386,7 +386,7 @@ fn lists_of_a_fixed_size_and_whole_weights_are_read() {
 
 /// A dictionary may hold a null for a key that is there.
 #[test]
-fn a_null_in_a_dictionary_is_a_null() {
+fn refuses_a_null_in_a_dictionary() {
     let here = Folder::new();
     let names: DictionaryArray<Int32Type> = [Some("a"), None].into_iter().collect();
     let nothing =

@@ -112,7 +112,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn segments_cost_what_their_paths_do(case in case(16)) {
+    fn segment_costs_equal_the_costs_of_their_paths(case in case(16)) {
         let leaves = Leaves::of(&case.forest);
         let segments = Segments::new(&leaves, &case.full, &case.again);
         for end in 0..=leaves.count() {
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn no_contiguous_cut_is_better(case in case(18), ranks in 1_u32..6, grouped: bool) {
+    fn contiguous_cuts_are_optimal(case in case(18), ranks in 1_u32..6, grouped: bool) {
         let leaves = Leaves::of(&case.forest);
         let batch = Workload { forest: &case.forest, groups: &case.groups, logit_rows: &[] };
         let units = leaves.units(&batch, if grouped { BalanceUnit::Group } else { BalanceUnit::Leaf });
@@ -145,7 +145,7 @@ proptest! {
 
     /// Starts are where no group has leaves on both sides.
     #[test]
-    fn units_are_cut_nowhere_else(case in case(18)) {
+    fn starts_lie_between_units(case in case(18)) {
         let leaves = Leaves::of(&case.forest);
         let batch = Workload { forest: &case.forest, groups: &case.groups, logit_rows: &[] };
         for unit in [BalanceUnit::Leaf, BalanceUnit::Group, BalanceUnit::Tree] {
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn a_units_own_nodes_are_those_no_other_needs(case in case(16)) {
+    fn largest_unit_counts_only_unshared_nodes(case in case(16)) {
         let leaves = Leaves::of(&case.forest);
         let batch = Workload { forest: &case.forest, groups: &case.groups, logit_rows: &[] };
         let units = leaves.units(&batch, BalanceUnit::Group);
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn the_agreed_word_holds_every_word(
+    fn the_collective_order_contains_every_rank(
         words in prop::collection::vec(prop::collection::vec(0_usize..3, 0..9), 0..6),
     ) {
         let kinds = [PassKind::Forward, PassKind::Microbatch, PassKind::Backward];

@@ -29,7 +29,7 @@ fn played_through(case: &Case) -> Result<(), TestCaseError> {
 /// What is divided comes before what is sent. Here a node is dearer to send than to compute, cheaper
 /// to divide, and reads one worth sending.
 #[test]
-fn nothing_that_is_divided_reads_what_is_sent() {
+fn no_divided_node_has_a_sent_ancestor() {
     const NO: u32 = NO_PARENT;
     let case = Case {
         parents: vec![NO, 0, 0, NO, NO, NO, 5, NO, 7, 8, 8, 8, 11, 11, NO, NO, 15, 16, 17],
@@ -124,7 +124,7 @@ proptest! {
 
     /// Numbers of sequences and of groups are names: other names, the same shares.
     #[test]
-    fn numbering_decides_nothing(case in case(), shift in 1_usize..40) {
+    fn the_numbering_of_sequences_does_not_matter(case in case(), shift in 1_usize..40) {
         let forest = case.forest();
         let count = case.endings.len();
         let mut moved = case.clone();
@@ -153,7 +153,7 @@ proptest! {
 
     /// Without exchange a share costs what its nodes do, and repricing by the same rates agrees.
     #[test]
-    fn shares_cost_what_they_hold(case in case()) {
+    fn costs_of_shares_count_their_nodes(case in case()) {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for options in every_option(&case).into_iter().filter(|options| !options.exchange) {
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn exchange_is_played_through(case in case()) {
+    fn exchange_matches_its_simulation(case in case()) {
         played_through(&case)?;
     }
 
@@ -322,7 +322,7 @@ impl Model<'_> {
 
 /// Whole trees, which share nothing, longest first: within 4/3 − 1/(3m) of the best assignment.
 #[test]
-fn longest_first_keeps_its_bound() {
+fn longest_first_is_within_its_bound() {
     for seed in 0_u64..60 {
         let lengths: Vec<u64> = (0..7).map(|i| 2 + (seed * 31 + i * i * 17 + i * 7) % 23).collect();
         let forest = Forest::from_nodes(&[NO_PARENT; 7], &lengths).unwrap();
@@ -357,7 +357,7 @@ fn longest_first_keeps_its_bound() {
 }
 
 #[test]
-fn what_cannot_be_balanced_is_refused() {
+fn refuses_invalid_input() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0], &[5, 3]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
     let refused =
@@ -397,7 +397,7 @@ fn what_cannot_be_balanced_is_refused() {
 
 /// The largest numbers that are accepted add up without loss, the next are refused.
 #[test]
-fn costs_stop_at_their_limit() {
+fn refuses_costs_above_the_limit() {
     let half = COST_MAX_PS / 2;
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[2, 2, 2]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[0, 1, 1] };

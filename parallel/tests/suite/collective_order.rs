@@ -48,7 +48,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn ranks_run_what_their_plans_say(case in case(), microbatch_tokens in 1_u32..100) {
+    fn passes_match_the_plans(case in case(), microbatch_tokens in 1_u32..100) {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for options in every_option(&case) {
@@ -104,7 +104,7 @@ proptest! {
     /// What is exchanged has rows; and where ops hold collectives, which come after, it reads nothing
     /// that ranks compute among them.
     #[test]
-    fn what_is_exchanged_reads_what_was(case in case()) {
+    fn ancestors_of_exchanged_nodes_are_exchanged_before(case in case()) {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for mut options in every_option(&case).into_iter().filter(|options| options.exchange) {
@@ -126,7 +126,7 @@ proptest! {
 /// A cut below a root so short that dividing it does not pay: ranks that may compute it first do so,
 /// those with collectives in ops divide it for the sake of the long node below, or exchange neither.
 #[test]
-fn a_short_root_is_divided_for_what_reads_it() {
+fn a_short_root_is_divided_for_its_descendants() {
     let shares = |root: u64, child: u64, in_lockstep: bool| {
         let forest = Forest::from_nodes(&[NO_PARENT, 0, 1, 1], &[root, child, 9_000, 9_000]);
         let forest = forest.unwrap();
@@ -156,7 +156,7 @@ fn a_short_root_is_divided_for_what_reads_it() {
 
 /// A node of no rows costs its ops by these rates, and is still not sent to whoever has time for it.
 #[test]
-fn what_has_no_rows_is_not_sent() {
+fn nodes_without_rows_are_not_sent() {
     let parents = [NO_PARENT, NO_PARENT, 1, 1, NO_PARENT];
     let forest = Forest::from_nodes(&parents, &[7_001, 1, 3_001, 4_001, 8_501]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
@@ -169,7 +169,7 @@ fn what_has_no_rows_is_not_sent() {
 
 /// A node that runs forward twice is one forward more for all; another rank has a dummy there.
 #[test]
-fn a_second_forward_is_met_by_a_dummy() {
+fn a_second_forward_has_a_dummy_on_other_ranks() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, NO_PARENT, 3], &[9, 4, 4, 9, 4]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
     let options =
@@ -189,7 +189,7 @@ fn a_second_forward_is_met_by_a_dummy() {
 
 /// A plan short of memory has a word of its own: its second forwards are forwards.
 #[test]
-fn words_are_of_all_ops_that_run() {
+fn passes_contain_all_ops_that_run() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[40, 4, 4]).unwrap();
     let model = ModelShape { saved_bytes_per_token_layer: 1_000, layers: 4, ..options(1).model };
     let batch = Batch {

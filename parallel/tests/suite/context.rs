@@ -79,7 +79,7 @@ proptest! {
 
     /// Two chunks each: no pairing has a less busy busiest rank.
     #[test]
-    fn two_balanced_chunks_are_the_best_pairing(pieces in pieces(), ranks in 1u32..5) {
+    fn two_balanced_chunks_are_paired_optimally(pieces in pieces(), ranks in 1u32..5) {
         let shard = |ranks, cut| Shards::of(&pieces, &ShardOptions { ranks, cut, multiple: 1 });
         let dealt = shard(ranks, ShardCut::Balanced { chunks: 2 }).unwrap();
         let most = dealt.ranks.iter().map(|shard| shard.pairs).max().unwrap();
@@ -251,7 +251,7 @@ fn zigzag_is_even_for_a_causal_prefix_and_contiguous_is_not() {
 }
 
 #[test]
-fn many_suffixes_are_even_by_pairs_where_zigzag_by_number_is_not() {
+fn balanced_shards_of_many_suffixes_are_more_even_than_zigzag() {
     // Lengths fall: later chunks of the packed row see less of their own past.
     let microbatch: Vec<Piece> =
         [900, 500, 300, 200, 100, 24, 12, 12].map(|rows| piece(100, rows)).into();
@@ -264,7 +264,7 @@ fn many_suffixes_are_even_by_pairs_where_zigzag_by_number_is_not() {
 }
 
 #[test]
-fn limits_and_groups_are_checked() {
+fn refuses_values_out_of_range_and_different_groups() {
     let ok = ShardOptions { ranks: 2, cut: ShardCut::Zigzag, multiple: 1 };
     let refused = |pieces: &[Piece], options| Shards::of(pieces, &options).unwrap_err().to_string();
     assert!(refused(&[], ok).starts_with("pieces is 0"));

@@ -69,7 +69,7 @@ fn well_formed(text: &str) {
 }
 
 #[test]
-fn pictures_are_as_recorded() {
+fn pictures_match_the_recordings() {
     let case = pipeline(1);
     let stages = case.plan().unwrap();
     let times = stages.times(&case, TransferTiming::Overlapped).unwrap();
@@ -84,7 +84,7 @@ fn pictures_are_as_recorded() {
 }
 
 #[test]
-fn a_page_is_one_file_that_fetches_and_runs_nothing() {
+fn a_page_is_self_contained_and_has_no_scripts() {
     let case = Pipeline { chunks: 2, ..pipeline(3) };
     let stages = case.plan().unwrap();
     let page = pipeline_page("</title><script>alert('1')</script>", &case, &stages).unwrap();
@@ -108,7 +108,7 @@ fn a_page_is_one_file_that_fetches_and_runs_nothing() {
 }
 
 #[test]
-fn what_is_not_drawn_is_said() {
+fn a_picture_counts_omitted_bars() {
     let steps = vec![SimulatedStep { compute_ns: 1, ..SimulatedStep::default() }; BARS_MAX];
     let world = World {
         ranks: vec![SimulatedRank { steps, ..SimulatedRank::default() }],
@@ -131,7 +131,7 @@ fn what_is_not_drawn_is_said() {
 
 /// Times that run backwards are nobody's, but may be read from a file: they are drawn as nothing.
 #[test]
-fn times_that_run_backwards_do_no_harm() {
+fn draws_times_that_decrease() {
     let case = pipeline(1);
     let stages = case.plan().unwrap();
     let mut times = stages.times(&case, TransferTiming::Overlapped).unwrap();
@@ -144,7 +144,7 @@ fn times_that_run_backwards_do_no_harm() {
 }
 
 #[test]
-fn nothing_is_drawn_of_nothing() {
+fn empty_input_gives_empty_pictures() {
     well_formed(&memory_svg(&[], 0));
     well_formed(&rank_svg(&Default::default()));
     well_formed(&page("", &[], &[]));

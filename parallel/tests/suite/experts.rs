@@ -257,7 +257,7 @@ fn cases() -> impl Strategy<Value = Case> {
 
 proptest! {
     #[test]
-    fn loss_and_gradient_are_the_dense_runs(case in cases(), seed: u64) {
+    fn loss_and_gradient_equal_the_dense_run(case in cases(), seed: u64) {
         let routed = route(&case, seed);
         let (wanted, gradient) = dense(&case, &routed);
         let accounting = case.accounting();
@@ -337,7 +337,7 @@ fn group() -> Vec<Vec<u8>> {
 
 /// Multiplicity 1, R without gradient, last tokens left out: each is seen.
 #[test]
-fn mutants_differ() {
+fn wrong_accounting_changes_loss_or_gradient() {
     for formula in 0..3 {
         for feeds in [false, true] {
             let case = case(&group(), 9, formula, &[0, 0, 0, 1], feeds);
@@ -374,7 +374,7 @@ fn refused(case: &Case, router: &Router) -> ExpertsError {
 }
 
 #[test]
-fn what_one_prefix_cannot_reproduce_is_refused_by_name() {
+fn refuses_routers_that_a_shared_prefix_cannot_reproduce() {
     let ok = case(&group(), 9, 0, &[0, 0, 1, 1], true);
     let with = |change: &dyn Fn(&mut Router)| {
         let mut router = router();
@@ -437,7 +437,7 @@ fn what_one_prefix_cannot_reproduce_is_refused_by_name() {
 }
 
 #[test]
-fn the_last_layer_lives_as_far_as_its_router_is_read() {
+fn the_last_layer_runs_as_far_as_its_router_is_needed() {
     let case = case(&group(), 9, 0, &[0, 0, 1, 1], true);
     let of = |aux, z, counts_wanted, last_layer| {
         let losses = Router { aux_coefficient: aux, z_coefficient: z, ..router() };

@@ -79,7 +79,7 @@ fn rollouts(recorded: &mut Recorded) {
 }
 
 #[test]
-fn json_is_as_recorded_and_reads_back() {
+fn json_matches_the_recording_and_round_trips() {
     let mut recorded = Recorded::default();
     rows(&mut recorded);
     rollouts(&mut recorded);

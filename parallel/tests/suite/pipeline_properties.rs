@@ -150,7 +150,7 @@ proptest! {
     /// The bar: never a deadlock, under any way transfers meet; nothing lost, nothing early, no
     /// bound exceeded, no bubble below what is possible.
     #[test]
-    fn lists_hold(case in pipeline()) {
+    fn lists_are_valid(case in pipeline()) {
         let stages = case.plan().unwrap();
         stages.check(&case).unwrap();
         holds_every_op(&case, &stages);
@@ -179,7 +179,7 @@ proptest! {
 
     /// A clock that ticks agrees on every op of every way transfers meet, to the nanosecond.
     #[test]
-    fn times_are_the_clocks(case in pipeline()) {
+    fn times_match_the_naive_replay(case in pipeline()) {
         let stages = case.plan().unwrap();
         for meeting in TransferTiming::ALL {
             let times = stages.times(&case, meeting).unwrap();
@@ -189,7 +189,7 @@ proptest! {
 
     /// The simulator of ranks, given the same lists, agrees too, and on what they hold.
     #[test]
-    fn ranks_do_what_stages_do(mut case in pipeline()) {
+    fn simulated_ranks_match_the_stages(mut case in pipeline()) {
         case.blocking = false;
         let stages = case.plan().unwrap();
         let times = stages.times(&case, TransferTiming::Overlapped).unwrap();
@@ -209,7 +209,7 @@ proptest! {
 
     /// A list with two steps swapped is found at fault exactly where the clock finds it so.
     #[test]
-    fn swapped_steps_are_found(case in pipeline(), at in any::<prop::sample::Index>(), far in 1usize..4) {
+    fn check_finds_swapped_steps(case in pipeline(), at in any::<prop::sample::Index>(), far in 1usize..4) {
         let mut stages = case.plan().unwrap();
         let stage = at.index(stages.stages.len());
         let steps = &mut stages.stages[stage].steps;
@@ -224,7 +224,7 @@ proptest! {
 
     /// Plans depend on nothing but the pipeline, and travel as JSON.
     #[test]
-    fn plans_are_equal_and_travel(case in pipeline()) {
+    fn plans_are_deterministic_and_round_trip(case in pipeline()) {
         let stages = case.plan().unwrap();
         prop_assert_eq!(&case.plan().unwrap(), &stages);
         let text = serde_json::to_string(&(&case, &stages)).unwrap();
@@ -364,7 +364,7 @@ proptest! {
 }
 
 #[test]
-fn the_bar_is_met() {
+fn the_bubble_meets_the_bar() {
     let bubble = |order, chunks, groups| {
         let bounds = MemoryBounds { live_groups_max: 2, in_flight_max: 4 };
         let case = Pipeline { order, chunks, bounds, ..uniform(4, 1, groups, 8, 5) };
@@ -386,7 +386,7 @@ fn the_bar_is_met() {
 
 /// Of all swaps of two neighbours in one plan, those that break it are found, and they are most.
 #[test]
-fn every_harmful_swap_of_a_plan_is_found() {
+fn check_finds_every_harmful_swap() {
     let bounds = MemoryBounds { live_groups_max: 2, in_flight_max: 3 };
     let case =
         Pipeline { order: PipelineOrder::Stream, chunks: 2, bounds, ..uniform(3, 1, 2, 3, 2) };
@@ -407,7 +407,7 @@ fn every_harmful_swap_of_a_plan_is_found() {
 }
 
 #[test]
-fn a_circle_is_named() {
+fn an_error_names_the_deadlock() {
     let case = Pipeline { chunks: 1, ..uniform(2, 1, 1, 1, 1) };
     let mut stages = case.plan().unwrap();
     // Both stages would receive before they send.
@@ -427,7 +427,7 @@ fn a_circle_is_named() {
 }
 
 #[test]
-fn a_held_bound_is_checked() {
+fn check_enforces_memory_bounds() {
     let case = Pipeline { order: PipelineOrder::Stream, chunks: 2, ..uniform(3, 1, 3, 4, 2) };
     let stages = case.plan().unwrap();
     let held = stages.stages[0].peak;
@@ -446,7 +446,7 @@ fn a_held_bound_is_checked() {
 }
 
 #[test]
-fn refusals_name_the_value_and_what_is_accepted() {
+fn errors_name_the_value_seen_and_the_values_accepted() {
     let refused = |change: fn(&mut Pipeline)| {
         let mut case = uniform(2, 1, 2, 2, 1);
         change(&mut case);
@@ -485,7 +485,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
 }
 
 #[test]
-fn the_largest_numbers_do_no_harm() {
+fn the_largest_numbers_do_not_overflow() {
     let mut case = uniform(3, 2, 2, 2, 1);
     case.order = PipelineOrder::Stream;
     for group in &mut case.groups {
@@ -508,7 +508,7 @@ fn the_largest_numbers_do_no_harm() {
 
 /// Later chunks see more keys: chunks of equal cost have fewer and fewer rows.
 #[test]
-fn chunks_cost_alike_and_keep_their_multiple() {
+fn chunks_have_equal_costs_and_keep_their_multiple() {
     let mut case = uniform(1, 1, 1, 1, 1);
     (case.chunks, case.chunk_rows_multiple) = (4, 8);
     case.groups[0].prefix_rows = 1001;
@@ -585,7 +585,7 @@ proptest! {
 }
 
 #[test]
-fn plans_without_a_rate_make_no_pipeline() {
+fn refuses_plans_without_flops_per_s() {
     let options = PlanOptions {
         vocab: 9,
         microbatch_rows: 8,
@@ -614,7 +614,7 @@ fn plans_without_a_rate_make_no_pipeline() {
 
 /// Lists may come from outside: what is not there is said, and nothing is asked of the system for it.
 #[test]
-fn lists_of_what_is_not_there_are_refused() {
+fn refuses_lists_that_do_not_match_the_pipeline() {
     let case = Pipeline {
         stages: 2,
         virtual_stages: 1,

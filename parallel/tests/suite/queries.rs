@@ -198,7 +198,7 @@ fn refusal(request: &Value) -> String {
 }
 
 #[test]
-fn what_is_not_known_is_named() {
+fn an_error_names_the_unknown_query_or_field() {
     let unknown = refusal(&json!({"version": 1, "query": "shapes"}));
     assert!(
         unknown.contains("\"shapes\"") && unknown.contains("accepted: plan, rates"),
@@ -217,7 +217,7 @@ fn what_is_not_known_is_named() {
 
 /// Every object of every example, one field more: no depth is too deep to be looked at.
 #[test]
-fn a_field_that_nothing_reads_is_refused_wherever_it_is() {
+fn refuses_an_unknown_field_at_any_depth() {
     let mut tried = 0;
     for Example { name, request } in examples() {
         let whole: Value = serde_json::from_str(&request).unwrap();
@@ -261,7 +261,7 @@ fn places(value: &Value) -> Vec<(String, Value)> {
 /// Every number of every example, at and past what its type holds: an answer or a sentence, never
 /// a panic.
 #[test]
-fn numbers_at_their_ends_are_answered_or_refused() {
+fn extreme_numbers_do_not_panic() {
     let ends = [
         json!(0),
         json!(1),
@@ -290,7 +290,7 @@ fn numbers_at_their_ends_are_answered_or_refused() {
 }
 
 #[test]
-fn a_module_s_error_is_passed_on() {
+fn returns_the_error_of_the_module() {
     let mut request = request("shares");
     request["options"]["ranks"] = json!(0);
     assert_eq!(refusal(&request), "ranks is 0; accepted: 1 to 16384");
@@ -301,7 +301,7 @@ fn a_module_s_error_is_passed_on() {
 
 /// The request's types and the answer's are the room's own: the same without JSON.
 #[test]
-fn answers_are_those_of_the_modules() {
+fn answers_equal_those_of_the_modules() {
     let request = request("shares");
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[5, 2, 3]).unwrap();
     let options: BalanceOptions = serde_json::from_value(request["options"].clone()).unwrap();
@@ -330,7 +330,7 @@ fn answers_are_those_of_the_modules() {
 }
 
 #[test]
-fn trees_are_forests() {
+fn trees_convert_to_forests_and_back() {
     let sequences: [&[i32]; 4] = [&[1, 2, 3], &[1, 2, 4, 5], &[1, 2], &[1, 2, 3]];
     let forest = Forest::from_slices(&sequences, &[], 10).unwrap();
     let text = Trees::from(&forest).to_json();

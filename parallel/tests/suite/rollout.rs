@@ -266,7 +266,7 @@ fn idle(steps: [&Assignment; 2], lengths: [&[u64]; 2]) -> f64 {
 
 /// Lengths spread over a factor of about 50, and 10 % away from their history.
 #[test]
-fn alternating_steps_idle_less_than_steps_in_one_order() {
+fn alternating_order_reduces_idle_time() {
     let mut idles = [0.0; 2];
     for seed in 0..24 {
         let length = |at: u64| (2.0 + 4.0 * noise(seed, at)).exp() as u64 + 1;
@@ -291,7 +291,7 @@ fn alternating_steps_idle_less_than_steps_in_one_order() {
 }
 
 #[test]
-fn tiers_end_together_where_equal_ones_do_not() {
+fn sized_tiers_end_closer_together_than_equal_tiers() {
     let lengths: Vec<u64> = (0..64).map(|at| 20 + at * at / 2).collect();
     let time = |curve_given: Option<Curve>, slope_permille| {
         let options = StepOptions { curve: curve_given, slope_permille, ..options(1, 16, 4) };
@@ -317,7 +317,7 @@ fn tiers_end_together_where_equal_ones_do_not() {
 
 /// One long prompt sets the time; the workers left go where it is latest of those that can grow.
 #[test]
-fn workers_left_over_go_to_the_slowest_tier() {
+fn remaining_workers_go_to_the_slowest_tier() {
     let groups = vec![vec![(100, 1)], vec![(20, 1); 4], vec![(10, 1); 4]];
     assert_eq!(tier_sizes(&curve(), &groups, 5, 0).unwrap(), [1, 3, 1]);
 }
@@ -370,7 +370,7 @@ fn whole(step: &Assignment, lengths: &[u64], responses: u32) -> Progress {
 }
 
 #[test]
-fn a_report_compares_with_what_was_predicted() {
+fn a_report_compares_predicted_and_actual_lengths() {
     let lengths = [10, 20, 30, 40];
     let step = assign(&lengths, 2, &options(1, 2, 2));
     let exact = RolloutReport::of(&step, &whole(&step, &lengths, 2), None, 100).unwrap();
@@ -395,7 +395,7 @@ fn a_report_compares_with_what_was_predicted() {
 }
 
 #[test]
-fn what_does_not_hold_is_refused() {
+fn refuses_invalid_rollout_input() {
     let lengths = [10, 20, 30, 40];
     let of = |history: &History, requests: &[RolloutRequest], options: &StepOptions| {
         Assignment::of(history, requests, &LengthPredictor::default(), options).unwrap_err()

@@ -204,7 +204,7 @@ proptest! {
 
     /// A clock that ticks agrees on every step, every copy and every byte, and on what sticks.
     #[test]
-    fn a_rank_is_the_clocks(rank in program()) {
+    fn a_rank_matches_the_naive_simulation(rank in program()) {
         let seen = match alone(rank.clone()) {
             Err(SimulateError::TooLarge { .. }) => return Ok(()),
             Err(SimulateError::Stuck { step, .. }) => Err(step),
@@ -235,7 +235,7 @@ proptest! {
 
     /// Bounds of tiers hold at every sample, and samples are where bytes change.
     #[test]
-    fn tiers_hold_no_more_than_they_may(rank in program()) {
+    fn tiers_never_exceed_their_capacity(rank in program()) {
         let Ok(seen) = alone(rank.clone()) else { return Ok(()) };
         let within = |bytes: u64, most: u64| most == 0 || bytes <= most;
         for pair in seen.bytes.windows(2) {
@@ -379,7 +379,7 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
 
 /// Two ranks: one makes K and V, sends them, and waits for gradients; the slowest and a ring end it.
 #[test]
-fn a_step_is_the_slowest_rank_and_a_collective() {
+fn a_step_ends_with_the_slowest_rank_and_the_collective() {
     let rank = |steps| SimulatedRank { steps, ..SimulatedRank::default() };
     let world = World {
         ranks: vec![

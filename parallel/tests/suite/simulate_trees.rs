@@ -86,7 +86,7 @@ proptest! {
 
     /// With room for everything, and with nowhere to sleep, what happens is what was predicted.
     #[test]
-    fn nothing_asleep_is_as_predicted(case in case(), dead: bool, short in 0_u64..=100) {
+    fn a_plan_without_sleep_matches_the_prediction(case in case(), dead: bool, short in 0_u64..=100) {
         let mut batch = batch(case.forest(), dead);
         let plan = planned(&batch)?;
         let timeline = replay(&plan).unwrap();
@@ -107,7 +107,7 @@ proptest! {
     /// least what its ops compute; over links that take no time it takes no more, and its tiers hold
     /// what was predicted.
     #[test]
-    fn what_sleeps_fits(
+    fn sleeping_plans_fit_the_device(
         case in case(),
         dead: bool,
         short in 20_u64..=100,
@@ -173,7 +173,7 @@ fn a_root_sleeps_while_its_subtree_runs() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_refused() {
+fn refuses_a_plan_without_flops_per_s() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[9, 4, 4]).unwrap();
     let mut batch = batch(forest, false);
     batch.machine = None;
