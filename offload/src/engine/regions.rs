@@ -262,11 +262,10 @@ impl<D: Device> Engine<D> {
                 if let Some(id) = RegionId::from_key(key)
                     // Missing if a release is unclaiming the block: that frees it.
                     && self.body(id, |body| body.note_free(address)).is_some()
+                    && let Some(actions) = self.table.feed(id, Input::Drop).actions()
                 {
-                    if let Some(actions) = self.table.feed(id, Input::Drop).actions() {
-                        dormouse_device::without_waiting(|| self.execute(id, actions));
-                        self.pump_in_background();
-                    }
+                    dormouse_device::without_waiting(|| self.execute(id, actions));
+                    self.pump_in_background();
                 }
             }
         }
