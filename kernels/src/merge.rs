@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 
-use crate::check::ELEMENTS_MAX;
+use crate::check::elements;
 use crate::level::{Level, at_level, detect};
 use crate::{DType, KernelError};
 
@@ -145,10 +145,7 @@ pub fn merge_lse<T: Element>(merge: Merge<'_, T>) -> Result<(), KernelError> {
 
 fn merge_at<T: Element>(level: Level, merge: Merge<'_, T>) -> Result<(), KernelError> {
     let (rows, head_dim) = (merge.lse.len(), merge.head_dim);
-    let elements = rows
-        .checked_mul(head_dim)
-        .filter(|elements| (*elements as u64) < ELEMENTS_MAX)
-        .ok_or(KernelError::TooLarge { rows, head_dim })?;
+    let elements = elements(rows as u64, head_dim as u64)?;
     for (what, seen, needed) in [
         ("out", merge.out.len(), elements),
         ("first out", merge.first.out.len(), elements),

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::sealed::Sealed as _;
 use super::*;
+use crate::check::ELEMENTS_MAX;
 use crate::level::runnable;
 
 /// One row of attention over `keys` scores and one-dimensional values, in FP64, in one piece.

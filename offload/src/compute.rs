@@ -111,9 +111,7 @@ unsafe fn run(
     stream: &<CudaDevice as Device>::Stream,
 ) -> Result<(), DeviceError> {
     let kernel = device.kernel(FATBIN, launch.kernel.name())?;
-    let values = launch.arguments.bytes();
-    let parameters: Vec<*const c_void> =
-        launch.arguments.offsets().map(|offset| values[offset..].as_ptr().cast()).collect();
+    let parameters = launch.parameters.each_ref().map(|it| std::ptr::from_ref(it).cast::<c_void>());
     let threads = launch.kernel.block_threads();
     // SAFETY: the caller's; each pointer is at a parameter's value, in the kernel's order.
     unsafe { device.launch(&kernel, launch.blocks, threads, &parameters, stream) }

@@ -2,8 +2,8 @@
 //! calls the driver.
 //!
 //! A device loads [`FATBIN`] once per context, finds each of [`Kernel::ALL`] by name, and queues a
-//! [`Launch`] with `cuLaunchKernel`: `blocks` blocks of [`Kernel::block_threads`] threads, and one
-//! pointer for each of [`Arguments::offsets`] into [`Arguments::bytes`].
+//! [`Launch`] with `cuLaunchKernel`: `blocks` blocks of [`Kernel::block_threads`] threads, and a pointer
+//! to each of its `parameters`. The driver reads as many of them as the kernel has.
 //!
 //! `scripts/build-kernels` compiles `kernels/cuda/` and records what it compiled in
 //! `dormouse_kernels.json` there.
@@ -13,7 +13,7 @@ mod kernel;
 mod launch;
 
 pub use kernel::{BLOCKS_MAX, Kernel};
-pub use launch::{Arguments, Launch};
+pub use launch::Launch;
 
 /// The driver reads the header in place, in eight-byte words.
 #[repr(C, align(16))]

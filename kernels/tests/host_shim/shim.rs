@@ -67,10 +67,9 @@ pub(crate) unsafe fn run(launch: &Launch) {
     static LIBRARY: OnceLock<Vec<Run>> = OnceLock::new();
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let run = LIBRARY.get_or_init(load)[launch.kernel as usize];
-    let bytes = launch.arguments.bytes().as_ptr();
-    let mut parameters: Vec<*mut c_void> =
-        launch.arguments.offsets().map(|at| bytes.wrapping_add(at).cast_mut().cast()).collect();
+    let mut values = launch.parameters;
+    let mut parameters = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the caller's contract; parameters are packed as this kernel reads them.
+    // SAFETY: the caller's contract; the values are in the order in which the kernel reads them.
     unsafe { run(launch.blocks, launch.kernel.block_threads(), parameters.as_mut_ptr()) };
 }
