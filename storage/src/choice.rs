@@ -1,5 +1,4 @@
-//! Which way to the file: chosen once, when the tier is made, with a reason where it is not the
-//! one hoped for.
+//! The choice of the I/O engine, once, when the tier is created, with the reason for a fallback.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,26 +9,26 @@ use super::queue::{Blocking, Queue};
 use super::storage::{DirectFile, Storage};
 use super::uring::{self, Buffers, Refusal, Ring};
 
-/// The way file I/O is done.
+/// The I/O engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
-    /// io_uring where the system has it for us, else threads.
+    /// io_uring if the system allows it, else threads.
     #[default]
     Auto,
-    /// io_uring, or nothing.
+    /// io_uring, or an error.
     Uring,
-    /// Each I/O thread does one read or write at a time.
+    /// Each I/O thread makes one blocking call at a time.
     Threads,
 }
 
 impl IoEngine {
-    /// The engine of that name.
+    /// Returns the engine of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Auto, Self::Uring, Self::Threads].into_iter().find(|engine| engine.name() == name)
     }
 
-    /// Its name, as parameters have it.
+    /// Returns its name, as in parameters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,19 +39,19 @@ impl IoEngine {
     }
 }
 
-/// What was chosen.
+/// The chosen engine.
 #[derive(Debug)]
 pub(super) struct Choice {
     /// `Uring` or `Threads`.
     pub(super) engine: IoEngine,
-    /// One for each thread.
+    /// One per thread.
     pub(super) queues: Vec<Box<dyn Queue>>,
     pub(super) buffers: Option<Arc<Buffers>>,
-    /// Why it is less than was hoped for.
+    /// The reason for a fallback.
     pub(super) note: Arc<Fallback>,
 }
 
-/// Queues to `file` for so many threads.
+/// Creates queues to `file` for `threads` threads.
 pub(super) fn choose(
     dir: &Path,
     file: &Arc<DirectFile>,
@@ -73,9 +72,7 @@ pub(super) fn choose(
         }
     };
     if asked == IoEngine::Uring {
-        let code = refusal.error.raw_os_error().unwrap_or(0);
-        let (what, reason) = (refusal.what, refusal.error.to_string());
-        return Err(NvmeError::Setup { dir: dir.to_owned(), what, reason, code });
+        return Err(NvmeError::setup(dir, refusal.what, &refusal.error));
     }
     let note = format!("threads do the file I/O, one request each, without io_uring: {refusal}");
     Ok(with_threads(file, threads, Some(note)))

@@ -1,6 +1,6 @@
 //! Errors of the NVMe tier, with the offsets, lengths and checksums seen.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A file operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ pub enum NvmeError {
     IsMemory {
         /// The directory given.
         dir: PathBuf,
-        /// The file system found there.
+        /// Its file system.
         filesystem: &'static str,
     },
     /// The configuration is out of range.
@@ -52,7 +52,7 @@ pub enum NvmeError {
         what: &'static str,
         /// The value seen.
         seen: u64,
-        /// What is accepted.
+        /// The accepted values.
         accepted: String,
     },
     /// No free extent of that length.
@@ -67,7 +67,7 @@ pub enum NvmeError {
         /// The budget.
         budget_bytes: u64,
     },
-    /// The day's budget of writes does not suffice.
+    /// The write budget does not suffice.
     #[error(
         "the NVMe tier may write {budget_bytes} bytes a day: {left_bytes} are left and {asked_bytes} \
          are asked for, which {}", when(*enough_in_s)
@@ -77,16 +77,16 @@ pub enum NvmeError {
         asked_bytes: u64,
         /// Bytes that may be written now.
         left_bytes: u64,
-        /// Bytes of a day.
+        /// Bytes per day.
         budget_bytes: u64,
-        /// Seconds until there is enough, where what others have set aside is written and they ask
-        /// for no more; `None` where it is more than there ever is.
+        /// Seconds until it suffices, if all reserved bytes are written and none are added; `None` if the
+        /// request exceeds a day's budget.
         enough_in_s: Option<u64>,
     },
     /// The tier has stopped taking data after a failed write.
     #[error("the NVMe tier takes no more data: {reason}")]
     Stopped {
-        /// What stopped it.
+        /// The reason.
         reason: String,
     },
     /// The system failed the operation.
@@ -94,11 +94,11 @@ pub enum NvmeError {
         "{operation:?} of {bytes} bytes at file offset {offset} failed: {reason} (code {code})"
     )]
     Failed {
-        /// Which.
+        /// The operation.
         operation: IoOperation,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         bytes: u64,
         /// errno.
         code: i32,
@@ -110,7 +110,7 @@ pub enum NvmeError {
         "read at file offset {offset}: the file ends {seen_bytes} bytes into the {expected_bytes} expected"
     )]
     Truncated {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
         /// Bytes expected there.
         expected_bytes: u64,
@@ -122,9 +122,9 @@ pub enum NvmeError {
         "{operation:?} at file offset {offset}: {done_bytes} of {bytes} bytes after {attempts} attempts"
     )]
     Short {
-        /// Which.
+        /// The operation.
         operation: IoOperation,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
         /// Bytes asked for.
         bytes: u64,
@@ -133,7 +133,7 @@ pub enum NvmeError {
         /// Attempts made.
         attempts: u32,
     },
-    /// The bytes read, twice, are not those written.
+    /// Two reads returned other bytes than were written.
     #[error(
         "extent {extent:#x}, file offset {offset}: CRC-32C is {seen:#010x}, expected {expected:#010x}, also when read again"
     )]
@@ -142,12 +142,12 @@ pub enum NvmeError {
         extent: u64,
         /// The chunk's first byte in the file.
         offset: u64,
-        /// What was written.
+        /// Checksum of the written bytes.
         expected: u32,
-        /// What was read.
+        /// Checksum of the bytes read.
         seen: u32,
     },
-    /// The transfer was called off.
+    /// The transfer was cancelled.
     #[error("the transfer was cancelled")]
     Cancelled,
 }
@@ -158,6 +158,11 @@ impl NvmeError {
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::Spent { .. } | Self::Stopped { .. })
+    }
+
+    pub(super) fn setup(dir: &Path, what: &'static str, e: &std::io::Error) -> Self {
+        let code = e.raw_os_error().unwrap_or(0);
+        Self::Setup { dir: dir.to_owned(), what, reason: e.to_string(), code }
     }
 
     pub(super) fn failed(

@@ -16,9 +16,8 @@ pub struct Extent {
 
 impl Extent {
     pub(super) const fn new(piece: dormouse_alloc::core::Extent, bytes: u64) -> Self {
-        let mut it = Self { piece, bytes, sums: Vec::new(), reserved_bytes: 0 };
-        it.reserved_bytes = it.whole_bytes();
-        it
+        let reserved_bytes = piece.units() as u64 * UNIT_BYTES as u64;
+        Self { piece, bytes, sums: Vec::new(), reserved_bytes }
     }
 
     pub(super) fn into_piece(self) -> dormouse_alloc::core::Extent {

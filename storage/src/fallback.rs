@@ -29,7 +29,7 @@ impl Fallback {
     /// Sets the reason. Only the first call has an effect.
     pub(super) fn set(&self, reason: String) {
         if self.reason.set(reason).is_ok() {
-            self.tell();
+            self.notify();
         }
     }
 
@@ -40,11 +40,11 @@ impl Fallback {
     /// Sets a listener that is called once with the reason, now or when it is set.
     pub(super) fn on_set(&self, listener: Listener) {
         *lock(&self.listener) = Some(listener);
-        self.tell();
+        self.notify();
     }
 
-    /// Calls the listener under no lock. Of a `set` and an `on_set` at a time, the later one finds both.
-    fn tell(&self) {
+    /// Calls the listener, without a lock. Of a concurrent `set` and `on_set` the later one finds both.
+    fn notify(&self) {
         let listener = lock(&self.listener).take_if(|_| self.reason.get().is_some());
         if let (Some(listener), Some(reason)) = (listener, self.reason.get()) {
             tracing::warn!(target: "storage", reason, "file I/O continues without part of io_uring");
@@ -60,28 +60,28 @@ mod tests {
 
     use super::*;
 
-    /// Listens to `note`; returns what was heard.
-    fn listened(note: &Fallback) -> Arc<Mutex<Vec<String>>> {
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let to = Arc::clone(&heard);
+    /// Sets a listener of `note` and returns the reasons that it receives.
+    fn received(note: &Fallback) -> Arc<Mutex<Vec<String>>> {
+        let reasons = Arc::new(Mutex::new(Vec::new()));
+        let to = Arc::clone(&reasons);
         note.on_set(Box::new(move |reason| lock(&to).push(reason.to_owned())));
-        heard
+        reasons
     }
 
     #[test]
     fn reports_the_first_reason_once() {
         let late = Fallback::default();
-        let heard = listened(&late);
-        assert_eq!((late.get(), lock(&heard).len()), (None, 0));
+        let reasons = received(&late);
+        assert_eq!((late.get(), lock(&reasons).len()), (None, 0));
         late.set("first".to_owned());
         late.set("second".to_owned());
-        assert_eq!(*lock(&heard), ["first"]);
+        assert_eq!(*lock(&reasons), ["first"]);
         assert_eq!(late.get().as_deref(), Some("first"));
 
         let early = Fallback::of(Some("early".to_owned()));
-        let heard = listened(&early);
+        let reasons = received(&early);
         early.set("late".to_owned());
-        assert_eq!(*lock(&heard), ["early"]);
+        assert_eq!(*lock(&reasons), ["early"]);
         assert_eq!(early.get().as_deref(), Some("early"));
     }
 }

@@ -1,23 +1,22 @@
 //! Descriptors that a forked child must not keep.
 //!
-//! A file without a name takes its space, and a ring what is registered with it, for as long as
-//! anybody has their descriptors open: also after the end of the process they are of, where one of
-//! its children runs on. (A child that runs another program has none of them: they close on exec.)
-#![expect(unsafe_code, reason = "closes descriptors by number, in a child that owns nothing else")]
+//! An unlinked file holds its disk space, and a ring its registered memory, until the last process closes
+//! the descriptor: a child that outlives its parent would hold them. (They close on exec.)
+#![expect(unsafe_code, reason = "closes descriptors by number")]
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Descriptors that a child closes; one beyond stays open there.
+/// Limit of the descriptors that a child closes; further ones stay open.
 const DESCRIPTORS_MAX: usize = 1024;
 const NONE: i32 = -1;
 
-/// By place: a descriptor, or `NONE`.
+/// The descriptors; `NONE` if a place is free.
 static DESCRIPTORS: [AtomicI32; DESCRIPTORS_MAX] =
     [const { AtomicI32::new(NONE) }; DESCRIPTORS_MAX];
 
-/// A descriptor that children close. To be dropped before the descriptor is closed: the number may
-/// be another file's after that.
+/// A descriptor that children close. It must be dropped before the descriptor is closed: its number may be
+/// reused after that.
 #[derive(Debug)]
 pub(crate) struct ClosedInChild {
     place: Option<usize>,
@@ -25,7 +24,7 @@ pub(crate) struct ClosedInChild {
 
 impl ClosedInChild {
     pub(crate) fn new(fd: RawFd) -> Self {
-        // Relaxed, here as below: a child reads what its only thread, or one before it, has seen.
+        // Relaxed throughout: a forked child has the memory that the forking thread saw.
         let take = |place: &AtomicI32| {
             place.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
@@ -41,17 +40,14 @@ impl Drop for ClosedInChild {
     }
 }
 
-/// For a child that was forked from a process with file tiers, in its handler: lets go of what would
-/// keep the parent's disk space and pinned memory for as long as the child lives. No tier can be
-/// used in it.
-///
-/// Async-signal-safe.
+/// Closes the descriptors of all tiers in a forked child, which would otherwise hold the parent's disk space
+/// and pinned memory. The child cannot use a tier. Called from its fork handler; async-signal-safe.
 pub fn close_in_child() {
     for place in &DESCRIPTORS {
         let fd = place.swap(NONE, Ordering::Relaxed);
         if fd != NONE {
-            // SAFETY: the child's copy of a descriptor: its owner clears the place before it closes
-            // it, and no thread of the parent's runs here.
+            // SAFETY: the child's copy of an open descriptor: its owner clears the place before it closes
+            // it, and the child has no thread of the parent.
             unsafe { libc::close(fd) };
         }
     }
@@ -68,7 +64,7 @@ mod tests {
     use crate::uring;
 
     #[test]
-    fn a_child_has_neither_file_nor_ring_open() {
+    fn child_closes_file_and_ring() {
         let file = DirectFile::create(&disk_dir(), 4096).unwrap();
         let mut open = vec![file.as_raw_fd()];
         let ring = match uring::set_up(&file, 2) {
@@ -79,7 +75,7 @@ mod tests {
             }
         };
         open.extend(ring.as_ref().map(|ring| ring.as_raw_fd()));
-        // SAFETY: the child does what a signal handler may, and ends.
+        // SAFETY: the child makes async-signal-safe calls only, and exits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "{}", std::io::Error::last_os_error());
         if child == 0 {
@@ -93,10 +89,10 @@ mod tests {
         let mut status = 0;
         // SAFETY: a live local, and a child of ours.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(libc::WEXITSTATUS(status), 0, "one of {open:?} was open in the child");
+        assert_eq!(libc::WEXITSTATUS(status), 0, "a descriptor of {open:?} is open in the child");
         for &fd in &open {
             // SAFETY: a plain system call.
-            assert!(unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0, "it is the parent's still");
+            assert!(unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0, "open in the parent");
         }
         drop((ring, file));
         let is_left = |place: &AtomicI32| open.contains(&place.load(Ordering::Relaxed));

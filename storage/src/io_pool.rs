@@ -59,9 +59,9 @@ struct PanicWatch<'a>(&'a PoolShared);
 impl Drop for PanicWatch<'_> {
     fn drop(&mut self) {
         if std::thread::panicking()
-            && let Some(told) = self.0.on_panic.get()
+            && let Some(on_panic) = self.0.on_panic.get()
         {
-            told();
+            on_panic();
         }
     }
 }
@@ -179,15 +179,15 @@ impl IoPool {
         let handles = std::mem::take(&mut *lock(&self.threads));
         for handle in handles {
             if handle.thread().id() != std::thread::current().id() {
-                // The error of a worker that panicked is of no use.
+                // A panic was reported by the thread.
                 let _ = handle.join();
             }
         }
     }
 
     /// Sets the function that an I/O thread calls when it panics. Only the first call has an effect.
-    pub fn on_panic(&self, told: impl Fn() + Send + Sync + 'static) {
-        let _ = self.shared.on_panic.set(Box::new(told));
+    pub fn on_panic(&self, listener: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.on_panic.set(Box::new(listener));
     }
 
     /// Queues a transfer.
@@ -199,17 +199,12 @@ impl IoPool {
         priority: Priority,
         job: Box<dyn TransferJob>,
     ) -> Result<(), Box<dyn TransferJob>> {
-        let mut queues = lock(&self.shared.queues);
-        if queues.closed {
-            return Err(job);
-        }
-        if job.is_called_off() {
-            self.shared.called_off.store(true, Ordering::Relaxed);
-        }
-        queues.of(priority).push_back(job);
-        drop(queues);
-        self.shared.changed.notify_one();
-        Ok(())
+        self.enqueue(job, |queues, job| {
+            if job.is_called_off() {
+                self.shared.called_off.store(true, Ordering::Relaxed);
+            }
+            queues.of(priority).push_back(job);
+        })
     }
 
     /// Queues a blocking task.
@@ -217,11 +212,15 @@ impl IoPool {
     /// # Errors
     /// Returns the task if the pool is stopped.
     pub fn run_blocking(&self, task: BlockingTask) -> Result<(), BlockingTask> {
+        self.enqueue(task, |queues, task| queues.blocking_tasks.push_back(task))
+    }
+
+    fn enqueue<W>(&self, work: W, push: impl FnOnce(&mut Queues, W)) -> Result<(), W> {
         let mut queues = lock(&self.shared.queues);
         if queues.closed {
-            return Err(task);
+            return Err(work);
         }
-        queues.blocking_tasks.push_back(task);
+        push(&mut queues, work);
         drop(queues);
         self.shared.changed.notify_one();
         Ok(())
@@ -376,7 +375,7 @@ mod tests {
         }
 
         fn finish(self: Box<Self>) {
-            assert!(!self.panics, "as it was told to");
+            assert!(!self.panics, "the panic of the test");
         }
     }
 
@@ -386,7 +385,7 @@ mod tests {
         }
     }
 
-    /// Says, when it goes, whether the other transfer is still there.
+    /// Records, when dropped, whether the other transfer was dropped before.
     #[derive(Debug)]
     struct Watching {
         asked: VecDeque<u64>,
@@ -446,7 +445,7 @@ mod tests {
         assert!(shared.take(Priority::Write).is_some());
     }
 
-    /// All are taken before a read: one that was cancelled before it was queued, and two in the queue.
+    /// One was cancelled before it was queued, two in the queue.
     #[test]
     fn cancelled_transfers_overtake_all_others() {
         let hint = Arc::new(AtomicBool::new(false));

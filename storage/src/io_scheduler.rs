@@ -1,39 +1,39 @@
 //! The I/O scheduler of one I/O thread: which of its transfers submits a request next. Pure.
 //!
-//! The queue to the file is kept full from the first transfer that has something to ask for; the
-//! next one is taken only when there is none. Reads go before writes, and writes leave room in
-//! the queue, so that a read that arrives waits neither for a slot nor behind all of them.
+//! The queue to the file is kept full by the first transfer with a request; the next transfer is taken
+//! only when no other has one. Reads go before writes, and writes leave room in the queue, so that an
+//! arriving read waits neither for a slot nor behind a full queue of writes.
 
 use std::io;
 
 use crate::{IoOperation, Request, share};
 
-/// What goes first.
+/// The priority of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// High: a thread waits for it.
     Read,
-    /// Nobody waits for it.
+    /// Low.
     Write,
 }
 
 /// A transfer. It must not panic and must not wait for other work of the pool.
 pub trait TransferJob: Send {
-    /// What to ask the file for now, under a name of its own. `None`: nothing before an answer.
+    /// Returns the next request and its name in the transfer. `None` if it has none before an answer.
     fn next_request(&mut self) -> Option<(u32, Request)>;
-    /// The answer to what was asked under that name.
+    /// Takes the answer to the request `name`.
     fn answer(&mut self, name: u32, result: io::Result<usize>);
-    /// Whether there is nothing more to ask for and nothing unanswered.
+    /// Whether no request is left and none is unanswered.
     fn is_over(&self) -> bool;
-    /// Once, when it is over: tells whoever has to know.
+    /// Called once, when it is over: reports the result.
     fn finish(self: Box<Self>);
-    /// Whether it would be over without asking for anything, and somebody waits for that.
+    /// Whether it was cancelled, makes no request, and a thread waits for its end.
     fn is_called_off(&self) -> bool {
         false
     }
 }
 
-/// What the thread does next.
+/// The next step of the thread.
 pub(crate) enum SchedulerStep {
     /// Submit this request under this token.
     Submit(u64, Request),
@@ -65,19 +65,19 @@ impl IoScheduler {
         Self { slots: Vec::new(), depth, writes_max, unanswered: 0, unanswered_writes: 0 }
     }
 
-    /// Requests that the file has not answered.
+    /// Returns the number of requests without an answer.
     pub(crate) const fn unanswered(&self) -> usize {
         self.unanswered
     }
 
-    /// Whose turn it is; `take` gives more work of a priority, where there is some.
+    /// Returns the next step. `take` returns the next waiting transfer of a priority.
     pub(crate) fn next_step(
         &mut self,
         mut take: impl FnMut(Priority) -> Option<Box<dyn TransferJob>>,
     ) -> SchedulerStep {
         for priority in [Priority::Read, Priority::Write] {
             let mut from = 0;
-            // Ends: every turn of it goes on to a later slot, and a new one is asked or is over.
+            // Ends: each turn continues at a later slot, and a new transfer has a request or is over.
             while self.has_room(priority) {
                 let at = match self.find_slot(from, priority) {
                     Some(at) => at,
@@ -101,7 +101,7 @@ impl IoScheduler {
         SchedulerStep::Idle
     }
 
-    /// An answer; the transfer it was of, where that is over with it.
+    /// Passes an answer to its transfer. Returns the transfer if it is over.
     pub(crate) fn answer(
         &mut self,
         token: u64,
@@ -109,7 +109,7 @@ impl IoScheduler {
     ) -> Option<Box<dyn TransferJob>> {
         let (at, name) = ((token >> 32) as usize, token as u32);
         let slot = self.slots.get_mut(at).and_then(Option::as_mut);
-        debug_assert!(slot.is_some(), "nobody asked under {token:#x}");
+        debug_assert!(slot.is_some(), "no request has token {token:#x}");
         let slot = slot?;
         self.unanswered -= 1;
         self.unanswered_writes -= usize::from(slot.priority == Priority::Write);
@@ -126,7 +126,7 @@ impl IoScheduler {
         }
     }
 
-    /// The first slot from `from` on with that priority.
+    /// Returns the first slot with this priority, from `from` on.
     fn find_slot(&self, from: usize, priority: Priority) -> Option<usize> {
         let is_it =
             |slot: &Option<TransferSlot>| slot.as_ref().is_some_and(|s| s.priority == priority);
@@ -148,7 +148,7 @@ impl IoScheduler {
     }
 }
 
-/// The slot in the high half, the transfer's own name in the low one.
+/// The slot in the high half, the name in the transfer in the low half.
 const fn token(at: usize, name: u32) -> u64 {
     (at as u64) << 32 | name as u64
 }

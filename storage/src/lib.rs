@@ -222,14 +222,11 @@ impl Nvme {
     /// transfers then cost more.
     pub fn lend(&self, memory: &IoMemory) -> bool {
         let Some(buffers) = &self.buffers else { return false };
-        match buffers.lend(memory) {
-            Ok(()) => true,
-            Err(e) => {
-                let bytes = memory.bytes();
-                self.io_note.set(format!("{bytes} bytes are not registered with io_uring: {e}"));
-                false
-            }
-        }
+        let lent = buffers.lend(memory).inspect_err(|e| {
+            let bytes = memory.bytes();
+            self.io_note.set(format!("{bytes} bytes are not registered with io_uring: {e}"));
+        });
+        lent.is_ok()
     }
 
     /// Sets a listener that is called once with [`NvmeUse::io_note`], now or when the fallback happens, on

@@ -1,4 +1,4 @@
-//! A thread's own way to the file: requests go in, answers come out, in any order.
+//! A thread's queue to the file: requests go in, answers come out, in any order.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -12,16 +12,16 @@ use super::storage::Storage;
 /// One positioned read or write.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// Which.
+    /// The operation.
     pub operation: IoOperation,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Filled or written, as far as the system goes.
+    /// The memory to fill or to write.
     pub memory: IoMemory,
 }
 
 impl Request {
-    /// Does it on the calling thread.
+    /// Executes it on the calling thread. May transfer less than requested.
     ///
     /// # Errors
     /// The system's.
@@ -38,28 +38,27 @@ impl Request {
 /// An answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// The name its request was given.
+    /// The token of the request.
     pub token: u64,
-    /// How many bytes went over, or the system's error.
+    /// Bytes transferred, or the error of the system.
     pub result: io::Result<usize>,
 }
 
 /// Requests of one thread. Every request is answered once; its memory stays lent until then, and
-/// dropping the queue waits for what is not answered.
+/// dropping the queue waits for the answers.
 ///
-/// This is where another way to the file goes in: GPU Direct Storage would be a queue whose memory
-/// is the device's.
+/// Another I/O path would implement this trait: GPU Direct Storage would be a queue for device memory.
 pub trait Queue: Send + Debug {
-    /// Requests that may be unanswered at a time, at least 1.
+    /// Returns the limit of unanswered requests, at least 1.
     fn depth(&self) -> usize;
-    /// Takes a request in. No more than [`Queue::depth`] may be unanswered with it.
+    /// Adds a request. At most [`Queue::depth`] are unanswered, this one included.
     fn push(&mut self, token: u64, request: Request);
-    /// Waits for an answer; `None` where nothing is unanswered.
+    /// Waits for an answer. `None` if no request is unanswered.
     fn wait(&mut self) -> Option<Answer>;
 }
 
-/// Requests of one kind that may be unanswered at a time, of `depth` in all: writes leave room, so
-/// that a read that comes waits neither for a place nor behind a full queue of them.
+/// Returns the limit of the unanswered requests of one kind in a queue of `depth`. Writes leave room, so
+/// that an arriving read waits neither for a slot nor behind a full queue of writes.
 pub const fn share(operation: IoOperation, depth: usize) -> usize {
     match operation {
         IoOperation::Read => depth,
@@ -67,8 +66,7 @@ pub const fn share(operation: IoOperation, depth: usize) -> usize {
     }
 }
 
-/// Requests carried out one after the other on the thread that waits for them: what works on every
-/// system.
+/// Requests executed one after another by the thread that waits for them. Works on every system.
 #[derive(Debug)]
 pub struct Blocking {
     storage: Arc<dyn Storage>,
@@ -76,7 +74,7 @@ pub struct Blocking {
 }
 
 impl Blocking {
-    /// A queue to `storage`.
+    /// Creates a queue to `storage`.
     #[must_use]
     pub fn new(storage: Arc<dyn Storage>) -> Self {
         Self { storage, asked: VecDeque::new() }
@@ -98,7 +96,7 @@ impl Queue for Blocking {
     }
 }
 
-/// A queue to no file, for threads that only run blocking tasks.
+/// A queue without a file, for threads that only run blocking tasks.
 #[derive(Debug, Default)]
 pub struct NullQueue(VecDeque<u64>);
 

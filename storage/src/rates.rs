@@ -1,4 +1,4 @@
-//! How fast the file is, measured once.
+//! The throughput of the file, measured once.
 
 use std::time::Instant;
 
@@ -8,22 +8,22 @@ use super::queue::Queue;
 use super::transfer::Transfer;
 use super::write_budget::WriteBudget;
 
-/// Bytes each way per round, and rounds: enough to see past a drive's first burst, small enough
-/// to cost a tenth of a second.
+/// Bytes of each direction per round, and rounds: more than a drive's first burst, at a cost of a tenth
+/// of a second.
 const ROUND_BYTES: usize = 32 << 20;
 const ROUNDS: usize = 2;
 
-/// Measured rates; 0 where nothing was measured.
+/// Measured rates; 0 if not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Bytes per second into the file.
+    /// Bytes written per second.
     pub write_bytes_per_s: u64,
-    /// Bytes per second out of the file.
+    /// Bytes read per second.
     pub read_bytes_per_s: u64,
 }
 
-/// Writes and reads the first part of the file. A file too small to tell is not measured, nor one
-/// that may not be written as much.
+/// Writes and reads the first part of the file. A file that is too small, or whose write budget is too
+/// small, is not measured.
 pub(super) fn measure(
     queue: &mut dyn Queue,
     file_bytes: u64,
@@ -34,11 +34,11 @@ pub(super) fn measure(
         return Ok(Rates::default());
     }
     let Some(mut buffer) = Aligned::zeroed(ROUND_BYTES) else { return Ok(Rates::default()) };
-    // At time 0: the tier begins with it.
+    // At time 0, the start of the write budget.
     if writes.reserve(reserved_bytes, 0).is_err() {
         return Ok(Rates::default());
     }
-    // Pages that nobody has touched are all one page of zeroes.
+    // Untouched pages would all be the same page of zeroes.
     buffer.as_mut_slice().fill(1);
     let memory = buffer.memory();
     let offsets = || (0..ROUNDS).map(|round| (round * ROUND_BYTES) as u64);

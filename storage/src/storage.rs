@@ -1,47 +1,47 @@
-//! The file behind the tier, as a trait, so that tests can put a failing one in its place.
+//! The file of the tier, behind a trait that tests implement with failures.
 
 use std::fmt::Debug;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 use super::error::NvmeError;
-use super::file::{self, Created, IoMemory};
+use super::file::{self, IoMemory};
+use super::forked::ClosedInChild;
 use crate::sync::{Mutex, lock};
 
-/// Positioned reads and writes, each as far as the system goes. Any-thread.
+/// Positioned reads and writes, which may transfer less than requested. Any-thread.
 pub trait Storage: Send + Sync + Debug {
-    /// Reads into `memory` from `offset`; how many bytes came, 0 past the end.
+    /// Reads into `memory` from `offset`. Returns the number of bytes read, 0 past the end.
     ///
     /// # Errors
     /// The system's.
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize>;
-    /// Writes `memory` at `offset`; how many bytes went, to the disk also where the system keeps the
-    /// file in memory too.
+    /// Writes `memory` at `offset`. Returns the number of bytes that are on the disk, even if the system
+    /// keeps them in the page cache too.
     ///
     /// # Errors
-    /// The system's. What became of the bytes is then not known.
+    /// The system's. The bytes on the disk are then undefined.
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize>;
-    /// Whether what is written stays in the page cache, that is, in memory.
+    /// Whether written data stays in the page cache, that is, in memory.
     fn is_buffered(&self) -> bool;
-    /// Asks the system to keep nothing of this range in memory. Advice: what is not on the disk yet
-    /// stays.
+    /// Advises the system to drop the cached pages of this range. Data that is not on the disk yet stays.
     fn drop_cache(&self, offset: u64, bytes: u64);
 }
 
-/// Writes to a file that the system keeps in memory, each on the disk before it is answered.
+/// Writes to a buffered file. Each is on the disk before it returns.
 ///
-/// That bytes did not get to the disk the system says once, to whoever asks first, and not whose they
-/// were; asked again it says that all is well. So one at a time writes and asks, and after one that
-/// was told nobody's writes are whole any more.
+/// The system reports a lost write once, to the first caller that asks, which may not be its writer; later
+/// calls succeed. So one thread at a time writes and syncs, and after an error all writes fail.
 #[derive(Debug, Default)]
 pub(super) struct WriteThrough {
-    /// What the system said, held from before a write until it has been asked.
+    /// The error of the system. Locked from before a write until after its sync.
     failed: Mutex<Option<i32>>,
 }
 
 impl WriteThrough {
-    /// Does `write` and then `sync`, or answers what they answered when they failed.
+    /// Runs `write` and then `sync`, or returns the error of an earlier one.
     pub(super) fn execute(
         &self,
         write: impl FnOnce() -> io::Result<usize>,
@@ -54,7 +54,7 @@ impl WriteThrough {
         let written = match write() {
             // Nothing was done.
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Err(e),
-            // A write, too, may be told of others' bytes: NFS does that.
+            // A write too may report the loss of other data, as on NFS.
             written => written.and_then(|bytes| sync().map(|()| bytes)),
         };
         if let Err(e) = &written {
@@ -64,54 +64,73 @@ impl WriteThrough {
     }
 }
 
-/// The real file: unlinked, mode 0600, O_DIRECT where the file system has it.
+/// The real file: unlinked, mode 0600, O_DIRECT if the file system supports it.
 #[derive(Debug)]
 pub struct DirectFile {
-    created: Created,
-    through: WriteThrough,
+    // Dropped first.
+    _closed_in_child: ClosedInChild,
+    file: File,
+    /// If the system refused O_DIRECT.
+    through: Option<WriteThrough>,
 }
 
 impl DirectFile {
-    /// Creates it in `dir` with its space reserved.
+    /// Creates it in `dir`, with its space reserved.
     ///
     /// # Errors
-    /// `IsMemory` on tmpfs and ramfs; `Setup` with the system's words.
+    /// `IsMemory` on tmpfs and ramfs; `Setup` with the message of the system.
     pub fn create(dir: &Path, file_bytes: u64) -> Result<Self, NvmeError> {
-        Ok(Self { created: file::create(dir, file_bytes)?, through: WriteThrough::default() })
+        Self::create_with(dir, file_bytes, libc::O_DIRECT)
     }
 
-    /// As [`DirectFile::create`] where the file system has no O_DIRECT.
+    /// As [`DirectFile::create`] without O_DIRECT.
     #[cfg(all(test, not(loom)))]
     pub(super) fn create_buffered(dir: &Path, file_bytes: u64) -> Result<Self, NvmeError> {
-        let created = file::create_buffered(dir, file_bytes)?;
-        Ok(Self { created, through: WriteThrough::default() })
+        Self::create_with(dir, file_bytes, 0)
+    }
+
+    fn create_with(dir: &Path, file_bytes: u64, flags: i32) -> Result<Self, NvmeError> {
+        file::refuse_memory(dir)?;
+        let (file, is_buffered) = match file::open_unlinked(dir, flags) {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => (file::open_unlinked(dir, 0), true),
+            opened => (opened, flags == 0),
+        };
+        let file = file.map_err(|e| NvmeError::setup(dir, "creating the file", &e))?;
+        let through = is_buffered.then(WriteThrough::default);
+        let created =
+            Self { _closed_in_child: ClosedInChild::new(file.as_raw_fd()), file, through };
+        file::preallocate(&created.file, file_bytes)
+            .map_err(|e| NvmeError::setup(dir, "reserving its space", &e))?;
+        Ok(created)
     }
 }
 
 impl AsRawFd for DirectFile {
     fn as_raw_fd(&self) -> RawFd {
-        self.created.file.as_raw_fd()
+        self.file.as_raw_fd()
     }
 }
 
 impl Storage for DirectFile {
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        file::read_at(&self.created.file, offset, memory)
+        file::read_at(&self.file, offset, memory)
     }
 
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        let Created { file, buffered, .. } = &self.created;
-        let write = || file::write_at(file, offset, memory);
-        if *buffered { self.through.execute(write, || file::sync(file)) } else { write() }
+        let write = || file::write_at(&self.file, offset, memory);
+        match &self.through {
+            Some(through) => through.execute(write, || file::sync(&self.file)),
+            None => write(),
+        }
     }
 
     fn is_buffered(&self) -> bool {
-        self.created.buffered
+        self.through.is_some()
     }
 
     fn drop_cache(&self, offset: u64, bytes: u64) {
-        if self.created.buffered {
-            file::drop_cache(&self.created.file, offset, bytes);
+        if self.is_buffered() {
+            file::drop_cache(&self.file, offset, bytes);
         }
     }
 }
@@ -133,7 +152,7 @@ mod tests {
 
     const UNIT: u64 = UNIT_BYTES as u64;
     const DISK_IS_GONE: i32 = libc::EIO;
-    /// Long enough for whoever does not wait to go by.
+    /// Long enough for a thread that does not wait to finish.
     const A_WHILE: Duration = Duration::from_millis(20);
 
     fn filled(byte: u8) -> Aligned {
@@ -142,7 +161,7 @@ mod tests {
         data
     }
 
-    /// Writes a unit of that byte.
+    /// Writes a unit filled with `byte`.
     fn put(nvme: &Nvme, byte: u8) -> Result<Extent, NvmeError> {
         let mut extent = nvme.allocate(UNIT).unwrap();
         let mut data = filled(byte);
@@ -170,23 +189,23 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_did_not_reach_the_disk_fails_and_so_does_every_one_after_it() {
+    fn a_lost_write_fails_and_so_do_all_later_writes() {
         let file = Arc::new(DirectFile::create_buffered(&disk_dir(), 8 * UNIT).unwrap());
         let nvme = Nvme::with_storage(file, 8 * UNIT, true);
         let sealed = put(&nvme, 1).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 refuse(libc::SYS_fdatasync, None, DISK_IS_GONE);
-                // A read asks nothing, and so is not told of a write.
+                // A read does not sync, so it reports no lost write.
                 assert!(holds(&nvme, &sealed, 1));
                 let second = put(&nvme, 2);
                 assert!(is_lost(&second), "{second:?}");
             });
         });
-        // Where the system would say by now that all is well.
+        // The system itself would report no error now.
         let third = put(&nvme, 3);
         assert!(is_lost(&third), "{third:?}");
-        assert!(holds(&nvme, &sealed, 1), "what was sealed is there");
+        assert!(holds(&nvme, &sealed, 1), "earlier data is intact");
         nvme.release(sealed);
     }
 
@@ -205,10 +224,10 @@ mod tests {
         nvme.release(sealed);
     }
 
-    /// The system tells the first who asks, of everybody's bytes. Whoever asks between that and its
-    /// being known to us is told that all is well.
+    /// The system reports a lost write to the first thread that syncs. A thread that syncs before we have
+    /// noted the error would see success.
     #[test]
-    fn a_write_beside_the_one_that_is_told_is_not_whole_either() {
+    fn a_write_concurrent_with_a_reported_loss_fails_too() {
         let through = WriteThrough::default();
         let (told, was_told) = channel();
         std::thread::scope(|scope| {
@@ -229,21 +248,21 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_a_buffered_file_is_whatever_failed_but_no_signal() {
+    fn any_error_but_a_signal_stops_a_buffered_file() {
         let through = WriteThrough::default();
         let signal = || Err(io::ErrorKind::Interrupted.into());
         let interrupted = through.execute(signal, || Ok(())).unwrap_err();
         assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
         assert_eq!(through.execute(|| Ok(5), || Ok(())).unwrap(), 5);
         let full = || Err(io::Error::from_raw_os_error(libc::ENOSPC));
-        let asks_nothing = || panic!("a write that failed is not asked about");
-        through.execute(full, asks_nothing).unwrap_err();
-        let writes_nothing = || panic!("a write after it");
-        let late = through.execute(writes_nothing, || Ok(())).unwrap_err();
+        let no_sync = || panic!("a failed write is not synced");
+        through.execute(full, no_sync).unwrap_err();
+        let no_write = || panic!("a write after an error");
+        let late = through.execute(no_write, || Ok(())).unwrap_err();
         assert_eq!(late.raw_os_error(), Some(libc::ENOSPC));
     }
 
-    /// A ring's writes would be answered before they are on the disk.
+    /// A ring's writes would complete before they are on the disk.
     #[test]
     fn a_buffered_file_has_no_rings() {
         let file = Arc::new(DirectFile::create_buffered(&disk_dir(), UNIT).unwrap());
@@ -255,10 +274,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Three threads write while the system writes back by itself and some of it is lost: what
-        /// was answered whole is on the disk.
+        /// Three threads write while the system writes back by itself and loses some of it.
         #[test]
-        fn what_was_answered_whole_is_on_the_disk(
+        fn successful_writes_are_on_the_disk(
             writes in prop::collection::vec(1..24_u8, 3),
             (before, times) in (0..24_usize, 1..4_u32),
         ) {

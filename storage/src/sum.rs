@@ -1,25 +1,24 @@
-//! CRC-32C of bytes that lie in memory and in no cache.
+//! CRC-32C of bytes that are in no cache.
 //!
-//! Such a sum waits for memory, not for the processor: what counts is how many lines are on their
-//! way to the core at a time, and a processor's own lookahead ends at each page. So eight places of
-//! a block are read in turn, each asked for before it is needed, and their sums are put together.
-//! What is shorter than a block is the crate's.
+//! Such a sum is limited by memory latency: its speed depends on the number of cache lines in flight, and
+//! the hardware prefetcher stops at each page. So a block has eight lanes that are read in turn and
+//! prefetched, and their sums are combined. The `crc32c` crate sums the rest, shorter than a block.
 #![expect(unsafe_code, reason = "an instruction that not all processors have")]
 
-/// Of a cache.
+/// A cache line.
 const LINE_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
-/// Places of a block that are read in turn.
+/// Lanes of a block, read in turn.
 const LANES: usize = 8;
 const LANE_LINES: usize = 256;
-/// How long before its turn a line is asked for.
+/// Lines by which the prefetch is ahead.
 const AHEAD_LINES: usize = 8;
 
 type CacheLine = [u8; LINE_BYTES];
 type Lane = [CacheLine; LANE_LINES];
 type Block = [Lane; LANES];
 
-/// CRC-32C (RFC 3720, appendix B.4).
+/// Returns the CRC-32C (RFC 3720, appendix B.4).
 pub(super) fn crc32c(bytes: &[u8]) -> u32 {
     if is_x86_feature_detected!("sse4.2") {
         let blocks: &[Block] = bytes.as_chunks().0.as_chunks().0.as_chunks().0;
@@ -31,7 +30,7 @@ pub(super) fn crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// The sum of what `sum` is of and then `block`.
+/// Appends `block` to `sum`.
 #[target_feature(enable = "sse4.2")]
 fn append(sum: u32, block: &Block) -> u32 {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_crc32_u64, _mm_prefetch};
@@ -53,21 +52,21 @@ fn append(sum: u32, block: &Block) -> u32 {
     !states.into_iter().fold(0, |before, state| past_a_lane(before) ^ state as u32)
 }
 
-/// What becomes of a state when a lane of zeros follows: it is linear, so of each of its bits.
+/// Appends a lane of zeros to a state. The operation is linear, so it applies to each bit.
 fn past_a_lane(state: u32) -> u32 {
     (0..32).fold(0, |sum, bit| sum ^ (PAST_A_LANE[bit] & (state >> bit & 1).wrapping_neg()))
 }
 
-/// [`past_a_lane`] of each single bit.
+/// [`past_a_lane`] of each bit.
 const PAST_A_LANE: [u32; 32] = {
     let mut past = [0; 32];
-    // One zero bit: x times the state, modulo the polynomial, its bits in reverse.
+    // One zero bit: the state times x, modulo the polynomial, with reversed bits.
     let mut bit = 0;
     while bit < 32 {
         past[bit] = if bit == 0 { 0x82f6_3b78 } else { 1 << (bit - 1) };
         bit += 1;
     }
-    // Twice as many, until it is a lane of them.
+    // Doubled until it is a lane.
     let mut zeros = 1;
     while zeros < 8 * size_of::<Lane>() {
         past = twice(&past);
@@ -77,7 +76,7 @@ const PAST_A_LANE: [u32; 32] = {
     past
 };
 
-/// The images of single bits when an operator, given by those, is applied twice.
+/// Squares a linear operator, given by its images of single bits.
 const fn twice(once: &[u32; 32]) -> [u32; 32] {
     let mut both = [0; 32];
     let mut bit = 0;
@@ -101,7 +100,7 @@ mod tests {
 
     use super::{Block, crc32c};
 
-    /// As the definition has it, a bit at a time.
+    /// The definition, one bit at a time.
     fn slow(bytes: &[u8]) -> u32 {
         !bytes.iter().fold(!0, |state, &byte| {
             (0..8).fold(state ^ u32::from(byte), |s: u32, _| (s >> 1) ^ (0x82f6_3b78 * (s & 1)))
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_standard() {
+    fn examples_of_the_standard() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
@@ -118,7 +117,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn is_the_sum_by_definition(
+        fn equals_the_definition(
             seed: u64,
             start in 0..64_usize,
             bytes in 0..3 * size_of::<Block>() + 100,

@@ -128,7 +128,7 @@ impl Transfer {
         let found = self.in_flight.iter_mut().position(|f| f.chunk == chunk && f.is_asked);
         debug_assert!(found.is_some(), "chunk {chunk} was not asked for");
         let Some(at) = found else { return };
-        let Some(in_flight) = self.in_flight.get_mut(at) else { return };
+        let in_flight = &mut self.in_flight[at];
         in_flight.is_asked = false;
         self.moved_bytes += *result.as_ref().unwrap_or(&0) as u64;
         let over = match in_flight.attempt.answer(result) {

@@ -1,11 +1,10 @@
-//! What has been written to the file, and how much more of it may be today. Pure.
+//! The bytes written to the file, and the budget of writes per day. Pure.
 //!
-//! A disk wears with every write, so a day has a budget of bytes. It is a bucket that starts full,
-//! fills evenly and never holds more than a day's worth. An extent's bytes are set aside when it is
-//! allocated, spent as they are written, and what was not written goes back with the extent. What is
-//! set aside is in the bucket until it is written, so in any 24 hours at most twice the budget is
-//! written, in n days at most n + 1 times. (What short writes have written again comes on top, where
-//! nothing was left to take it from.)
+//! Writes wear out a disk, so a day has a budget of bytes. It is a token bucket that starts full, fills
+//! evenly and holds at most one day's budget. An extent's bytes are reserved when it is allocated and spent
+//! as they are written; the unwritten rest returns to the bucket with the extent. Reserved bytes count as
+//! bytes in the bucket until they are written, so at most n + 1 budgets are written in any n days. (Bytes
+//! that short writes wrote again may exceed this.)
 
 use super::error::NvmeError;
 
@@ -16,38 +15,38 @@ const DAY_NS: u128 = DAY_S as u128 * 1_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct WriteBudget {
     written_bytes: u64,
-    /// Bytes in 24 hours; 0: no limit.
+    /// Bytes per 24 hours; 0 if unlimited.
     day_bytes: u64,
-    /// Bytes times the nanoseconds of a day, so that filling up rounds nothing away.
+    /// Bytes times the nanoseconds of a day, so that filling does not round.
     left: u128,
-    /// Bytes set aside and not written yet: the bucket holds them and what is left.
+    /// Bytes reserved and not written yet. The bucket contains them and `left`.
     reserved_bytes: u64,
     at_ns: u64,
 }
 
 impl WriteBudget {
-    /// Nothing written, and a day's worth left; 0 bytes a day are no limit.
+    /// Creates a full budget of `day_bytes` per day; 0 is unlimited.
     pub(super) fn new(day_bytes: u64) -> Self {
         Self { day_bytes, left: full(day_bytes), ..Self::default() }
     }
 
-    /// Bytes written so far.
+    /// Returns the bytes written so far.
     pub(super) const fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
 
-    /// Bytes in 24 hours; 0: no limit.
+    /// Bytes per 24 hours; 0 if unlimited.
     pub(super) const fn day_bytes(&self) -> u64 {
         self.day_bytes
     }
 
-    /// Bytes that can be set aside now; 0 too where there is no limit.
+    /// Returns the bytes that can be reserved now; 0 if unlimited.
     pub(super) fn left_bytes(&mut self, now_ns: u64) -> u64 {
         self.fill(now_ns);
         u64::try_from(self.left / DAY_NS).unwrap_or(u64::MAX)
     }
 
-    /// Sets all of `bytes` aside, or nothing.
+    /// Reserves all of `bytes`, or nothing.
     ///
     /// # Errors
     /// `Spent`.
@@ -72,8 +71,8 @@ impl WriteBudget {
         })
     }
 
-    /// So much was written, of what is still set aside for it. What goes beyond that (a part of a
-    /// unit is written again after a short write) is taken from what is left.
+    /// Counts written bytes, first of the reservation. The excess (a part of a unit that is written again
+    /// after a short write) is taken from the rest of the bucket.
     pub(super) fn wrote(&mut self, reserved_bytes: &mut u64, bytes: u64, now_ns: u64) {
         self.fill(now_ns);
         self.written_bytes += bytes;
@@ -83,14 +82,14 @@ impl WriteBudget {
         self.left = self.left.saturating_sub(full(bytes - covered));
     }
 
-    /// What was set aside and not written is there again.
+    /// Returns reserved bytes that were not written.
     pub(super) fn give_back(&mut self, bytes: u64, now_ns: u64) {
         self.fill(now_ns);
         self.reserved_bytes = self.reserved_bytes.saturating_sub(bytes);
         self.add(full(bytes));
     }
 
-    /// As if so much time had gone by.
+    /// Advances the time by `ns`.
     #[cfg(all(any(test, feature = "faults"), not(loom)))]
     pub(super) fn pass(&mut self, ns: u64) {
         self.add(u128::from(ns) * u128::from(self.day_bytes));
@@ -108,7 +107,7 @@ impl WriteBudget {
     }
 }
 
-/// So many bytes as `WriteBudget::left` counts them.
+/// Converts bytes to the unit of `WriteBudget::left`.
 const fn full(bytes: u64) -> u128 {
     bytes as u128 * DAY_NS
 }
@@ -123,7 +122,7 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     #[test]
-    fn a_refusal_says_what_is_left_and_when_there_is_enough() {
+    fn an_error_states_the_rest_and_the_time_to_wait() {
         let mut writes = WriteBudget::new(86_400);
         writes.reserve(86_000, 0).unwrap();
         writes.wrote(&mut 86_000, 86_000, 0);
@@ -140,7 +139,7 @@ mod tests {
             "the NVMe tier may write 86400 bytes a day: 500 are left and 1000 are asked for, \
              which it may in 500 s"
         );
-        // A nanosecond too early is too early, and then it is not.
+        // To the nanosecond.
         assert!(writes.reserve(1000, 600 * SECOND_NS - 1).is_err());
         writes.reserve(1000, 600 * SECOND_NS).unwrap();
         assert_eq!(writes.left_bytes(600 * SECOND_NS), 0);
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn no_budget_is_no_limit_and_is_counted_all_the_same() {
+    fn an_unlimited_budget_still_counts() {
         let mut writes = WriteBudget::new(0);
         writes.reserve(u64::MAX, 0).unwrap();
         writes.wrote(&mut 0, 7, 0);
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_of_any_size_fills_up_in_a_day_and_no_further() {
+    fn a_budget_of_any_size_fills_in_a_day() {
         for day_bytes in [1, 86_399, 1 << 40, u64::MAX] {
             let mut writes = WriteBudget::new(day_bytes);
             writes.reserve(day_bytes, 5).unwrap();
@@ -173,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_does_not_fill_up_beside_it() {
+    fn reserved_bytes_count_as_part_of_the_bucket() {
         let (day, day_ns) = (1000, DAY_NS as u64);
         let mut writes = WriteBudget::new(day);
         let mut asides = [300, 300, 400];
         for bytes in asides {
             writes.reserve(bytes, 0).unwrap();
         }
-        // Days later nothing has been written, and no more than a day's worth may be.
+        // Days later, with nothing written, no further byte may be written.
         assert_eq!(writes.left_bytes(5 * day_ns), 0);
         for aside in &mut asides[..2] {
             writes.wrote(aside, 300, 5 * day_ns);
@@ -193,13 +192,13 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Event {
-        /// So many seconds go by.
+        /// Seconds pass.
         Pass(u64),
-        /// An extent is asked for.
+        /// An extent of so many bytes is requested.
         Ask(u64),
-        /// So much of the n-th one is written, a share of 256.
+        /// A share (of 256) of the n-th extent is written.
         Write(usize, u64),
-        /// The n-th one is released.
+        /// The n-th extent is released.
         Release(usize),
     }
 
@@ -214,13 +213,13 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
-        /// Against a model of one byte a second, which is a whole number at every second.
+        /// A model with one byte per second, exact at every second.
         #[test]
-        fn the_bucket_is_the_naive_one(events in prop::collection::vec(event(), 1..60)) {
+        fn the_bucket_equals_a_naive_model(events in prop::collection::vec(event(), 1..60)) {
             let day = DAY_S;
             let mut writes = WriteBudget::new(day);
             let (mut now_s, mut left, mut written) = (0, day, 0);
-            // What is set aside for each extent, as the bucket has it and as the model has it.
+            // The reservation of each extent, in the bucket and in the model.
             let mut extents: Vec<(u64, u64)> = Vec::new();
             for event in events {
                 let now_ns = now_s * SECOND_NS;
@@ -267,7 +266,6 @@ mod tests {
             }
         }
 
-        /// Whatever is set aside, for however long, and whenever it is written.
         #[test]
         fn in_any_n_days_at_most_n_and_one_budgets_are_written(
             events in prop::collection::vec(event(), 1..120),
@@ -298,7 +296,7 @@ mod tests {
                 let mut bytes = 0;
                 for &(at_s, more) in &written[first..] {
                     bytes += more;
-                    // A byte a second, and a day's worth besides.
+                    // One byte per second, and one day's budget.
                     prop_assert!(bytes <= DAY_S + (at_s - from_s), "{bytes} from {from_s} to {at_s}");
                 }
             }

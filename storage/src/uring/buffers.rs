@@ -1,5 +1,5 @@
-//! Memory lent for long, registered with every ring: the kernel need not look its pages up again
-//! for each request, which is most of what a request costs it.
+//! Long-lived memory, registered with every ring: the kernel then does not look up its pages for each
+//! request, which is most of the cost of a request.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,15 +9,15 @@ use super::KernelRing;
 use crate::file::IoMemory;
 use crate::sync::{Mutex, lock};
 
-/// Pieces of memory registered at a time: as many as the kernel takes (a table of them costs it 8 to
-/// 16 bytes for each), and as many as where it has not the memory for that.
+/// Limits of the registered pieces of memory: the kernel's limit (a table costs 8 to 16 bytes per slot),
+/// and a smaller one for when the kernel is short of memory.
 const SLOTS_MAX: [u16; 2] = [1 << 14, 1 << 10];
-/// The longest piece the kernel registers as one.
+/// The longest piece that the kernel accepts.
 const PIECE_BYTES_MAX: usize = 1 << 30;
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By first address: the address behind it, and its slot.
+    /// By first address: the end address and the slot.
     pieces: BTreeMap<usize, (usize, u16)>,
     free: Vec<u16>,
 }
@@ -25,25 +25,25 @@ struct Table {
 /// Why memory is not registered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unlent {
-    /// No place in the tables.
+    /// The tables are full.
     #[error("all {slots} places for registered memory are taken")]
     NoPlace {
-        /// How many there are.
+        /// Slots of a table.
         slots: u16,
     },
-    /// The system's words.
+    /// The error of the system.
     #[error("{0}")]
     Refused(#[from] io::Error),
 }
 
-/// What is lent, the same in every ring.
+/// The registered memory, the same in every ring.
 pub(crate) struct Buffers {
     rings: Vec<Arc<KernelRing>>,
-    /// Places in each ring's table.
+    /// Slots of each ring's table.
     slots: u16,
-    /// Held by whoever lends or takes back: the kernel takes its time over that.
+    /// Held during registration, in which the kernel may take long.
     changing: Mutex<()>,
-    /// Held for moments, by every request. Taken after `changing`.
+    /// Held briefly, by every request. Taken after `changing`.
     table: Mutex<Table>,
 }
 
@@ -54,26 +54,23 @@ impl std::fmt::Debug for Buffers {
 }
 
 impl Buffers {
-    /// A table in each of the rings; with none where the kernel has no such tables (before 5.19),
-    /// and why.
+    /// Creates a table in each ring. If the kernel refuses (before 5.19), the tables have no slots, and the
+    /// error is returned too.
     pub(crate) fn new(rings: &[Arc<KernelRing>]) -> (Self, Option<io::Error>) {
-        let made = |ring: &Arc<KernelRing>| {
+        let register = |ring: &Arc<KernelRing>| {
             most_slots(|slots| ring.submitter().register_buffers_sparse(slots.into()))
         };
         let fewest =
-            rings.iter().try_fold(SLOTS_MAX[0], |so_far, ring| Ok(made(ring)?.min(so_far)));
-        let (slots, refused) = match fewest {
-            Ok(slots) => (slots, None),
-            Err(e) => (0, Some(e)),
-        };
+            rings.iter().try_fold(SLOTS_MAX[0], |fewest, ring| Ok(register(ring)?.min(fewest)));
+        let (slots, refused) = fewest.map_or_else(|e| (0, Some(e)), |slots| (slots, None));
         let table = Mutex::new(Table { pieces: BTreeMap::new(), free: (0..slots).rev().collect() });
         (Self { rings: rings.to_vec(), slots, changing: Mutex::new(()), table }, refused)
     }
 
-    /// Lends memory until it is taken back. Where that is refused it can be used all the same.
+    /// Registers memory until it is taken back. After an error the memory can be used unregistered.
     pub(crate) fn lend(&self, memory: &IoMemory) -> Result<(), Unlent> {
         let _one_at_a_time = lock(&self.changing);
-        // Lent twice is lent anew.
+        // It may be registered already.
         self.remove(memory);
         for at in (0..memory.bytes()).step_by(PIECE_BYTES_MAX) {
             let piece = memory.part(at, PIECE_BYTES_MAX);
@@ -88,29 +85,24 @@ impl Buffers {
     fn lend_piece(&self, piece: &IoMemory) -> Result<(), Unlent> {
         let free = lock(&self.table).free.pop();
         let slot = free.ok_or(Unlent::NoPlace { slots: self.slots })?;
-        let placed = self.rings.iter().try_for_each(|ring| put(ring, slot, piece));
-        if placed.is_err() {
+        if let Err(e) = self.rings.iter().try_for_each(|ring| put(ring, slot, piece)) {
             self.clear(slot);
+            lock(&self.table).free.push(slot);
+            return Err(e.into());
         }
-        let mut table = lock(&self.table);
-        match placed {
-            Ok(()) => {
-                let end = piece.address() + piece.bytes();
-                table.pieces.insert(piece.address(), (end, slot));
-            }
-            Err(_) => table.free.push(slot),
-        }
-        Ok(placed?)
+        let end = piece.address() + piece.bytes();
+        lock(&self.table).pieces.insert(piece.address(), (end, slot));
+        Ok(())
     }
 
-    /// Takes memory back: nothing uses it, and once this returns no request can reach it. (A kernel
-    /// before 6.4 may hold its pages until requests before are over.)
+    /// Deregisters memory that is not in use. No later request can reach it. (A kernel before 6.4 may hold
+    /// its pages until earlier requests are over.)
     pub(crate) fn take_back(&self, memory: &IoMemory) {
         let _one_at_a_time = lock(&self.changing);
         self.remove(memory);
     }
 
-    /// The slot that all of a request's memory lies in.
+    /// Returns the slot that contains all of `memory`.
     pub(super) fn find(&self, memory: &IoMemory) -> Option<u16> {
         let table = lock(&self.table);
         let (_, &(end, slot)) = table.pieces.range(..=memory.address()).next_back()?;
@@ -130,16 +122,16 @@ impl Buffers {
     fn clear(&self, slot: u16) {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         for ring in &self.rings {
-            // A ring that refuses keeps the pages until it goes; the slot is written over before
-            // it is used again, so no request can reach them.
-            // SAFETY: no memory is named.
+            // After an error the ring holds the pages until it is dropped. No request can reach them: the
+            // slot is overwritten before it is used again.
+            // SAFETY: no memory is passed.
             let _ =
                 unsafe { ring.submitter().register_buffers_update(slot.into(), &[nothing], None) };
         }
     }
 }
 
-/// The first of `SLOTS_MAX` that `make` makes a table of.
+/// Returns the first of `SLOTS_MAX` for which `make` succeeds.
 fn most_slots(mut make: impl FnMut(u16) -> io::Result<()>) -> io::Result<u16> {
     let [most, fewer] = SLOTS_MAX;
     make(most).map(|()| most).or_else(|_| make(fewer).map(|()| fewer))
@@ -147,7 +139,7 @@ fn most_slots(mut make: impl FnMut(u16) -> io::Result<()>) -> io::Result<u16> {
 
 fn put(ring: &KernelRing, slot: u16, piece: &IoMemory) -> io::Result<()> {
     let named = libc::iovec { iov_base: piece.address() as *mut _, iov_len: piece.bytes() };
-    // SAFETY: `IoMemory::new`'s contract, until the table's copy of it is removed (U3).
+    // SAFETY: `IoMemory::new`'s contract, until the slot is cleared (U3).
     unsafe { ring.submitter().register_buffers_update(slot.into(), &[named], None) }
 }
 
@@ -163,7 +155,7 @@ mod tests {
     use crate::{Aligned, DirectFile, UNIT_BYTES};
 
     #[test]
-    fn a_kernel_that_makes_no_large_table_is_asked_for_a_small_one() {
+    fn a_small_table_is_the_fallback() {
         let mut asked = Vec::new();
         let mut made = |up_to: u16| {
             asked.clear();
@@ -179,9 +171,9 @@ mod tests {
         assert_eq!(made(1023), (Err(libc::ENOMEM), vec![16_384, 1024]));
     }
 
-    /// What is lent and taken back is counted in the table, whatever the rings: here there are none.
+    /// Without rings: the table alone counts the slots.
     #[test]
-    fn as_much_is_lent_as_there_are_places_and_the_refusal_names_them() {
+    fn a_full_table_is_an_error_with_the_number_of_slots() {
         let (buffers, refused) = Buffers::new(&[]);
         assert!(refused.is_none(), "{refused:?}");
         let places = usize::from(SLOTS_MAX[0]);
@@ -198,9 +190,9 @@ mod tests {
         assert!(buffers.find(&one_more).is_some() && buffers.find(&memory.part(7, 1)).is_none());
     }
 
-    /// In a ring's own table there are as many.
+    /// The table of a ring has the same number of slots.
     #[test]
-    fn a_ring_takes_memory_in_the_last_place_too() {
+    fn a_ring_accepts_the_last_slot() {
         let file = Arc::new(DirectFile::create(&disk_dir(), 64 * UNIT_BYTES as u64).unwrap());
         let ring = match set_up(&file, 4) {
             Ok(ring) => Arc::new(ring),
@@ -215,10 +207,9 @@ mod tests {
         buffers.clear(buffers.slots - 1);
     }
 
-    /// A slot that is empty while the table says what lies in it: every request fails in the ring, and
-    /// the file is as good as ever.
+    /// The slot is empty, but the table does not know: every request fails in the ring, not in the file.
     #[test]
-    fn what_the_ring_turns_down_the_file_does() {
+    fn requests_that_the_ring_refuses_go_to_the_file() {
         let file = Arc::new(DirectFile::create(&disk_dir(), 64 * UNIT_BYTES as u64).unwrap());
         let ring = match set_up(&file, 4) {
             Ok(ring) => ring,

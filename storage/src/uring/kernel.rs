@@ -1,4 +1,4 @@
-//! A ring that forked children let go of.
+//! A ring that forked children close.
 
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
@@ -29,10 +29,10 @@ impl Deref for KernelRing {
 }
 
 impl Drop for KernelRing {
-    /// The kernel takes a closed ring apart later, on a thread of its own, and until then the file
-    /// that is registered with it takes its space: whoever makes the next would find the disk full.
+    /// The kernel frees a closed ring later, on another thread. Until then the registered file would hold its
+    /// disk space, and the next tier might find the disk full.
     fn drop(&mut self) {
-        // Where it is refused the space is back a moment later.
+        // After an error the space is freed a moment later.
         let _ = self.ring.submitter().unregister_files();
     }
 }
@@ -49,7 +49,7 @@ mod tests {
     use crate::testing::{disk_dir, in_a_process_of_its_own, skip_without_io_uring};
     use crate::{DirectFile, UNIT_BYTES};
 
-    /// Whether somebody can still write to it: a lease on reading is given where nobody can.
+    /// Whether a descriptor for writing is open: otherwise the kernel grants a read lease.
     fn is_open_for_writing(file: &File) -> bool {
         // SAFETY: plain system calls on a live descriptor.
         let (leased, e) = unsafe {
@@ -60,7 +60,7 @@ mod tests {
         leased != 0
     }
 
-    /// Alone, as a child that somebody else forks has it open for a moment.
+    /// In a process of its own: a child forked by another test has the file open for a moment.
     #[test]
     fn a_file_is_gone_when_its_queues_are() {
         if !in_a_process_of_its_own(module_path!(), "a_file_is_gone_when_its_queues_are") {

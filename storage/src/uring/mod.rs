@@ -1,10 +1,10 @@
-//! The file through io_uring: one ring per thread, its file registered, its memory where lent.
+//! File I/O through io_uring: one ring per thread, with the file and lent memory registered.
 //!
-//! A thread of its own submits and reaps; others only register memory, which the kernel guards.
+//! One thread submits and reaps; others only register memory, which the kernel synchronises.
 //! - **U1** One thread at a time uses a ring's two queues: the owner of its [`Ring`].
 //! - **U2** A request's memory is lent until the ring has answered it: the ring is not dropped
-//!   before, and what the kernel was never given is never submitted later.
-//! - **U3** A slot of registered memory is used only for a request inside what is lent there now.
+//!   before, and a request that is answered without the kernel is never submitted later.
+//! - **U3** A slot of registered memory is used only for a request inside the memory it holds now.
 #![expect(unsafe_code, reason = "shared rings and memory by address")]
 
 mod buffers;
@@ -27,16 +27,16 @@ use super::fallback::Fallback;
 use super::queue::{Answer, Queue, Request};
 use super::storage::DirectFile;
 
-/// Times in a row that the kernel may turn a call away for now before the ring is given up, and
-/// the pause between them.
+/// Consecutive temporary errors of the kernel after which the ring is given up, and the pause between
+/// them.
 const ENTER_ATTEMPTS_MAX: u32 = 1000;
 const ENTER_PAUSE: Duration = Duration::from_micros(100);
-/// Requests that a ring may turn down, though the file takes them, before it is given up.
+/// Requests that fail in the ring, but not in the file, after which the ring is given up.
 const REFUSALS_MAX: u32 = 16;
-/// The file's place in the ring's table.
+/// The file's slot in the ring's table.
 const FILE: types::Fixed = types::Fixed(0);
 
-/// Why there is no ring: the step, and the system's words.
+/// Why there is no ring: the step and the error.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) what: &'static str,
@@ -49,12 +49,12 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Makes a ring for `depth` requests to `file`.
+/// Creates a ring for `depth` requests to `file`.
 pub(super) fn set_up(file: &DirectFile, depth: usize) -> Result<KernelRing, Refusal> {
     let refused = |what| move |error| Refusal { what, error };
     let entries = depth as u32;
     let ring = match IoUring::builder().dontfork().setup_coop_taskrun().build(entries) {
-        // Before Linux 5.19: each answer interrupts the thread.
+        // Before Linux 5.19: each completion interrupts the thread.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
             IoUring::builder().dontfork().build(entries)
         }
@@ -80,14 +80,15 @@ pub(super) struct Ring {
     file: Arc<DirectFile>,
     buffers: Arc<Buffers>,
     depth: usize,
-    /// Taken in and not yet by the kernel, in order.
+    /// Requests that the kernel has not taken, in order.
     asked: VecDeque<(u64, Request)>,
-    /// With the kernel.
+    /// Requests that the kernel has.
     flying: Vec<(u64, Request)>,
-    /// Requests the ring turned down that the file took.
+    /// Requests that failed in the ring, but not in the file.
     refusals: u32,
-    /// Why nothing is submitted any more, here and for whoever asks the tier.
+    /// Nothing is submitted any more.
     given_up: bool,
+    /// The reason, for the statistics of the tier.
     note: Arc<Fallback>,
 }
 
@@ -130,7 +131,7 @@ impl Ring {
         entry.user_data(token)
     }
 
-    /// Submits what has been taken in and waits for `wanted` answers.
+    /// Submits the pending requests and waits for `wanted` answers.
     fn enter(&mut self, wanted: usize) -> io::Result<()> {
         let entered = self.ring.submit_and_wait(wanted);
         // SAFETY: U1.
@@ -141,7 +142,7 @@ impl Ring {
         entered.map(drop)
     }
 
-    /// What the kernel has done with a request: bytes, or less than 0.
+    /// Returns a completed request and its result: bytes, or a negative errno.
     fn reap(&mut self) -> Option<(u64, Request, i32)> {
         // SAFETY: U1.
         let over = unsafe { self.ring.completion_shared() }.next()?;
@@ -160,8 +161,8 @@ impl Ring {
         Some(Answer { token, result })
     }
 
-    /// A ring has failures that the file has not: no thread may be made, say, or memory be looked
-    /// up. So this thread asks the file itself, which the kernel is done with by now.
+    /// Executes a request that failed in the ring: it may fail for reasons of its own, such as a lack of
+    /// kernel threads. The kernel no longer uses the memory.
     fn answer_refused(&mut self, request: &Request, errno: i32) -> io::Result<usize> {
         let answer = request.execute(&*self.file);
         if answer.is_ok() {
@@ -173,7 +174,7 @@ impl Ring {
         answer
     }
 
-    /// From here on requests are carried out by this thread; what the kernel has it answers.
+    /// From here on this thread executes new requests; the kernel answers those it has.
     fn give_up(&mut self, what: &str, error: &io::Error) {
         self.given_up = true;
         self.note.set(format!("{what}: {error}; a thread goes on without it"));
@@ -183,7 +184,7 @@ impl Ring {
         if let Some((token, request)) = self.asked.pop_front() {
             return Some(Answer { token, result: request.execute(&*self.file) });
         }
-        // As long as the kernel takes, as a blocking read would: the memory is lent to it (U2).
+        // Without a limit, like a blocking read: the memory is lent to the kernel (U2).
         while !self.flying.is_empty() {
             std::thread::sleep(ENTER_PAUSE);
             if let Some(answer) = self.next_answer() {
@@ -210,20 +211,20 @@ impl Queue for Ring {
         let pushed = unsafe { self.ring.submission_shared().push(&entry) };
         debug_assert!(pushed.is_ok(), "more than {} unanswered", self.depth);
         if pushed.is_err() {
-            // Nobody may lose it: it is then carried out like those after it.
+            // This thread executes it, like those after it.
             return self.give_up("io_uring", &io::Error::other("the submission queue is full"));
         }
-        // The disk must not run dry while the next chunks are summed; else one call for several.
+        // The disk must stay busy while the next chunks are summed. Otherwise one call submits several.
         if self.flying.len() < self.depth.div_ceil(2) {
-            // A refusal shows again, and is dealt with, where answers are waited for.
+            // An error recurs in `wait`, which handles it.
             let _ = self.enter(0);
         }
     }
 
     fn wait(&mut self) -> Option<Answer> {
-        let mut turned_away = 0;
-        // Ends: the kernel answers what it has, or turns the call away no more often than that.
-        while turned_away < ENTER_ATTEMPTS_MAX {
+        let mut attempts = 0;
+        // Ends: the kernel answers its requests, or returns at most this many temporary errors.
+        while attempts < ENTER_ATTEMPTS_MAX {
             if let Some(answer) = self.next_answer() {
                 return Some(answer);
             }
@@ -231,10 +232,10 @@ impl Queue for Ring {
                 return self.wait_without();
             }
             match self.enter(1).map_err(|e| (e.raw_os_error(), e)) {
-                Ok(()) => turned_away = 0,
+                Ok(()) => attempts = 0,
                 Err((Some(libc::EINTR), _)) => {}
                 Err((Some(libc::EAGAIN | libc::EBUSY), _)) => {
-                    turned_away += 1;
+                    attempts += 1;
                     std::thread::sleep(ENTER_PAUSE);
                 }
                 Err((_, e)) => self.give_up("io_uring_enter", &e),
@@ -247,7 +248,7 @@ impl Queue for Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // U2: the kernel may still be filling memory. What it was not given needs no answer.
+        // U2: the kernel may still be filling memory. Requests that it does not have need no answer.
         while !self.flying.is_empty() {
             if self.reap().is_none() {
                 std::thread::sleep(ENTER_PAUSE);
