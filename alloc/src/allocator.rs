@@ -383,35 +383,6 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.blocks()
     }
 
-    /// Returns the address range and pool number of all segments, in no particular order: for tests.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn segments(&self) -> Vec<(AddressRange, u32)> {
-        self.state.lock().state.segments()
-    }
-
-    /// Returns the numbers of the existing pools that are searched before `request` is refused: for tests.
-    ///
-    /// # Errors
-    /// `BadRequest`.
-    #[doc(hidden)]
-    pub fn pools(&self, request: &Request) -> Result<Vec<u32>, AllocError> {
-        let need = self.need(request)?;
-        Ok(self.state.lock().state.pools_of_last_resort(request, need.fit))
-    }
-
-    /// Checks the invariants and every statistic. Slow: for tests and debugging. With
-    /// [`Config::thread_cache`] no other thread may allocate or free during the call.
-    ///
-    /// # Errors
-    /// A description of the violation.
-    pub fn check(&self) -> Result<(), String> {
-        let mut locked = self.state.lock();
-        locked.state.settle_thread_cache();
-        locked.state.check()?;
-        Self::check_pending(&locked)
-    }
-
     /// Changes the state and records changed gauges.
     #[inline]
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {

@@ -131,6 +131,8 @@ mod state;
 mod stats;
 mod streams;
 mod sync;
+#[cfg(any(test, feature = "checks"))]
+mod testing;
 mod thread_cache;
 mod trim;
 mod types;

@@ -27,7 +27,7 @@ pub(crate) enum WaitMode {
 #[derive(Debug)]
 pub(crate) struct PendingRelease<D: Device> {
     /// Its users are the streams without an event.
-    release: Release,
+    pub(crate) release: Release,
     /// Slots of streams, with the event after their uses.
     ends: Vec<(u32, D::Event)>,
 }
@@ -278,27 +278,5 @@ impl<D: Device> Allocator<D> {
             self.collect(&ladder, WaitMode::Poll, 0);
         }
         self.state.lock()
-    }
-
-    /// Checks that pending releases are listed once: for tests. (They are not listed during their queries.)
-    pub(crate) fn check_pending(locked: &Locked<D>) -> Result<(), String> {
-        let pending = &locked.pending;
-        let mut listed: Vec<_> = pending.iter().map(|it| it.release.subject).collect();
-        listed.sort_unstable();
-        listed.dedup();
-        let mut blocks = 0;
-        let are_pending = listed.iter().all(|subject| match *subject {
-            ReleaseSubject::Block(index) => {
-                blocks += 1;
-                locked.state.is_pending(index)
-            }
-            // It may be gone, if its last blocks left it without pages.
-            ReleaseSubject::Arena(arena) => !locked.state.is_open(arena),
-        });
-        let count = locked.state.stats.pending_blocks.current;
-        if !are_pending || listed.len() != pending.len() || blocks > count {
-            return Err(format!("{count} blocks are pending, listed: {listed:?}"));
-        }
-        Ok(())
     }
 }

@@ -150,12 +150,13 @@ impl Bins {
         Some(Class::new(first, second))
     }
 
-    /// Whether the bitmaps say which classes are not empty (for checks).
+    /// Whether the bitmaps match the lists.
+    #[cfg(any(test, feature = "checks"))]
     pub(super) fn are_bitmaps_right(&self) -> bool {
         let mut rows = self.heads.chunks_exact(SECOND_COUNT as usize).zip(0..FIRST_COUNT);
         rows.all(|(heads, first)| {
             let word = self.second_bitmaps[first as usize];
-            // Most are empty: that is seen at a glance.
+            // Most rows are empty: this is fast.
             let is_row_right = if word == 0 {
                 heads.iter().all(|&head| head == NONE)
             } else {
@@ -165,7 +166,8 @@ impl Bins {
         })
     }
 
-    /// The classes that are not empty, smallest first (for checks).
+    /// Returns the classes that are not empty, smallest first.
+    #[cfg(any(test, feature = "checks"))]
     pub(super) fn filled(&self) -> impl Iterator<Item = Class> {
         let next = |class: &Class| self.at_least(class.next()?);
         std::iter::successors(self.at_least(Class::FIRST), next)

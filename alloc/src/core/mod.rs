@@ -1,8 +1,7 @@
-//! Pure parts: they know offsets and units, never addresses, devices or locks.
+//! Pure parts: offsets and units, no addresses, devices or locks.
 //!
-//! [`Tlsf`] is the offset allocator for one line of units (a file's extents, an address space).
-//! Under it, `Ranges` is the same algorithm for many lines and several kinds of free range, which
-//! is what the allocator of this crate is made of.
+//! `Ranges` manages free ranges of several kinds in many lines of units; the allocator of this crate uses
+//! it. [`Tlsf`] is an offset allocator on top of it, for one line (a file's extents, an address space).
 
 mod bins;
 mod ranges;
@@ -11,11 +10,11 @@ mod tlsf;
 
 pub(crate) use ranges::{Fit, Ranges};
 pub(crate) use starts::Starts;
-pub use tlsf::{Extent, Tlsf, TlsfError};
+pub use tlsf::{Extent, Tlsf};
 
-/// "No index": the end of every list and the absence of every neighbour.
+/// No index: the end of a list, or a missing neighbour.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// How many ranges of the request's own size class are looked at for one that fits, before the
-/// next larger class (where all fit) is taken. Bounds the search; see [`Tlsf::allocate`].
+/// Limit of the ranges of the request's own size class that are examined. After them the next larger class,
+/// in which all ranges fit, is used. See [`Tlsf::allocate`].
 pub const OWN_CLASS_SCAN_MAX: u32 = 4;

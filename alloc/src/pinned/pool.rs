@@ -85,7 +85,7 @@ pub struct PinnedUsage {
 /// The memory of buffers that are not freed stays pinned when it is dropped: it may be in use.
 #[derive(Debug)]
 pub struct PinnedPool<D: Device> {
-    shared: Arc<Shared<D>>,
+    pub(super) shared: Arc<Shared<D>>,
     keeps: bool,
     background: Option<BackgroundThread>,
 }
@@ -228,14 +228,6 @@ impl<D: Device> PinnedPool<D> {
     /// Resets the peaks to the current values.
     pub fn reset_peaks(&self) {
         self.shared.state().slabs.reset_peaks();
-    }
-
-    /// Checks the bookkeeping: for tests.
-    ///
-    /// # Errors
-    /// A description of the violation.
-    pub fn check(&self) -> Result<(), String> {
-        self.shared.state().slabs.check()
     }
 
     /// Takes the memory of surplus idle slabs, for the caller to unpin, if nothing is kept: that costs

@@ -14,13 +14,14 @@
 //! (`begin_pending`, `finish_pending`).
 
 mod blocks;
-mod check;
 mod fast_path;
 mod fill;
 mod growth;
 mod pools;
 mod segments;
 mod streams;
+#[cfg(any(test, feature = "checks"))]
+mod testing;
 #[cfg(test)]
 mod tests;
 mod thread_cached;

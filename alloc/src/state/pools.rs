@@ -72,7 +72,7 @@ impl Pool {
 impl State {
     /// The first pool of an open arena, or the general one.
     #[inline]
-    fn family_of(&self, arena: Option<ArenaId>) -> Result<u32, AllocError> {
+    pub(super) fn family_of(&self, arena: Option<ArenaId>) -> Result<u32, AllocError> {
         let Some(ArenaId { index, generation }) = arena else { return Ok(POOL_GENERAL) };
         let is_named = |pool: &Pool| {
             pool.phase == ArenaPhase::Open && pool.generation == generation && pool.family == index
@@ -105,19 +105,7 @@ impl State {
         self.member_if_any(family, place(stream, self.is_small(fit)))
     }
 
-    /// Every pool that has a say before `request` is refused: its own first, where it exists.
-    pub(crate) fn pools_of_last_resort(&self, request: &Request, fit: Fit) -> Vec<u32> {
-        let (Ok(stream), Ok(family)) =
-            (self.slot_of(request.stream), self.family_of(request.arena))
-        else {
-            return Vec::new();
-        };
-        let is_small = self.is_small(fit);
-        let places = [is_small, !is_small].map(|is_small| place(stream, is_small));
-        places.into_iter().filter_map(|place| self.member_if_any(family, place)).collect()
-    }
-
-    fn member_if_any(&self, family: u32, place: u32) -> Option<u32> {
+    pub(super) fn member_if_any(&self, family: u32, place: u32) -> Option<u32> {
         match place {
             0 => Some(family),
             place => self.members.get(&(family, place)).copied(),
@@ -227,11 +215,6 @@ impl State {
         let pools = self.pools_of(index);
         self.release_pages(&pools);
         bytes
-    }
-
-    /// Whether requests may name `arena`.
-    pub(crate) fn is_open(&self, arena: ArenaId) -> bool {
-        self.family_of(Some(arena)).is_ok()
     }
 
     /// The pools of a family, its first one last.

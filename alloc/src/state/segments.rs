@@ -3,7 +3,6 @@
 use super::pools::ArenaPhase;
 use super::{POOL_SPARE, RangeKind, Record, State, StreamSet, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
-use dormouse_device::AddressRange;
 
 /// Smaller ranges are not trimmed to reuse their pages: two system calls cost more than they save.
 const REUSE_BYTES_MIN: u64 = 256 << 10;
@@ -45,17 +44,6 @@ impl Segment {
 }
 
 impl State {
-    /// Every segment's addresses and pool: for tests.
-    pub(crate) fn segments(&self) -> Vec<(AddressRange, u32)> {
-        let granule_bytes = self.geometry.granule_bytes;
-        let info = |segment: &Segment| {
-            let start = self.geometry.base + segment.extent.start_units() as usize * granule_bytes;
-            let bytes = segment.extent.units() as usize * granule_bytes;
-            (AddressRange::new(start, bytes), segment.pool)
-        };
-        self.segments.iter().flatten().map(info).collect()
-    }
-
     /// A cached range of `pool` that `fit` fits into.
     #[inline]
     pub(super) fn find_cached(&self, pool: u32, fit: Fit) -> Option<u32> {

@@ -1,6 +1,6 @@
-//! `core::Tlsf` against a model that is a row of flags.
+//! `core::Tlsf` against a model: one flag per unit.
 
-use dormouse_alloc::core::{Extent, OWN_CLASS_SCAN_MAX, Tlsf, TlsfError};
+use dormouse_alloc::core::{Extent, OWN_CLASS_SCAN_MAX, Tlsf};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The longest free run, and the longest one that starts aligned.
+/// The longest free run.
 fn longest_free(taken: &[bool]) -> u32 {
     let runs = taken.split(|&it| it).map(<[bool]>::len);
     u32::try_from(runs.max().unwrap_or(0)).unwrap()
@@ -94,7 +94,7 @@ fn an_exact_fit_in_a_wide_class_is_found() {
     assert_eq!(tlsf.allocate(1001, 1).unwrap().start_units(), 0);
 }
 
-/// The scan of the request's own class is bounded: what lies deeper in the list is not found.
+/// The scan of the request's own class is bounded: a range deeper in the list is not found.
 #[test]
 fn the_own_class_is_scanned_to_the_limit_and_no_further() {
     let (small, large) = (1000_u32, 1001_u32);
@@ -118,7 +118,7 @@ fn the_own_class_is_scanned_to_the_limit_and_no_further() {
 }
 
 #[test]
-fn senseless_requests_are_refused() {
+fn invalid_requests_are_refused() {
     let mut tlsf = Tlsf::new(100);
     assert_eq!(tlsf.allocate(0, 1), None);
     assert_eq!(tlsf.allocate(1, 0), None);
@@ -132,13 +132,13 @@ fn senseless_requests_are_refused() {
 }
 
 #[test]
-fn an_extent_of_another_is_given_back_to_the_caller() {
+fn a_foreign_extent_is_returned_to_the_caller() {
     let (mut one, mut other) = (Tlsf::new(10), Tlsf::new(10));
     let extent = one.allocate(4, 1).unwrap();
-    let Err(TlsfError::Foreign(extent)) = other.free(extent) else { panic!("taken") };
-    // In the same place, but of another length.
+    let extent = other.free(extent).unwrap_err();
+    // At the same start, with another length.
     let longer = other.allocate(5, 1).unwrap();
-    let Err(TlsfError::Foreign(extent)) = other.free(extent) else { panic!("taken") };
+    let extent = other.free(extent).unwrap_err();
     assert_eq!(other.free(longer), Ok(()));
     assert_eq!(other.check(), Ok(()));
     assert_eq!(one.free(extent), Ok(()));

@@ -14,9 +14,10 @@
 //! The lower of two merging ranges, and the lower part of a split one, keeps its index: the first
 //! range of a line has the same index for as long as the line exists.
 
-mod check;
 mod filing;
 mod search;
+#[cfg(any(test, feature = "checks"))]
+mod testing;
 
 use super::bins::{Bins, Class};
 use super::{NONE, OWN_CLASS_SCAN_MAX};
@@ -172,11 +173,6 @@ impl Ranges {
         debug_assert!(self.promised >= count, "{count} of {} promised", self.promised);
         self.promised -= count;
         self.room += count;
-    }
-
-    /// Ranges that are set aside.
-    pub(crate) const fn promised(&self) -> u32 {
-        self.promised
     }
 
     #[inline]

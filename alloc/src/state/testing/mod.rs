@@ -1,13 +1,16 @@
-//! The walker: everything that must hold, checked the slow way.
+//! Checks of the invariants and all statistics by a walk over the whole state, and queries for tests.
 
 use super::blocks::RANGES_PER_CLAIM;
 use super::growth::RANGES_PER_MAP;
 use super::pools::{ArenaPhase, place};
+use super::segments::Segment;
 use super::{POOL_SPARE, POOLS_FIXED, RangeKind, State, bare_list, cached_list};
-use crate::core::NONE;
+use crate::core::{Fit, NONE};
 use crate::stats::Stats;
+use crate::types::{ArenaId, Request};
+use dormouse_device::AddressRange;
 
-/// What a walk over all segments counted, in units (`requested` in bytes, `blocks` in blocks).
+/// The counts of a walk over all segments, in units (`requested` in bytes, `blocks` in blocks).
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     allocated: u64,
@@ -28,7 +31,35 @@ struct Count {
 }
 
 impl State {
-    /// Checks I1 to I3, the table, the lists and every figure. O(ranges and units): for tests.
+    /// Returns the addresses and pool of every segment.
+    pub(crate) fn segments(&self) -> Vec<(AddressRange, u32)> {
+        let granule_bytes = self.geometry.granule_bytes;
+        let info = |segment: &Segment| {
+            let start = self.geometry.base + segment.extent.start_units() as usize * granule_bytes;
+            let bytes = segment.extent.units() as usize * granule_bytes;
+            (AddressRange::new(start, bytes), segment.pool)
+        };
+        self.segments.iter().flatten().map(info).collect()
+    }
+
+    /// Returns the existing pools that are searched before `request` is refused, its own first.
+    pub(crate) fn pools_of_last_resort(&self, request: &Request, fit: Fit) -> Vec<u32> {
+        let (Ok(stream), Ok(family)) =
+            (self.slot_of(request.stream), self.family_of(request.arena))
+        else {
+            return Vec::new();
+        };
+        let is_small = self.is_small(fit);
+        let places = [is_small, !is_small].map(|is_small| place(stream, is_small));
+        places.into_iter().filter_map(|place| self.member_if_any(family, place)).collect()
+    }
+
+    /// Whether `arena` accepts requests.
+    pub(crate) fn is_open(&self, arena: ArenaId) -> bool {
+        self.family_of(Some(arena)).is_ok()
+    }
+
+    /// Checks I1 to I3, the table of starts, the lists and every statistic. O(ranges and units).
     pub(crate) fn check(&self) -> Result<(), String> {
         self.space.check()?;
         self.ranges.check_lists()?;
@@ -94,7 +125,7 @@ impl State {
         Ok(())
     }
 
-    /// The ownership table knows of those blocks that are the thread cache's to take back, and of nothing else.
+    /// The ownership table has an entry for each block that the thread cache may take back, and no other.
     fn check_entry(&self, range: u32) -> Result<(), String> {
         let Some(thread_cache) = &self.thread_cache else { return Ok(()) };
         let entry = thread_cache.ownership().get(self.ranges.start(range));
@@ -107,7 +138,7 @@ impl State {
         if is_right { Ok(()) } else { Err(format!("range {range}: {entry:?}, {record:?}")) }
     }
 
-    /// A bare range is whole pages.
+    /// A bare range consists of whole pages.
     fn check_bare(&self, range: u32) -> Result<(), String> {
         let units = self.ranges.units(range);
         match self.ranges.whole_pages(range, self.geometry.page_units) {
@@ -189,7 +220,7 @@ impl State {
         Ok(())
     }
 
-    /// Each pool that lives is the first of its family or listed as another stream's.
+    /// Each pool that exists is the first of its family or listed in `members`.
     fn check_families(&self) -> Result<(), String> {
         let (mut arenas, mut others) = (0_u64, 0);
         for (index, pool) in (0_u32..).zip(&self.pools) {

@@ -1,12 +1,11 @@
-//! Checks of everything there is: slow, for tests.
+//! Checks of lines and lists by walking them, and queries for tests.
 
-use super::super::NONE;
 use super::super::bins::Class;
+use super::super::{NONE, Tlsf};
 use super::{Ranges, USED, VACANT};
 
 impl Ranges {
-    /// Walks the line that begins with range `first` and checks that it tiles
-    /// `[start, start + units)`; then that every free list holds what it says. For tests.
+    /// Walks the line that begins with range `first` and checks that it tiles `[start, start + units)`.
     pub(crate) fn check_segment_ranges(
         &self,
         first: u32,
@@ -71,5 +70,54 @@ impl Ranges {
             return Err(format!("{filed} filed of {free} free ranges"));
         }
         Ok(())
+    }
+
+    /// Returns the number of promised ranges.
+    pub(crate) const fn promised(&self) -> u32 {
+        self.promised
+    }
+}
+
+impl Tlsf {
+    /// Returns the free units.
+    #[must_use]
+    pub const fn free_units(&self) -> u32 {
+        self.free_units
+    }
+
+    /// Returns the number of allocated extents. Walks all ranges.
+    #[must_use]
+    pub fn extents(&self) -> u32 {
+        self.used_and_free().0
+    }
+
+    /// Checks that the ranges tile the units, and the number of free units.
+    ///
+    /// # Errors
+    /// A description of the violation.
+    pub fn check(&self) -> Result<(), String> {
+        if self.units() == 0 {
+            return Ok(());
+        }
+        self.ranges.check_segment_ranges(0, 0, self.units())?;
+        self.ranges.check_lists()?;
+        let (_, free) = self.used_and_free();
+        if free != self.free_units {
+            return Err(format!("{free} units are free, recorded {}", self.free_units));
+        }
+        Ok(())
+    }
+
+    /// Counts the used ranges and the free units.
+    fn used_and_free(&self) -> (u32, u32) {
+        let (mut index, mut used, mut free) = (0, 0, 0);
+        while self.units() > 0 && index != NONE {
+            match self.ranges.list(index) {
+                Some(_) => free += self.ranges.units(index),
+                None => used += 1,
+            }
+            index = self.ranges.after(index);
+        }
+        (used, free)
     }
 }
