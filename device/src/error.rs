@@ -155,6 +155,26 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Creates the `Refused` error of a call on `range`.
+    pub(crate) fn refused(
+        operation: Operation,
+        range: AddressRange,
+        code: i32,
+        reason: String,
+    ) -> Self {
+        let AddressRange { start, bytes } = range;
+        Self::Refused { operation, start, bytes, code, reason }
+    }
+
+    /// Creates the `Refused` error of a call that returned `error`.
+    pub(crate) fn of_system(
+        operation: Operation,
+        range: AddressRange,
+        error: &std::io::Error,
+    ) -> Self {
+        Self::refused(operation, range, error.raw_os_error().unwrap_or(0), error.to_string())
+    }
+
     /// Creates the `BadRange` error for `range`.
     #[must_use]
     pub fn bad_range(

@@ -30,7 +30,7 @@ impl<D: Device> PinnedMemory<D> {
     }
 
     /// Leaks the memory: it may still be in use.
-    pub fn leak(mut self) {
+    pub fn leak(&mut self) {
         self.device = None;
     }
 }

@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::priority::use_batch_policy;
 use crate::sync::{Condvar, Mutex};
-use crate::{DeviceError, Operation};
+use crate::{AddressRange, DeviceError, Operation};
 
 /// Capacity of a worker's queue. Submitting to a full queue waits.
 pub const QUEUE_LEN_MAX: usize = 1024;
@@ -128,13 +128,8 @@ impl<W: Send + 'static> Worker<W> {
         // A thread's name must not contain a zero byte.
         let name = format!("dormouse-{}", name.replace('\0', ""));
         let spawned = Builder::new().name(name.clone()).spawn(move || serving.serve(run));
-        let thread = spawned.map_err(|error| DeviceError::Refused {
-            operation: Operation::CreateStream,
-            start: 0,
-            bytes: 0,
-            code: error.raw_os_error().unwrap_or(0),
-            reason: error.to_string(),
-        })?;
+        let (operation, range) = (Operation::CreateStream, AddressRange::default());
+        let thread = spawned.map_err(|error| DeviceError::of_system(operation, range, &error))?;
         Ok(Arc::new(Self { queue, thread: Mutex::new(Some(thread)), name }))
     }
 
@@ -152,13 +147,9 @@ impl<W: Send + 'static> Worker<W> {
                 break;
             }
             if NEVER_WAITS.get() {
-                return Err(DeviceError::Refused {
-                    operation,
-                    start: 0,
-                    bytes: 0,
-                    code: libc::EAGAIN,
-                    reason: format!("stream {}: queue limit reached ({QUEUE_LEN_MAX})", self.name),
-                });
+                let reason = format!("stream {}: queue limit reached ({QUEUE_LEN_MAX})", self.name);
+                let range = AddressRange::default();
+                return Err(DeviceError::refused(operation, range, libc::EAGAIN, reason));
             }
             self.queue.room.wait(&mut state);
         }

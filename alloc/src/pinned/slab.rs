@@ -17,8 +17,8 @@ pub trait SlabObserver: Send + Sync + Debug {
 /// Pinned memory that notifies its observer.
 #[derive(Debug)]
 pub(super) struct PinnedSlab<D: Device> {
+    memory: PinnedMemory<D>,
     /// `None` after a leak.
-    memory: Option<PinnedMemory<D>>,
     observer: Option<Arc<dyn SlabObserver>>,
 }
 
@@ -32,25 +32,24 @@ impl<D: Device> PinnedSlab<D> {
         if let Some(observer) = observer {
             observer.on_pin(memory.range());
         }
-        Ok(Self { memory: Some(memory), observer: observer.cloned() })
+        Ok(Self { memory, observer: observer.cloned() })
     }
 
     pub(super) fn range(&self) -> AddressRange {
-        self.memory.as_ref().map(PinnedMemory::range).unwrap_or_default()
+        self.memory.range()
     }
 
     /// Leaks the memory: it may still be in use.
     pub(super) fn leak(mut self) {
-        if let Some(memory) = self.memory.take() {
-            memory.leak();
-        }
+        self.observer = None;
+        self.memory.leak();
     }
 }
 
 impl<D: Device> Drop for PinnedSlab<D> {
     fn drop(&mut self) {
-        if let (Some(memory), Some(observer)) = (&self.memory, &self.observer) {
-            observer.on_unpin(memory.range());
+        if let Some(observer) = &self.observer {
+            observer.on_unpin(self.memory.range());
         }
     }
 }

@@ -105,6 +105,14 @@ pub(super) fn check(code: i32) -> Result<(), Code> {
     if code == SUCCESS { Ok(()) } else { Err(Code(code)) }
 }
 
+/// Converts the result code of a query: whether the work is complete.
+pub(super) fn is_complete(code: i32) -> Result<bool, Code> {
+    match check(code) {
+        Err(Code::NOT_READY) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
 /// Returns the value that `call` writes to its argument.
 pub(super) fn read<T: Default>(call: impl FnOnce(*mut T) -> i32) -> Result<T, Code> {
     let mut value = T::default();

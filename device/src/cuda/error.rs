@@ -86,7 +86,6 @@ impl Code {
         if self.is_lost() {
             return DeviceError::DeviceLost { operation, reason };
         }
-        let AddressRange { start, bytes } = range;
-        DeviceError::Refused { operation, start, bytes, code: self.0, reason }
+        DeviceError::refused(operation, range, self.0, reason)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::entries::{Handle, check, read};
+use super::entries::{Handle, check, is_complete, read};
 use super::error::Code;
 use super::space::Space;
 use crate::sync::Mutex;
@@ -81,10 +81,7 @@ impl Event {
     pub(super) fn is_complete(&self) -> Result<bool, DeviceError> {
         self.0.space.context.call(OPERATION, AddressRange::default(), |entries| {
             // SAFETY: a live event.
-            match check(unsafe { (entries.event_query)(self.0.handle) }) {
-                Err(Code::NOT_READY) => Ok(false),
-                other => other.map(|()| true),
-            }
+            is_complete(unsafe { (entries.event_query)(self.0.handle) })
         })
     }
 

@@ -31,7 +31,7 @@ use crate::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
     SpanId, SpanLabel,
 };
-use entries::check;
+use entries::{check, is_complete};
 use space::Space;
 
 /// Default of the reserved addresses, in capacities: asleep memory keeps its addresses.
@@ -250,11 +250,7 @@ impl Device for CudaDevice {
     fn is_idle(&self, stream: &Stream) -> Result<bool, DeviceError> {
         self.space.queue(stream, Operation::Event, AddressRange::default(), || {
             // SAFETY: the stream is live; nothing is queued.
-            let status = unsafe { (self.space.context.entries.stream_query)(stream.handle()) };
-            match check(status) {
-                Err(error::Code::NOT_READY) => Ok(false),
-                other => other.map(|()| true),
-            }
+            is_complete(unsafe { (self.space.context.entries.stream_query)(stream.handle()) })
         })
     }
 

@@ -61,19 +61,14 @@ impl PinnedPages {
         let range = fresh(bytes, Operation::Pin)?;
         self.prepare(range);
         let registered = context.enter(Operation::Pin).map(|gpu| gpu.register_host(range));
-        match registered {
-            Ok(Ok(())) => Ok(Some(range)),
-            not => {
-                // SAFETY: mapped above, and unused.
-                unsafe { release(range) };
-                match not {
-                    Ok(Err(Code::OUT_OF_MEMORY)) => {
-                        Err(context.error(Code::OUT_OF_MEMORY, Operation::Pin, range))
-                    }
-                    Ok(_) => Ok(None),
-                    Err(lost) => Err(lost),
-                }
-            }
+        if registered == Ok(Ok(())) {
+            return Ok(Some(range));
+        }
+        // SAFETY: mapped above, and unused.
+        unsafe { release(range) };
+        match registered? {
+            Err(code @ Code::OUT_OF_MEMORY) => Err(context.error(code, Operation::Pin, range)),
+            _ => Ok(None),
         }
     }
 

@@ -81,8 +81,10 @@ impl Space {
             Fill::Zero => self.context.enter(OPERATION)?,
         };
         self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
-        let attached = self.attach(&gpu, range, fill, OPERATION);
-        self.settle_pages(range, attached, PageState::Mapped, PageState::Unmapped, OPERATION)
+        Refused::settle(self.attach(&gpu, range, fill, OPERATION), |is_mapped| {
+            let now = if is_mapped { PageState::Mapped } else { PageState::Unmapped };
+            self.states.change(range, PageState::Busy, now, OPERATION)
+        })
     }
 
     /// `Device::unmap`.
@@ -93,26 +95,10 @@ impl Space {
         self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
         // SAFETY: the caller of `unmap` has waited for the last use.
         let detached = unsafe { self.detach(&gpu, range, OPERATION) };
-        self.settle_pages(range, detached, PageState::Unmapped, PageState::Mapped, OPERATION)
-    }
-
-    /// Changes busy pages to `after`, or back to `before` after an error. If the error could not be undone
-    /// they stay busy: they must not be used.
-    fn settle_pages(
-        &self,
-        range: AddressRange,
-        outcome: Result<(), Refused>,
-        after: PageState,
-        before: PageState,
-        operation: Operation,
-    ) -> Result<(), DeviceError> {
-        let Err(Refused { error, is_undone }) = outcome else {
-            return self.states.change(range, PageState::Busy, after, operation);
-        };
-        if is_undone {
-            self.states.change(range, PageState::Busy, before, operation)?;
-        }
-        Err(error)
+        Refused::settle(detached, |is_unmapped| {
+            let now = if is_unmapped { PageState::Unmapped } else { PageState::Mapped };
+            self.states.change(range, PageState::Busy, now, OPERATION)
+        })
     }
 
     /// Maps pages with contents `fill` at an unmapped `range`, within the capacity.
@@ -233,6 +219,19 @@ impl Refused {
     /// An error before any change.
     pub(super) const fn clean(error: DeviceError) -> Self {
         Self { error, is_undone: true }
+    }
+
+    /// Ends a call on busy pages or a busy span: `change` sets the state after a success (`true`), or the
+    /// state before (`false`). After an error that could not be undone they stay busy: they must not be used.
+    pub(super) fn settle(
+        outcome: Result<(), Self>,
+        change: impl FnOnce(bool) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        match outcome {
+            Ok(()) => change(true),
+            Err(Self { error, is_undone: true }) => change(false).and(Err(error)),
+            Err(Self { error, is_undone: false }) => Err(error),
+        }
     }
 }
 

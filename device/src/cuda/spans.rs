@@ -146,28 +146,13 @@ impl Space {
                 Ok(Sealed::Asleep)
             }
             outcome => {
-                self.settle(id, outcome, State::Asleep, State::Frozen).map(|()| Sealed::Asleep)
+                let settled = Refused::settle(outcome, |is_asleep| {
+                    self.set(id, if is_asleep { State::Asleep } else { State::Frozen });
+                    Ok(())
+                });
+                settled.map(|()| Sealed::Asleep)
             }
         }
-    }
-
-    /// Changes a busy span to `after`, or back to `before` after an error. If the error could not be undone it
-    /// stays busy: it must not be used.
-    fn settle(
-        &self,
-        id: SpanId,
-        outcome: Result<(), Refused>,
-        after: State,
-        before: State,
-    ) -> Result<(), DeviceError> {
-        let Err(Refused { error, is_undone }) = outcome else {
-            self.set(id, after);
-            return Ok(());
-        };
-        if is_undone {
-            self.set(id, before);
-        }
-        Err(error)
     }
 
     pub(super) fn forget(&self, id: SpanId) -> Result<(), DeviceError> {
@@ -190,7 +175,10 @@ pub(super) fn stage(space: &Arc<Space>, id: SpanId, fill: Fill) -> Result<Staged
         .enter(OPERATION)
         .map_err(Refused::clean)
         .and_then(|gpu| space.attach(&gpu, range, fill, OPERATION));
-    space.settle(id, outcome, State::Staged, State::Asleep)?;
+    Refused::settle(outcome, |is_staged| {
+        space.set(id, if is_staged { State::Staged } else { State::Asleep });
+        Ok(())
+    })?;
     space.accounts.stage(range.bytes);
     Ok(Staged { space: Arc::clone(space), span: id, range, is_published: false })
 }

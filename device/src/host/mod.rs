@@ -192,13 +192,9 @@ impl Device for HostDevice {
         let mut streams = self.streams.lock();
         streams.retain(|worker| worker.strong_count() > 0);
         if streams.len() >= STREAMS_MAX {
-            return Err(DeviceError::Refused {
-                operation: Operation::CreateStream,
-                start: 0,
-                bytes: 0,
-                code: libc::EAGAIN,
-                reason: format!("stream limit reached ({STREAMS_MAX})"),
-            });
+            let (operation, range) = (Operation::CreateStream, AddressRange::default());
+            let reason = format!("stream limit reached ({STREAMS_MAX})");
+            return Err(DeviceError::refused(operation, range, libc::EAGAIN, reason));
         }
         let worker = stream::start(name, Arc::clone(&self.space))?;
         streams.push(Arc::downgrade(&worker));

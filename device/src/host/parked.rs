@@ -70,15 +70,13 @@ impl Parked {
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's contract.
         unsafe {
-            if range.bytes < PIECE_BYTES_MIN || system::shut(range, operation).is_err() {
+            if range.bytes < PIECE_BYTES_MIN
+                || system::protect(range, system::NO_ACCESS, operation).is_err()
+            {
                 let Err(error) = system::close(range, operation) else { return Ok(()) };
                 // Access may be removed partly.
-                let restored = if is_frozen {
-                    system::write_protect(range, operation)
-                } else {
-                    system::open(range, operation)
-                };
-                if restored.is_ok() {
+                let access = if is_frozen { system::READ_ONLY } else { system::READ_WRITE };
+                if system::protect(range, access, operation).is_ok() {
                     return Err(error);
                 }
                 // Not restorable: completed instead.

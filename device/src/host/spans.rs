@@ -90,7 +90,7 @@ impl Space {
         range.check_pages(self.range, self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Span, OPERATION)?;
         // SAFETY: I1; the guard handles writes, since the span is in the table.
-        let protect = |range| unsafe { system::write_protect(range, OPERATION) };
+        let protect = |range| unsafe { system::protect(range, system::READ_ONLY, OPERATION) };
         // SAFETY: I1.
         let open = |range| unsafe { system::open(range, OPERATION) };
         let frozen = TABLE

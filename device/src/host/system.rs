@@ -10,7 +10,10 @@ use crate::{AddressRange, DeviceError, Operation};
 
 /// Private anonymous memory, charged when touched.
 const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+/// Access for [`protect`].
+pub(super) const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+pub(super) const READ_ONLY: i32 = libc::PROT_READ;
+pub(super) const NO_ACCESS: i32 = libc::PROT_NONE;
 
 /// Returns the page size of the operating system in bytes.
 #[must_use]
@@ -22,14 +25,7 @@ pub fn os_page_bytes() -> usize {
 
 /// Creates a `Refused` error from errno.
 pub(super) fn refused(operation: Operation, range: AddressRange) -> DeviceError {
-    let error = std::io::Error::last_os_error();
-    DeviceError::Refused {
-        operation,
-        start: range.start,
-        bytes: range.bytes,
-        code: error.raw_os_error().unwrap_or(0),
-        reason: error.to_string(),
-    }
+    DeviceError::of_system(operation, range, &std::io::Error::last_os_error())
 }
 
 fn map_anywhere(
@@ -47,7 +43,7 @@ fn map_anywhere(
 
 /// Reserves addresses without pages and access.
 pub(super) fn reserve(bytes: usize) -> Result<AddressRange, DeviceError> {
-    map_anywhere(bytes, libc::PROT_NONE, Operation::Reserve)
+    map_anywhere(bytes, NO_ACCESS, Operation::Reserve)
 }
 
 /// Maps zeroed pages at any address.
@@ -68,15 +64,18 @@ pub(crate) unsafe fn release(range: AddressRange) {
     unsafe { libc::munmap(range.start as *mut c_void, range.bytes) };
 }
 
+/// Changes the access to `range`; its pages stay.
+///
 /// # Safety
-/// `range` is ours, and no Rust reference to it needs the removed access.
-unsafe fn protect(
+/// `range` lies in a reservation of ours. No Rust reference needs a removed access: the guard serves writers
+/// of a read-only range, and no thread needs the contents of an inaccessible one.
+pub(super) unsafe fn protect(
     range: AddressRange,
-    protection: i32,
+    access: i32,
     operation: Operation,
 ) -> Result<(), DeviceError> {
     // SAFETY: the caller's contract.
-    let status = unsafe { libc::mprotect(range.start as *mut c_void, range.bytes, protection) };
+    let status = unsafe { libc::mprotect(range.start as *mut c_void, range.bytes, access) };
     if status == 0 { Ok(()) } else { Err(refused(operation, range)) }
 }
 
@@ -98,27 +97,6 @@ pub(super) unsafe fn open_in_handler(range: AddressRange) -> bool {
     unsafe { libc::mprotect(range.start as *mut c_void, range.bytes, READ_WRITE) == 0 }
 }
 
-/// Makes a mapped `range` read-only.
-///
-/// # Safety
-/// `range` lies in a reservation of ours; the guard's handler serves its writers.
-pub(super) unsafe fn write_protect(
-    range: AddressRange,
-    operation: Operation,
-) -> Result<(), DeviceError> {
-    // SAFETY: the caller's contract.
-    unsafe { protect(range, libc::PROT_READ, operation) }
-}
-
-/// Removes access to `range`; its pages stay.
-///
-/// # Safety
-/// `range` lies in a reservation of ours, and no thread needs its contents.
-pub(super) unsafe fn shut(range: AddressRange, operation: Operation) -> Result<(), DeviceError> {
-    // SAFETY: the caller's contract.
-    unsafe { protect(range, libc::PROT_NONE, operation) }
-}
-
 /// Removes the pages of `range` in any case: if the mapping cannot be replaced, it stays without pages.
 ///
 /// # Safety
@@ -127,7 +105,7 @@ pub(super) unsafe fn clear(range: AddressRange) {
     // SAFETY: the caller's contract. Private pages that are not locked can always be dropped.
     unsafe {
         if close(range, Operation::Unmap).is_err() {
-            let _ = shut(range, Operation::Unmap);
+            let _ = protect(range, NO_ACCESS, Operation::Unmap);
             libc::madvise(range.start as *mut c_void, range.bytes, libc::MADV_DONTNEED);
         }
     }
@@ -141,7 +119,7 @@ pub(super) unsafe fn clear(range: AddressRange) {
 pub(super) unsafe fn close(range: AddressRange, operation: Operation) -> Result<(), DeviceError> {
     let (start, flags) = (range.start as *mut c_void, ANONYMOUS | libc::MAP_FIXED);
     // SAFETY: MAP_FIXED replaces only `range`, which is ours.
-    let address = unsafe { libc::mmap(start, range.bytes, libc::PROT_NONE, flags, -1, 0) };
+    let address = unsafe { libc::mmap(start, range.bytes, NO_ACCESS, flags, -1, 0) };
     if address == libc::MAP_FAILED { Err(refused(operation, range)) } else { Ok(()) }
 }
 
@@ -214,5 +192,5 @@ unsafe fn remap(from: AddressRange, onto: AddressRange, flags: i32) -> bool {
 fn plug(onto: AddressRange) {
     let (start, flags) = (onto.start as *mut c_void, ANONYMOUS | libc::MAP_FIXED_NOREPLACE);
     // SAFETY: it maps only unmapped addresses of a reservation of ours.
-    unsafe { libc::mmap(start, onto.bytes, libc::PROT_NONE, flags, -1, 0) };
+    unsafe { libc::mmap(start, onto.bytes, NO_ACCESS, flags, -1, 0) };
 }

@@ -73,13 +73,8 @@ pub(super) fn add_space(range: AddressRange) -> Result<(), DeviceError> {
     if SPACES.add(range) {
         return Ok(());
     }
-    Err(DeviceError::Refused {
-        operation: Operation::Reserve,
-        start: range.start,
-        bytes: range.bytes,
-        code: libc::ENOSPC,
-        reason: format!("host device limit reached ({})", spaces::SPACES_MAX),
-    })
+    let reason = format!("host device limit reached ({})", spaces::SPACES_MAX);
+    Err(DeviceError::refused(Operation::Reserve, range, libc::ENOSPC, reason))
 }
 
 /// Removes the spans in `range`; the handler passes faults in it on.

@@ -60,7 +60,7 @@ mod tests {
         unsafe {
             (inside as *mut u8).write(7);
             assert!(readable(inside) && writable(inside));
-            system::write_protect(range, Operation::Freeze).unwrap();
+            system::protect(range, system::READ_ONLY, Operation::Freeze).unwrap();
             assert!(readable(inside) && !writable(inside));
             assert_eq!((inside as *const u8).read(), 7);
             system::close(range, Operation::Seal).unwrap();
