@@ -13,7 +13,7 @@ use crate::allocator::{Allocator, Locked};
 use crate::report::{Cause, OutOfMemory, TOP_HOLDERS_MAX, Tried, holders};
 use crate::state::{Attempt, Need, Priority, TrimPurpose};
 use crate::streams::WaitMode;
-use crate::trim::{TRIM_ROUNDS_MAX, Trim};
+use crate::trim::Trim;
 use crate::types::{Block, Request};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
@@ -49,18 +49,6 @@ pub trait Reclaim: Send + Sync + Debug {
     fn reclaim(&self, bytes_needed: u64) -> Reclaimed;
 }
 
-/// Result of an attempt.
-enum AttemptOutcome {
-    Block(Block),
-    Short(Shortage),
-}
-
-impl AttemptOutcome {
-    const fn short(cause: Cause, bytes: u64) -> Self {
-        Self::Short(Shortage { cause, bytes, device: None })
-    }
-}
-
 /// Why an attempt failed.
 struct Shortage {
     cause: Cause,
@@ -89,10 +77,8 @@ impl<D: Device> Allocator<D> {
         if !locked.pending.is_empty() {
             locked = self.collect_before(locked, request, need);
         }
-        match self.attempt(locked, request, need, Priority::Normal)? {
-            AttemptOutcome::Block(block) => Ok(block),
-            AttemptOutcome::Short(shortage) => self.climb(request, need, shortage),
-        }
+        let found = self.attempt(locked, request, need, Priority::Normal)?;
+        found.or_else(|shortage| self.climb(request, need, shortage))
     }
 
     /// Unmaps up to `bytes` of cached pages that no stream uses. Returns the unmapped bytes.
@@ -113,21 +99,18 @@ impl<D: Device> Allocator<D> {
         request: &Request,
         need: &Need,
         priority: Priority,
-    ) -> Result<AttemptOutcome, AllocError> {
+    ) -> Result<Result<Block, Shortage>, AllocError> {
+        let short = |cause, bytes| Ok(Err(Shortage { cause, bytes, device: None }));
         let mapping = match locked.state.attempt(request, need, priority)? {
             Attempt::Cached(index) => {
                 let block = locked.state.publish(index, request, need, false);
                 self.record_gauges(&mut locked);
-                return Ok(AttemptOutcome::Block(block));
+                return Ok(Ok(block));
             }
             Attempt::Bare(mapping) => mapping,
-            Attempt::OverBudget(bytes) => {
-                return Ok(AttemptOutcome::short(Cause::Budget, bytes));
-            }
+            Attempt::OverBudget(bytes) => return short(Cause::Budget, bytes),
             // Only whole free segments make address ranges longer, so everything is trimmed.
-            Attempt::NoAddresses => {
-                return Ok(AttemptOutcome::short(Cause::AddressSpace, u64::MAX));
-            }
+            Attempt::NoAddresses => return short(Cause::AddressSpace, u64::MAX),
         };
         // The range is in no list, and lookups do not find it.
         let range = locked.state.pages_to_map(&mapping);
@@ -148,11 +131,11 @@ impl<D: Device> Allocator<D> {
             Ok(()) => {
                 let block = locked.state.complete_map(mapping, request, need);
                 self.record_gauges(&mut locked);
-                Ok(AttemptOutcome::Block(block))
+                Ok(Ok(block))
             }
             Err(error) => {
                 locked.state.cancel_map(mapping);
-                shortage_of_device(error, need).map(AttemptOutcome::Short)
+                shortage_of_device(error, need).map(Err)
             }
         }
     }
@@ -185,8 +168,8 @@ impl<D: Device> Allocator<D> {
         let mut exhausted = false;
         for round in 0..=RECLAIM_ROUNDS_MAX {
             match self.attempt_with_trims(request, need, WaitMode::Poll, &mut tried)? {
-                AttemptOutcome::Block(block) => return Ok(block),
-                AttemptOutcome::Short(now) => shortage = now,
+                Ok(block) => return Ok(block),
+                Err(now) => shortage = now,
             }
             // Asleep blocks keep their addresses: `Reclaim` cannot help.
             let helpless = shortage.cause == Cause::AddressSpace;
@@ -201,8 +184,8 @@ impl<D: Device> Allocator<D> {
         }
         if self.strongest_wait() == WaitMode::Wait {
             match self.attempt_with_trims(request, need, WaitMode::Wait, &mut tried)? {
-                AttemptOutcome::Block(block) => return Ok(block),
-                AttemptOutcome::Short(now) => shortage = now,
+                Ok(block) => return Ok(block),
+                Err(now) => shortage = now,
             }
         }
         Err(self.report(request, shortage, tried))
@@ -222,35 +205,26 @@ impl<D: Device> Allocator<D> {
         need: &Need,
         wait_mode: WaitMode,
         tried: &mut Tried,
-    ) -> Result<AttemptOutcome, AllocError> {
+    ) -> Result<Result<Block, Shortage>, AllocError> {
         let ladder = self.ladder.lock();
-        let mut locked = self.state.lock();
-        let stream = locked.state.slot_of(request.stream).ok();
+        let (stream, waits_before) = {
+            let state = &self.state.lock().state;
+            (state.slot_of(request.stream).ok(), state.stats.stream_waits)
+        };
         let trim = Trim { purpose: TrimPurpose::ForRequest, wait_mode, stream };
-        let waits_before = locked.state.stats.stream_waits;
-        let (mut rounds, mut is_exhausted) = (0, false);
-        let outcome = loop {
-            // Blocks of the thread cache can serve or be trimmed, also those freed since the last step.
-            is_exhausted &= locked.state.flush_thread_cache() == 0;
-            let is_last = is_exhausted || rounds == TRIM_ROUNDS_MAX;
+        let (outcome, made) = self.try_with_trims(&ladder, trim, |locked, is_last| {
             let priority = if is_last { Priority::LastResort } else { Priority::OnLadder };
             let outcome = self.attempt(locked, request, need, priority);
-            let Ok(AttemptOutcome::Short(shortage)) = &outcome else { break outcome };
-            if is_last {
-                break outcome;
-            }
-            let made = self.collect_or_trim(&ladder, shortage.bytes, trim, rounds);
-            tried.trimmed_bytes += made.trimmed_bytes;
-            tried.collected_bytes += made.collected_bytes;
-            // One more attempt after a step without effect: the state was unlocked before it.
-            is_exhausted = made.is_nothing();
-            rounds += 1;
-            locked = self.state.lock();
-        };
-        let mut locked = self.state.lock();
-        locked.state.release_held_back();
+            let missing_bytes = match &outcome {
+                Ok(Err(shortage)) => shortage.bytes,
+                _ => 0,
+            };
+            (outcome, missing_bytes)
+        });
+        tried.trimmed_bytes += made.trimmed_bytes;
+        tried.collected_bytes += made.collected_bytes;
         // Only the holder of the ladder waits.
-        tried.stream_waits += locked.state.stats.stream_waits - waits_before;
+        tried.stream_waits += self.state.lock().state.stats.stream_waits - waits_before;
         outcome
     }
 

@@ -37,16 +37,6 @@ impl Amount {
         self.peak = self.peak.max(self.current);
     }
 
-    /// Adds or removes the difference of `after` and `before`.
-    #[inline]
-    pub(crate) fn shift(&mut self, before: u64, after: u64) {
-        if after >= before {
-            self.add(after - before);
-        } else {
-            self.remove(before - after);
-        }
-    }
-
     fn reset_peak(&mut self) {
         self.peak = self.current;
     }

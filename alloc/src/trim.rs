@@ -13,7 +13,7 @@ use dormouse_device::{AddressRange, Device};
 
 /// Limit of the trims for one request between two calls of `Reclaim`. One suffices, unless other threads
 /// empty the cache meanwhile or the device is full within the budget.
-pub(crate) const TRIM_ROUNDS_MAX: u32 = 64;
+const TRIM_ROUNDS_MAX: u32 = 64;
 /// From this round on the bytes to wait for double each round: the bytes collected so far may be parts of
 /// pages, and the last rounds must wait for everything.
 const WAIT_GROWS_FROM: u32 = TRIM_ROUNDS_MAX / 2;
@@ -216,31 +216,48 @@ impl<D: Device> Allocator<D> {
         }
         let Some(ladder) = self.lock_ladder() else { return Err(self.no_room(bytes)) };
         // The cache is not trimmed for a size that never fits.
-        let impossible = {
-            let mut locked = self.state.lock();
-            let impossible = bytes > locked.state.stats.budget_bytes;
-            locked.state.stats.retries += u64::from(!impossible);
-            impossible
-        };
+        if bytes > self.state.lock().state.stats.budget_bytes {
+            return Err(self.no_room(bytes));
+        }
+        self.state.lock().state.stats.retries += 1;
         let (purpose, wait_mode) = (TrimPurpose::ForRequest, self.strongest_wait());
         let trim = Trim { purpose, wait_mode, stream: None };
-        let (mut rounds, mut is_exhausted) = (0, impossible);
-        let is_reserved = loop {
-            let mut locked = self.state.lock();
-            // Blocks of the thread cache can be trimmed, also those freed since the last step.
-            let emptied_bytes = if impossible { 0 } else { locked.state.flush_thread_cache() };
+        let (excess_bytes, _) = self.try_with_trims(&ladder, trim, |mut locked, _| {
             let reserved = self.try_reserve(&mut locked, bytes, Priority::OnLadder);
-            let Err(excess_bytes) = reserved else { break true };
-            if rounds >= TRIM_ROUNDS_MAX || (is_exhausted && emptied_bytes == 0) {
-                break false;
+            let excess_bytes = reserved.err().unwrap_or(0);
+            (excess_bytes, excess_bytes)
+        });
+        if excess_bytes == 0 { Ok(()) } else { Err(self.no_room(bytes)) }
+    }
+
+    /// Runs `attempt` under the ladder lock until it misses no bytes, and makes room in between, as long as
+    /// room can be made. `attempt` gets whether it is the last one, and returns its result and the missing
+    /// bytes. Returns the last result, and the room made.
+    pub(crate) fn try_with_trims<T>(
+        &self,
+        ladder: &MutexGuard<'_, ()>,
+        trim: Trim,
+        mut attempt: impl FnMut(MutexGuard<'_, Locked<D>>, bool) -> (T, u64),
+    ) -> (T, RoomMade) {
+        let (mut rounds, mut is_exhausted, mut total) = (0, false, RoomMade::default());
+        let result = loop {
+            let mut locked = self.state.lock();
+            // Blocks of the thread cache can serve or be trimmed, also those freed since the last step.
+            is_exhausted &= locked.state.flush_thread_cache() == 0;
+            let is_last = is_exhausted || rounds == TRIM_ROUNDS_MAX;
+            let (result, missing_bytes) = attempt(locked, is_last);
+            if is_last || missing_bytes == 0 {
+                break result;
             }
-            drop(locked);
-            let made = self.collect_or_trim(&ladder, excess_bytes, trim, rounds);
+            let made = self.collect_or_trim(ladder, missing_bytes, trim, rounds);
+            total.collected_bytes += made.collected_bytes;
+            total.trimmed_bytes += made.trimmed_bytes;
+            // One more attempt after a step without effect: the state was unlocked before it.
             is_exhausted = made.is_nothing();
             rounds += 1;
         };
         self.state.lock().state.release_held_back();
-        if is_reserved { Ok(()) } else { Err(self.no_room(bytes)) }
+        (result, total)
     }
 
     fn no_room(&self, asked_bytes: u64) -> AllocError {

@@ -1,9 +1,9 @@
 //! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
 
 use super::{Need, Priority, RANGES_MAX, RangeKind, Record, Release, State};
+use crate::AllocError;
 use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
-use crate::{AllocError, BlockInfo as Info};
 use dormouse_device::AddressRange;
 
 /// Ranges that a claimed block may fall into beside its own.
@@ -52,16 +52,12 @@ impl State {
         *record = Record {
             generation,
             kind: RangeKind::Live,
-            free_deferred: false,
-            asleep: false,
-            is_registered: false,
             tag: request.tag,
-            claimed: None,
             requested_bytes: request.bytes,
             scope: request.scope,
             stream: request.stream,
             arena: request.arena,
-            cached_units: 0,
+            ..Record::NOTHING
         };
         self.register(index, request, need);
         let bytes = range.bytes as u64;
@@ -125,7 +121,7 @@ impl State {
 
     fn info_at(&self, index: u32) -> BlockInfo {
         let record = &self.records[index as usize];
-        Info {
+        BlockInfo {
             id: BlockId { index, generation: record.generation },
             range: self.address_range(index),
             pages: self.pages_of(index),

@@ -168,7 +168,7 @@ impl State {
             self.ranges.unreserve_ranges(RANGES_PER_MAP);
             return limit;
         };
-        self.change_segment(pages, |segment| segment.used_units += map_units);
+        self.bare_to_used(pages);
         self.mapping_bytes += self.bytes(map_units);
         let (mut index, mut cached_units) = (pages, 0);
         if start < bare_start

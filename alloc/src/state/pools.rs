@@ -98,13 +98,6 @@ impl State {
         fit.units <= self.geometry.page_units / 2
     }
 
-    /// The same, where it exists.
-    pub(crate) fn pool_if_any(&self, request: &Request, fit: Fit) -> Option<u32> {
-        let stream = self.slot_of(request.stream).ok()?;
-        let family = self.family_of(request.arena).ok()?;
-        self.member_if_any(family, place(stream, self.is_small(fit)))
-    }
-
     pub(super) fn member_if_any(&self, family: u32, place: u32) -> Option<u32> {
         match place {
             0 => Some(family),

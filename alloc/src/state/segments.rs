@@ -36,13 +36,6 @@ pub(super) struct Segment {
     pub(super) cached_units: u32,
 }
 
-impl Segment {
-    /// Cached units that share the segment with something in use.
-    const fn split_units(&self) -> u32 {
-        if self.used_units > 0 { self.cached_units } else { 0 }
-    }
-}
-
 impl State {
     /// A cached range of `pool` that `fit` fits into.
     #[inline]
@@ -309,17 +302,15 @@ impl State {
         }
     }
 
-    /// Changes the unit counts of the segment that range `index` is in, and the figure that
-    /// follows from them.
-    #[inline]
-    pub(super) fn change_segment(&mut self, index: u32, change: impl FnOnce(&mut Segment)) {
-        let owner = self.ranges.owner(index);
-        let granule_bytes = self.geometry.granule_bytes as u64;
-        if let Some(segment) = &mut self.segments[owner as usize] {
-            let before = u64::from(segment.split_units()) * granule_bytes;
-            change(segment);
-            let after = u64::from(segment.split_units()) * granule_bytes;
-            self.stats.inactive_split_bytes.shift(before, after);
+    /// Counts a bare range that has just been taken as used.
+    pub(super) fn bare_to_used(&mut self, index: u32) {
+        let (owner, units) = (self.ranges.owner(index), self.ranges.units(index));
+        let Some(segment) = &mut self.segments[owner as usize] else { return };
+        let was_in_use = segment.used_units > 0;
+        segment.used_units += units;
+        if !was_in_use {
+            let split_units = segment.cached_units;
+            self.stats.inactive_split_bytes.add(self.bytes(split_units));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Streams in the state: keys and slots, the uses of blocks, and pending blocks.
 
+use super::pools::place;
 use super::{RangeKind, Record, State};
 use crate::AllocError;
 use crate::core::Fit;
@@ -172,7 +173,10 @@ impl State {
 
     /// Whether the pool of `request` has a cached range for it.
     pub(crate) fn has_cached(&self, request: &Request, fit: Fit) -> bool {
-        self.pool_if_any(request, fit).is_some_and(|pool| self.find_cached(pool, fit).is_some())
+        let named = (self.slot_of(request.stream), self.family_of(request.arena));
+        let (Ok(stream), Ok(family)) = named else { return false };
+        let pool = self.member_if_any(family, place(stream, self.is_small(fit)));
+        pool.is_some_and(|pool| self.find_cached(pool, fit).is_some())
     }
 
     /// Makes a freed block pending. It still counts as active.

@@ -234,19 +234,7 @@ impl Ranges {
         list: u32,
     ) -> Option<u32> {
         debug_assert!(units > 0 && start.checked_add(units).is_some(), "{start}+{units}");
-        let index = self.make(Range {
-            start,
-            units,
-            before: NONE,
-            after: NONE,
-            list_before: NONE,
-            list_after: NONE,
-            list: USED,
-            owner,
-            class: Class::of(units),
-            is_stale: false,
-            freed_at: 0,
-        })?;
+        let index = self.make(Range { start, units, list: USED, owner, ..Range::VACANT })?;
         self.file(index, list);
         Some(index)
     }
