@@ -1,8 +1,8 @@
 //! A caching allocator on mapped pages. Blocks keep their addresses for life, asleep or awake.
 //!
 //! It divides the address space of a [`Device`](dormouse_device::Device) among pools, allocates blocks,
-//! caches freed pages and keeps the mapped bytes under a budget. It is not a residency manager: it
-//! copies nothing and does not choose what sleeps. The caller reports residency changes through
+//! caches freed pages and keeps the mapped bytes under a budget. It is not a residency manager: it copies
+//! no data and does not choose the blocks that sleep. The caller reports residency changes through
 //! [`Allocator::set_asleep`] and [`Allocator::set_awake`]; under memory pressure the allocator calls
 //! [`Reclaim`]. [`pinned`] is a separate pool of pinned host memory.
 //!
@@ -10,30 +10,30 @@
 //! - *granule*: the unit of block sizes ([`Config`]). If it is smaller than a page, blocks share pages.
 //! - *segment*: a run of addresses that belongs to one pool.
 //! - *pool*: owns segments. There is the general pool, one pool per *arena*, and the *spare* pool, which
-//!   holds whole segments of closed arenas, pages included, for reuse. On a stream-ordered device each
-//!   of these is one pool per stream. If blocks share pages, *small* blocks (up to half a page) have
-//!   separate pools; a request searches the pools of both kinds before it is refused.
+//!   holds free segments of closed arenas, with their pages, for reuse. A stream-ordered device has each of
+//!   these once per stream. If blocks share pages, *small* blocks (up to half a page) have separate pools;
+//!   a request searches the pools of both kinds before it is refused.
 //! - *kept* arena: an arena whose pages serve no other pool and stay mapped while it is open.
 //! - *stream*: an ordered queue of work, named by a key ([`Allocator::register_stream`]). A block belongs
 //!   to the stream it was requested on; its *uses* are those of other streams.
 //! - *range*: a part of a segment: a block, *cached* (free and mapped) or *bare* (free and unmapped,
 //!   always whole pages). *Gap*: the free ranges between two blocks. *Reach*: a bare range with the
 //!   cached ranges on both sides.
-//! - *block*: an allocated range. *Claimed*: an owner delays its reuse. *Deferred free*: the user has
-//!   freed a claimed block; it is reused after the claim ends. The pages of a block that can sleep are
-//!   those that it shares with no other block ([`BlockInfo::pages`]).
+//! - *block*: an allocated range. *Claimed*: a claimant (the engine that puts it to sleep) delays its reuse.
+//!   *Deferred free*: the user has freed a claimed block; it is reused after the claim ends. Only the pages
+//!   that a block shares with no other block can sleep ([`BlockInfo::pages`]).
 //! - *pending*: freed, but possibly still used by other streams. *Collecting* turns pending blocks whose
 //!   uses have completed into cached ranges. *Quiet*: a stream whose queued work has completed;
-//!   *busy*: any other stream.
-//! - *thread cache*: recently freed small blocks, kept whole for the next request of their size
-//!   *class*, in *shards*, one for each thread. *Ownership table*: the current owner of such a block.
+//!   *busy*: a stream with queued work.
+//! - *thread cache*: recently freed small blocks, kept whole for the next request of their size *class*,
+//!   in one *shard* per thread. *Ownership table*: names the current owner of each such block.
 //! - *mapped*: all pages held: awake blocks, cached ranges, ranges being mapped or unmapped, and
 //!   *staged* pages (reserved for a block that is about to wake).
 //! - *trim*: unmaps cached ranges. *Move*: a trim that frees pages to be mapped elsewhere.
 //!   *Reclaim*: asks the runtime to put memory to sleep.
 //! - For [`pinned`] memory: *slab*: memory pinned by one device call; *idle* if it is unused.
 //!   *Piece*: the part of a slab that a *buffer* occupies. *Open*: the free part of a slab in use.
-//!   *Bounce*: a buffer that a load passes through; it may exceed the cap.
+//!   *Bounce*: a temporary buffer of a load, which may exceed the cap.
 //!
 //! # Path of a request
 //! ```text
@@ -43,15 +43,15 @@
 //!                                              ▼
 //!     flush the thread cache, trim cached ranges ──► Reclaim, some rounds ──► report
 //! ```
-//! If an allocation would raise the mapped bytes above the previous maximum use (plus a small margin),
-//! free pages elsewhere are unmapped first, provided that [`Config::moves_pages`] is set and no stream
-//! uses them. Near the previous maximum, a large block is placed where it strands the fewest bytes,
-//! even if pages must move for it and a cached range would fit.
+//! With [`Config::moves_pages`], an allocation that would raise the mapped bytes above the previous maximum
+//! use (plus a small margin) first unmaps free pages elsewhere that no stream uses. Near this maximum a
+//! large block is placed where it strands the fewest bytes, even if pages must move for it and a cached
+//! range would fit.
 //!
 //! On a stream-ordered device the cache of the request's own stream is searched first, and completed
 //! pending blocks are collected before a bare range is mapped. A trim unmaps quiet ranges of any
-//! stream. Only after `Reclaim` is exhausted does the request wait for pending blocks and busy streams,
-//! as long as necessary; then it fails with a report.
+//! stream. When `Reclaim` is exhausted, the request waits for pending blocks and busy streams as long as
+//! necessary. If this does not suffice, it fails with a report.
 //!
 //! # Invariants
 //! - **I1** The ranges of a segment tile it without gaps or overlaps. Free neighbours of the same kind
@@ -69,12 +69,12 @@
 //!   numbers. (Streams lists the exceptions on a stream-ordered device.)
 //! - **I7** A failed call changes nothing.
 //! - **I8** Pages are reused on another stream, or unmapped, only after every stream that may have used
-//!   them was idle or has passed an event, later than the last moment at which they were reachable.
-//!   If the device cannot record or query such an event, they stay pending, or cached for their stream.
+//!   them was idle, or has passed an event, after the last moment at which they were reachable. If the
+//!   device cannot record or query such an event, they stay pending, or cached for their stream.
 //! - **I9** A small block has exactly one owner: its user, the thread cache or the state. Ownership
 //!   changes by one compare-and-swap on its word of the ownership table.
-//! - **I10** A page that held a block of a kept arena stays mapped and serves that arena alone until the
-//!   arena is closed and every registered stream was then idle or has passed an event.
+//! - **I10** A page that held a block of a kept arena stays mapped and serves only that arena until the
+//!   arena is closed and, after that, every registered stream was idle or has passed an event.
 //!
 //! # Requirements on the device
 //! It maps any bare run of pages and unmaps any mapped run: a cached range may have been mapped by
@@ -97,21 +97,23 @@
 //! memory is stranded under pressure. Before a block sleeps, its claimant waits for all its streams.
 //!
 //! **Addresses and time.** While no block has uses, no kept arena was closed and the budget is not
-//! reached, addresses depend on the order of operations alone, at any device speed. Otherwise two
-//! things depend on device timing: a pending block, or the pages of a closed kept arena, serve requests
-//! from the first collection that finds them complete, and a trim skips busy streams, so the remaining
-//! cache may differ. The points at which this happens do not depend on time: pending blocks are
-//! collected at requests that the cache cannot serve, at requests that find [`PENDING_ASKED_FROM`] or
-//! more of them, and by trims; ranges are trimmed for requests that do not fit, largest first. (Pages
-//! that move come from small ranges, oldest first.) In addition, the shard of a thread depends on the
-//! order in which threads start, which affects the addresses of small blocks.
+//! reached, addresses depend only on the order of operations, not on the speed of the device. Otherwise
+//! two results depend on device timing:
+//! - A pending block, or the pages of a closed kept arena, serve requests from the first collection that
+//!   finds their uses complete. Collections happen at requests that the cache cannot serve, at requests
+//!   that find [`PENDING_ASKED_FROM`] or more pending blocks, and in trims.
+//! - A trim skips busy streams, so the remaining cache may differ. Ranges are trimmed for requests that do
+//!   not fit, largest first. (Pages that move come from small ranges, oldest first.)
+//!
+//! The addresses of small blocks also depend on the shard of the thread, that is, on the order in which
+//! threads start.
 //!
 //! # Kept arenas
-//! A captured graph replays on the addresses of its capture, at any time, on any stream and without
-//! notice. [`Allocator::arena_create_kept`] opens an arena for it. Memory freed in the arena may serve
-//! later requests of the same arena, as in any other; but trims, moves and the budget skip its cached
-//! ranges, its blocks cannot be claimed and therefore never sleep, and it takes over no pages of other
-//! pools, whose work may still be queued. An out-of-memory report states how much of the cache is kept.
+//! A captured graph uses the addresses of its capture in each replay, at any time and on any stream; the
+//! allocator is not told. [`Allocator::arena_create_kept`] opens an arena for the capture. Memory freed in
+//! the arena may serve later requests of the same arena. Trims and moves skip its cached ranges, also over
+//! the budget. Its blocks cannot be claimed, so they never sleep. It takes over no pages of other pools,
+//! whose work may still be queued. An out-of-memory report states how much of the cache is kept.
 //!
 //! Closing the arena does not wait: events on all registered streams show when its pages can be released
 //! like those of any closed arena. A stream under capture accepts no event before the end of the capture.

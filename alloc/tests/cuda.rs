@@ -234,7 +234,7 @@ proptest! {
 }
 
 #[test]
-fn a_driver_out_of_memory_is_met_by_what_is_cached_or_said() {
+fn a_driver_out_of_memory_is_served_from_the_cache_or_reported() {
     let (driver, _turn) = driver();
     let mut trainer = Trainer::new();
     let before = driver.live(Live::Handles);
@@ -278,7 +278,7 @@ fn maps_that_fail_at_any_call_cost_a_request_and_nothing_else() {
 }
 
 #[test]
-fn a_lost_device_is_said_and_nothing_is_reused() {
+fn a_lost_device_is_reported_and_no_page_is_reused() {
     let (driver, _turn) = driver();
     let mut trainer = Trainer::new();
     trainer.allocate(4, 0).unwrap();

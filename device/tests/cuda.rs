@@ -117,7 +117,7 @@ fn it_conforms() {
 }
 
 #[test]
-fn so_does_a_faulty_one_without_faults() {
+fn a_faulty_device_without_faults_conforms() {
     let driver = driver();
     conformance::run(&|| Faulty::new(device()));
     driver.assert_nothing_left();

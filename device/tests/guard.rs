@@ -89,8 +89,8 @@ fn shout(text: &str) {
 }
 
 #[test]
-fn reading_a_sleeping_block_says_so_and_dies() {
-    let output = in_child("reading_a_sleeping_block_says_so_and_dies", || {
+fn reading_a_sleeping_block_ends_the_process_with_a_message() {
+    let output = in_child("reading_a_sleeping_block_ends_the_process_with_a_message", || {
         guard::install().unwrap();
         let (range, _, _) = asleep();
         // SAFETY: gettid has no arguments.
@@ -110,8 +110,8 @@ fn reading_a_sleeping_block_says_so_and_dies() {
 }
 
 #[test]
-fn writing_to_a_sleeping_block_says_so_and_dies() {
-    let output = in_child("writing_to_a_sleeping_block_says_so_and_dies", || {
+fn writing_to_a_sleeping_block_ends_the_process_with_a_message() {
+    let output = in_child("writing_to_a_sleeping_block_ends_the_process_with_a_message", || {
         guard::install().unwrap();
         let (range, _, _) = asleep();
         std::thread::spawn(move || write(range.end() - 1, 1)).join().unwrap();
@@ -121,8 +121,8 @@ fn writing_to_a_sleeping_block_says_so_and_dies() {
 }
 
 #[test]
-fn a_block_on_its_way_back_is_still_asleep() {
-    let output = in_child("a_block_on_its_way_back_is_still_asleep", || {
+fn a_waking_block_is_still_asleep() {
+    let output = in_child("a_waking_block_is_still_asleep", || {
         guard::install().unwrap();
         let (range, span, device) = asleep();
         let _staged = device.stage(span, Fill::Any).unwrap();
@@ -174,8 +174,8 @@ fn faults_in_our_unmapped_memory_are_the_previous_handlers() {
 }
 
 #[test]
-fn a_signal_somebody_sent_kills_as_before() {
-    let output = in_child("a_signal_somebody_sent_kills_as_before", || {
+fn a_sent_signal_has_its_usual_effect() {
+    let output = in_child("a_sent_signal_has_its_usual_effect", || {
         // Not the handler of Rust's library: it lets the first signal that was sent pass.
         install_first(libc::SIG_DFL, 0);
         guard::install().unwrap();
@@ -223,8 +223,8 @@ extern "C" fn previous_small(_: i32) {
 }
 
 #[test]
-fn the_handler_before_ours_sees_faults_elsewhere_as_they_were() {
-    let output = in_child("the_handler_before_ours_sees_faults_elsewhere_as_they_were", || {
+fn the_previous_handler_gets_foreign_faults_unchanged() {
+    let output = in_child("the_previous_handler_gets_foreign_faults_unchanged", || {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = previous;
         install_first(handler as usize, libc::SA_SIGINFO);
         guard::install().unwrap();
@@ -247,8 +247,8 @@ fn a_handler_of_one_argument_is_called_too() {
 }
 
 #[test]
-fn the_handler_before_ours_has_its_say_about_a_stray_touch_and_cannot_save_it() {
-    let name = "the_handler_before_ours_has_its_say_about_a_stray_touch_and_cannot_save_it";
+fn the_previous_handler_is_called_for_a_stray_access() {
+    let name = "the_previous_handler_is_called_for_a_stray_access";
     let output = in_child(name, || {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = previous;
         install_first(handler as usize, libc::SA_SIGINFO);

@@ -61,7 +61,7 @@ fn is_readable(address: usize) -> bool {
     }
 }
 
-fn goes_on_from_there() {
+fn a_half_published_span_can_be_published_again() {
     let device = device_of_pieces();
     let (range, span, staged) = staged_in_pieces(&device);
     let second = device.staged_address(&staged) + PAGE;
@@ -122,7 +122,7 @@ fn leaves_no_old_bytes_behind() {
 
 #[test]
 fn a_publish_refused_half_way_loses_nothing() {
-    goes_on_from_there();
+    a_half_published_span_can_be_published_again();
     can_be_given_up();
     leaves_no_old_bytes_behind();
 }

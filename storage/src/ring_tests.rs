@@ -100,7 +100,7 @@ fn lent_memory_that_was_taken_back_is_never_written_behind_its_successors_back()
 }
 
 #[test]
-fn a_truncated_file_and_a_flipped_bit_are_found_here_too() {
+fn chunk_reads_detect_truncation_and_flipped_bits() {
     let faults = Faults::new(64 * MIB);
     let nvme = faults.tier(64 * MIB, true, 1, DEPTH);
     let mut queue = nvme.take_queue();
@@ -142,7 +142,7 @@ fn a_forced_engine_is_that_one_or_an_error() {
 }
 
 #[test]
-fn where_io_uring_is_refused_threads_do_it_and_say_why() {
+fn without_io_uring_threads_do_the_io_with_a_note() {
     for (call, errno) in [
         (libc::SYS_io_uring_setup, libc::EPERM),
         (libc::SYS_io_uring_setup, libc::ENOSYS),
@@ -164,7 +164,7 @@ fn where_io_uring_is_refused_threads_do_it_and_say_why() {
 }
 
 #[test]
-fn where_memory_is_not_registered_requests_name_it_themselves() {
+fn unregistered_memory_is_passed_by_address() {
     for opcode in [REGISTER_TABLE, REGISTER_PLACE] {
         if ring_tier().is_none() {
             return;

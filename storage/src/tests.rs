@@ -47,7 +47,7 @@ fn config(dir: PathBuf, file_bytes: u64) -> NvmeConfig {
 }
 
 #[test]
-fn a_real_file_gives_back_what_it_was_given() {
+fn a_real_file_returns_the_written_bytes() {
     let config = config(disk_dir(), 64 * MIB);
     let nvme = Nvme::create(&config, true).unwrap();
     assert!(nvme.rates().write_bytes_per_s > 0 && nvme.rates().read_bytes_per_s > 0);
@@ -78,7 +78,7 @@ fn measuring_is_written_within_the_budget_or_left_out() {
 }
 
 #[test]
-fn setup_says_what_is_wrong_and_what_is_accepted() {
+fn setup_errors_state_the_accepted_values() {
     let create = |dir: &str, file_bytes, io_threads| {
         let config = NvmeConfig { io_threads, ..config(dir.into(), file_bytes) };
         Nvme::create(&config, true).unwrap_err()

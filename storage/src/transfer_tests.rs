@@ -105,7 +105,7 @@ proptest! {
 }
 
 #[test]
-fn an_interrupted_chunk_is_asked_for_so_often_and_no_more() {
+fn an_interrupted_chunk_is_repeated_up_to_the_limit() {
     let mut buffer = Aligned::zeroed(UNIT_BYTES).unwrap();
     let mut transfer = Transfer::writer(0, buffer.memory(), true);
     let mut asked = 0;

@@ -12,7 +12,7 @@ use super::NONE;
 const SECOND_BITS: u32 = 6;
 const SECOND_COUNT: u32 = 1 << SECOND_BITS;
 const FIRST_COUNT: u32 = 32 - SECOND_BITS + 1;
-/// Rows there is room for: with a power of two of them an index that is masked needs no check.
+/// Rows of the tables: a power of two, so that a masked index needs no bounds check.
 const ROWS: usize = FIRST_COUNT.next_power_of_two() as usize;
 const HEADS: usize = ROWS * SECOND_COUNT as usize;
 
@@ -35,14 +35,14 @@ impl std::fmt::Debug for Bins {
 }
 
 impl Class {
-    /// The smallest.
+    /// The smallest class.
     pub(super) const FIRST: Self = Self(0);
 
-    /// The class that ranges of `units` (not 0) are filed under.
+    /// Returns the class of ranges of `units` (not 0).
     #[inline]
     pub(super) fn of(units: u32) -> Self {
         debug_assert!(units > 0, "an empty range has no class");
-        // Below 2⁶ the shift is 0 and the size is its own class, as if it had a top bit of 2⁶.
+        // Below 2⁶ the shift is 0: each size is a class.
         let shift = (units | SECOND_COUNT).ilog2() - SECOND_BITS;
         let first = shift + u32::from(units >= SECOND_COUNT);
         Self::new(first, (units >> shift) & (SECOND_COUNT - 1))
@@ -59,26 +59,26 @@ impl Class {
         (self.0 as u32 / SECOND_COUNT, self.0 as u32 % SECOND_COUNT)
     }
 
-    /// The smallest size filed under this class.
+    /// Returns the smallest size of this class.
     #[inline]
     pub(super) const fn units_min(self) -> u32 {
         let (first, second) = self.split();
         if first == 0 { second } else { (SECOND_COUNT + second) << (first - 1) }
     }
 
-    /// The largest size filed under this class.
+    /// Returns the largest size of this class.
     #[inline]
     pub(super) fn units_max(self) -> u32 {
         self.next().map_or(u32::MAX, |next| next.units_min() - 1)
     }
 
-    /// The next smaller class, where there is one.
+    /// Returns the next smaller class.
     #[inline]
     pub(super) fn before(self) -> Option<Self> {
         self.0.checked_sub(1).map(Self)
     }
 
-    /// The next larger class, where there is one.
+    /// Returns the next larger class.
     #[inline]
     pub(super) fn next(self) -> Option<Self> {
         ((u32::from(self.0) + 1) < FIRST_COUNT * SECOND_COUNT).then_some(Self(self.0 + 1))
@@ -90,15 +90,15 @@ impl Bins {
         Self { first_bitmap: 0, second_bitmaps: [0; ROWS], heads: Box::new([NONE; HEADS]) }
     }
 
-    /// The first range of `class`, or `NONE`.
+    /// Returns the first range of `class`, or `NONE`.
     #[inline]
     pub(super) fn head(&self, class: Class) -> u32 {
         self.heads[class.0 as usize % HEADS]
     }
 
-    /// Puts range `head` in front of `class`. Returns the one that was there, or `NONE`.
+    /// Makes range `head` the first of `class`. Returns the previous first one, or `NONE`.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
+    #[expect(clippy::inline_always, reason = "twice for each block")]
     pub(super) fn push(&mut self, class: Class, head: u32) -> u32 {
         let behind = std::mem::replace(&mut self.heads[class.0 as usize % HEADS], head);
         if behind == NONE {
@@ -109,8 +109,8 @@ impl Bins {
         behind
     }
 
-    /// The range in front of `class` leaves it: `head`, the one behind it, is in front now, or the
-    /// class is empty with `NONE`.
+    /// Removes the first range of `class`. `head`, the second one, is then the first; with `NONE` the class is
+    /// empty.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn pop_to(&mut self, class: Class, head: u32) {
@@ -125,7 +125,7 @@ impl Bins {
         }
     }
 
-    /// The smallest class, `from` or larger, that is not empty.
+    /// Returns the smallest class from `from` on that is not empty.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn at_least(&self, from: Class) -> Option<Class> {
@@ -142,7 +142,7 @@ impl Bins {
         Some(Class::new(first, self.second_bitmaps[first as usize % ROWS].trailing_zeros()))
     }
 
-    /// The largest class that is not empty.
+    /// Returns the largest class that is not empty.
     #[inline]
     pub(super) fn largest(&self) -> Option<Class> {
         let first = self.first_bitmap.checked_ilog2()?;
@@ -173,7 +173,7 @@ impl Bins {
         std::iter::successors(self.at_least(Class::FIRST), next)
     }
 
-    /// Every class there is, smallest first.
+    /// Returns all classes, smallest first.
     #[cfg(test)]
     fn classes() -> impl Iterator<Item = Class> {
         // Below 2¹⁶, as above.
@@ -203,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_class_holds_what_lies_between_its_minimum_and_the_next(units in 1..=u32::MAX) {
+        fn a_class_spans_its_minimum_to_that_of_the_next(units in 1..=u32::MAX) {
             let class = Class::of(units);
             prop_assert!(class.units_min() <= units);
             if let Some(next) = class.next() {

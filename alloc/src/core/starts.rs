@@ -1,9 +1,9 @@
-//! From a unit to the block around it.
+//! A table from a unit to the block around it.
 //!
-//! Where a block starts is entered exactly, and taken out again when it ends. So the start nearest
-//! before a unit is that of the only block which can hold the unit; the caller checks that it covers
-//! it. One start of a stretch is in the stretch itself, others are bits and rows of numbers: most large
-//! blocks need neither. Stretches without a start are passed over 64 at a time.
+//! It holds the start of each block. The nearest start at or before a unit belongs to the only block that
+//! can contain the unit; the caller checks that it does. The table is divided into *stretches*. A stretch
+//! stores its first start itself and further ones in a bitmap with rows of block numbers, which most
+//! large blocks do not need. Stretches without a start are skipped 64 at a time.
 
 use super::NONE;
 
@@ -13,37 +13,36 @@ const WORD_BITS: u32 = u64::BITS;
 
 const WORDS: usize = (STRETCH_UNITS / WORD_BITS) as usize;
 
-/// By unit of a word: which block starts there, where its bit is set.
+/// For each unit of a word: the block that starts there, if its bit is set.
 type Row = [u32; WORD_BITS as usize];
 
 /// The starts in a stretch.
 #[derive(Debug)]
 struct Stretch {
-    /// Where one block starts, or `NONE`; and which.
+    /// Start and number of one block, or `NONE`.
     unit: u32,
     index: u32,
-    /// Those that came while that one was there.
+    /// Starts that were inserted while that one existed.
     others: Option<Box<Others>>,
 }
 
-/// Starts of a stretch beyond one.
+/// Further starts of a stretch.
 #[derive(Debug)]
 struct Others {
-    /// By unit: whether a block starts there.
+    /// For each unit: whether a block starts there.
     bits: [u64; WORDS],
-    /// By word: its row, or `NONE`.
+    /// For each word: its row, or `NONE`.
     rows: [u32; WORDS],
-    /// How many there are.
+    /// Number of bits set.
     count: u32,
 }
 
-/// The table: 16 bytes a stretch, and where more than one block starts 772 more, and 256 a word of
-/// units.
+/// The table: 16 bytes per stretch; for further starts 772 bytes per stretch and 256 bytes per word of units.
 #[derive(Debug)]
 pub(crate) struct Starts {
     rows: Vec<Row>,
     stretches: Vec<Stretch>,
-    /// By stretch, in words: whether a block starts in it.
+    /// A bitmap of stretches: whether a block starts there.
     filled: Vec<u64>,
 }
 
@@ -58,7 +57,7 @@ impl Starts {
         }
     }
 
-    /// Block `index` starts at `start`, where none does.
+    /// Inserts block `index` at `start`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(crate) fn insert(&mut self, start: u32, index: u32) {
@@ -73,7 +72,7 @@ impl Starts {
         }
     }
 
-    /// The block that started at `start` is gone.
+    /// Removes the block that starts at `start`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(crate) fn remove(&mut self, start: u32) {
@@ -89,7 +88,7 @@ impl Starts {
         }
     }
 
-    /// The block that starts at `unit`.
+    /// Returns the block that starts at `unit`.
     #[inline]
     pub(crate) fn at(&self, unit: u32) -> Option<u32> {
         let stretch = self.stretches.get((unit / STRETCH_UNITS) as usize)?;
@@ -102,7 +101,7 @@ impl Starts {
         (others.bits[word] >> bit & 1 == 1).then_some(row[bit])
     }
 
-    /// The only block that can hold `unit`, or `NONE`.
+    /// Returns the only block that can contain `unit`, or `NONE`.
     pub(crate) fn find(&self, unit: u32) -> u32 {
         let at = unit / STRETCH_UNITS;
         let here = self.stretches.get(at as usize).and_then(|it| it.nearest(unit, &self.rows));
@@ -113,7 +112,7 @@ impl Starts {
         found.unwrap_or(NONE)
     }
 
-    /// The last stretch before `at` that a block starts in.
+    /// Returns the last stretch before `at` with a start.
     fn filled_before(&self, at: u32) -> Option<u32> {
         let (word, bit) = ((at / WORD_BITS) as usize, at % WORD_BITS);
         let here = self.filled.get(word)? & ((1 << bit) - 1);
@@ -127,7 +126,7 @@ impl Starts {
     }
 }
 
-/// Where a unit is in its stretch: the word, and the bit in it.
+/// Returns word and bit of a unit in its stretch.
 #[inline]
 const fn place(unit: u32) -> (usize, usize) {
     ((unit % STRETCH_UNITS / WORD_BITS) as usize, (unit % WORD_BITS) as usize)
@@ -139,7 +138,7 @@ impl Stretch {
         self.unit == NONE && self.others.as_ref().is_none_or(|others| others.count == 0)
     }
 
-    /// The block that starts last at or before `unit`, of this stretch or a later one.
+    /// Returns the block with the last start at or before `unit` (of this stretch or a later one).
     fn nearest(&self, unit: u32, rows: &[Row]) -> Option<u32> {
         let alone = (self.unit <= unit).then_some(place(self.unit));
         let other = self.others.as_ref().and_then(|others| others.nearest(unit));
@@ -174,7 +173,7 @@ impl Others {
 
     #[cold]
     fn insert_in_new_row(&mut self, word: usize, bit: usize, index: u32, rows: &mut Vec<Row>) {
-        // At most one for each word of units.
+        // At most one row per word of units.
         self.rows[word] = rows.len() as u32;
         let mut row = [NONE; WORD_BITS as usize];
         row[bit] = index;
@@ -189,7 +188,7 @@ impl Others {
         self.count -= 1;
     }
 
-    /// The word and bit of the block that starts last at or before `unit` of the stretch.
+    /// Returns word and bit of the last start at or before `unit` of the stretch.
     #[inline]
     fn nearest(&self, unit: u32) -> Option<(usize, usize)> {
         let (word, bit) = place(unit);
@@ -209,11 +208,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Words of stretches, so that blocks begin in others than they are found in.
+    /// Several words of stretches, so that a block and its start can lie in different stretches.
     const UNITS: u32 = 150 * STRETCH_UNITS;
 
     proptest! {
-        /// The table's promise: whatever came and went, the block around a unit is found.
+        /// After any inserts and removals the block around a unit is found.
         #[test]
         fn live_blocks_are_found(
             blocks in proptest::collection::vec(
@@ -225,7 +224,7 @@ mod tests {
             let mut live: Vec<(u32, u32, u32)> = Vec::new();
             for (index, &(start, units)) in (0_u32..).zip(&blocks) {
                 let units = units.min(UNITS - start);
-                // Blocks that the new one overlaps are gone entirely, as in the allocator.
+                // Blocks that the new one overlaps are removed first.
                 live.retain(|&(other, length, _)| {
                     let stays = other + length <= start || start + units <= other;
                     if !stays {
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_of_what_was_never_written() {
+    fn an_empty_table_finds_nothing() {
         let mut table = Starts::new(10_000);
         assert_eq!(table.find(9_999), NONE);
         table.insert(10, 7);

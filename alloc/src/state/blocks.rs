@@ -1,4 +1,4 @@
-//! Blocks: handing out, finding, claiming, sleeping, freeing. Each call checks, then changes.
+//! Blocks: allocation, lookup, claims, sleep and frees. Each call checks first and then changes the state.
 
 use super::{Need, Priority, RANGES_MAX, RangeKind, Record, Release, State};
 use crate::AllocError;
@@ -6,7 +6,7 @@ use crate::core::NONE;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use dormouse_device::AddressRange;
 
-/// Ranges that a claimed block may fall into beside its own.
+/// Further ranges that a claimed block can split into.
 pub(super) const RANGES_PER_CLAIM: u32 = 2;
 
 impl State {
@@ -25,7 +25,7 @@ impl State {
         self.records.resize(count, Record::NOTHING);
     }
 
-    /// The addresses of a range.
+    /// Returns the addresses of a range.
     #[inline]
     pub(crate) fn address_range(&self, index: u32) -> AddressRange {
         let granule_bytes = self.geometry.granule_bytes;
@@ -35,9 +35,12 @@ impl State {
         )
     }
 
-    /// Hands out a range that has pages and is the caller's already.
+    /// Makes a block of a used, mapped range.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "most of a request is known to be nothing")]
+    #[expect(
+        clippy::inline_always,
+        reason = "most fields of a request are constant in the fast paths"
+    )]
     pub(crate) fn publish(
         &mut self,
         index: u32,
@@ -69,13 +72,13 @@ impl State {
         Block { id: BlockId { index, generation }, range, zeroed }
     }
 
-    /// The slot of the block around `address`, blocks with a deferred free included.
+    /// Returns the slot of the block around `address`, blocks with a deferred free included.
     #[inline]
     fn find(&self, address: usize) -> Option<u32> {
         let unit = address.checked_sub(self.geometry.base)? / self.geometry.granule_bytes;
         let unit = u32::try_from(unit).ok().filter(|&unit| unit < self.geometry.units)?;
         let index = self.starts.find(unit);
-        // It may only be a hint: the range must be in use, be a block and cover the unit.
+        // The range must be used, cover the unit and be a block.
         if index == NONE || !self.ranges.is_used(index) {
             return None;
         }
@@ -84,7 +87,7 @@ impl State {
         (is_live && !self.is_in_cache(index)).then_some(index)
     }
 
-    /// The slot of the block around `address` that is still its user's.
+    /// Returns the slot of the block around `address`, if its user has not freed it.
     #[inline]
     pub(super) fn find_live(&self, address: usize) -> Result<u32, AllocError> {
         let index = self.find(address).ok_or(AllocError::NotABlock { address })?;
@@ -96,7 +99,8 @@ impl State {
         }
     }
 
-    /// The slot `id` names, if that block still lives (those with a deferred free do, those in the thread cache do not).
+    /// Returns the slot of block `id`, if it exists. A block with a deferred free exists, one in the thread
+    /// cache does not.
     #[inline]
     pub(super) fn resolve(&self, id: BlockId) -> Result<u32, AllocError> {
         let BlockId { index, generation } = id;
@@ -109,12 +113,12 @@ impl State {
         Ok(index)
     }
 
-    /// What is known of the block around `address`; blocks with a deferred free are not found (I3).
+    /// Returns the block around `address`, except one with a deferred free (I3).
     pub(crate) fn lookup(&self, address: usize) -> Option<BlockInfo> {
         self.find_live(address).ok().map(|index| self.info_at(index))
     }
 
-    /// What is known of block `id`, blocks with a deferred free included.
+    /// Returns block `id`, also with a deferred free.
     pub(crate) fn info(&self, id: BlockId) -> Result<BlockInfo, AllocError> {
         self.resolve(id).map(|index| self.info_at(index))
     }
@@ -136,7 +140,7 @@ impl State {
         }
     }
 
-    /// Every block, blocks with a deferred free included, in no particular order.
+    /// Returns all blocks, those with a deferred free included, in no particular order.
     pub(crate) fn blocks(&self) -> Vec<BlockInfo> {
         let live =
             (0_u32..).zip(&self.records).filter(|(_, record)| record.kind == RangeKind::Live);
@@ -144,8 +148,8 @@ impl State {
         held.map(|index| self.info_at(index)).collect()
     }
 
-    /// Frees the block that starts at `address`, last used by stream `key`, or defers the free if it
-    /// is claimed.
+    /// Frees the block that starts at `address`, last used by stream `key`. Defers the free of a claimed
+    /// block.
     pub(crate) fn free(
         &mut self,
         address: usize,
@@ -172,7 +176,7 @@ impl State {
         Ok((Freed::Done, self.release(index)))
     }
 
-    /// Ends a block that is nobody's any more: free, or pending where other streams use its pages.
+    /// Ends a freed, unclaimed block: it becomes free, or pending if other streams use it.
     fn release(&mut self, index: u32) -> Option<Release> {
         let Record { asleep, claimed, .. } = self.records[index as usize];
         if claimed.is_some() {
@@ -192,7 +196,7 @@ impl State {
         None
     }
 
-    /// The pages of an asleep block are bare; what it has of pages it shares is cached.
+    /// Releases an asleep block: its own pages become bare, its parts of shared pages cached.
     fn release_asleep(&mut self, index: u32) {
         self.stats.active_bytes.remove(self.awake_bytes(index));
         self.stats.asleep_bytes.remove(self.pages_of(index).bytes as u64);
@@ -205,7 +209,7 @@ impl State {
         self.give(pages, false);
     }
 
-    /// The pages that only block `index` lies in: those that can leave while it keeps its addresses.
+    /// Returns the pages that block `index` shares with no other block: those that can sleep.
     fn pages_of(&self, index: u32) -> AddressRange {
         let (first, units) = self.ranges.whole_pages(index, self.geometry.page_units);
         if units == 0 {
@@ -215,7 +219,7 @@ impl State {
         AddressRange::new(start, self.bytes(units) as usize)
     }
 
-    /// Bytes of block `index` that have pages.
+    /// Returns the mapped bytes of block `index`.
     fn awake_bytes(&self, index: u32) -> u64 {
         let is_asleep = self.records[index as usize].asleep;
         let asleep_bytes = if is_asleep { self.pages_of(index).bytes as u64 } else { 0 };
@@ -238,7 +242,7 @@ impl State {
             return Err(self.wrong_state(index, "claim", seen, "in one whose pages may leave"));
         }
         self.take_ownership_or_refuse(index)?;
-        // Freed asleep, it falls into up to three ranges, and a free must not fail.
+        // If freed asleep it splits into up to three ranges, and a free must not fail.
         if !self.ranges.reserve_ranges(RANGES_PER_CLAIM) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         }
@@ -308,7 +312,7 @@ impl State {
             return Err(AllocError::NotReserved { asked_bytes: bytes, staged_bytes });
         }
         self.settle_near_peak(bytes, 0);
-        // Staged bytes are mapped bytes already: the room only changes hands.
+        // Staged bytes are mapped bytes already.
         self.stats.staged_bytes.remove(bytes);
         self.stats.asleep_bytes.remove(bytes);
         self.stats.active_bytes.add(bytes);
@@ -320,7 +324,7 @@ impl State {
         Ok(())
     }
 
-    /// Reserves room for `bytes` that are about to be staged; the excess where there is none.
+    /// Reserves room for `bytes` to be staged. Fails with the bytes beyond the budget.
     pub(crate) fn reserve_awake(&mut self, bytes: u64, priority: Priority) -> Result<(), u64> {
         match self.excess_bytes(bytes, priority) {
             0 => {

@@ -1,8 +1,7 @@
-//! The common case in one pass: a plain block out of cached pages, and back into them.
+//! Fast paths of the common case: a plain block from cached pages, and its free.
 //!
-//! Both calls change nothing and say so where anything else has to be looked at; `attempt` and
-//! `free` do that. They are apart from these for speed alone: what they change they change with the
-//! same functions.
+//! If a request needs anything else, both calls change nothing and return so; `attempt` and `free` handle
+//! it. They change the state with the same functions, and are separate for speed only.
 
 use super::pools::place;
 use super::{Need, Priority, RANGES_PER_REQUEST, RangeKind, State, cached_list};
@@ -10,22 +9,20 @@ use crate::core::NONE;
 use crate::types::{Block, Request};
 
 impl State {
-    /// Hands out a block for `request`, which names no arena and is not aligned to more than a unit,
-    /// where pages are cached for it.
+    /// Allocates a block for `request`, without arena and alignment, from a cached range.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "most of a request is known to be nothing")]
+    #[expect(
+        clippy::inline_always,
+        reason = "most fields of a request are constant in the callers"
+    )]
     pub(crate) fn allocate_cached(&mut self, request: &Request, need: &Need) -> Option<Block> {
         debug_assert!(request.arena.is_none() && need.fit.align_units == 1, "{request:?}");
-        // Above a budget that was lowered it is: even a cached page is one too many.
+        // The thread cache is closed above a lowered budget, where cached pages serve no request either.
         if self.is_thread_cache_closed || !self.ranges.can_make(RANGES_PER_REQUEST) {
             return None;
         }
-        debug_assert_eq!(
-            self.excess_bytes(0, Priority::OnLadder),
-            0,
-            "and the thread cache is open"
-        );
-        // It may be better placed elsewhere, even where that takes calls of the device.
+        debug_assert_eq!(self.excess_bytes(0, Priority::OnLadder), 0, "the thread cache is open");
+        // Another place may strand fewer bytes, even if it needs device calls.
         if self.fills(need) {
             return None;
         }
@@ -40,13 +37,13 @@ impl State {
         Some(self.publish(index, request, need, false))
     }
 
-    /// Frees the block that starts at `unit`, where stream `key` is its own and the only one that
-    /// uses it, and nobody has a say in it.
+    /// Frees the block that starts at `unit`, if it is unclaimed and `key` is its own stream, the only one
+    /// that uses it.
     #[inline]
     pub(crate) fn try_free(&mut self, unit: u32, key: u64) -> bool {
         let Some(index) = self.starts.at(unit) else { return false };
         let Some(record) = self.records.get(index as usize) else { return false };
-        // What is asleep or has a deferred free is claimed. And the key it was asked for with is its stream's.
+        // An asleep block and one with a deferred free are claimed.
         let is_plain =
             record.kind == RangeKind::Live && record.claimed.is_none() && record.stream == key;
         let mut requested_bytes = record.requested_bytes as u64;

@@ -1,39 +1,39 @@
-//! Filling gaps: where nearly all is in use that ever was, large blocks go where they strand least.
+//! Filling gaps: near the previous maximum use, a large block is placed where it strands the fewest bytes.
 //!
-//! What is free and in no whole page cannot be mapped elsewhere: it is stranded until a block covers
-//! it. At the most that is ever in use, all that is held beyond it is stranded. So shortly before
-//! that, a block goes where it covers the ends of pages best, even where pages have to be moved for
-//! it and others are cached that would do. Otherwise whatever is cached comes first: it costs nothing.
+//! Free bytes outside whole free pages cannot be mapped elsewhere: they are *stranded* until a block covers
+//! them. At the maximum use all mapped bytes beyond it are stranded. So near the maximum a block is placed
+//! where it covers the ends of pages best, even if pages must move for it and a cached range would fit.
+//! Otherwise cached ranges come first: they cost nothing.
 
 use super::growth::Growth;
 use super::{Attempt, Need, Priority, State, bare_list, cached_list};
 use crate::AllocError;
 use crate::core::Fit;
 
-/// Blocks are placed that way where less of the most that was ever in use is not in use: 1/50.
+/// Blocks are placed this way if less than this part of the maximum use is unused: 1/50,
 pub(super) const NEAR_DIVISOR: u64 = 50;
-/// And where more than that is held beyond it: 1/64. There is nothing to be gained from less.
+/// and if the mapped bytes exceed the maximum use by more than this part: 1/64. Less is not worth the search.
 const BEYOND_DIVISOR: u64 = 64;
-/// Cached ranges that are looked at, and bare ones, the smallest first.
+/// Limit of the cached ranges, and of the bare ones, that are compared, smallest first.
 const LOOKS_MAX: usize = 64;
-/// What a place costs, by unit: stranded, to be mapped, and left over up to some pages.
+/// Costs of a place per unit: stranded, to be mapped, and left over (up to some pages).
 const STRANDED_COST: i64 = 32;
 const MAPPED_COST: i64 = 10;
 const LEFT_COST: i64 = 8;
 const LEFT_PAGES_MAX: u32 = 16;
-/// Requests that are placed as always after one whose pages did not come: streams are busy.
+/// Requests placed in the ordinary way after one whose pages could not be moved: streams are busy.
 const PAUSE_REQUESTS: u32 = 256;
 
 /// A place for a block.
 #[derive(Clone, Copy)]
 enum GapChoice {
-    /// In a cached range, from a unit on.
+    /// A cached range, and the start in it.
     Cached(u32, u32),
     Bare(Growth),
 }
 
 impl State {
-    /// Whether a request is to be placed by what it strands.
+    /// Whether a request is placed by the bytes it strands.
     #[inline]
     pub(super) fn fills(&mut self, need: &Need) -> bool {
         let is_near = self.in_use_bytes().saturating_add(need.bytes) >= self.near_high_bytes;
@@ -51,7 +51,7 @@ impl State {
         !is_paused
     }
 
-    /// A place for a large block that strands little, where that is called for and there is one.
+    /// Takes the place of a large block that strands the fewest bytes, if this applies.
     #[inline]
     pub(super) fn fill_gap(
         &mut self,
@@ -63,7 +63,7 @@ impl State {
             return Ok(None);
         }
         if self.keeps(pool) {
-            // What moves there does not come back.
+            // Pages that move there stay there.
             return Ok(None);
         }
         self.fill_closest(pool, need.fit)
@@ -95,12 +95,12 @@ impl State {
         Ok(Some(Attempt::Bare(mapping)))
     }
 
-    /// The pages for a block placed by choice did not come.
+    /// Suspends the filling, after pages for a chosen place could not be moved.
     pub(crate) fn pause_filling(&mut self) {
         self.fill_pause = PAUSE_REQUESTS;
     }
 
-    /// The place in `pool` that costs least of those looked at.
+    /// Returns the place in `pool` with the least cost among those compared.
     fn closest(&self, pool: u32, fit: Fit) -> Option<GapChoice> {
         let (mut least, mut best) = (i64::MAX, None);
         let cached = self.ranges.no_smaller(cached_list(pool), fit.units);
@@ -120,7 +120,7 @@ impl State {
         for range in bare.take(LOOKS_MAX) {
             let (start, units) = self.ranges.reach(range);
             let cached_units = units - self.ranges.units(range);
-            // Wherever the block lies, what is not cached of it is mapped.
+            // At any place, the part of the block that is not cached is mapped.
             let mapped_least = i64::from(fit.units.saturating_sub(cached_units)) * MAPPED_COST;
             let most = least - mapped_least;
             let Some((cost, left_units)) = self.least_cost(start, units, fit, most) else {
@@ -131,7 +131,7 @@ impl State {
                 let mapped = i64::from(growth.map_units()) * MAPPED_COST;
                 debug_assert!(mapped >= mapped_least, "{growth:?} maps less than it has to");
                 let cost = cost + mapped + self.cost_beside(start, units, at, fit);
-                // What needs no page lies in a cached range.
+                // A place without pages to map is in a cached range, compared above.
                 if cost < least && !growth.is_cached() {
                     (least, best) = (cost, Some(GapChoice::Bare(growth)));
                 }
@@ -140,8 +140,8 @@ impl State {
         best
     }
 
-    /// What any place in a free gap costs at least, and the units it leaves over; `None` where that
-    /// is not below `most`, or the gap is too short.
+    /// Returns the least cost of any place in a free gap, and the units left over. `None` if the cost is not
+    /// below `most`, or the gap is too short.
     #[inline]
     fn least_cost(&self, start: u32, units: u32, fit: Fit, most: i64) -> Option<(i64, u32)> {
         let left_units = units.checked_sub(fit.units)?;
@@ -151,7 +151,7 @@ impl State {
         (cost < most).then_some((cost, left_units))
     }
 
-    /// What is stranded before and after a block at `at` in a free gap.
+    /// Returns the cost of the units stranded before and after a block at `at` in a free gap.
     #[inline]
     fn cost_beside(&self, start: u32, units: u32, at: u32, fit: Fit) -> i64 {
         let before_units = at - start;
@@ -159,11 +159,11 @@ impl State {
         self.stranded_cost(start, before_units) + self.stranded_cost(at + fit.units, after_units)
     }
 
-    /// What free units that are in no whole page among them come to.
+    /// Returns the cost of the free units outside whole pages.
     #[inline]
     fn stranded_cost(&self, start: u32, units: u32) -> i64 {
         let mask = self.geometry.page_units - 1;
-        // More than there are where no page begins or ends between them.
+        // Exceeds `units` if no page begins or ends in the range.
         let ends_units = (start.wrapping_neg() & mask) + (start.wrapping_add(units) & mask);
         i64::from(ends_units.min(units)) * STRANDED_COST
     }

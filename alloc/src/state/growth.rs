@@ -1,15 +1,15 @@
-//! Growth: bare pages that are mapped for a request, and where.
+//! Growth: the choice of bare pages to map for a request.
 //!
-//! A block need not begin or end where its new pages do. What is cached around them serves as well,
-//! so that blocks share pages with their neighbours, and gaps are filled rather than left:
+//! A block need not begin or end with its new pages. The cached ranges around them serve too, so that
+//! blocks share pages with their neighbours and gaps are filled:
 //! ```text
 //!    block │ cached │ bare ........................ │ cached │ block
 //!    block │ the new block ──────────┤ cached │ bare │ cached │ block
 //!          └────────┴ mapped for it ──────────┘
 //! ```
-//! Of all gaps that are long enough the shortest is taken, as near as the size classes tell; in it,
-//! the end where fewer pages are missing. Another may miss fewer: who would be refused otherwise
-//! looks at all of them.
+//! The shortest sufficient gap is used, as far as the size classes distinguish them, and in it the end at
+//! which fewer pages are missing. Another gap may need fewer pages: before a request is refused, all gaps
+//! are examined.
 
 use super::fill::NEAR_DIVISOR;
 use super::{Need, Priority, RANGES_MAX, RangeKind, State, bare_list, cached_list};
@@ -18,38 +18,37 @@ use crate::core::{Fit, NONE};
 use crate::types::{Block, Request};
 use dormouse_device::{AddressRange, Fill};
 
-/// Cached pages are moved rather than new ones mapped where more would be held than this much over
-/// the most that was ever in use: 1/256.
+/// Cached pages are moved if mapping new ones would exceed the maximum use by more than this part: 1/256.
 const SPARE_DIVISOR: u64 = 256;
-/// Ranges a piece that was being mapped may fall into beside its own.
+/// Further ranges that a range being mapped can split into.
 pub(super) const RANGES_PER_MAP: u32 = 2;
 
-/// Where a block goes that needs pages mapped.
+/// The place of a block that needs pages mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Growth {
-    /// The bare range the pages lie in.
+    /// The bare range of the pages.
     bare: u32,
-    /// Where the block starts.
+    /// Start of the block.
     start: u32,
-    /// The pages to map: none where what is cached before them is enough.
+    /// The pages to map; none if the cached range beside them suffices.
     map_start: u32,
     map_units: u32,
 }
 
 /// A range whose pages are being mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "it is in nobody's list until `complete_map` or `cancel_map`"]
+#[must_use = "it is in no list until `complete_map` or `cancel_map`"]
 pub(crate) struct Mapping {
     index: u32,
     growth: Growth,
-    /// Bytes of cached pages that had better leave first, elsewhere.
+    /// Bytes of cached pages to unmap elsewhere first.
     pub(crate) move_bytes: u64,
-    /// A cached range would do: where fewer leave, that is better than to hold more.
+    /// A cached range would fit: it is used instead if fewer bytes can be unmapped.
     pub(crate) is_choice: bool,
 }
 
 impl Growth {
-    /// Whether nothing has to be mapped: what is cached at one end of the gap is enough.
+    /// Whether no page is mapped: the cached range at one end of the gap suffices.
     pub(super) const fn is_cached(&self) -> bool {
         self.map_units == 0
     }
@@ -60,7 +59,7 @@ impl Growth {
 }
 
 impl State {
-    /// Where `fit` would grow in `pool`, as it is now.
+    /// Returns the growth of `fit` in `pool`.
     pub(super) fn plan_growth(&mut self, pool: u32, fit: Fit) -> Option<Growth> {
         self.ranges.settle_reach();
         let bare = self.ranges.find(bare_list(pool), fit)?;
@@ -70,28 +69,28 @@ impl State {
         self.least_growth_in(bare, fit)
     }
 
-    /// The growth in the reach of `bare`, at the end of it that takes fewer pages.
+    /// Returns the growth in the reach of `bare`, at the end that needs fewer pages.
     fn least_growth_in(&self, bare: u32, fit: Fit) -> Option<Growth> {
         let first = self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit);
         let last = self.growth_at(bare, self.ranges.last_start_in_reach(bare, fit)?, fit);
         Some(if last.map_units < first.map_units { last } else { first })
     }
 
-    /// The growth in `pool` that takes the fewest pages: every gap is looked at.
+    /// Returns the growth in `pool` that needs the fewest pages. Examines every gap.
     #[cold]
     pub(super) fn least_growth(&self, pool: u32, fit: Fit) -> Option<Growth> {
         let bare = self.ranges_of(pool).filter(|&it| self.ranges.list(it) == Some(bare_list(pool)));
         bare.filter_map(|bare| self.least_growth_in(bare, fit)).min_by_key(Growth::map_units)
     }
 
-    /// How many units of pages `fit` takes in `pool` at least.
+    /// Returns the least units of pages that `fit` needs in `pool`.
     #[cold]
     pub(super) fn least_map_units(&self, pool: u32, fit: Fit) -> u32 {
         let growth = self.least_growth(pool, fit);
         growth.map_or_else(|| self.whole_units(fit), |growth| growth.map_units)
     }
 
-    /// Takes a cached range of `pool` that `fit` fits into, wherever it is filed.
+    /// Takes a cached range of `pool` for `fit`. Examines all ranges.
     #[cold]
     pub(super) fn take_any_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
         let list = Some(cached_list(pool));
@@ -103,7 +102,7 @@ impl State {
         Some(index)
     }
 
-    /// Every range of the segments of `pool`, used ones included.
+    /// Returns all ranges of the segments of `pool`, used ones included.
     fn ranges_of(&self, pool: u32) -> impl Iterator<Item = u32> {
         let segments = self.segments.iter().flatten().filter(move |it| it.pool == pool);
         segments.flat_map(|segment| {
@@ -112,7 +111,7 @@ impl State {
         })
     }
 
-    /// The growth of a block at `start`, in the reach of `bare`.
+    /// Returns the growth of a block at `start` in the reach of `bare`.
     pub(super) fn growth_at(&self, bare: u32, start: u32, fit: Fit) -> Growth {
         let page_units = self.geometry.page_units;
         let end = start + fit.units;
@@ -125,17 +124,17 @@ impl State {
         Growth { bare, start, map_start, map_units: map_end.saturating_sub(map_start) }
     }
 
-    /// Units of pages that `fit` takes where nothing around them serves.
+    /// Returns the units of pages that `fit` needs without cached ranges around them.
     pub(super) fn whole_units(&self, fit: Fit) -> u32 {
         fit.units.checked_next_multiple_of(self.geometry.page_units).unwrap_or(u32::MAX)
     }
 
-    /// Bytes of the pages that a block for `need` lies in, wherever it lies: it takes no fewer.
+    /// Returns the least bytes of pages that contain a block for `need`.
     pub(crate) fn page_bytes_for(&self, need: &Need) -> u64 {
         self.bytes(self.whole_units(need.fit)).max(need.bytes)
     }
 
-    /// Takes a block that needs no pages mapped out of the cached range it lies in.
+    /// Takes a block that needs no new pages out of its cached range.
     pub(super) fn take_beside(&mut self, fit: Fit, growth: Growth) -> Option<u32> {
         let is_before = growth.start < self.ranges.start(growth.bare);
         let sibling = if is_before {
@@ -148,14 +147,14 @@ impl State {
         Some(index)
     }
 
-    /// Takes what `growth` says out of the free lists.
+    /// Removes the ranges of `growth` from the free lists.
     pub(super) fn begin_map(
         &mut self,
         fit: Fit,
         growth: Growth,
         move_bytes: u64,
     ) -> Result<Mapping, AllocError> {
-        // Made sure of by `attempt`, but for those it may fall into again.
+        // `attempt` has checked the limit, except for these ranges.
         let limit = Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         if !self.ranges.reserve_ranges(RANGES_PER_MAP) {
             return limit;
@@ -192,7 +191,7 @@ impl State {
         Ok(Mapping { index, growth, move_bytes, is_choice: false })
     }
 
-    /// The pages that are to be mapped.
+    /// Returns the pages to map.
     pub(crate) fn pages_to_map(&self, mapping: &Mapping) -> AddressRange {
         let Growth { map_start, map_units, .. } = mapping.growth;
         let granule_bytes = self.geometry.granule_bytes;
@@ -202,8 +201,7 @@ impl State {
         )
     }
 
-    /// The device has mapped the pages, and filled them as the request has it: a block is made of
-    /// them now, and what it has no need of is cached.
+    /// Makes a block of the pages, which the device has mapped and filled. Unneeded parts are cached.
     pub(crate) fn complete_map(
         &mut self,
         mapping: Mapping,
@@ -221,7 +219,7 @@ impl State {
         self.publish(block, request, need, zeroed)
     }
 
-    /// The device did not map the pages: they are bare again, and the rest is cached.
+    /// Ends a failed mapping: the pages are bare again, the other parts cached.
     pub(crate) fn cancel_map(&mut self, mapping: Mapping) {
         let Mapping { index, growth, .. } = mapping;
         self.mapping_bytes -= self.bytes(growth.map_units);
@@ -230,7 +228,7 @@ impl State {
         self.give(pages, false);
     }
 
-    /// How many bytes of cached pages should leave before `map_units` are mapped.
+    /// Returns the bytes of cached pages to unmap before `map_units` are mapped.
     pub(super) fn move_bytes(&self, map_units: u32, priority: Priority) -> u64 {
         if !self.moves_pages || priority != Priority::Normal {
             return 0;
@@ -239,7 +237,7 @@ impl State {
         if over_bytes > 0 && self.has_free_page() { over_bytes } else { 0 }
     }
 
-    /// How far `map_units` more would go past what should be held, at most all of them.
+    /// Returns the bytes by which `map_units` more would exceed the intended maximum, at most all of them.
     pub(super) fn over_goal_bytes(&self, map_units: u32) -> u64 {
         let held_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
         let goal_bytes = self.high_bytes + self.high_bytes / SPARE_DIVISOR;
@@ -247,7 +245,7 @@ impl State {
         (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes)
     }
 
-    /// Whether a whole page is cached that may leave.
+    /// Whether a whole cached page may be unmapped.
     fn has_free_page(&self) -> bool {
         let page_units = self.geometry.page_units;
         (0_u32..).take(self.pools.len()).any(|pool| {
@@ -256,7 +254,7 @@ impl State {
         })
     }
 
-    /// Notes the most that was ever in use.
+    /// Updates the maximum use.
     #[inline]
     pub(super) fn note_use(&mut self) {
         let in_use_bytes = self.in_use_bytes();
@@ -266,7 +264,7 @@ impl State {
         }
     }
 
-    /// Bytes of blocks, and of pages that are there to wake some.
+    /// Returns the bytes of blocks and of staged pages.
     #[inline]
     pub(super) fn in_use_bytes(&self) -> u64 {
         self.stats.active_bytes.current + self.stats.staged_bytes.current

@@ -1,6 +1,6 @@
-//! Everything under the allocator's lock. Pure: it knows units and pools, never the device.
+//! The state under the allocator's lock. Pure: units and pools, no device.
 //!
-//! Life of a range, as the accounts see it:
+//! Life of a range:
 //! ```text
 //!           begin_map          complete_map
 //!    bare ───────────► mapping ────────────► live ◄────── publish ─────┐
@@ -10,8 +10,8 @@
 //!     └────────────────────────── trimming ◄───────────────────────────┘
 //!                                     └────────── cancel_trim ─────────►
 //! ```
-//! A live block that other streams than its own use is pending between `release` and `cached`
-//! (`begin_pending`, `finish_pending`).
+//! A live block that other streams use too is pending between `release` and `cached` (`begin_pending`,
+//! `finish_pending`).
 
 mod blocks;
 mod fast_path;
@@ -45,33 +45,33 @@ pub(crate) use streams::{Release, ReleaseSubject, StreamSet};
 /// Limit of the ranges (blocks and free ranges).
 pub const RANGES_MAX: u32 = 1 << 24;
 
-/// Ranges one request can add: the first of a new segment, what is left on both sides of its pages
-/// and of what is cached around them, and those promised while the pages are being mapped.
+/// Ranges that one request can add: the first of a new segment, the rests on both sides of its pages and of
+/// the cached ranges around them, and those promised while pages are being mapped.
 const RANGES_PER_REQUEST: u32 = 7;
 
-/// What a used range is used for.
+/// The use of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RangeKind {
-    /// Free, or no range at all.
+    /// Free, or no range.
     Nothing,
-    /// Bare, being mapped for a request that has not returned yet.
+    /// Bare, being mapped for a request.
     Mapping,
     /// A block.
     Live,
-    /// Freed; other streams than its own may still use it.
+    /// Freed; other streams may still use it.
     Pending,
     /// Cached, being unmapped.
     Trimming,
 }
 
-/// What is known of the range in a slot, beside its place.
+/// Properties of the range in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     generation: u32,
     kind: RangeKind,
     free_deferred: bool,
     asleep: bool,
-    /// The ownership table says who has it, and what was asked for.
+    /// The ownership table has its owner and requested bytes.
     is_registered: bool,
     tag: u32,
     claimed: Option<u64>,
@@ -79,7 +79,7 @@ struct Record {
     scope: u64,
     stream: u64,
     arena: Option<ArenaId>,
-    /// Of a range being mapped: units of it that had pages before.
+    /// Of a range being mapped: units that were mapped before.
     cached_units: u32,
 }
 
@@ -105,29 +105,29 @@ impl Record {
 pub(crate) struct Need {
     pub(crate) fit: Fit,
     pub(crate) bytes: u64,
-    /// Whether the block is one for the thread cache, once it is freed.
+    /// Whether the block may go to the thread cache when freed.
     pub(crate) is_small: bool,
 }
 
-/// Who wants room: those on the ladder, one at a time, may take what was trimmed for them.
+/// Priority of a request. Requests on the ladder, one at a time, may use the bytes trimmed for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
     Normal,
     OnLadder,
-    /// On the ladder, and refused if this fails: every gap is looked at.
+    /// On the ladder, before a refusal: every gap is examined.
     LastResort,
 }
 
-/// What became of one attempt to find a range.
+/// Result of an attempt to find a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
-    /// A range with pages: publish it.
+    /// A mapped range, to publish.
     Cached(u32),
-    /// A range some of whose pages are missing: map them, then complete or cancel.
+    /// A range with missing pages, to map and then to complete or cancel.
     Bare(Mapping),
-    /// Over the budget by so many bytes.
+    /// Bytes beyond the budget.
     OverBudget(u64),
-    /// No run of addresses is long enough.
+    /// No free address range is long enough.
     NoAddresses,
 }
 
@@ -137,11 +137,11 @@ pub(crate) struct Geometry {
     /// Address of unit 0, the start of a page.
     pub(crate) base: usize,
     pub(crate) granule_bytes: usize,
-    /// Units that are mapped and unmapped together: 1 where a granule is no less than a page.
+    /// Units of a page: 1 if a granule is at least a page.
     pub(crate) page_units: u32,
-    /// Units in all.
+    /// Number of units.
     pub(crate) units: u32,
-    /// Units given to a pool at a time.
+    /// Units of a segment.
     pub(crate) segment_units: u32,
 }
 
@@ -154,23 +154,23 @@ pub(crate) struct State {
     /// By slot of `ranges`.
     records: Vec<Record>,
     is_stream_ordered: bool,
-    /// Has small blocks that count as live here.
+    /// Its blocks are live ranges here.
     thread_cache: Option<Arc<ThreadCache>>,
-    /// Bytes it had when its figures were last added to these.
+    /// Its bytes when its counts were last added to `stats`.
     thread_cache_bytes: u64,
-    /// More was held than the budget allows when that was last looked at: it takes nothing.
+    /// It accepts no blocks: the mapped bytes exceeded a lowered budget.
     is_thread_cache_closed: bool,
-    /// By range: the streams other than its own that use a block, where there are any.
+    /// By range: the other streams that use a block.
     uses: BTreeMap<u32, StreamSet>,
     /// By slot.
     stream_keys: Vec<u64>,
-    /// By slot: what came free up to then is not in use by the stream any more.
+    /// By slot: the stream no longer uses ranges freed up to this time.
     quiet_at: Vec<u64>,
     pools: Vec<Pool>,
     pools_vacant: Vec<u32>,
     /// Pools other than the first of their family: family, place.
     members: BTreeMap<(u32, u32), u32>,
-    /// Those of requests that name no arena, by place, or `NONE`; the first of them is always there.
+    /// The general pools, by place, or `NONE`. The first always exists.
     general: Vec<u32>,
     segments: Vec<Option<Segment>>,
     segments_vacant: Vec<u32>,
@@ -178,17 +178,17 @@ pub(crate) struct State {
     space: Tlsf,
     /// Segments of the spare pools: slot of the stream, units, index.
     spare: BTreeSet<(u32, u32, u32)>,
-    /// Bytes being mapped now: in the budget, not yet in the figures.
+    /// Bytes being mapped: in the budget, not yet in `stats`.
     mapping_bytes: u64,
-    /// Bytes trimmed by the request on the ladder for itself: part of the budget for other requests.
+    /// Bytes trimmed by the request on the ladder for itself. They count against the budget of others.
     held_back_bytes: u64,
-    /// Whether cached pages are moved before the device is asked for more than ever were in use.
+    /// Whether cached pages are moved before the mapped bytes exceed the maximum use.
     moves_pages: bool,
-    /// The most bytes that were ever in use.
+    /// The maximum of the bytes in use.
     high_bytes: u64,
-    /// A little less than that.
+    /// The use from which gaps are filled.
     near_high_bytes: u64,
-    /// Requests that are not placed by what they strand, from now on.
+    /// Number of requests for which the filling is suspended.
     fill_pause: u32,
     pub(crate) stats: Stats,
 }
@@ -259,7 +259,7 @@ impl State {
         self.bytes(self.ranges.units(index))
     }
 
-    /// How far `bytes` more would go past the budget, for `priority`.
+    /// Returns the bytes by which `bytes` more would exceed the budget, for `priority`.
     #[inline]
     pub(crate) fn excess_bytes(&self, bytes: u64, priority: Priority) -> u64 {
         let committed_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
@@ -278,14 +278,13 @@ impl State {
         self.held_back_bytes = 0;
     }
 
-    /// Whether the address space is long enough for `need`, were it empty.
+    /// Whether `need` fits an empty address space.
     pub(crate) fn could_ever_fit(&self, need: &Need) -> bool {
         let Fit { units, align_units } = need.fit;
         units.checked_add(align_units - 1).is_some_and(|enough| enough <= self.geometry.units)
     }
 
-    /// The largest cached and the largest bare range that anybody may have, in bytes. Walks: for
-    /// reports.
+    /// Returns the bytes of the largest cached and the largest bare range outside kept arenas. For reports.
     pub(crate) fn largest_bytes(&mut self) -> (u64, u64) {
         self.ranges.settle_reach();
         let largest = |list: fn(u32) -> u32| {
@@ -297,7 +296,7 @@ impl State {
         (largest(cached_list), bare)
     }
 
-    /// One attempt to find a range for `need`. What it returns is used from here on.
+    /// Attempts to find a range for `need`, which is used from then on.
     pub(crate) fn attempt(
         &mut self,
         request: &Request,
@@ -320,8 +319,8 @@ impl State {
         need: &Need,
         priority: Priority,
     ) -> Result<Attempt, AllocError> {
-        // Above a budget that was lowered, even a cached page is one too many. (What is held back
-        // for somebody does not count here: a cached page is in the budget already.)
+        // Above a lowered budget even cached pages serve no request. (Held back bytes do not count here: a
+        // cached page is in the budget already.)
         let over_bytes = self.excess_bytes(0, Priority::OnLadder);
         if over_bytes > 0 {
             return Ok(Attempt::OverBudget(over_bytes));
@@ -341,8 +340,8 @@ impl State {
         }
     }
 
-    /// Before a refusal: every gap is looked at, those among blocks of the other kind too. Small and
-    /// large ones lie apart so that pages can move, not so that one lacks what the other has.
+    /// The last attempt before a refusal: examines every gap, also in the pool of the other kind (small or
+    /// large blocks). The kinds are separate so that pages can move, not to limit either.
     #[cold]
     fn attempt_last_resort(&mut self, pool: u32, fit: Fit) -> Result<Attempt, AllocError> {
         let mut pools = vec![pool];
@@ -352,7 +351,7 @@ impl State {
                 return Ok(Attempt::Cached(index));
             }
         }
-        // Where fewer pages are missing first: a device may be full before the budget is.
+        // The pool with fewer missing pages first: the device may be full within the budget.
         pools.sort_by_key(|&it| self.least_map_units(it, fit));
         let mut shortest = None;
         for &pool in &pools {
@@ -366,13 +365,13 @@ impl State {
         Ok(shortest.unwrap_or(Attempt::NoAddresses))
     }
 
-    /// Nothing cached is long enough: it has to be made so, or pages mapped.
+    /// Finds a range when no cached one fits: extends a cached range, or maps pages.
     fn grow(&mut self, pool: u32, fit: Fit, priority: Priority) -> Result<Attempt, AllocError> {
         let mut growth = match priority {
             Priority::Normal | Priority::OnLadder => self.plan_growth(pool, fit),
             Priority::LastResort => self.least_growth(pool, fit),
         };
-        // A spare segment has pages: better than mapping, but only where one is needed anyway.
+        // A spare segment has pages, so it is better than a new one.
         if growth.is_none() && self.adopt_spare(pool, fit) {
             if let Some(index) = self.take_cached(pool, fit) {
                 return Ok(Attempt::Cached(index));

@@ -1,10 +1,10 @@
-//! Pools: who shares segments. Each arena has one per stream, and so have the requests that name
-//! no arena and the spare segments.
+//! Pools of segments. Each arena, the requests without an arena, and the spare segments have one pool per
+//! stream.
 //!
-//! The pools of one arena are a *family*. The pool of its first stream (slot 0, on a device that
-//! is not stream-ordered the only one) lives as long as the arena and names it; those of other
-//! streams come with their first segment and go with their last. Where blocks share pages, small
-//! ones have pools of their own beside these: among large ones each would keep a page from moving.
+//! The pools of one arena are a *family*. The pool of its first stream (slot 0, the only one on a device
+//! that is not stream-ordered) exists as long as the arena and identifies it; those of other streams exist
+//! while they have segments. If blocks share pages, small blocks have separate pools: among large blocks
+//! each would keep a page from moving.
 
 use super::{Release, ReleaseSubject, State, cached_list};
 use crate::AllocError;
@@ -14,25 +14,25 @@ use crate::types::{ArenaId, Request};
 /// Limit of the arenas, including closed ones with blocks.
 pub const ARENAS_MAX: u32 = 4096;
 
-/// The family of requests that name no arena.
+/// The family of requests without an arena.
 pub(super) const POOL_GENERAL: u32 = 0;
 /// The family of the spare segments, from closed arenas.
 pub(super) const POOL_SPARE: u32 = 1;
 /// Families that are not arenas.
 pub(super) const POOLS_FIXED: u32 = 2;
 
-/// How far a pool is in its life.
+/// State of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArenaPhase {
     /// Accepts requests.
     Open,
-    /// Gives its segments up one by one as they come free.
+    /// Releases each segment when it becomes free.
     Closed,
-    /// No pool at all.
+    /// No pool.
     Vacant,
 }
 
-/// Who shares segments.
+/// A pool.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) generation: u32,
@@ -40,22 +40,22 @@ pub(super) struct Pool {
     pub(super) segments: u32,
     /// The pool of its family's first stream.
     pub(super) family: u32,
-    /// Slot of the stream that its cached pages may still be in use by.
+    /// Slot of the stream that may still use its cached pages.
     pub(super) stream: u32,
-    /// Whether it is for small blocks.
+    /// Whether it serves small blocks.
     pub(super) is_small: bool,
-    /// Whether pages stay in its family: said of the first of it only, see [`State::keeps`].
+    /// Whether the family keeps its pages. Set in its first pool only: see [`State::keeps`].
     pub(super) keeps_pages: bool,
 }
 
-/// A pool's place in its family.
+/// Returns the place of a pool in its family.
 #[inline]
 pub(super) const fn place(stream: u32, is_small: bool) -> u32 {
     stream * 2 + is_small as u32
 }
 
 impl Pool {
-    /// One of the families there always are.
+    /// Creates the first pool of a family that always exists.
     pub(super) const fn fixed(family: u32) -> Self {
         Self {
             generation: 0,
@@ -70,7 +70,7 @@ impl Pool {
 }
 
 impl State {
-    /// The first pool of an open arena, or the general one.
+    /// Returns the first pool of an open arena, or the general one.
     #[inline]
     pub(super) fn family_of(&self, arena: Option<ArenaId>) -> Result<u32, AllocError> {
         let Some(ArenaId { index, generation }) = arena else { return Ok(POOL_GENERAL) };
@@ -83,8 +83,8 @@ impl State {
         }
     }
 
-    /// The pool that `request` is served from. Made where there is none: `retire_pool` takes it
-    /// away again where it got no segment.
+    /// Returns the pool of `request`, and creates it if necessary. `retire_pool` removes one that got no
+    /// segment.
     #[inline]
     pub(super) fn pool_of(&mut self, request: &Request, fit: Fit) -> Result<u32, AllocError> {
         let stream = self.slot_of(request.stream)?;
@@ -92,7 +92,7 @@ impl State {
         Ok(self.member(family, stream, self.is_small(fit)))
     }
 
-    /// Whether a block is one of those that lie apart: up to half a page, where pages are shared.
+    /// Whether a block is small: up to half a page, if blocks share pages.
     #[inline]
     pub(super) fn is_small(&self, fit: Fit) -> bool {
         fit.units <= self.geometry.page_units / 2
@@ -105,20 +105,20 @@ impl State {
         }
     }
 
-    /// The pool for blocks of the other kind, small or large, of the same family and stream.
+    /// Returns the pool of the same family and stream for blocks of the other kind, small or large.
     pub(super) fn sibling(&self, pool: u32) -> Option<u32> {
         let Pool { family, stream, is_small, .. } = self.pools[pool as usize];
         self.member_if_any(family, place(stream, !is_small))
     }
 
-    /// The pool of `family` for `stream`.
+    /// Returns the pool of `family` for `stream`, and creates it if necessary.
     #[inline]
     pub(super) fn member(&mut self, family: u32, stream: u32, is_small: bool) -> u32 {
         let place = place(stream, is_small);
         if place == 0 {
             return family;
         }
-        // The requests that name no arena are most of all: no search for them.
+        // Most requests have no arena: their pool is found without a search.
         match self.general.get(place as usize) {
             Some(&pool) if family == POOL_GENERAL && pool != NONE => pool,
             _ => self.other_member(family, stream, is_small),
@@ -142,7 +142,7 @@ impl State {
         pool
     }
 
-    /// A pool in a vacant slot; of its own family where none is given.
+    /// Creates a pool in a vacant slot, by default as the first of a new family.
     fn make_pool(
         &mut self,
         family: Option<u32>,
@@ -152,7 +152,7 @@ impl State {
     ) -> u32 {
         let index = self.pools_vacant.pop().unwrap_or_else(|| {
             self.pools.push(Pool { phase: ArenaPhase::Vacant, ..Pool::fixed(0) });
-            // As many as there are arenas and segments, and these are limited.
+            // Limited by the numbers of arenas and segments.
             let index = u32::try_from(self.pools.len() - 1).unwrap_or(u32::MAX);
             self.ranges.ensure_lists(cached_list(index + 1));
             index
@@ -165,7 +165,7 @@ impl State {
         index
     }
 
-    /// Opens an arena, which may keep its pages.
+    /// Opens an arena, optionally one that keeps its pages.
     pub(crate) fn arena_create(&mut self, keeps_pages: bool) -> Result<ArenaId, AllocError> {
         if self.stats.arenas.current >= u64::from(ARENAS_MAX) {
             return Err(AllocError::TooManyArenas { limit: ARENAS_MAX });
@@ -176,10 +176,9 @@ impl State {
         Ok(ArenaId { index, generation: self.pools[index as usize].generation })
     }
 
-    /// Closes an arena; its segments leave it as they come free. Any other id is ignored.
+    /// Closes an arena; each segment leaves it when it becomes free. An unknown id is ignored.
     ///
-    /// One that keeps its pages goes on doing so where streams may still use them: until
-    /// `arena_settle`.
+    /// A kept arena keeps pages that streams may still use until `arena_settle`.
     pub(crate) fn arena_close(&mut self, arena: ArenaId) -> Option<Release> {
         let family = self.family_of(Some(arena)).ok()?;
         let pools = self.pools_of(family);
@@ -189,7 +188,7 @@ impl State {
         let has_pages = pools.iter().any(|&pool| self.pools[pool as usize].segments > 0);
         if self.keeps(family) && has_pages && self.is_stream_ordered {
             let bytes = self.cached_bytes_of(|pool| pool.family == family);
-            // A graph is replayed on any stream.
+            // A graph may be replayed on any stream.
             let users = self.streams_known();
             return Some(Release { subject: ReleaseSubject::Arena(arena), bytes, users });
         }
@@ -197,10 +196,10 @@ impl State {
         None
     }
 
-    /// No stream uses the pages of a closed arena any more: they may leave it. Returns the bytes
-    /// that are free of it: none where it is gone by now.
+    /// Releases the pages of a closed kept arena that no stream uses any more. Returns its free bytes; 0 if it
+    /// no longer exists.
     pub(crate) fn arena_settle(&mut self, ArenaId { index, generation }: ArenaId) -> u64 {
-        // The slot may be another arena's, where a failed map left this one without a segment.
+        // The slot may hold another arena: a failed map may have left this one without a segment.
         if self.pools.get(index as usize).is_none_or(|pool| pool.generation != generation) {
             return 0;
         }
@@ -210,13 +209,13 @@ impl State {
         bytes
     }
 
-    /// The pools of a family, its first one last.
+    /// Returns the pools of a family, the first one last.
     fn pools_of(&self, family: u32) -> Vec<u32> {
         let others = self.members.range((family, 0)..=(family, u32::MAX));
         others.map(|(_, &pool)| pool).chain([family]).collect()
     }
 
-    /// Gives up what is free of a closed family.
+    /// Releases the free segments of a closed family.
     fn release_pages(&mut self, pools: &[u32]) {
         for &pool in pools {
             self.pools[pool as usize].keeps_pages = false;
@@ -227,27 +226,27 @@ impl State {
         }
     }
 
-    /// Whether the cached ranges of `pool` serve nobody else, and stay mapped.
+    /// Whether the cached ranges of `pool` stay mapped and serve no other family.
     #[inline]
     pub(super) fn keeps(&self, pool: u32) -> bool {
         let family = self.pools[pool as usize].family;
         self.pools[family as usize].keeps_pages
     }
 
-    /// Free bytes that arenas keep to themselves. Walks: for reports.
+    /// Returns the cached bytes of kept arenas. For reports.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.cached_bytes_of(|pool| self.pools[pool.family as usize].keeps_pages)
     }
 
-    /// Free, mapped bytes of some pools.
+    /// Returns the cached bytes of some pools.
     fn cached_bytes_of(&self, which: impl Fn(&Pool) -> bool) -> u64 {
         let segments = self.segments.iter().flatten();
         let some = segments.filter(|segment| which(&self.pools[segment.pool as usize]));
         some.map(|segment| self.bytes(segment.cached_units)).sum()
     }
 
-    /// Frees the slot of a pool that has no segment and will not be asked for one: any but the
-    /// first of its family, and that one once the arena is closed and the others are gone.
+    /// Removes a pool without segments, unless it is the first of its family and the arena is open or has
+    /// other pools.
     #[inline]
     pub(super) fn retire_pool(&mut self, index: u32) {
         if index >= POOLS_FIXED && self.pools[index as usize].segments == 0 {

@@ -1,4 +1,4 @@
-//! Segments: how pools get addresses, how ranges come and go in them, how they are given up.
+//! Segments: the addresses of pools, the ranges in them, and their release.
 
 use super::pools::ArenaPhase;
 use super::{POOL_SPARE, RangeKind, Record, State, StreamSet, bare_list, cached_list};
@@ -21,14 +21,14 @@ pub(crate) enum TrimPurpose {
     Move,
 }
 
-/// A run of addresses that one pool divides.
+/// A run of addresses of one pool.
 #[derive(Debug)]
 pub(super) struct Segment {
     /// Its place in the address space.
     pub(super) extent: Extent,
-    /// The pool it is in.
+    /// Its pool.
     pub(super) pool: u32,
-    /// Its first range, which keeps its slot for as long as the segment lives.
+    /// Its first range, the same for the life of the segment.
     pub(super) first: u32,
     /// Units of blocks, and of ranges in transit.
     pub(super) used_units: u32,
@@ -37,13 +37,13 @@ pub(super) struct Segment {
 }
 
 impl State {
-    /// A cached range of `pool` that `fit` fits into.
+    /// Returns a cached range of `pool` for `fit`.
     #[inline]
     pub(super) fn find_cached(&self, pool: u32, fit: Fit) -> Option<u32> {
         self.ranges.find(cached_list(pool), fit)
     }
 
-    /// Takes a cached range out of `pool`, as it is: pages and all.
+    /// Takes a cached range of `pool` for `fit`.
     #[inline]
     pub(super) fn take_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
         let index = self.ranges.take(self.find_cached(pool, fit)?, fit)?;
@@ -51,14 +51,13 @@ impl State {
         Some(index)
     }
 
-    /// Picks pages to unmap: those wholly inside the largest cached range (give or take 1/32), its
-    /// upper ones where they are enough for `target_bytes`. They stay counted until `finish_trim`.
-    /// Pools of the streams in `except` are passed over, and those that keep their pages.
+    /// Takes pages to unmap: the upper whole pages of the largest cached range (within 1/32), as many as
+    /// `target_bytes` needs. They stay counted until `finish_trim`. Pools of the streams in `except` and of
+    /// kept arenas are skipped.
     ///
-    /// Largest first, because that takes the fewest device calls per byte given back, leaves the
-    /// small ranges that are reused most, and needs no clock (I6). Pages that are only to lie
-    /// elsewhere come from small ranges that came free long ago: these hardly serve a request as
-    /// they are, and their streams need not be asked any more.
+    /// Largest first, because this needs the fewest device calls per byte, leaves the small ranges, which are
+    /// reused most, and needs no clock (I6). Pages to move come from small ranges that were freed long ago:
+    /// these rarely serve a request, and their streams need no query.
     pub(crate) fn begin_trim(
         &mut self,
         target_bytes: u64,
@@ -97,7 +96,7 @@ impl State {
         Some(index)
     }
 
-    /// The device has unmapped `index`. Returns the bytes given back.
+    /// Ends a successful trim of `index`. Returns its bytes.
     pub(crate) fn finish_trim(&mut self, index: u32) -> u64 {
         let bytes = self.range_bytes(index);
         self.stats.mapped_bytes.remove(bytes);
@@ -106,13 +105,13 @@ impl State {
         bytes
     }
 
-    /// The device did not unmap `index`: it is cached again.
+    /// Ends a failed trim of `index`: it is cached again.
     pub(crate) fn cancel_trim(&mut self, index: u32) {
         self.give(index, true);
     }
 
-    /// Ends the use of what the used range `index` has before and after `units` from `start` on: it
-    /// is cached. Returns what is left of it. Both splits have been promised to whoever calls.
+    /// Caches the parts of the used range `index` before and after `units` from `start` on. Returns the rest.
+    /// Both splits were promised to the caller.
     pub(super) fn give_ends(&mut self, index: u32, start: u32, units: u32) -> u32 {
         let mut middle = index;
         let head_units = start - self.ranges.start(index);
@@ -132,8 +131,8 @@ impl State {
         middle
     }
 
-    /// Ends the use of a range: cached where it has pages, bare where not. Its slot moves on to
-    /// the next generation, and its segment is given up if nothing is left in it.
+    /// Frees a range: cached if it has pages, else bare. Its slot gets the next generation, and its segment is
+    /// released if nothing is left in it.
     #[inline]
     pub(super) fn give(&mut self, index: u32, has_pages: bool) {
         let (owner, units) = (self.ranges.owner(index), self.ranges.units(index));
@@ -162,10 +161,8 @@ impl State {
         }
     }
 
-    /// Moves a segment of the right size from the spare pool of its stream to `pool`.
-    ///
-    /// Not to one that keeps its pages: they are used by whichever stream replays, and work that is
-    /// queued on this one may still use these.
+    /// Moves a segment of the right size from the spare pool of its stream to `pool`, except to a kept arena:
+    /// any stream may replay its graph, and queued work of this stream may still use the segment.
     pub(super) fn adopt_spare(&mut self, pool: u32, fit: Fit) -> bool {
         if self.keeps(pool) {
             return false;
@@ -181,11 +178,11 @@ impl State {
         true
     }
 
-    /// Gives `pool` a segment of fresh addresses that `fit` fits into: whole multiples of the
-    /// configured size, or just enough where the space has no more than that.
+    /// Adds a segment of new addresses for `fit` to `pool`: a multiple of the configured size, or just enough
+    /// if the address space has no more.
     pub(super) fn carve_segment(&mut self, pool: u32, fit: Fit) -> bool {
         let Some(units) = self.segment_units_for(fit) else { return false };
-        // Whole pages even so: the next segment begins where this one ends.
+        // Whole pages too: the next segment begins where this one ends.
         let just_enough = fit.units.saturating_add(fit.align_units - 1);
         let just_enough =
             just_enough.checked_next_multiple_of(self.geometry.page_units).unwrap_or(u32::MAX);
@@ -193,12 +190,12 @@ impl State {
         let Some(extent) = extent else { return false };
         let index = self.segments_vacant.pop().unwrap_or_else(|| {
             self.segments.push(None);
-            // One segment has one range at least, and these are limited.
+            // Limited by the number of ranges: each segment has at least one.
             u32::try_from(self.segments.len() - 1).unwrap_or(NONE)
         });
         let (start, units) = (extent.start_units(), extent.units());
         let Some(first) = self.ranges.add_segment(start, units, index, bare_list(pool)) else {
-            // `attempt` has made sure of a slot; still, nothing is lost.
+            // Not expected: `attempt` has checked the limit.
             self.segments_vacant.push(index);
             let _ = self.space.free(extent);
             return false;
@@ -210,13 +207,13 @@ impl State {
         true
     }
 
-    /// Units of a segment for `fit`; `None` where no address space could hold it.
+    /// Returns the units of a segment for `fit`; `None` if they overflow.
     fn segment_units_for(&self, fit: Fit) -> Option<u32> {
         let enough = fit.units.checked_add(fit.align_units - 1)?;
         enough.checked_next_multiple_of(self.geometry.segment_units)
     }
 
-    /// Gives every wholly free segment of `pool` up.
+    /// Releases all free segments of `pool`.
     pub(super) fn settle_pool(&mut self, pool: u32) {
         for index in (0_u32..).take(self.segments.len()) {
             if self.segments[index as usize].as_ref().is_some_and(|it| it.pool == pool) {
@@ -225,8 +222,8 @@ impl State {
         }
     }
 
-    /// A segment with no pages and nothing in use goes back to the address space, whoever has
-    /// it; one with pages but nothing in use leaves a closed pool for the spare one of its stream.
+    /// Releases a segment with nothing in use: without pages to the address space; with pages from a closed
+    /// pool to the spare pool of its stream.
     fn settle_segment(&mut self, index: u32) {
         let Some(segment) = &self.segments[index as usize] else { return };
         if segment.used_units > 0 {
@@ -254,8 +251,8 @@ impl State {
         self.stats.segments.remove(1);
     }
 
-    /// Hands a segment without blocks to another pool of its stream, cached ranges as cached ones. A range that
-    /// is being unmapped joins the pool its segment is in by then, in `give`.
+    /// Moves a segment without blocks to another pool of its stream. Cached ranges stay cached. A range that
+    /// is being unmapped joins the pool of its segment later, in `give`.
     fn move_segment(&mut self, index: u32, pool: u32) {
         let Some(segment) = &mut self.segments[index as usize] else { return };
         let (old, units, mut range) = (segment.pool, segment.extent.units(), segment.first);
@@ -281,7 +278,7 @@ impl State {
         }
     }
 
-    /// A cached range that has just been taken is in use now.
+    /// Counts a cached range that has just been taken as used.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn cached_to_used(&mut self, index: u32) {
@@ -295,7 +292,7 @@ impl State {
         if was_in_use {
             self.stats.inactive_split_bytes.remove(bytes);
         } else {
-            // All else of it shares it from here on.
+            // The rest of it now shares the segment with a range in use.
             let split_units = segment.cached_units;
             let split_bytes = self.bytes(split_units);
             self.stats.inactive_split_bytes.add(split_bytes);

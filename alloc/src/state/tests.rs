@@ -23,7 +23,7 @@ fn pages(units: u32) -> (Request, Need) {
 
 /// What was trimmed for one is not there for another, until it lets go.
 #[test]
-fn held_back_bytes_are_for_whoever_is_on_the_ladder() {
+fn held_back_bytes_serve_the_request_on_the_ladder() {
     let mut state = state(10);
     let (request, need) = pages(6);
     state.hold_back(5 * PAGE as u64);
@@ -44,7 +44,7 @@ fn held_back_bytes_are_for_whoever_is_on_the_ladder() {
 
 /// Cached pages are in the budget already: they serve others even while some are held back.
 #[test]
-fn cached_pages_serve_anybody_whatever_is_held_back() {
+fn cached_pages_serve_every_request_despite_held_back_bytes() {
     let mut state = state(10);
     let (request, need) = pages(6);
     let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
@@ -59,7 +59,7 @@ fn cached_pages_serve_anybody_whatever_is_held_back() {
 
 /// A range on its way in is found by nobody, and counts in no figure but the budget's.
 #[test]
-fn a_range_being_mapped_is_no_block() {
+fn a_range_being_mapped_is_not_a_block() {
     let mut state = state(10);
     let (request, need) = pages(6);
     let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
@@ -87,7 +87,7 @@ fn moving() -> (State, u64) {
 
 /// Nobody goes on the ladder for the sake of pages that are to stay.
 #[test]
-fn kept_pages_are_no_reason_to_move_any() {
+fn kept_pages_cause_no_moves() {
     let (mut state, stream) = moving();
     let mut moves = |arena| {
         let (request, need) = pages(6);

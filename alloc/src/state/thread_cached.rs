@@ -1,4 +1,4 @@
-//! Small blocks that may be in the thread cache: what the ownership table says of them, and taking them out of it.
+//! Small blocks that may be in the thread cache: their entries in the ownership table, and their removal.
 
 use super::{Need, State};
 use crate::AllocError;
@@ -7,7 +7,7 @@ use crate::thread_cache::{CachedBlock, NewBlock, Ownership, ThreadCache};
 use crate::types::Request;
 
 impl State {
-    /// The entry of a block that is in the ownership table.
+    /// Returns the ownership entry of a registered block.
     #[inline]
     pub(super) fn ownership_of(&self, index: u32) -> Option<Ownership> {
         if !self.records[index as usize].is_registered {
@@ -16,13 +16,13 @@ impl State {
         self.thread_cache.as_ref()?.ownership().get(self.ranges.start(index))
     }
 
-    /// Whether block `index` is the thread cache's, not a user's.
+    /// Whether the thread cache owns block `index`.
     #[inline]
     pub(super) fn is_in_cache(&self, index: u32) -> bool {
         self.ownership_of(index).is_some_and(Ownership::is_in_cache)
     }
 
-    /// Bytes that the user of block `index` asked for.
+    /// Returns the requested bytes of block `index`.
     pub(super) fn requested_bytes(&self, index: u32) -> usize {
         match self.ownership_of(index) {
             Some(word) => self.address_range(index).bytes - word.slack_bytes() as usize,
@@ -30,7 +30,7 @@ impl State {
         }
     }
 
-    /// Enters a block that has just been made, where it is one for the thread cache.
+    /// Registers a new block if it may go to the thread cache.
     #[inline]
     pub(super) fn register(&mut self, index: u32, request: &Request, need: &Need) {
         if need.is_small {
@@ -39,7 +39,7 @@ impl State {
     }
 
     fn register_small(&mut self, index: u32, request: &Request) {
-        // Where streams are nothing, a key is only reported: the thread cache does not tell them apart.
+        // Without stream order a key is only reported; the thread cache serves only key 0.
         let has_its_key = self.is_stream_ordered || request.stream == 0;
         let stream = self.stream_of(index);
         let is_served = has_its_key && ThreadCache::serves(stream);
@@ -56,14 +56,14 @@ impl State {
         }
     }
 
-    /// Takes the block of a user out of the ownership table: it is the state's from here on. `false` where it
-    /// was freed at this very moment: then it is no block any more.
+    /// Removes a user's block from the ownership table, so that the state owns it. `false` if another thread
+    /// has just freed it.
     #[inline]
     pub(super) fn hold(&mut self, index: u32) -> bool {
         !self.records[index as usize].is_registered || self.take_registered(index)
     }
 
-    /// The same, or what to say of it.
+    /// As `hold`, with an error.
     pub(super) fn take_ownership_or_refuse(&mut self, index: u32) -> Result<(), AllocError> {
         let address = self.address_range(index).start;
         if self.hold(index) { Ok(()) } else { Err(AllocError::NotABlock { address }) }
@@ -83,8 +83,8 @@ impl State {
         true
     }
 
-    /// Before a block with `bytes` of pages leaves the figures: the thread cache may have handed it out
-    /// since they were last settled, or be near the peak.
+    /// Settles the thread cache before a block with `bytes` of pages is subtracted from the statistics, if the
+    /// block may not be counted yet or a peak is near.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(super) fn settle_before_removal(&mut self, bytes: u64, requested_bytes: u64) {
@@ -99,15 +99,14 @@ impl State {
         }
     }
 
-    /// Adds to the figures what the thread cache did.
+    /// Adds the counts of the thread cache to the statistics.
     pub(crate) fn settle_thread_cache(&mut self) {
         if let Some(thread_cache) = &self.thread_cache {
             self.thread_cache_bytes = thread_cache.settle(&mut self.stats);
         }
     }
 
-    /// The same, where it matters: before `bytes` more or fewer are active, and `requested_bytes` of
-    /// them asked for, and the thread cache may have been, or come to be, where either peak is.
+    /// Settles the thread cache if, with `bytes` and `requested_bytes` more, it may have reached a peak.
     #[inline]
     pub(super) fn settle_near_peak(&mut self, bytes: u64, requested_bytes: u64) {
         let Stats { allocated_bytes: allocated, requested_bytes: requested, .. } = &self.stats;
@@ -120,18 +119,18 @@ impl State {
         }
     }
 
-    /// Empties the thread cache: its blocks are free ranges. Returns their bytes.
+    /// Empties the thread cache: its blocks become free ranges. Returns their bytes.
     pub(crate) fn flush_thread_cache(&mut self) -> u64 {
         self.drain_thread_cache(false)
     }
 
-    /// The same, and it stays empty: nothing is handed out past the budget.
+    /// Empties and closes the thread cache, so that it serves nothing beyond the budget.
     pub(crate) fn close_thread_cache(&mut self) {
         self.is_thread_cache_closed = true;
         self.drain_thread_cache(true);
     }
 
-    /// What is held fits into the budget: the thread cache may have blocks.
+    /// Reopens the thread cache, once the mapped bytes are within the budget.
     #[cold]
     pub(crate) fn open_thread_cache(&mut self) {
         self.is_thread_cache_closed = false;
@@ -143,12 +142,12 @@ impl State {
     fn drain_thread_cache(&mut self, is_shut: bool) -> u64 {
         let Some(thread_cache) = self.thread_cache.clone() else { return 0 };
         let kept = thread_cache.drain(is_shut);
-        // After that: it has to know of all that was drained.
+        // After the drain, so that all its blocks are counted.
         self.settle_thread_cache();
         kept.into_iter().map(|kept| self.release_cached(kept)).sum()
     }
 
-    /// Frees a block of the thread cache, which its figures count as cached.
+    /// Frees a block of the thread cache. Its bytes are counted as cached.
     fn release_cached(&mut self, CachedBlock { unit, word }: CachedBlock) -> u64 {
         let index = word.index();
         let left = self

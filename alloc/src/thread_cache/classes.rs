@@ -4,15 +4,15 @@ use super::{DEPTH, DEPTH_UNITS};
 
 /// The largest block that has a class, in granules.
 pub(crate) const CLASS_UNITS_MAX: u32 = 2048;
-/// How many classes there are.
+/// Number of classes.
 pub(super) const CLASSES: usize = 128;
 
-/// Up to so many granules each size has its own class; a power of two.
+/// Sizes up to this number of granules have a class each; a power of two.
 const EXACT_UNITS: u32 = 32;
 /// Classes per doubling above that; a power of two.
 const STEPS: u32 = 16;
 
-/// The class of blocks that hold `units` (1 to [`CLASS_UNITS_MAX`]).
+/// Returns the class of `units` (1 to [`CLASS_UNITS_MAX`]).
 #[inline]
 pub(super) const fn class_of(units: u32) -> u32 {
     debug_assert!(units > 0 && units <= CLASS_UNITS_MAX);
@@ -26,7 +26,7 @@ pub(super) const fn class_of(units: u32) -> u32 {
     EXACT_UNITS + doubling * STEPS + step
 }
 
-/// Units of the blocks of `class`: the most that it serves.
+/// Returns the units of the blocks of `class`, the largest size it serves.
 #[inline]
 pub(super) const fn class_units(class: u32) -> u32 {
     if class < EXACT_UNITS {
@@ -36,7 +36,7 @@ pub(super) const fn class_units(class: u32) -> u32 {
     (STEPS + step + 1) << (doubling + 1)
 }
 
-/// By units less one: the class. Looked up rather than worked out: this is asked at every request.
+/// By units less one: the class. A table is faster than the computation, and every request needs it.
 static CLASS_OF: [u8; CLASS_UNITS_MAX as usize] = {
     let mut table = [0; CLASS_UNITS_MAX as usize];
     let mut units = 1;
@@ -60,7 +60,7 @@ static CLASS_UNITS: [u16; CLASSES] = {
     table
 };
 
-/// By class: how many blocks of it are kept at most.
+/// By class: the limit of the cached blocks.
 static CLASS_DEPTH: [u8; CLASSES] = {
     let mut table = [0; CLASSES];
     let mut class = 0;
@@ -77,12 +77,12 @@ static CLASS_DEPTH: [u8; CLASSES] = {
     table
 };
 
-/// No block has so many granules more than are begun by what was asked for, less one.
+/// Limit of the granules of a block beyond the whole granules of its request.
 pub(super) const SLACK_UNITS_MAX: u32 = 256;
-/// How many classes above its own a request may be served from.
+/// Limit of the classes above its own that may serve a request.
 const CLASSES_ABOVE: usize = 3;
 
-/// By class: the largest that serves its requests too, where it has nothing: a quarter more at most.
+/// By class: the largest class that serves its requests if it is empty, at most a quarter larger.
 static CLASS_LAST: [u8; CLASSES] = {
     let mut table = [0; CLASSES];
     let mut class = 0;
@@ -102,31 +102,31 @@ static CLASS_LAST: [u8; CLASSES] = {
     table
 };
 
-/// The classes above `class` that serve its requests too, where it has nothing.
+/// Returns the classes above `class` that serve its requests if it is empty.
 #[inline]
 pub(super) fn classes_above(class: u32) -> std::ops::RangeInclusive<u32> {
     class + 1..=CLASS_LAST[class as usize % CLASSES].into()
 }
 
-/// How many blocks of `class` are kept at most.
+/// Returns the limit of the cached blocks of `class`.
 #[inline]
 pub(super) fn class_depth(class: u32) -> u8 {
     CLASS_DEPTH[class as usize % CLASSES]
 }
 
-/// [`class_of`] of `last_unit + 1`, which is not more than [`CLASS_UNITS_MAX`].
+/// Returns [`class_of`] of `last_unit + 1`, at most [`CLASS_UNITS_MAX`].
 #[inline]
 pub(super) fn class_of_units(last_unit: u32) -> u32 {
     CLASS_OF[last_unit as usize % CLASS_OF.len()].into()
 }
 
-/// [`class_units`] of `class`.
+/// Returns [`class_units`] of `class`.
 #[inline]
 pub(super) fn units_of_class(class: u32) -> u32 {
     CLASS_UNITS[class as usize % CLASSES].into()
 }
 
-/// What a small block of `units` takes.
+/// Returns the units of a small block for a request of `units`.
 #[inline]
 pub(crate) const fn class_round(units: u32) -> u32 {
     class_units(class_of(units))

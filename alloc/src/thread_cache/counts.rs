@@ -1,4 +1,4 @@
-//! What one shard did since its counts were last added to the allocator's statistics.
+//! Counts of one shard since they were last added to the allocator's statistics.
 
 use crate::stats::{Amount, Stats};
 
@@ -11,7 +11,7 @@ pub(super) struct ShardCounts {
     peak: Sums,
 }
 
-/// In this order the compiler adds to memory, rather than gather two of them in a register.
+/// In this order the compiler adds to memory directly, instead of combining two fields in a register.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Sums {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_that_of_the_way_not_of_its_end() {
+    fn the_peak_is_the_maximum_not_the_final_value() {
         let mut stats = Stats::default();
         stats.allocated_bytes.add(100);
         stats.active_bytes.add(100);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_changed_by_one_of_two() {
+    fn only_one_of_two_changes_of_a_word_succeeds() {
         let ownership = OwnershipTable::new(10_000);
         let out = Ownership::new(7, 3, 1).allocated(0, 9);
         assert_eq!(ownership.get(5), None);

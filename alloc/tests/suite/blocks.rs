@@ -15,7 +15,7 @@ fn bytes(pages: usize) -> u64 {
 }
 
 #[test]
-fn a_doomed_block_is_nobodys_until_its_claimant_lets_go() {
+fn a_block_with_a_deferred_free_is_not_reused_while_claimed() {
     let (_, allocator) = allocator(512, 100);
     let block = allocator.allocate(&pages(4)).unwrap();
     let start = block.range.start;
@@ -33,7 +33,7 @@ fn a_doomed_block_is_nobodys_until_its_claimant_lets_go() {
 }
 
 #[test]
-fn unclaim_of_a_doomed_block_frees_it() {
+fn unclaim_completes_a_deferred_free() {
     let (_, allocator) = allocator(512, 100);
     let block = allocator.allocate(&pages(4)).unwrap();
     allocator.claim(block.range.start, 1).unwrap();
@@ -45,7 +45,7 @@ fn unclaim_of_a_doomed_block_frees_it() {
 }
 
 #[test]
-fn a_block_that_dies_asleep_leaves_addresses_and_no_pages() {
+fn a_block_freed_asleep_leaves_a_bare_range() {
     let (device, allocator) = allocator(512, 100);
     let keep = allocator.allocate(&pages(1)).unwrap();
     let block = allocator.allocate(&pages(4)).unwrap();
@@ -198,7 +198,7 @@ fn large_alignments_hold_for_addresses_not_offsets() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused_by_name() {
+fn invalid_requests_are_refused_by_field() {
     let (device, allocator) = allocator(64, 10);
     for request in [
         Request::new(0),
@@ -233,7 +233,7 @@ fn requests_that_make_no_sense_are_refused_by_name() {
 }
 
 #[test]
-fn configurations_that_cannot_work_are_refused_by_name() {
+fn bad_configurations_are_refused_by_field() {
     let good = Config::new(PAGE, 1);
     let bad = [
         (Config { granule_bytes: 0, ..good }, "granule_bytes"),
@@ -321,7 +321,7 @@ fn peaks_are_reset_to_what_is_now() {
 }
 
 #[test]
-fn what_is_cached_beside_blocks_in_use_is_split_off() {
+fn cached_ranges_beside_blocks_count_as_inactive_split() {
     let (device, allocator) = allocator(512, 100);
     let (a, b) = (allocator.allocate(&pages(4)).unwrap(), allocator.allocate(&pages(4)).unwrap());
     let split = || allocator.stats().inactive_split_bytes.current;

@@ -81,7 +81,7 @@ fn a_map_refused_at_any_call_changes_nothing_and_can_be_retried() {
 
 /// A map that fails because the device is full is a shortage: trimming is what helps.
 #[test]
-fn a_device_smaller_than_the_budget_is_trimmed_for_just_what_is_missing() {
+fn a_device_smaller_than_the_budget_is_trimmed_by_the_shortage() {
     let (device, allocator) = allocator(512, 100);
     device.set_capacity_pages(40);
     let first = allocator.allocate(&Request::new(30 * PAGE)).unwrap();
@@ -102,7 +102,7 @@ fn a_device_smaller_than_the_budget_is_trimmed_for_just_what_is_missing() {
 
 /// A device that says "full" though it is not must not be asked for ever.
 #[test]
-fn a_device_that_is_always_full_is_given_up_on() {
+fn requests_end_on_a_device_that_is_always_full() {
     let (device, allocator) = allocator(512, 100);
     let warm = allocator.allocate(&Request::new(50 * PAGE)).unwrap();
     let _ = allocator.free(warm.range.start, 0).unwrap();
@@ -142,7 +142,7 @@ fn ragged_cache(allocator: &Allocator<Fake>) {
 }
 
 #[test]
-fn a_range_the_device_will_not_unmap_stays_cached_and_others_are_tried() {
+fn a_range_that_fails_to_unmap_stays_cached_and_others_are_tried() {
     let (device, allocator) = allocator(512, 100);
     ragged_cache(&allocator);
     device.fail_unmap(0, Fault::Refused);
@@ -164,7 +164,7 @@ fn a_range_the_device_will_not_unmap_stays_cached_and_others_are_tried() {
 }
 
 #[test]
-fn a_trim_gives_up_after_so_many_refusals_and_loses_nothing() {
+fn a_trim_ends_at_the_limit_of_failures_and_loses_nothing() {
     let (device, allocator) = allocator(512, 100);
     ragged_cache(&allocator);
     for call in 0..100 {
@@ -212,7 +212,7 @@ fn no_lock_that_frees_need_is_held_while_the_device_works() {
 
 /// While part of a spare segment is being unmapped, an arena takes the segment over.
 #[test]
-fn a_segment_changes_hands_while_part_of_it_is_in_transit() {
+fn a_segment_changes_its_pool_during_a_trim() {
     let (device, allocator) = allocator(512, 100);
     let first = allocator.arena_create().unwrap();
     let request = Request { arena: Some(first), ..Request::new(12 * PAGE) };

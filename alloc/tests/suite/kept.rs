@@ -48,7 +48,7 @@ fn kept(allocator: &Allocator<Fake>, pages: usize) -> (ArenaId, Block) {
 }
 
 #[test]
-fn its_free_pages_leave_for_nobody_and_serve_itself() {
+fn free_pages_of_a_kept_arena_serve_only_it() {
     let (device, allocator) = ordered(512, 20, 2);
     let (arena, freed) = kept(&allocator, 12);
     assert_eq!(allocator.trim(u64::MAX), 0);
@@ -111,7 +111,7 @@ fn moving_passes_its_pages_over() {
 
 /// Replays tell nobody of their streams, so the arena waits for all of them.
 #[test]
-fn once_closed_its_pages_go_when_every_stream_is_through() {
+fn a_closed_kept_arena_frees_its_pages_after_every_stream() {
     let (device, allocator) = ordered(512, 20, 3);
     let (arena, freed) = kept(&allocator, 12);
     device.gpu().launch(REPLAYS, freed.range);
@@ -133,7 +133,7 @@ fn once_closed_its_pages_go_when_every_stream_is_through() {
 }
 
 #[test]
-fn what_is_over_when_it_is_closed_returns_without_a_wait() {
+fn completed_uses_at_the_close_need_no_wait() {
     let (device, allocator) = ordered(512, 20, 2);
     let (arena, freed) = kept(&allocator, 12);
     device.gpu().launch(REPLAYS, freed.range);
@@ -162,7 +162,7 @@ fn a_block_that_outlives_its_arena_returns_when_it_is_freed() {
 
 /// What was in use when it was closed counts as room once the streams are through.
 #[test]
-fn what_is_freed_after_the_close_is_no_reason_to_refuse() {
+fn frees_after_the_close_cause_no_refusal() {
     let (device, allocator) = ordered(512, 20, 2);
     let arena = allocator.arena_create_kept().unwrap();
     let held = block(&allocator, Some(arena), 12);
@@ -176,7 +176,7 @@ fn what_is_freed_after_the_close_is_no_reason_to_refuse() {
 /// While a stream is being captured it takes no event: the arena of an older graph stays until it
 /// does, and a block freed then with uses is pending.
 #[test]
-fn what_is_given_up_during_a_capture_waits_for_its_end() {
+fn releases_during_a_capture_wait_for_its_end() {
     let (device, allocator) = ordered(512, 20, 2);
     let (arena, _) = kept(&allocator, 6);
     let used = block(&allocator, None, 4);
@@ -197,7 +197,7 @@ fn what_is_given_up_during_a_capture_waits_for_its_end() {
 
 /// Work queued on the stream may still use a spare segment, and the graph is replayed on another.
 #[test]
-fn it_takes_over_no_pages_of_others() {
+fn a_kept_arena_takes_over_no_pages() {
     let (device, allocator) = ordered(512, 40, 2);
     let first = allocator.arena_create().unwrap();
     let used = block(&allocator, Some(first), 10);
@@ -211,7 +211,7 @@ fn it_takes_over_no_pages_of_others() {
 }
 
 #[test]
-fn its_blocks_cannot_be_claimed_so_none_sleeps() {
+fn blocks_of_a_kept_arena_cannot_be_claimed() {
     let (_, allocator) = ordered(512, 40, 2);
     let arena = allocator.arena_create_kept().unwrap();
     let held = block(&allocator, Some(arena), 3);
@@ -225,7 +225,7 @@ fn its_blocks_cannot_be_claimed_so_none_sleeps() {
 }
 
 #[test]
-fn an_arena_of_no_pages_is_gone_at_once_and_its_name_with_it() {
+fn an_empty_arena_and_its_id_end_at_the_close() {
     let (_, allocator) = ordered(512, 40, 2);
     let first = allocator.arena_create_kept().unwrap();
     allocator.arena_close(first);

@@ -91,7 +91,7 @@ fn the_budget_is_exact() {
 }
 
 #[test]
-fn a_retry_and_a_refusal_are_events_and_a_plain_request_is_none() {
+fn retries_and_refusals_are_logged_plain_requests_are_not() {
     let (_device, allocator) = allocator(512, 10);
     let _script = Script::install(&allocator, |_| Reclaimed::default());
     let ((), seen) = events::collect(|| {
@@ -248,7 +248,7 @@ fn the_last_attempt_comes_after_the_last_reclaim() {
 }
 
 #[test]
-fn a_reclaim_that_is_gone_is_not_missed() {
+fn a_dropped_reclaim_is_ignored() {
     let (_, allocator) = allocator(512, 10);
     drop(Script::install(&allocator, |_| Reclaimed::default()));
     allocator.allocate(&pages(10)).unwrap();
@@ -257,7 +257,7 @@ fn a_reclaim_that_is_gone_is_not_missed() {
 
 /// What can never fit costs nobody anything.
 #[test]
-fn a_hopeless_request_leaves_the_cache_and_the_others_alone() {
+fn an_impossible_request_trims_and_reclaims_nothing() {
     let (device, allocator) = allocator(64, 100);
     let script = Script::install(&allocator, |_| Reclaimed::default());
     let block = allocator.allocate(&pages(10)).unwrap();
@@ -330,7 +330,7 @@ fn room_to_wake_is_trimmed_for_but_never_reclaimed() {
 
 /// Whoever was refused keeps nothing back of what was trimmed for it.
 #[test]
-fn what_was_trimmed_in_vain_is_there_for_others() {
+fn bytes_trimmed_in_vain_serve_others() {
     let (device, allocator) = allocator(512, 10);
     let _held = allocator.allocate(&pages(4)).unwrap();
     let cached = allocator.allocate(&pages(6)).unwrap();
@@ -343,7 +343,7 @@ fn what_was_trimmed_in_vain_is_there_for_others() {
 }
 
 #[test]
-fn a_budget_lowered_below_what_is_awake_stops_everything_until_it_fits() {
+fn a_budget_below_the_awake_bytes_refuses_all_requests() {
     let (device, allocator) = allocator(512, 20);
     let awake = allocator.allocate(&pages(10)).unwrap();
     let cached = allocator.allocate(&pages(10)).unwrap();
@@ -389,7 +389,7 @@ fn the_report_names_who_holds_most_in_at_most_twelve_lines() {
 }
 
 #[test]
-fn waking_takes_the_pages_nobody_is_served_from_before_new_ones() {
+fn a_wake_uses_idle_pages_before_new_ones() {
     const MIB: usize = 1 << 20;
     let (device, allocator) = allocator(64 * MIB / PAGE, 64 * MIB / PAGE);
     let arena = allocator.arena_create().unwrap();

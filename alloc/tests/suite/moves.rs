@@ -72,7 +72,7 @@ impl Scene {
 }
 
 #[test]
-fn what_came_free_first_moves_first() {
+fn ranges_freed_first_move_first() {
     let scene = Scene::new();
     let blocks = scene.islands(&[2, 1, 1]);
     let held_pages = scene.held_pages();
@@ -106,7 +106,7 @@ fn long_runs_stay_where_there_are_many_short_ones() {
 }
 
 #[test]
-fn a_stream_is_asked_once_for_all_that_was_free_by_then() {
+fn one_query_of_a_stream_covers_all_earlier_frees() {
     let scene = Scene::new();
     let blocks = scene.islands(&[1, 1, 1, 1, 1, 1]);
     let held_pages = scene.held_pages();
@@ -155,7 +155,7 @@ fn two_gaps(scene: &Scene) -> (Block, Block) {
 }
 
 #[test]
-fn near_the_most_ever_in_use_a_block_goes_where_it_strands_least() {
+fn near_the_maximum_a_block_goes_where_it_strands_least() {
     let scene = Scene::new();
     let (edged, whole) = two_gaps(&scene);
     scene.device.gpu().drain();
@@ -165,7 +165,7 @@ fn near_the_most_ever_in_use_a_block_goes_where_it_strands_least() {
 }
 
 #[test]
-fn what_it_would_leave_of_a_long_gap_counts_too() {
+fn the_rest_of_a_long_gap_counts_too() {
     let scene = Scene::new();
     let blocks = scene.islands(&[2, 6]);
     let (exact, long) = (blocks[0], blocks[1]);
@@ -186,7 +186,7 @@ fn what_it_would_leave_of_a_long_gap_counts_too() {
 }
 
 #[test]
-fn nothing_more_is_held_for_it_where_no_page_may_move() {
+fn a_choice_that_moves_no_page_maps_no_more() {
     let scene = Scene::new();
     let (edged, whole) = two_gaps(&scene);
     let block = scene.allocate(16);
@@ -201,7 +201,7 @@ fn nothing_more_is_held_for_it_where_no_page_may_move() {
 }
 
 #[test]
-fn a_little_further_from_it_what_is_cached_comes_first() {
+fn farther_from_the_maximum_cached_ranges_come_first() {
     let scene = Scene::new();
     let (_, whole) = two_gaps(&scene);
     scene.device.gpu().drain();

@@ -148,7 +148,7 @@ fn free_pages_are_moved() {
 
 /// An id names one block, whatever became of maps that failed meanwhile.
 #[test]
-fn a_map_that_fails_brings_no_old_id_back() {
+fn a_failed_map_revives_no_old_id() {
     let (device, allocator) = packed(64, 16, 8);
     assert_eq!(allocate(&allocator, 8, 9), 0);
     // One that begins in the cached rest of a page, and one that begins with the page after it.
@@ -223,7 +223,7 @@ fn nothing_is_refused_that_is_free_among_blocks_of_the_other_kind() {
 
 /// A block takes whole pages of the budget: what is past the last whole one helps nobody.
 #[test]
-fn a_request_for_more_pages_than_the_budget_has_is_hopeless() {
+fn a_request_beyond_the_budget_is_impossible() {
     let (_, allocator) = packed(64, 4, 8);
     allocator.set_budget(4 * PAGE_BYTES - 1).unwrap();
     let cached = allocate(&allocator, 8, 24);

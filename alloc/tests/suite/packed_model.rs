@@ -106,7 +106,7 @@ fn the_fuzzers_corpus_agrees_with_the_shadow() {
 
 /// I6: where no block is shared and the budget has room, how fast the device is has no say.
 #[test]
-fn addresses_of_what_is_not_shared_do_not_depend_on_time() {
+fn addresses_of_unshared_blocks_do_not_depend_on_time() {
     for seed in 0..40 {
         let bytes = Random(seed).bytes(SETUP_BYTES + 300 * OP_BYTES);
         assert_eq!(addresses(&bytes, true), addresses(&bytes, false), "seed {seed}");

@@ -189,11 +189,11 @@ fn everything_at_once(streams: usize) {
 }
 
 #[test]
-fn blocks_that_share_pages_are_nobody_elses() {
+fn blocks_that_share_pages_do_not_overlap() {
     everything_at_once(0);
 }
 
 #[test]
-fn blocks_that_share_pages_are_nobody_elses_in_stream_order() {
+fn blocks_that_share_pages_do_not_overlap_in_stream_order() {
     everything_at_once(THREADS);
 }

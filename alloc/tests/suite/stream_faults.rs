@@ -84,7 +84,7 @@ fn scenario(device: &Fake, allocator: &Arc<Allocator<Fake>>) -> u64 {
 }
 
 #[test]
-fn a_call_that_fails_loses_nothing_and_endangers_nothing() {
+fn a_failed_event_call_loses_no_memory() {
     let (device, healthy) = ordered(512, 12, 3);
     assert_eq!(scenario(&device, &healthy), 0);
     let calls = CALLS.map(|call| (call, device.gpu().calls(call)));
@@ -101,7 +101,7 @@ fn a_call_that_fails_loses_nothing_and_endangers_nothing() {
 }
 
 #[test]
-fn a_use_that_cannot_be_marked_is_marked_later() {
+fn a_failed_event_is_recorded_later() {
     let (device, allocator) = ordered(512, 20, 2);
     let block = busy_block(&device, &allocator, 0, 10).unwrap();
     device.gpu().drain();
@@ -144,7 +144,7 @@ fn a_captured_stream_keeps_its_pages() {
 }
 
 #[test]
-fn a_lost_device_frees_nothing_and_its_end_is_told() {
+fn a_lost_device_frees_nothing_and_the_loss_is_reported() {
     let (device, allocator) = ordered(512, 20, 3);
     let cached = busy_block(&device, &allocator, 0, 10).unwrap();
     let shared = busy_block(&device, &allocator, 0, 10).unwrap();
@@ -180,7 +180,7 @@ fn an_allocator_dropped_with_a_lost_device_leaves_its_pages_alone() {
 
 /// Wherever pages cannot be had from one stream, those of another must do, waits included.
 #[test]
-fn a_stream_that_is_silent_does_not_keep_others_from_giving() {
+fn a_stream_without_answer_does_not_block_the_trim_of_others() {
     for is_pending in [false, true] {
         let (device, allocator) = ordered(512, 30, 3);
         let silent = busy_block(&device, &allocator, 0, 15).unwrap();
@@ -208,7 +208,7 @@ fn a_stream_that_is_silent_does_not_keep_others_from_giving() {
 
 /// Ranges share the events of one look, but not the limit of what may be refused.
 #[test]
-fn a_trim_gives_up_after_so_many_refusals_and_puts_the_rest_back() {
+fn a_trim_ends_at_the_limit_of_failures_and_restores_the_rest() {
     let (device, allocator) = ordered(512, 100, 1);
     let blocks: Vec<Block> =
         (0..20).map(|_| busy_block(&device, &allocator, 0, 3).unwrap()).collect();

@@ -545,7 +545,7 @@ proptest! {
 
     /// I6: where nothing is shared and the budget has room, how fast the GPU is has no say.
     #[test]
-    fn addresses_of_what_is_not_shared_do_not_depend_on_time(
+    fn addresses_of_unshared_blocks_do_not_depend_on_time(
         ops in proptest::collection::vec(op(), 1..120),
     ) {
         prop_assert_eq!(addresses(&ops, true)?, addresses(&ops, false)?);

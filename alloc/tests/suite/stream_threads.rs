@@ -70,7 +70,7 @@ fn one_thread_allocates_and_another_frees_what_its_stream_uses() {
 /// Each thread has a stream, all share a budget that one of them could use up: nobody is refused,
 /// though nearly every request needs pages that another stream may still be using.
 #[test]
-fn nobody_is_refused_what_there_is_room_for() {
+fn requests_that_fit_are_not_refused() {
     const THREADS: usize = 3;
     const PAGES_EACH: usize = 20;
     let (device, allocator) = ordered(4096, THREADS * PAGES_EACH, THREADS);

@@ -64,7 +64,7 @@ fn waits(device: &Fake) -> u64 {
 }
 
 #[test]
-fn a_stream_has_its_own_pages_again_at_once_and_no_event_is_asked_for() {
+fn a_stream_reuses_its_own_pages_without_an_event() {
     let (device, allocator) = ordered(512, 100, 2);
     let first = busy_block(&device, &allocator, 1, 5);
     free(&allocator, &first, 1);
@@ -81,7 +81,7 @@ fn a_stream_has_its_own_pages_again_at_once_and_no_event_is_asked_for() {
 }
 
 #[test]
-fn a_block_that_others_use_is_pending_until_they_all_are_done() {
+fn a_block_is_pending_until_all_other_streams_are_done() {
     let (device, allocator) = ordered(512, 100, 3);
     let block = busy_block(&device, &allocator, 0, 5);
     for other in [1, 2, 0] {
@@ -113,7 +113,7 @@ fn a_block_that_others_use_is_pending_until_they_all_are_done() {
 }
 
 #[test]
-fn a_free_on_another_stream_is_a_use_of_that_stream() {
+fn a_free_on_another_stream_counts_as_its_use() {
     let (device, allocator) = ordered(512, 100, 2);
     let block = busy_block(&device, &allocator, 0, 5);
     device.gpu().launch(1, block.range);
@@ -147,7 +147,7 @@ fn nothing_is_stranded_with_a_stream() {
 }
 
 #[test]
-fn quiet_streams_give_first_and_only_as_much_as_it_takes() {
+fn quiet_streams_are_trimmed_first_and_only_as_needed() {
     let (device, allocator) = ordered(512, 40, 3);
     let blocks: Vec<Block> =
         (0..2).map(|stream| busy_block(&device, &allocator, stream, 20)).collect();
@@ -192,7 +192,7 @@ fn install(
 
 /// The order of the ladder: what is over, what is quiet, `Reclaim`, and only then a wait.
 #[test]
-fn dormant_memory_goes_to_sleep_before_anybody_waits() {
+fn dormant_memory_sleeps_before_a_request_waits() {
     let (device, allocator) = ordered(512, 40, 4);
     let over = busy_block(&device, &allocator, 0, 5);
     free(&allocator, &over, 1);
@@ -297,7 +297,7 @@ fn a_wait_ends_when_streams_depend_on_each_other() {
 }
 
 #[test]
-fn the_report_tells_of_what_is_pending_and_what_was_tried() {
+fn the_report_lists_pending_bytes_and_the_steps_tried() {
     let (device, allocator) = ordered(512, 20, 2);
     let held = busy_block(&device, &allocator, 0, 4);
     let stuck = busy_block(&device, &allocator, 0, 10);
@@ -366,7 +366,7 @@ fn streams_are_known_once_and_up_to_a_limit() {
 
 /// Nothing changes where memory is not used in stream order: every key is the calling thread.
 #[test]
-fn other_devices_know_no_streams() {
+fn devices_without_stream_order_ignore_streams() {
     let (device, allocator) = allocator(512, 100);
     allocator.register_stream(7, 0).unwrap();
     let block = allocator.allocate(&Request { stream: 8, ..Request::new(PAGE) }).unwrap();
@@ -406,7 +406,7 @@ fn spare_segments_keep_to_their_stream() {
 }
 
 #[test]
-fn a_doomed_block_is_freed_on_its_streams() {
+fn a_deferred_free_applies_to_all_streams_of_the_block() {
     for finish in [Allocator::finish_free, Allocator::unclaim] {
         let (device, allocator) = ordered(512, 100, 3);
         let block = busy_block(&device, &allocator, 0, 5);
@@ -462,7 +462,7 @@ fn uses_outlast_a_sleep_and_end_with_it_where_the_block_dies_asleep() {
 }
 
 #[test]
-fn a_trim_takes_what_is_quiet_and_waits_for_the_rest_only_where_that_is_not_enough() {
+fn a_trim_waits_only_if_quiet_ranges_do_not_suffice() {
     let (device, allocator) = ordered(512, 100, 3);
     let blocks: Vec<Block> =
         (0..3).map(|stream| busy_block(&device, &allocator, stream, 10)).collect();
@@ -482,7 +482,7 @@ fn a_trim_takes_what_is_quiet_and_waits_for_the_rest_only_where_that_is_not_enou
 }
 
 #[test]
-fn a_trim_of_nothing_collects_what_is_over() {
+fn a_trim_of_0_bytes_collects_completed_blocks() {
     let (device, allocator) = ordered(512, 100, 2);
     let block = busy_block(&device, &allocator, 0, 10);
     free(&allocator, &block, 1);
@@ -494,7 +494,7 @@ fn a_trim_of_nothing_collects_what_is_over() {
 }
 
 #[test]
-fn a_lowered_budget_and_a_waking_block_wait_where_they_have_to() {
+fn a_lowered_budget_and_a_wake_wait_for_busy_streams() {
     let (device, allocator) = ordered(512, 40, 2);
     let blocks: Vec<Block> =
         (0..2).map(|stream| busy_block(&device, &allocator, stream, 20)).collect();
@@ -549,7 +549,7 @@ fn pending_blocks_do_not_pile_up() {
 
 /// A stream found busy is asked about once, however many blocks wait for it.
 #[test]
-fn asking_costs_what_is_over_and_one_more_per_stream() {
+fn a_collection_queries_one_busy_event_per_stream() {
     let (device, allocator) = ordered(4096, 4096, 2);
     let blocks: Vec<Block> = (0..50).map(|_| busy_block(&device, &allocator, 0, 2)).collect();
     for block in &blocks {
@@ -627,7 +627,7 @@ fn frees_go_on_while_the_device_is_asked() {
 
 /// What is freed while a trim goes on was used after the events that the trim has seen complete.
 #[test]
-fn each_look_at_a_stream_is_for_what_was_taken_before_it() {
+fn a_query_covers_only_ranges_taken_before_it() {
     let (device, allocator) = ordered(512, 100, 1);
     let early = busy_block(&device, &allocator, 0, 10);
     let late = busy_block(&device, &allocator, 0, 20);
@@ -649,7 +649,7 @@ fn each_look_at_a_stream_is_for_what_was_taken_before_it() {
 
 /// Fresh pages are for whoever maps them, zeroed where that was asked for.
 #[test]
-fn fill_is_what_it_was() {
+fn only_newly_mapped_blocks_are_zeroed() {
     let (device, allocator) = ordered(512, 10, 2);
     let zeroed = Request { fill: Fill::Zero, ..request(0, 10) };
     let block = allocator.allocate(&zeroed).unwrap();
@@ -662,7 +662,7 @@ fn fill_is_what_it_was() {
 }
 
 #[test]
-fn whoever_puts_blocks_to_sleep_is_told_where_every_streams_use_of_them_ends() {
+fn uses_end_returns_an_event_for_every_stream() {
     let (device, allocator) = ordered(64, 64, 3);
     let own = busy_block(&device, &allocator, 0, 2);
     let shared = busy_block(&device, &allocator, 1, 2);

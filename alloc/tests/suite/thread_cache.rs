@@ -43,7 +43,7 @@ fn allocated(allocator: &Allocator<Fake>) -> (u64, u64) {
 }
 
 #[test]
-fn what_is_freed_comes_back_as_it_was() {
+fn a_freed_block_is_reused_with_its_id() {
     let (device, allocator) = keeping(16, 1);
     let request = small(40, 1);
     let block = allocator.allocate(&request).unwrap();
@@ -63,7 +63,7 @@ fn what_is_freed_comes_back_as_it_was() {
 
 /// Where there is none of the class, one of the next three serves, unless it is a quarter larger.
 #[test]
-fn what_is_a_little_larger_serves_too() {
+fn a_slightly_larger_class_serves_too() {
     let (_, allocator) = keeping(16, 1);
     let [small_one, large_one] = [38, 40].map(|it| allocator.allocate(&small(it, 1)).unwrap());
     free(&allocator, &large_one, key(0));
@@ -86,7 +86,7 @@ fn what_is_a_little_larger_serves_too() {
 
 /// The short way for plain requests makes the same blocks as any other.
 #[test]
-fn a_small_block_out_of_cached_pages_is_one_for_the_front() {
+fn a_small_block_from_cached_pages_may_go_to_the_thread_cache() {
     let (device, allocator) = keeping(16, 1);
     assert_eq!(allocator.try_allocate(GRANULE_BYTES, key(0)), None, "nothing is cached");
     // Not one for the thread cache: its pages are cached.
@@ -115,7 +115,7 @@ fn a_small_block_out_of_cached_pages_is_one_for_the_front() {
 
 /// As many of a class are kept as a line has places for; the others are free ranges.
 #[test]
-fn the_front_has_an_end() {
+fn the_thread_cache_is_limited() {
     let (_, allocator) = keeping(64, 1);
     let request = small(2, 1);
     let blocks: Vec<Block> = (0..20).map(|_| allocator.allocate(&request).unwrap()).collect();
@@ -129,7 +129,7 @@ fn the_front_has_an_end() {
 
 /// A block that was freed on another stream, or that another one uses, does not stay as it is.
 #[test]
-fn what_other_streams_use_is_not_kept() {
+fn blocks_used_by_other_streams_are_not_cached_by_thread() {
     let (_, allocator) = keeping(16, 2);
     let request = small(2, 2);
     let [one, other, own] = [(); 3].map(|()| allocator.allocate(&request).unwrap());
@@ -146,7 +146,7 @@ fn what_other_streams_use_is_not_kept() {
 
 /// I2: past a lowered budget not even the thread cache hands anything out.
 #[test]
-fn a_lowered_budget_shuts_the_front() {
+fn a_lowered_budget_closes_the_thread_cache() {
     let (device, allocator) = keeping(16, 1);
     let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
     let request = small(2, 1);
@@ -178,7 +178,7 @@ fn a_lowered_budget_shuts_the_front() {
 
 /// What the thread cache has handed out since the figures were settled leaves them by way of the state.
 #[test]
-fn a_block_may_leave_before_its_coming_was_counted() {
+fn a_block_may_be_freed_before_its_allocation_is_counted() {
     let (_, allocator) = keeping(16, 2);
     let block = allocator.allocate(&small(2, 2)).unwrap();
     free(&allocator, &block, key(0));
@@ -231,7 +231,7 @@ fn free_during_unmap(device: &Fake, allocator: &Arc<Allocator<Fake>>, block: Blo
 
 /// Freed into the thread cache while pages leave, a block is of as much use as one that was there before.
 #[test]
-fn what_is_freed_meanwhile_is_not_forgotten_in_the_front() {
+fn blocks_freed_during_a_trim_leave_the_thread_cache_too() {
     let whole = small(8, 0);
     // A trim takes its page along.
     let (device, allocator) = keeping(16, 0);
@@ -258,7 +258,7 @@ fn what_is_freed_meanwhile_is_not_forgotten_in_the_front() {
 
 /// Where the device is not stream-ordered a key is only reported: as it was asked for.
 #[test]
-fn a_key_that_means_nothing_is_reported_all_the_same() {
+fn an_unused_stream_key_is_still_reported() {
     let (_, allocator) = keeping(16, 0);
     let named = Request { stream: 42, ..small(2, 0) };
     let block = allocator.allocate(&named).unwrap();
@@ -270,7 +270,7 @@ fn a_key_that_means_nothing_is_reported_all_the_same() {
 
 /// The thread cache tells so many streams apart. Those beyond have what they freed from the state, at once.
 #[test]
-fn streams_without_a_front_have_their_blocks_all_the_same() {
+fn streams_beyond_the_thread_cache_get_blocks_too() {
     const STREAMS: usize = 300;
     let (device, allocator) = keeping(1024, STREAMS);
     let of = |stream: usize| Request { stream: key(stream), ..small(3, 1) };

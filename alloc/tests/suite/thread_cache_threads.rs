@@ -178,7 +178,7 @@ impl Worker<'_> {
 }
 
 #[test]
-fn small_blocks_that_come_back_are_nobody_elses() {
+fn small_blocks_of_the_thread_cache_do_not_overlap() {
     let config = Config {
         segment_bytes: 16 * PAGE,
         thread_cache: true,

@@ -155,7 +155,7 @@ fn sleep_and_wake(
 /// Never a false out-of-memory: the threads together never hold more than the budget, so none of
 /// them is ever refused, though nearly every request has to trim what another thread cached.
 #[test]
-fn nobody_is_refused_what_there_is_room_for() {
+fn requests_that_fit_are_not_refused() {
     const PAGES_EACH: usize = 25;
     const OPERATIONS: usize = 4000;
     let (device, allocator) = allocator(SPACE_PAGES, THREADS * PAGES_EACH);

@@ -66,7 +66,7 @@ fn only_null_is_a_foreign_stream() {
 }
 
 #[test]
-fn a_panicking_callback_loses_the_stream_and_nobody_waits_for_ever() {
+fn a_panicking_callback_loses_the_stream_and_ends_all_waits() {
     let device = device();
     let stream = device.create_stream("panics").unwrap();
     let before = device.record(&stream).unwrap();
@@ -81,7 +81,7 @@ fn a_panicking_callback_loses_the_stream_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn a_streams_own_thread_is_refused_where_others_wait_for_room() {
+fn a_full_queue_refuses_a_stream_thread() {
     let device = Arc::new(device());
     let full = device.create_stream("full").unwrap();
     let other = device.create_stream("other").unwrap();
@@ -189,7 +189,7 @@ fn streams_have_a_limit_and_ended_ones_do_not_count() {
 }
 
 #[test]
-fn a_name_with_a_zero_byte_is_no_reason_to_fail() {
+fn a_stream_name_may_contain_a_zero_byte() {
     let device = device();
     let stream = device.create_stream("zero\0byte, and longer than a thread's name").unwrap();
     device.synchronize(&device.record(&stream).unwrap()).unwrap();

@@ -94,7 +94,7 @@ fn zeroes_that_are_refused_are_an_error() {
 }
 
 #[test]
-fn pages_stay_under_zeroes_that_nobody_knows_the_end_of() {
+fn pages_stay_mapped_if_the_end_of_their_zeroing_is_unknown() {
     let driver = driver();
     let device = device();
     let lost = range(&device, 0, PAGES);
@@ -139,7 +139,7 @@ fn an_unmap_of_many_pages_that_is_refused_leaves_every_byte() {
 }
 
 #[test]
-fn an_unmap_that_can_neither_go_nor_come_back_is_never_used_again() {
+fn a_range_whose_unmap_cannot_be_undone_is_never_used_again() {
     let driver = driver();
     driver.unmap_runs(UnmapRuns::Refused);
     let device = device();
@@ -171,7 +171,7 @@ fn a_seal_that_fails_leaves_the_span_frozen_and_whole() {
 
 /// What went is gone: whoever has a copy keeps it, though no wake will find these pages.
 #[test]
-fn a_seal_that_can_neither_go_nor_come_back_is_a_sleep_without_a_wake() {
+fn a_seal_that_cannot_be_undone_sleeps_for_ever() {
     let driver = driver();
     driver.unmap_runs(UnmapRuns::Refused);
     let device = device();
@@ -259,7 +259,7 @@ fn events_that_are_late_hold_callbacks_up() {
 }
 
 #[test]
-fn a_lost_device_says_so_to_everybody_and_leaves_nobody_waiting() {
+fn a_lost_device_ends_all_waits_with_an_error() {
     let driver = driver();
     let device = device();
     let stream = device.create_stream("lost").unwrap();
@@ -290,7 +290,7 @@ fn a_lost_device_says_so_to_everybody_and_leaves_nobody_waiting() {
 }
 
 #[test]
-fn a_driver_that_is_shutting_down_is_no_surprise() {
+fn calls_during_a_driver_shutdown_succeed() {
     let driver = driver();
     let device = device();
     let stream = device.create_stream("last").unwrap();

@@ -18,7 +18,7 @@ fn unavailable(config: &CudaConfig) -> Unavailable {
 }
 
 #[test]
-fn what_there_is_not_is_said() {
+fn missing_devices_are_reported() {
     let driver = driver();
     let none = CudaConfig { ordinal: 7, ..CudaConfig::default() };
     assert_eq!(unavailable(&none), Unavailable::NoDevice { ordinal: 7, count: 1 });
@@ -37,7 +37,7 @@ fn what_there_is_not_is_said() {
 }
 
 #[test]
-fn by_itself_it_takes_what_the_gpu_has() {
+fn the_default_capacity_is_the_memory_of_the_gpu() {
     let driver = driver();
     let device = CudaDevice::new(&CudaConfig::default()).unwrap();
     assert_eq!(device.kind(), DeviceKind::Cuda);
@@ -126,7 +126,7 @@ fn calls_for_pages_share_what_they_need() {
 }
 
 #[test]
-fn pages_are_parked_and_used_again_and_given_back_when_asked() {
+fn parked_pages_are_reused_and_released_on_request() {
     let driver = driver();
     let device = device();
     let first = mapped(&device, 0, 8, 1);
@@ -221,7 +221,7 @@ fn a_copy_that_would_touch_no_page_is_refused_and_the_gpu_lives() {
 }
 
 #[test]
-fn a_stream_that_is_another_on_every_thread_is_refused() {
+fn the_per_thread_stream_handle_is_refused() {
     let _driver = driver();
     let device = device();
     // SAFETY: refused unlooked at.

@@ -53,7 +53,7 @@ fn a_driver_that_registers_nothing_allocates() {
 }
 
 #[test]
-fn a_refusal_leaves_nothing() {
+fn a_failed_creation_leaves_nothing() {
     let driver = driver();
     let device = device();
     let alone = driver.calls("cuMemHostAlloc");

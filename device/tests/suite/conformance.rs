@@ -20,20 +20,20 @@ fn the_host_device_conforms() {
 }
 
 #[test]
-fn so_it_does_with_pages_larger_than_the_systems() {
+fn a_device_with_larger_pages_conforms() {
     guard::install().unwrap();
     conformance::run(&|| device(16 * os_page_bytes()));
 }
 
 #[test]
-fn and_with_pages_that_are_parked() {
+fn a_device_with_parked_pages_conforms() {
     guard::install().unwrap();
     // Each page is long enough to go from one owner to the next.
     conformance::run(&|| device(512 << 10));
 }
 
 #[test]
-fn so_does_a_faulty_one_without_faults() {
+fn a_faulty_device_without_faults_conforms() {
     guard::install().unwrap();
     conformance::run(&|| Faulty::<host::HostDevice>::new(device(os_page_bytes())));
 }

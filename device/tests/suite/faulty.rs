@@ -68,7 +68,7 @@ fn a_failed_publish_gives_the_pages_back() {
 
 /// A copy that was taken and moved nothing says so, at once or through its callback, and once.
 #[test]
-fn a_torn_copy_moves_nothing_and_tells_its_thread() {
+fn a_failed_copy_reports_its_error() {
     let (device, range) = device();
     device.map(range, Fill::Zero).unwrap();
     let stream = device.create_stream("torn").unwrap();
@@ -92,7 +92,7 @@ fn a_torn_copy_moves_nothing_and_tells_its_thread() {
 }
 
 #[test]
-fn held_events_are_late_for_everybody() {
+fn a_held_event_is_late_on_every_stream() {
     let (device, _) = device();
     let (stream, waiting) =
         (device.create_stream("one").unwrap(), device.create_stream("two").unwrap());

@@ -65,7 +65,7 @@ fn numbers(pages: impl IntoIterator<Item = usize>) -> Vec<u8> {
 }
 
 #[test]
-fn unmapped_pages_serve_the_next_who_asks() {
+fn unmapped_pages_serve_the_next_map() {
     let bench = Bench::new(64);
     bench.0.unmap(bench.mapped(0, 8)).unwrap();
     assert_eq!((bench.parked_pages(), bench.0.memory_info().mapped_bytes), (8, 0));
@@ -130,7 +130,7 @@ fn pages_parked_where_they_are_wanted_stay_and_the_gaps_are_filled() {
 }
 
 #[test]
-fn who_asks_for_zeroes_gets_zeroes() {
+fn requested_zeroes_are_zero() {
     let bench = Bench::new(64);
     bench.0.unmap(bench.mapped(0, 8)).unwrap();
     bench.0.map(bench.range(2, 3), Fill::Zero).unwrap();
@@ -236,7 +236,7 @@ fn a_run_of_several_mappings_is_given_back_instead_of_moved() {
 }
 
 #[test]
-fn pages_locked_into_memory_are_zero_for_who_asks_for_zeroes() {
+fn locked_pages_are_zero_if_requested() {
     let bench = Bench::new(64);
     let range = bench.mapped(0, 2);
     // One page of the system, which every process may lock.
@@ -279,12 +279,12 @@ fn change_hands(owners: usize, rounds: usize) {
 }
 
 #[test]
-fn what_is_awake_stays_while_pieces_change_hands() {
+fn awake_bytes_stay_while_pieces_move() {
     change_hands(3, 600);
 }
 
 /// One owner: what is given up is all there is, and where the next block comes to lie.
 #[test]
-fn what_is_awake_stays_while_the_last_piece_goes() {
+fn awake_bytes_stay_while_the_last_piece_is_freed() {
     change_hands(1, 3000);
 }

@@ -130,7 +130,7 @@ fn nothing_to_do_is_no_launch() {
 }
 
 #[test]
-fn what_the_cpu_refuses_is_refused() {
+fn arguments_that_the_cpu_refuses_are_refused() {
     let add = |to, from, elems| Launch::accumulate(to, from, elems, DType::F32).unwrap_err();
     let address = |what, address| KernelError::Address { what, address, align: 4 };
     assert_eq!(add(0, 64, 1), address("accumulator", 0));

@@ -1,14 +1,14 @@
-//! What is filed where: free lists, and the reach that ranges of odd lists are filed under.
+//! The free lists, and the reach of the ranges in odd lists.
 
 use super::super::NONE;
 use super::super::bins::{Bins, Class};
 use super::{Range, Ranges, USED, is_even};
 
-/// So many ranges of odd lists may be filed under a reach of the past.
+/// Limit of the entries of `Ranges::stale`.
 const STALE_MAX: usize = 64;
 
 impl Ranges {
-    /// Start and units of what the free range `index` is filed for.
+    /// Returns start and units of the reach of the free range `index`.
     #[inline]
     pub(crate) fn reach(&self, index: u32) -> (u32, u32) {
         let Range { start, units, list, .. } = self.ranges[index as usize];
@@ -21,25 +21,24 @@ impl Ranges {
         (start - head_units, head_units + units + joined_units(&self.ranges, list, after))
     }
 
-    /// Files a range. Whoever changes ranges of an even list calls `reach_changed` for the
-    /// neighbours of what it changed, once it is done.
+    /// Files a range. After a change of an even list the caller calls `reach_changed` for the neighbours.
     #[inline]
     pub(super) fn file(&mut self, index: u32, list: u32) {
         self.ranges[index as usize].list = list;
         self.enter(index);
     }
 
-    /// Takes a free range out of its list; it counts as used from here.
+    /// Removes a free range from its list and marks it used.
     #[inline]
     pub(super) fn unfile(&mut self, index: u32) {
         self.leave(index);
         self.ranges[index as usize].list = USED;
     }
 
-    /// Something of `list` changed between `before` and `after`: where these are of the odd list, they
-    /// reach further now, or less far.
+    /// Notes a change of `list` between the ranges `before` and `after`: the reach of those in the odd list
+    /// has changed.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
+    #[expect(clippy::inline_always, reason = "twice for each block")]
     pub(super) fn reach_changed(&mut self, list: u32, before: u32, after: u32) {
         if self.joins && is_even(list) {
             for index in [before, after] {
@@ -51,7 +50,7 @@ impl Ranges {
         }
     }
 
-    /// Range `index` may be filed under a reach of the past.
+    /// Marks range `index` as stale.
     #[cold]
     fn outdate(&mut self, index: u32) {
         self.ranges[index as usize].is_stale = true;
@@ -61,11 +60,11 @@ impl Ranges {
         }
     }
 
-    /// Files ranges of odd lists under the reach they have now.
+    /// Refiles stale ranges under their current reach.
     #[inline(never)]
     pub(crate) fn settle_reach(&mut self) {
         while let Some(index) = self.stale.pop() {
-            // It may be a range of another kind by now.
+            // The slot may hold another range by now.
             if self.ranges[index as usize].is_stale {
                 self.ranges[index as usize].is_stale = false;
                 let (_, units) = self.reach_of_odd(index);
@@ -77,7 +76,7 @@ impl Ranges {
         }
     }
 
-    /// Puts a range in front of the class it belongs to, in the list it says it is in.
+    /// Files a range under its reach, in the list that its slot names.
     fn enter(&mut self, index: u32) {
         let (Range { list, .. }, (_, units)) = (self.ranges[index as usize], self.reach(index));
         let class = Class::of(units);
@@ -95,8 +94,7 @@ impl Ranges {
     }
 }
 
-/// What `units` of `list` are filed under, between the ranges `sibling` (or `NONE`): of an odd list
-/// the neighbours of the even one before it come on top.
+/// Returns the reach of `units` of `list` between the ranges `sibling` (or `NONE`).
 #[inline]
 pub(super) fn reach_units(ranges: &[Range], list: u32, units: u32, sibling: [u32; 2]) -> u32 {
     if is_even(list) {
@@ -106,7 +104,7 @@ pub(super) fn reach_units(ranges: &[Range], list: u32, units: u32, sibling: [u32
     joined_units(ranges, list, before) + units + joined_units(ranges, list, after)
 }
 
-/// What range `neighbour` adds to the reach of one of the odd `list` beside it.
+/// Returns the units that `neighbour` adds to the reach of a range of the odd `list`.
 fn joined_units(ranges: &[Range], list: u32, neighbour: u32) -> u32 {
     match ranges.get(neighbour as usize) {
         Some(range) if range.list == list - 1 => range.units,
@@ -114,9 +112,9 @@ fn joined_units(ranges: &[Range], list: u32, neighbour: u32) -> u32 {
     }
 }
 
-/// Puts range `index` in front of `class`. Returns the one that is behind it now, or `NONE`.
+/// Makes range `index` the first of `class`. Returns the second one, or `NONE`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "twice for each block that comes and goes")]
+#[expect(clippy::inline_always, reason = "twice for each block")]
 pub(super) fn link(ranges: &mut [Range], bins: &mut Bins, class: Class, index: u32) -> u32 {
     let behind = bins.push(class, index);
     if behind != NONE {
@@ -125,7 +123,7 @@ pub(super) fn link(ranges: &mut [Range], bins: &mut Bins, class: Class, index: u
     behind
 }
 
-/// Takes `range` out of its list: its neighbours there are each other's.
+/// Removes `range` from its list.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "as `link`")]
 pub(super) fn unlink(ranges: &mut [Range], bins: &mut Bins, range: &Range) {

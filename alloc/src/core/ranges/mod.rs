@@ -1,18 +1,17 @@
-//! Ranges that tile lines of units; free ones wait in size-class lists; all operations O(1).
+//! Ranges that tile lines of units, with free ranges in size-class lists. All operations are O(1).
 //!
-//! A *line* is an unbroken run of units with an owner number (a segment, or a whole file). Its
-//! ranges form a chain in address order. A range is used or free; a free range is filed under one
-//! of several *lists* (a pool's cached ranges, a pool's bare ranges, ...). Free neighbours of the
-//! same list are always one range (I1); of different lists they stay apart.
+//! A *line* is a contiguous run of units with an owner number (a segment, or a whole file). Its ranges
+//! form a chain in address order. A range is used or free; a free range is in one of several *lists* (a
+//! pool's cached ranges, a pool's bare ranges, ...). Free neighbours of the same list are always one range
+//! (I1); those of different lists stay separate.
 //!
-//! Lists come in pairs. A range of an even list is filed under its size. One of the odd list after it
-//! is filed under its *reach*: what it and the neighbours it has in the even list come to. (A bare
-//! range can be mapped, and then serve together with what is cached around it.) Ranges of even lists
-//! come and go all the time, and odd lists are seldom searched: what is filed in one is put right
-//! (`settle_reach`) before it is, not sooner.
+//! Lists come in pairs. A range of an even list is filed under its size. A range of the next, odd list is
+//! filed under its *reach*: its own size plus its neighbours in the even list. (Once a bare range is mapped,
+//! it can serve together with the cached ranges around it.) Even lists change often and odd lists are
+//! searched rarely, so the classes of an odd list are updated only before a search (`settle_reach`).
 //!
-//! The lower of two merging ranges, and the lower part of a split one, keeps its index: the first
-//! range of a line has the same index for as long as the line exists.
+//! The lower of two merged ranges, and the lower part of a split one, keep their index: the first range of
+//! a line has the same index as long as the line exists.
 
 mod filing;
 mod search;
@@ -23,7 +22,7 @@ use super::bins::{Bins, Class};
 use super::{NONE, OWN_CLASS_SCAN_MAX};
 use filing::{link, reach_units, unlink};
 
-/// What a slot holds, in the field that names the list for free ranges.
+/// Values of `Range::list` for a slot whose range is not free.
 const USED: u32 = NONE - 1;
 const VACANT: u32 = NONE - 2;
 
@@ -34,17 +33,17 @@ struct Range {
     /// Neighbours in address order.
     before: u32,
     after: u32,
-    /// Neighbours in the free list (of a vacant slot, `list_after` links the vacant ones).
+    /// Neighbours in the free list. `list_after` of a vacant slot is the next vacant slot.
     list_before: u32,
     list_after: u32,
-    /// The list it is filed under, or `USED` or `VACANT`.
+    /// Its list, or `USED` or `VACANT`.
     list: u32,
     owner: u32,
-    /// What it is filed under, where it is.
+    /// Its class in the list.
     class: Class,
-    /// Its reach has changed since then: it is in `Ranges::stale`.
+    /// Its reach may have changed since it was filed: it is in `Ranges::stale`.
     is_stale: bool,
-    /// When the last part of it came free, by `Ranges::frees`.
+    /// The value of `Ranges::frees` when the last part of it was freed.
     freed_at: u64,
 }
 
@@ -70,7 +69,7 @@ const fn is_even(list: u32) -> bool {
     list.is_multiple_of(2)
 }
 
-/// What is wanted of a free range.
+/// Size and alignment of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// Not 0.
@@ -80,7 +79,7 @@ pub(crate) struct Fit {
 }
 
 impl Fit {
-    /// Where in a range it would start, with unit 0 being `phase` units past an aligned address.
+    /// Returns its first start in a range. Unit 0 is `phase` units past an aligned address.
     #[inline]
     fn start_in(self, start: u32, units: u32, phase: u32) -> Option<u32> {
         if self.align_units <= 1 {
@@ -100,28 +99,26 @@ impl Fit {
 /// The ranges of all lines, and their free lists.
 #[derive(Debug)]
 pub(crate) struct Ranges {
-    /// Whether ranges of odd lists reach past their own ends.
+    /// Whether ranges of odd lists are filed under their reach.
     joins: bool,
     ranges: Vec<Range>,
     lists: Vec<Bins>,
     vacant_head: u32,
     limit: u32,
-    /// Ranges that can still be made and are not promised.
+    /// Ranges that can still be created and are not promised.
     room: u32,
     phase: u32,
     /// Ranges promised to later splits that must not fail.
     promised: u32,
-    /// Where to look for ranges whose reach has changed since they were filed. Others may be in here
-    /// too, and some twice.
+    /// Ranges whose reach may have changed since they were filed. It may contain others, and duplicates.
     stale: Vec<u32>,
-    /// How often a range came free.
+    /// Number of frees: the logical time.
     frees: u64,
 }
 
 impl Ranges {
-    /// No lines, `lists` lists, at most `limit` ranges; unit 0 lies `phase` units past an
-    /// address of every alignment.
-    /// Without `joins`, ranges of all lists are filed under their own size.
+    /// Creates `lists` lists without lines, for at most `limit` ranges. Unit 0 is `phase` units past an
+    /// address of every alignment. Without `joins` the ranges of all lists are filed under their size.
     pub(crate) fn new(lists: u32, limit: u32, phase: u32, joins: bool) -> Self {
         let mut it = Self {
             joins,
@@ -139,26 +136,26 @@ impl Ranges {
         it
     }
 
-    /// Makes lists `0..count` exist.
+    /// Creates the missing ones of the lists `0..count`.
     pub(crate) fn ensure_lists(&mut self, count: u32) {
         while self.lists.len() < count as usize {
             self.lists.push(Bins::new());
         }
     }
 
-    /// Slots that exist, vacant ones included: every index is below it.
+    /// Returns the number of slots, vacant ones included.
     pub(crate) fn slots(&self) -> u32 {
         // `limit` bounds the count.
         u32::try_from(self.ranges.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether `count` more ranges can be made.
+    /// Whether `count` more ranges can be created.
     #[inline]
     pub(crate) fn can_make(&self, count: u32) -> bool {
         self.room >= count
     }
 
-    /// Sets `count` ranges aside for splits to come; `false` where there are not so many.
+    /// Promises `count` ranges to later splits. `false` if fewer are left.
     pub(crate) fn reserve_ranges(&mut self, count: u32) -> bool {
         let is_possible = self.can_make(count);
         if is_possible {
@@ -168,7 +165,7 @@ impl Ranges {
         is_possible
     }
 
-    /// Those splits have come, or never will.
+    /// Ends a promise: the splits are done, or not needed.
     pub(crate) fn unreserve_ranges(&mut self, count: u32) {
         debug_assert!(self.promised >= count, "{count} of {} promised", self.promised);
         self.promised -= count;
@@ -190,30 +187,30 @@ impl Ranges {
         self.ranges[index as usize].owner
     }
 
-    /// The range before it in the same line, or `NONE`.
+    /// Returns the range before it in the same line, or `NONE`.
     #[inline]
     pub(crate) fn before(&self, index: u32) -> u32 {
         self.ranges[index as usize].before
     }
 
-    /// The next range of the same line, or `NONE`.
+    /// Returns the next range of the same line, or `NONE`.
     #[inline]
     pub(crate) fn after(&self, index: u32) -> u32 {
         self.ranges[index as usize].after
     }
 
-    /// How often a range came free so far.
+    /// Returns the number of frees so far.
     pub(crate) const fn frees(&self) -> u64 {
         self.frees
     }
 
-    /// What that was when the last part of range `index` came free; whoever has it now counts not.
+    /// Returns the value of `frees` when the last part of range `index` was freed.
     #[inline]
     pub(crate) fn freed_at(&self, index: u32) -> u64 {
         self.ranges[index as usize].freed_at
     }
 
-    /// The list a free range is filed under; `None` for one in use or a vacant slot.
+    /// Returns the list of a free range; `None` for a used range or a vacant slot.
     #[inline]
     pub(crate) fn list(&self, index: u32) -> Option<u32> {
         let list = self.ranges.get(index as usize)?.list;
@@ -239,7 +236,7 @@ impl Ranges {
         Some(index)
     }
 
-    /// Removes the line whose only range is the free `index`. Refused for any other.
+    /// Removes the line whose only range is the free `index`. `false` for any other.
     pub(crate) fn remove_segment(&mut self, index: u32) -> bool {
         let range = self.ranges[index as usize];
         if range.list >= VACANT || range.before != NONE || range.after != NONE {
@@ -250,14 +247,14 @@ impl Ranges {
         true
     }
 
-    /// A range of `list` that `fit` fits into, still free. Of an odd list: into the reach of, which
-    /// `settle_reach` has put right.
+    /// Finds a free range of `list` that `fit` fits into; in an odd list, into its reach (the caller has
+    /// called `settle_reach`).
     ///
-    /// Its own class first, where the tightest fits are (and, for sizes below 128, only exact
-    /// ones): at most [`OWN_CLASS_SCAN_MAX`] ranges are looked at. Then the next class whose every
-    /// range is large enough.
+    /// The request's own class comes first: it has the tightest fits (only exact ones for sizes below 128).
+    /// At most [`OWN_CLASS_SCAN_MAX`] of its ranges are examined. Then comes the next class in which all
+    /// ranges are large enough.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "half of it goes where nothing is to be aligned")]
+    #[expect(clippy::inline_always, reason = "half of it is removed for unaligned requests")]
     pub(crate) fn find(&self, list: u32, fit: Fit) -> Option<u32> {
         debug_assert!(is_even(list) || self.stale.is_empty(), "list {list} is searched unsettled");
         let bins = self.lists.get(list as usize)?;
@@ -273,66 +270,63 @@ impl Ranges {
             }
             index = self.ranges[index as usize].list_after;
         }
-        // Of the own class none was there, or none of the first ones fits.
+        // The own class is empty, or none of the examined ranges fits.
         if fit.align_units <= 1 {
             return Some(bins.head(bins.at_least(own.next()?)?));
         }
-        // Wherever a range of this size starts, an aligned piece of the wanted size is inside.
+        // Any range of this size contains an aligned piece of the requested size.
         let enough = fit.units.checked_add(fit.align_units - 1)?;
         let class = Class::of(enough);
         let class = if class.units_min() >= enough { class } else { class.next()? };
         Some(bins.head(bins.at_least(class)?))
     }
 
-    /// Where in the reach of range `index` a piece as `fit` has it would start at the earliest.
+    /// Returns the first start of `fit` in the reach of range `index`.
     pub(crate) fn start_in_reach(&self, index: u32, fit: Fit) -> Option<u32> {
         let (start, units) = self.reach(index);
         fit.start_in(start, units, self.phase)
     }
 
-    /// The same at the latest.
+    /// Returns the last start of `fit` in the reach of range `index`.
     pub(crate) fn last_start_in_reach(&self, index: u32, fit: Fit) -> Option<u32> {
         let (start, units) = self.reach(index);
         let latest = start + units.checked_sub(fit.units)?;
         let mask = fit.align_units.max(1) - 1;
-        // How far it is past the alignment, whatever the phase has of whole alignments.
+        // Units past the previous aligned address.
         let past = latest.wrapping_add(self.phase) & mask;
         latest.checked_sub(past).filter(|&it| it >= start)
     }
 
-    /// Takes the piece `fit` describes out of the free range `index`; what is left before and
-    /// after stays free where it was filed. Returns the piece, used. `None` where it does not fit
-    /// or the limit of ranges does not let the rest be kept.
+    /// Takes a piece for `fit` out of the free range `index`. The parts before and after it stay free in the
+    /// same list. Returns the used piece. `None` if it does not fit, or at the limit of ranges.
     pub(crate) fn take(&mut self, index: u32, fit: Fit) -> Option<u32> {
         let range = self.ranges[index as usize];
         let start = fit.start_in(range.start, range.units, self.phase)?;
         self.take_at(index, start, fit.units)
     }
 
-    /// Takes `units` (not 0) out of the free range of `list`, an even one, that `find` finds for
-    /// them: from its start on.
+    /// Takes the first `units` (not 0) of the range that `find` returns for them in the even list `list`.
     #[inline]
     pub(crate) fn take_any(&mut self, list: u32, units: u32) -> Option<u32> {
         let index = self.find(list, Fit { units, align_units: 1 })?;
         self.take_lower(index, units)
     }
 
-    /// The part of range `index` that consists of whole pages of `page_units` (a power of two):
-    /// start and units, the latter 0 where there is none. Unit 0 is the start of a page.
+    /// Returns start and units of the whole pages of `page_units` (a power of two) in range `index`; 0 units
+    /// if there are none. Unit 0 is the start of a page.
     #[inline]
     pub(crate) fn whole_pages(&self, index: u32, page_units: u32) -> (u32, u32) {
         let Range { start, units, .. } = self.ranges[index as usize];
         let mask = u64::from(page_units) - 1;
         let first = (u64::from(start) + mask) & !mask;
         let end = (u64::from(start) + u64::from(units)) & !mask;
-        // Where there is a page, both lie in the range.
+        // If there is a whole page, both lie in the range.
         let first = u32::try_from(first).unwrap_or(u32::MAX);
         (first, u32::try_from(end).unwrap_or(u32::MAX).saturating_sub(first))
     }
 
-    /// Takes whole pages out of the free range `index`: its last ones, up to `units` of them
-    /// (rounded up). What is left on either side stays free where it was filed. `None` where there
-    /// is no whole page, or the limit of ranges does not let the rest be kept.
+    /// Takes the last whole pages of the free range `index`, up to `units` of them (rounded up). The rest
+    /// stays free in the same list. `None` if there is no whole page, or at the limit of ranges.
     pub(crate) fn take_pages(&mut self, index: u32, units: u32, page_units: u32) -> Option<u32> {
         let (first, all_units) = self.whole_pages(index, page_units);
         if all_units == 0 {
@@ -343,7 +337,7 @@ impl Ranges {
         self.take_at(index, first + (all_units - units), units)
     }
 
-    /// Takes `units` from `start` on out of the free range `index` around them.
+    /// Takes `units` from `start` on out of the free range `index`, which contains them.
     #[inline]
     pub(crate) fn take_at(&mut self, index: u32, start: u32, units: u32) -> Option<u32> {
         let gap_units = start - self.ranges[index as usize].start;
@@ -370,7 +364,7 @@ impl Ranges {
         }
         let rest = self.take_slot()?;
         let (ranges, bins) = (&mut self.ranges[..], &mut self.lists[range.list as usize]);
-        // What is before the rest is in use.
+        // The range before the rest is used.
         let sibling = if self.joins { [NONE, range.after] } else { [NONE; 2] };
         let class = Class::of(reach_units(ranges, range.list, rest_units, sibling));
         unlink(ranges, bins, &range);
@@ -395,7 +389,7 @@ impl Ranges {
         Some(index)
     }
 
-    /// Takes `units` out of the free range `index`, its first `gap_units` (not 0) left free.
+    /// Takes `units` of the free range `index` after its first `gap_units` (not 0), which stay free.
     fn take_inner(&mut self, index: u32, gap_units: u32, units: u32) -> Option<u32> {
         let range = self.ranges[index as usize];
         let rest_units = range.units - gap_units - units;
@@ -419,15 +413,15 @@ impl Ranges {
         if self.can_make(1) { self.split(index, units) } else { None }
     }
 
-    /// Makes one range of the used range `lower` and the used one right after it.
+    /// Joins the used range `lower` and the used range after it.
     pub(crate) fn join_used(&mut self, lower: u32) {
         let upper = self.ranges[lower as usize].after;
         debug_assert!(self.is_used(lower) && self.is_used(upper), "{lower} and {upper}");
         self.absorb(lower, upper);
     }
 
-    /// Frees the used range `index` into `list`, merging it with free neighbours of that list.
-    /// Returns the index of the free range it is now part of.
+    /// Frees the used range `index` into `list` and merges it with free neighbours of that list. Returns the
+    /// index of the merged range.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     pub(crate) fn give(&mut self, index: u32, list: u32) -> u32 {
@@ -465,8 +459,8 @@ impl Ranges {
         whole
     }
 
-    /// Files the free range `index` under another list. The caller moves a whole line, kind by
-    /// kind, so that neighbours which were kept apart still are.
+    /// Moves the free range `index` to another list. The caller moves all ranges of a line, so that ranges
+    /// of different kinds stay separate.
     pub(crate) fn refile(&mut self, index: u32, list: u32) {
         self.unfile(index);
         self.file(index, list);
@@ -474,7 +468,7 @@ impl Ranges {
         self.reach_changed(list, before, after);
     }
 
-    /// Splits a range that is in no list after `units`; returns the upper part, used.
+    /// Splits a range that is in no list after `units`. Returns the upper part, used.
     fn split(&mut self, index: u32, units: u32) -> Option<u32> {
         let range = self.ranges[index as usize];
         let upper = self.make(Range {
@@ -515,7 +509,7 @@ impl Ranges {
         Some(index)
     }
 
-    /// A slot for a range; `None` at the limit.
+    /// Takes a slot for a range. `None` at the limit.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     fn take_slot(&mut self) -> Option<u32> {
@@ -542,7 +536,7 @@ impl Ranges {
     }
 }
 
-/// There is no range `index` any more: the first of the vacant slots is its.
+/// Makes the slot of range `index` the first vacant one.
 #[inline]
 fn vacate(range: &mut Range, index: u32, vacant_head: &mut u32) {
     (range.list, range.is_stale) = (VACANT, false);

@@ -1,15 +1,15 @@
-//! Searches over more than one size class: for pages to take, for places to choose from, for reports.
+//! Searches over several size classes, for pages to take, places for a block, and reports.
 
 use super::super::NONE;
 use super::super::bins::Class;
 use super::Ranges;
 
-/// Ranges of which the one that came free first is taken for the pages it has.
+/// Limit of the ranges among which the one freed first is chosen.
 const COLD_LOOKS_MAX: usize = 64;
 
 impl Ranges {
-    /// A range of `list` with a whole page of `page_units` in it, as large as can be found
-    /// quickly; where the ranges of the largest class have none, all that could are looked at.
+    /// Finds a range of `list` with a whole page of `page_units`, from the largest class that has one. If the
+    /// largest class has none, all smaller classes that could have one are searched.
     pub(crate) fn with_whole_page(&self, list: u32, page_units: u32) -> Option<u32> {
         let bins = self.lists.get(list as usize)?;
         let mut class = bins.largest();
@@ -26,16 +26,15 @@ impl Ranges {
         None
     }
 
-    /// Of the smallest ranges of `list` with a whole page of `page_units`, the one that came free
-    /// first.
+    /// Returns, of the smallest ranges of `list` with a whole page of `page_units`, the one freed first.
     pub(crate) fn cold_with_whole_page(&self, list: u32, page_units: u32) -> Option<u32> {
         let ranges = self.no_smaller(list, page_units);
         let small = ranges.filter(|&index| self.whole_pages(index, page_units).1 > 0);
         small.take(COLD_LOOKS_MAX).min_by_key(|&index| self.freed_at(index))
     }
 
-    /// The ranges of `list` that are filed under `units` or more, the smallest first: class by class,
-    /// so that some of the first class may be smaller.
+    /// Returns the ranges of `list` from the class of `units` on, class by class. Some of the first class may
+    /// be smaller.
     pub(crate) fn no_smaller(&self, list: u32, units: u32) -> impl Iterator<Item = u32> {
         let bins = self.lists.get(list as usize);
         let mut class = bins.and_then(|bins| bins.at_least(Class::of(units)));
@@ -52,13 +51,13 @@ impl Ranges {
         })
     }
 
-    /// Some range of the largest non-empty class of `list`: at most 1/32 smaller than the largest.
+    /// Returns a range of the largest non-empty class of `list`: at most 1/32 smaller than the largest.
     pub(crate) fn near_largest(&self, list: u32) -> Option<u32> {
         let bins = self.lists.get(list as usize)?;
         Some(bins.head(bins.largest()?))
     }
 
-    /// Units of the largest range of `list`. Walks one class: for reports.
+    /// Returns the units of the largest range of `list`. Walks one class: for reports.
     pub(crate) fn largest_units(&self, list: u32) -> u32 {
         let mut index = self.near_largest(list).unwrap_or(NONE);
         let mut largest = 0;

@@ -33,7 +33,7 @@ fn work(pool: &Pool) -> usize {
 }
 
 #[test]
-fn a_refusal_at_any_pin_loses_nothing() {
+fn a_failed_pin_loses_nothing() {
     let pins = {
         let (device, pool) = pool(40 * MIB);
         assert_eq!(work(&pool), 18);

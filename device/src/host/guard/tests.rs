@@ -61,7 +61,7 @@ fn a_full_name_comes_back_from_the_table() {
 }
 
 #[test]
-fn a_write_that_cannot_be_let_through_is_stuck_and_may_be_tried_again() {
+fn a_write_that_cannot_be_opened_is_stuck_and_may_be_repeated() {
     let table: Table<2> = empty();
     let span = freeze(&table, 0).unwrap();
     assert!(matches!(fault(&table, Access::Write, false), Verdict::Stuck(_)));
