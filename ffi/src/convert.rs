@@ -149,7 +149,10 @@ impl From<OffloadError> for Fault {
 
 impl From<KernelError> for Fault {
     fn from(error: KernelError) -> Self {
-        Self::argument(error.to_string())
+        match error {
+            KernelError::Address { what, address: 0, .. } => Self::null(what),
+            other => Self::argument(other.to_string()),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use dormouse_device::{
     SpanId, SpanLabel,
 };
 use dormouse_kernels::{DType, MergeArgs};
-use dormouse_offload::{Compute, OffloadError};
+use dormouse_offload::{Compute, OffloadError, merge_lse};
 
 /// Maximum number of GPUs of one process.
 pub(crate) const GPUS_MAX: usize = 64;
@@ -78,6 +78,22 @@ impl AnyDevice {
         match (self, stream) {
             (Any::Cuda(device), Any::Cuda(stream)) => device.is_captured(stream),
             _ => Ok(false),
+        }
+    }
+
+    /// Merges two partial attention outputs on a GPU.
+    ///
+    /// # Safety
+    /// As [`merge_lse`].
+    pub(crate) unsafe fn merge_lse(
+        &self,
+        args: &MergeArgs,
+        stream: &AnyStream,
+    ) -> Result<(), OffloadError> {
+        match (self, stream) {
+            // SAFETY: the caller's contract, for the same device.
+            (Any::Cuda(device), Any::Cuda(stream)) => unsafe { merge_lse(device, args, stream) },
+            _ => Err(wrong_kind(Operation::Launch).into()),
         }
     }
 }
@@ -254,12 +270,6 @@ impl Compute for AnyDevice {
         either!(self, stream;
             // SAFETY: the caller's contract, for the same device.
             device => unsafe { device.accumulate(accumulator, source, elems, dtype, stream) },
-            else Err(wrong_kind(Operation::Launch).into()))
-    }
-
-    unsafe fn merge_lse(&self, args: &MergeArgs, stream: &AnyStream) -> Result<(), OffloadError> {
-        // SAFETY: the caller's contract, for the same device.
-        either!(self, stream; device => unsafe { device.merge_lse(args, stream) },
             else Err(wrong_kind(Operation::Launch).into()))
     }
 }

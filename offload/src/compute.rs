@@ -30,17 +30,6 @@ pub trait Compute: Device {
         dtype: DType,
         stream: &Self::Stream,
     ) -> Result<(), OffloadError>;
-
-    /// Merges two partial attention outputs by their log-sum-exps in stream order.
-    ///
-    /// # Errors
-    /// As [`Compute::accumulate`].
-    ///
-    /// # Safety
-    /// Every buffer of `args` is aligned, as long as its counts say, of this device, and valid until
-    /// the stream has passed; nothing else uses the outputs meanwhile.
-    unsafe fn merge_lse(&self, args: &MergeArgs, stream: &Self::Stream)
-    -> Result<(), OffloadError>;
 }
 
 impl Compute for HostDevice {
@@ -56,18 +45,6 @@ impl Compute for HostDevice {
         self.synchronize(&self.record(stream)?)?;
         // SAFETY: the caller's.
         unsafe { cpu::accumulate(accumulator as *mut u8, source as *const u8, elems, dtype) }?;
-        Ok(())
-    }
-
-    /// As above.
-    unsafe fn merge_lse(
-        &self,
-        args: &MergeArgs,
-        stream: &Self::Stream,
-    ) -> Result<(), OffloadError> {
-        self.synchronize(&self.record(stream)?)?;
-        // SAFETY: the caller's.
-        unsafe { cpu::merge_lse(args) }?;
         Ok(())
     }
 }
@@ -88,17 +65,25 @@ impl Compute for CudaDevice {
         unsafe { run(self, &launch, stream) }?;
         Ok(())
     }
+}
 
-    unsafe fn merge_lse(
-        &self,
-        args: &MergeArgs,
-        stream: &Self::Stream,
-    ) -> Result<(), OffloadError> {
-        let Some(launch) = Launch::merge_lse(args)? else { return Ok(()) };
-        // SAFETY: the caller's.
-        unsafe { run(self, &launch, stream) }?;
-        Ok(())
-    }
+/// Merges two partial attention outputs by their log-sum-exps on a GPU, in stream order.
+///
+/// # Errors
+/// As [`Compute::accumulate`].
+///
+/// # Safety
+/// Every buffer of `args` is aligned, as long as its counts say, of this device, and valid until the
+/// stream has passed; nothing else uses the outputs meanwhile.
+pub unsafe fn merge_lse(
+    device: &CudaDevice,
+    args: &MergeArgs,
+    stream: &<CudaDevice as Device>::Stream,
+) -> Result<(), OffloadError> {
+    let Some(launch) = Launch::merge_lse(args)? else { return Ok(()) };
+    // SAFETY: the caller's.
+    unsafe { run(device, &launch, stream) }?;
+    Ok(())
 }
 
 /// Queues a launch.
@@ -129,14 +114,5 @@ impl<D: Compute + dormouse_device::Hold> Compute for dormouse_device::faulty::Fa
     ) -> Result<(), OffloadError> {
         // SAFETY: the caller's, of the same device.
         unsafe { self.inner().accumulate(accumulator, source, elems, dtype, stream) }
-    }
-
-    unsafe fn merge_lse(
-        &self,
-        args: &MergeArgs,
-        stream: &Self::Stream,
-    ) -> Result<(), OffloadError> {
-        // SAFETY: the caller's, of the same device.
-        unsafe { self.inner().merge_lse(args, stream) }
     }
 }

@@ -54,7 +54,7 @@ mod prefix;
 mod step_profile;
 mod table;
 
-pub use compute::Compute;
+pub use compute::{Compute, merge_lse};
 pub use config::{EngineConfig, ResidencyPolicy, Route, WINDOW_LAYERS_MAX};
 pub use dormouse_device::SpanLabel as Label;
 pub use dormouse_residency::LinkRates;

@@ -1,15 +1,11 @@
 //! Kernels that a trainer can call directly.
 
-use std::borrow::Cow;
 use std::ffi::c_void;
 
-use dormouse_kernels::merge::Element;
-use dormouse_kernels::{DType, Empty, LogBase, Merge, MergeArgs, Part, merge_lse};
-use dormouse_offload::Compute;
+use dormouse_kernels::{DType, Empty, LogBase, MergeArgs, cpu};
 
 use super::c::*;
 use crate::boundary::{In, RawStream, check_flags, enter, usize_of};
-use crate::convert;
 use crate::fault::Fault;
 use crate::heap::Heap;
 use crate::status::dormouse_status_t;
@@ -51,146 +47,84 @@ unsafe fn run(args: *const dormouse_merge_args_t, stream: RawStream) -> Result<(
     }
     let known = DORMOUSE_MERGE_LOG2 | DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY;
     check_flags(args.flags, known, "args.flags", "DORMOUSE_MERGE_*")?;
-    if let Some(heap) = gpu {
-        let merge = MergeArgs {
-            out1: args.out1,
-            lse1: args.lse1,
-            out2: args.out2,
-            lse2: args.lse2,
-            out: args.out,
-            lse: args.lse,
-            rows: args.rows,
-            head_dim: args.head_dim,
-            dtype: convert::dtype(args.dtype)?,
-            base: base(&args),
-            empty: empty(&args),
-        };
-        let stream = heap.stream(stream)?;
-        // SAFETY: the caller's contract, until the stream has passed.
-        return Ok(unsafe { heap.allocator().device().merge_lse(&merge, &stream) }?);
-    }
-    match DType::try_from(args.dtype) {
-        // SAFETY: the caller's contract, for this dtype.
-        Ok(DType::F32) => unsafe { merge::<f32>(&args) },
-        // SAFETY: as above.
-        Ok(DType::F64) => unsafe { merge::<f64>(&args) },
-        _ => {
+    let dtype = DType::try_from(args.dtype).ok();
+    let dtype =
+        dtype.filter(|dtype| matches!(dtype, DType::F32 | DType::F64)).ok_or_else(|| {
             let seen = args.dtype;
-            Err(Fault::argument(format!("args.dtype is {seen}; accepted: 3 (f32), 4 (f64)")))
+            Fault::argument(format!("args.dtype is {seen}; accepted: 3 (f32), 4 (f64)"))
+        })?;
+    let is_set = |flag: u64| args.flags & flag != 0;
+    let mut merge = MergeArgs {
+        out1: args.out1,
+        lse1: args.lse1,
+        out2: args.out2,
+        lse2: args.lse2,
+        out: args.out,
+        lse: args.lse,
+        rows: args.rows,
+        head_dim: args.head_dim,
+        dtype,
+        base: if is_set(DORMOUSE_MERGE_LOG2) { LogBase::Two } else { LogBase::E },
+        empty: if is_set(DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY) {
+            Empty::PlusInfinity
+        } else {
+            Empty::MinusInfinity
+        },
+    };
+    match gpu {
+        Some(heap) => {
+            let stream = heap.stream(stream)?;
+            // SAFETY: the caller's contract, until the stream has passed.
+            unsafe { heap.allocator().device().merge_lse(&merge, &stream) }?;
+        }
+        None => {
+            // SAFETY: the caller's contract; an input that is an output too is replaced by a copy, which
+            // lives until the merge is over.
+            let _copies = unsafe { copy_in_place(&mut merge) }?;
+            // SAFETY: as above.
+            unsafe { cpu::merge_lse(&merge) }?;
         }
     }
+    Ok(())
 }
 
-const fn base(args: &dormouse_merge_args_t) -> LogBase {
-    if args.flags & DORMOUSE_MERGE_LOG2 == 0 { LogBase::E } else { LogBase::Two }
-}
-
-const fn empty(args: &dormouse_merge_args_t) -> Empty {
-    match args.flags & DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY {
-        0 => Empty::MinusInfinity,
-        _ => Empty::PlusInfinity,
-    }
-}
-
-/// Merges buffers of `T`.
+/// Replaces each input that is an output too (in place) by a copy of it, and returns the copies. The CPU
+/// kernel refuses other overlaps.
 ///
 /// # Safety
-/// The buffers of `args` have `rows` and `rows * head_dim` elements of `T`; the call has
-/// exclusive use of the outputs.
-unsafe fn merge<T: Element + Default>(args: &dormouse_merge_args_t) -> Result<(), Fault> {
-    let rows = usize_of(args.rows, "args.rows")?;
-    let head_dim = usize_of(args.head_dim, "args.head_dim")?;
-    let elements = rows.checked_mul(head_dim).ok_or_else(|| {
-        Fault::argument(format!("args.rows {rows} times args.head_dim {head_dim} overflows"))
-    })?;
-    let outputs =
-        [Span::of::<T>(args.out, elements, "args.out"), Span::of::<T>(args.lse, rows, "args.lse")];
-    // SAFETY: the caller's contract; `input` copies a buffer that is an output too.
-    let (out1, lse1, out2, lse2) = unsafe {
-        (
-            input::<T>(args.out1, elements, "args.out1", &outputs)?,
-            input::<T>(args.lse1, rows, "args.lse1", &outputs)?,
-            input::<T>(args.out2, elements, "args.out2", &outputs)?,
-            input::<T>(args.lse2, rows, "args.lse2", &outputs)?,
-        )
+/// As [`run`], for the buffers of `merge`.
+unsafe fn copy_in_place(merge: &mut MergeArgs) -> Result<Vec<Vec<u64>>, Fault> {
+    let (rows, head_dim, size) = (merge.rows, merge.head_dim, merge.dtype.size_bytes() as u64);
+    let bytes = |columns: u64| rows.checked_mul(columns).and_then(|count| count.checked_mul(size));
+    let (Some(out_bytes), Some(lse_bytes)) = (bytes(head_dim), bytes(1)) else {
+        return Err(Fault::argument(format!(
+            "args.rows {rows} times args.head_dim {head_dim} overflows"
+        )));
     };
-    if outputs[0].overlaps(&outputs[1]) {
-        return Err(Fault::argument("args.out and args.lse overlap; accepted: distinct buffers"));
-    }
-    // SAFETY: the caller's contract: writable and exclusive; by the above, no input slice overlaps.
-    let (out, lse) = unsafe {
-        (output::<T>(args.out, elements, "args.out")?, output::<T>(args.lse, rows, "args.lse")?)
-    };
-    Ok(merge_lse(Merge {
-        first: Part { out: &out1, lse: &lse1 },
-        second: Part { out: &out2, lse: &lse2 },
-        out,
-        lse,
-        head_dim,
-        base: base(args),
-        empty: empty(args),
-    })?)
-}
-
-/// Address range of a buffer.
-struct Span {
-    name: &'static str,
-    begin: usize,
-    bytes: usize,
-}
-
-impl Span {
-    fn of<T>(pointer: *const c_void, count: usize, name: &'static str) -> Self {
-        Self { name, begin: pointer.addr(), bytes: count.saturating_mul(size_of::<T>()) }
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        self.begin < other.begin.saturating_add(other.bytes)
-            && other.begin < self.begin.saturating_add(self.bytes)
-    }
-}
-
-/// Reads an input. Copies it if it is an output too (in place); refuses other overlaps.
-///
-/// # Safety
-/// `pointer` is NULL or readable for `count` elements of `T` that only `outputs` may change.
-unsafe fn input<'a, T: Clone>(
-    pointer: *const c_void,
-    count: usize,
-    name: &'static str,
-    outputs: &[Span],
-) -> Result<Cow<'a, [T]>, Fault> {
-    // SAFETY: the caller's contract.
-    let slice = unsafe { In::slice(pointer.cast::<T>(), count, name) }?;
-    let own = Span::of::<T>(pointer, count, name);
-    match outputs.iter().find(|output| output.overlaps(&own)) {
-        None => Ok(Cow::Borrowed(slice)),
-        Some(output) if output.begin == own.begin && output.bytes == own.bytes => {
-            Ok(Cow::Owned(slice.to_vec()))
+    let out_bytes = usize_of(out_bytes, "bytes of args.out")?;
+    let lse_bytes = usize_of(lse_bytes, "bytes of args.lse")?;
+    let outputs = [(merge.out.addr(), out_bytes), (merge.lse.addr(), lse_bytes)];
+    let mut copies = Vec::new();
+    for (input, bytes, name) in [
+        (&mut merge.out1, out_bytes, "args.out1"),
+        (&mut merge.lse1, lse_bytes, "args.lse1"),
+        (&mut merge.out2, out_bytes, "args.out2"),
+        (&mut merge.lse2, lse_bytes, "args.lse2"),
+    ] {
+        // SAFETY: the caller's contract; this refuses NULL and too long.
+        let buffer = unsafe { In::slice(input.cast::<u8>(), bytes, name) }?;
+        if outputs.contains(&(input.addr(), bytes)) {
+            // Words, so that the copy is aligned for either type.
+            let mut copy = vec![0_u64; bytes.div_ceil(size_of::<u64>())];
+            // SAFETY: distinct buffers of at least `bytes` bytes.
+            unsafe {
+                copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(buffer.as_ptr(), bytes)
+            };
+            *input = copy.as_ptr().cast();
+            copies.push(copy);
         }
-        Some(output) => Err(Fault::argument(format!(
-            "{name} overlaps {}; accepted: the same buffer or a distinct one",
-            output.name
-        ))),
     }
-}
-
-/// Checks an output.
-///
-/// # Safety
-/// `pointer` is NULL or writable for `count` elements of `T`, with exclusive use during `'a`.
-unsafe fn output<'a, T>(
-    pointer: *mut c_void,
-    count: usize,
-    name: &str,
-) -> Result<&'a mut [T], Fault> {
-    if count == 0 {
-        return Ok(&mut []);
-    }
-    // SAFETY: the caller's contract; this refuses NULL, misaligned and too long.
-    let checked = unsafe { In::slice(pointer.cast::<T>(), count, name) }?.len();
-    // SAFETY: the caller's contract.
-    Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<T>(), checked) })
+    Ok(copies)
 }
 
 #[cfg(test)]
@@ -241,7 +175,7 @@ mod tests {
         // SAFETY: refused before a write.
         let fault = unsafe { run(&raw const args, here()) }.unwrap_err();
         assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
-        assert!(fault.message.contains("args.out1 overlaps args.out"), "{}", fault.message);
+        assert!(fault.message.contains("out overlaps first out"), "{}", fault.message);
     }
 
     #[test]

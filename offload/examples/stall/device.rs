@@ -10,7 +10,7 @@ use dormouse_device::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Sealed, SpanId,
     SpanLabel,
 };
-use dormouse_kernels::{DType, MergeArgs};
+use dormouse_kernels::DType;
 use dormouse_offload::{Compute, OffloadError};
 
 use crate::pace::{Link, sleep_until};
@@ -232,11 +232,6 @@ impl Compute for Paced {
     ) -> Result<(), OffloadError> {
         // SAFETY: the caller's, of the same device.
         unsafe { self.inner.accumulate(accumulator, source, elems, dtype, stream) }
-    }
-
-    unsafe fn merge_lse(&self, args: &MergeArgs, stream: &Stream) -> Result<(), OffloadError> {
-        // SAFETY: the caller's, of the same device.
-        unsafe { self.inner.merge_lse(args, stream) }
     }
 }
 

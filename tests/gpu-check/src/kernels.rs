@@ -6,7 +6,7 @@ use std::time::Instant;
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::{AddressRange, Device, Fill};
 use dormouse_kernels::{DType, Empty, LogBase, MergeArgs, cpu};
-use dormouse_offload::Compute;
+use dormouse_offload::{Compute, merge_lse};
 use serde_json::{Value, json};
 
 use crate::{Options, median};
@@ -165,7 +165,7 @@ fn merge(bench: &Bench) -> f64 {
     };
     // SAFETY: mapped pages, and pinned memory, of ours, laid out as the arguments say.
     unsafe {
-        bench.device.merge_lse(&args(bench.memory.start), &bench.stream).unwrap();
+        merge_lse(&bench.device, &args(bench.memory.start), &bench.stream).unwrap();
         cpu::merge_lse(&args(bench.pinned.start)).unwrap();
     }
     let wanted = values.to_vec();
