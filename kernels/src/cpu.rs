@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use crate::check::{self, InPlace, MergeCounts};
 use crate::level::{Level, at_level, detect};
-use crate::merge::Element;
-use crate::{DType, KernelError, Merge, MergeArgs, Part, merge_lse as merge_slices};
+use crate::merge::{Element, Joined, join};
+use crate::{DType, KernelError, MergeArgs};
 
 /// Adds `elems` elements of `dtype` at `source` to those of type [`DType::accumulator`] at `accumulator`.
 ///
@@ -62,6 +62,10 @@ unsafe fn accumulate_at(
 
 /// Merges the two parts of `args`.
 ///
+/// A row that is empty in one part is a copy of the other part's row; a row that is empty in both is 0
+/// with minus infinity. A log-sum-exp that is NaN, or plus infinity without meaning empty, makes its row
+/// NaN.
+///
 /// # Errors
 /// `MergeType`; `TooLarge`; `Address` for NULL or a misaligned address; `Overlap` of an output with
 /// any other argument. Nothing is written.
@@ -73,27 +77,49 @@ pub unsafe fn merge_lse(args: &MergeArgs) -> Result<(), KernelError> {
     let counts = check::merge(args, InPlace::Refused)?;
     match args.dtype {
         // SAFETY: the caller's contract, for this type; the arguments are checked.
-        DType::F64 => unsafe { merge::<f64>(args, counts) },
+        DType::F64 => unsafe { merge_at::<f64>(detect(), args, counts) },
         // SAFETY: as above; FP32 is the only other type that passes the check.
-        _ => unsafe { merge::<f32>(args, counts) },
+        _ => unsafe { merge_at::<f32>(detect(), args, counts) },
     }
+    Ok(())
 }
 
 /// # Safety
 /// As [`merge_lse`], with checked arguments of type `T`.
-unsafe fn merge<T: Element>(args: &MergeArgs, counts: MergeCounts) -> Result<(), KernelError> {
+pub(crate) unsafe fn merge_at<T: Element>(level: Level, args: &MergeArgs, counts: MergeCounts) {
     let MergeCounts { rows, elems } = counts;
     // SAFETY: the caller's contract; alignment, size and overlap are checked.
-    unsafe {
-        merge_slices(Merge::<T> {
-            first: Part { out: slice(args.out1, elems), lse: slice(args.lse1, rows) },
-            second: Part { out: slice(args.out2, elems), lse: slice(args.lse2, rows) },
-            out: slice_mut(args.out, elems),
-            lse: slice_mut(args.lse, rows),
-            head_dim: args.head_dim as usize,
-            base: args.base,
-            empty: args.empty,
-        })
+    let (out1, out2, all_out) = unsafe {
+        (slice::<T>(args.out1, elems), slice::<T>(args.out2, elems), slice_mut(args.out, elems))
+    };
+    // SAFETY: as above.
+    let (lse1, lse2, lse) = unsafe {
+        (slice::<T>(args.lse1, rows), slice::<T>(args.lse2, rows), slice_mut(args.lse, rows))
+    };
+    let head_dim = args.head_dim as usize;
+    for row in 0..rows {
+        let at = row * head_dim..(row + 1) * head_dim;
+        let out = &mut all_out[at.clone()];
+        let (o1, o2) = (&out1[at.clone()], &out2[at]);
+        let (l1, l2) = (lse1[row], lse2[row]);
+        lse[row] = match join(l1.widen(), l2.widen(), args.base, args.empty) {
+            Joined::Neither => {
+                out.fill(T::narrow(0.0));
+                T::narrow(f64::NEG_INFINITY)
+            }
+            Joined::First => {
+                out.copy_from_slice(o1);
+                l1
+            }
+            Joined::Second => {
+                out.copy_from_slice(o2);
+                l2
+            }
+            Joined::Both { lse, weights: [w1, w2] } => {
+                T::blend(level, out, [(o1, w1), (o2, w2)]);
+                T::narrow(lse)
+            }
+        };
     }
 }
 

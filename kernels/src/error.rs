@@ -7,16 +7,6 @@ use crate::check::ELEMENTS_MAX;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A length does not match the other arguments.
-    #[error("{what} has {seen} elements; accepted: {needed}")]
-    Length {
-        /// Name of the argument.
-        what: &'static str,
-        /// Number of its elements.
-        seen: usize,
-        /// The accepted number.
-        needed: usize,
-    },
     /// The types of source and accumulator do not match.
     #[error("accumulator of {source_type:?} is {accumulator:?}; accepted: {:?}", source_type.accumulator())]
     Types {

@@ -2,7 +2,7 @@
 
 /// Instruction sets with a form. All but `Any` are created by [`detect`] and `runnable` only (I4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub(crate) enum Level {
     /// Every CPU of the target: the scalar form, as the compiler vectorises it.
     Any,
     /// AVX2 and F16C: 256-bit vectors, FP16 conversion.

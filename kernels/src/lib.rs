@@ -1,7 +1,7 @@
 //! The device kernels of the runtime, and their CPU versions.
 //!
 //! There are two: [`cpu::accumulate`] adds a gradient of any floating-point type to an accumulator of
-//! higher precision, and [`merge_lse`] merges two partial attention outputs. Attention and matrix
+//! higher precision, and [`cpu::merge_lse`] merges two partial attention outputs. Attention and matrix
 //! products are the trainer's.
 //!
 //! # Glossary
@@ -35,4 +35,4 @@ mod simd;
 
 pub use dtype::DType;
 pub use error::KernelError;
-pub use merge::{Empty, LogBase, Merge, MergeArgs, Part, merge_lse};
+pub use merge::{Empty, LogBase, MergeArgs};

@@ -7,9 +7,8 @@
 
 use std::ffi::c_void;
 
-use crate::check::elements;
-use crate::level::{Level, at_level, detect};
-use crate::{DType, KernelError};
+use crate::DType;
+use crate::level::{Level, at_level};
 
 /// Two partial attention outputs to merge, by address. All of them are of type `dtype`.
 ///
@@ -65,53 +64,17 @@ pub enum Empty {
     PlusInfinity = 1,
 }
 
-/// A partial output: `rows * head_dim` elements, and one log-sum-exp per row.
-#[derive(Clone, Copy, Debug)]
-pub struct Part<'a, T> {
-    /// Output rows.
-    pub out: &'a [T],
-    /// Log-sum-exps.
-    pub lse: &'a [T],
-}
-
-/// Two parts to merge, and the output.
-#[derive(Debug)]
-pub struct Merge<'a, T> {
-    /// The first part.
-    pub first: Part<'a, T>,
-    /// The second part.
-    pub second: Part<'a, T>,
-    /// Merged output rows.
-    pub out: &'a mut [T],
-    /// Merged log-sum-exps, in the parts' base; minus infinity for a row without keys.
-    pub lse: &'a mut [T],
-    /// Elements of a row.
-    pub head_dim: usize,
-    /// Base of all log-sum-exps.
-    pub base: LogBase,
-    /// Representation of empty rows in the parts.
-    pub empty: Empty,
-}
-
-mod sealed {
-    use crate::level::Level;
-
-    pub trait Sealed {
-        fn blend(level: Level, to: &mut [Self], parts: [(&[Self], f64); 2])
-        where
-            Self: Sized;
-        fn widen(self) -> f64;
-        fn narrow(value: f64) -> Self;
-    }
-}
-
 /// Element types of partial outputs: FP32 and FP64.
-pub trait Element: Copy + sealed::Sealed {}
+pub(crate) trait Element: Copy {
+    /// Writes the weighted sum of both parts.
+    fn blend(level: Level, to: &mut [Self], parts: [(&[Self], f64); 2]);
+    fn widen(self) -> f64;
+    fn narrow(value: f64) -> Self;
+}
 
 macro_rules! element {
     ($kind:ident, $blend:ident) => {
-        impl Element for $kind {}
-        impl sealed::Sealed for $kind {
+        impl Element for $kind {
             fn blend(level: Level, to: &mut [Self], parts: [(&[Self], f64); 2]) {
                 let [(a, weight_a), (b, weight_b)] = parts;
                 at_level!(level, $blend(to, a, b, weight_a as $kind, weight_b as $kind));
@@ -131,69 +94,16 @@ macro_rules! element {
 element!(f32, blend_f32);
 element!(f64, blend_f64);
 
-/// Merges two parts. Any-thread; the slices are the caller's.
-///
-/// A row that is empty in one part is a copy of the other part's row; a row that is empty in both is 0
-/// with minus infinity. A log-sum-exp that is NaN, or plus infinity without meaning empty, makes its row
-/// NaN.
-///
-/// # Errors
-/// `Length` if a slice does not match `rows = lse.len()` and `head_dim`; `TooLarge`.
-pub fn merge_lse<T: Element>(merge: Merge<'_, T>) -> Result<(), KernelError> {
-    merge_at(detect(), merge)
-}
-
-fn merge_at<T: Element>(level: Level, merge: Merge<'_, T>) -> Result<(), KernelError> {
-    let (rows, head_dim) = (merge.lse.len(), merge.head_dim);
-    let elements = elements(rows as u64, head_dim as u64)?;
-    for (what, seen, needed) in [
-        ("out", merge.out.len(), elements),
-        ("first out", merge.first.out.len(), elements),
-        ("second out", merge.second.out.len(), elements),
-        ("first lse", merge.first.lse.len(), rows),
-        ("second lse", merge.second.lse.len(), rows),
-    ] {
-        if seen != needed {
-            return Err(KernelError::Length { what, seen, needed });
-        }
-    }
-    for row in 0..rows {
-        let at = row * head_dim..(row + 1) * head_dim;
-        let out = &mut merge.out[at.clone()];
-        let (o1, o2) = (&merge.first.out[at.clone()], &merge.second.out[at]);
-        let (l1, l2) = (merge.first.lse[row], merge.second.lse[row]);
-        merge.lse[row] = match join(l1.widen(), l2.widen(), merge.base, merge.empty) {
-            Joined::Neither => {
-                out.fill(T::narrow(0.0));
-                T::narrow(f64::NEG_INFINITY)
-            }
-            Joined::First => {
-                out.copy_from_slice(o1);
-                l1
-            }
-            Joined::Second => {
-                out.copy_from_slice(o2);
-                l2
-            }
-            Joined::Both { lse, weights: [w1, w2] } => {
-                T::blend(level, out, [(o1, w1), (o2, w2)]);
-                T::narrow(lse)
-            }
-        };
-    }
-    Ok(())
-}
-
 /// The parts of a row that have keys, and their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Joined {
+pub(crate) enum Joined {
     Neither,
     First,
     Second,
     Both { lse: f64, weights: [f64; 2] },
 }
 
-fn join(first: f64, second: f64, base: LogBase, empty: Empty) -> Joined {
+pub(crate) fn join(first: f64, second: f64, base: LogBase, empty: Empty) -> Joined {
     let overflowed = |lse: f64| lse == f64::INFINITY && empty == Empty::MinusInfinity;
     let broken = |lse: f64| lse.is_nan() || overflowed(lse);
     // First: an invalid row must not be taken for an empty one.
