@@ -189,7 +189,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Allocate(pages, stream) => {
-                    // A held stream would be waited for if memory ran out: nobody lets it go here.
+                    // Out of memory would wait for a held stream, which this test does not release.
                     let held = trainer.held.iter().any(Option::is_some);
                     let live: usize = trainer.blocks.iter().map(|(b, ..)| b.range.bytes).sum();
                     let fits = live / PAGE_BYTES + pages <= BUDGET_PAGES;

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use dormouse_device::host::{HostConfig, HostDevice, Staged};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill, Operation, SpanId, SpanLabel};
 
-/// Pages long enough to be parked each by itself.
+/// Pages long enough to be parked separately.
 const PAGE: usize = 256 << 10;
 
 /// A span of three pages, asleep, and staged in three pieces: two that were parked, and a fresh one.
@@ -41,7 +41,7 @@ fn device_of_pieces() -> HostDevice {
 /// Takes the second staged piece away behind the device's back, so that publishing stops there.
 fn publish_half_way(device: &HostDevice, staged: Staged) -> Staged {
     let second = AddressRange::new(device.staged_address(&staged) + PAGE, PAGE);
-    // SAFETY: staged pages, which nobody else uses.
+    // SAFETY: staged pages, which only the test uses.
     let status = unsafe { libc::munmap(second.start as *mut c_void, second.bytes) };
     assert_eq!(status, 0);
     let (error, staged) = device.publish(staged).unwrap_err();
@@ -107,7 +107,7 @@ fn leaves_no_old_bytes_behind() {
     device.seal(span).unwrap();
     assert_eq!(device.memory_info().parked_bytes, range.bytes as u64);
     let staged = device.stage(span, Fill::Zero).unwrap();
-    // SAFETY: staged pages, which nobody else uses.
+    // SAFETY: staged pages, which only the test uses.
     let status =
         unsafe { libc::munmap(device.staged_address(&staged) as *mut c_void, range.bytes) };
     assert_eq!(status, 0);

@@ -114,7 +114,7 @@ fn refuse_everything(page: usize) {
     fill(whole, 8);
     let Err((error, staged)) = publish else { unreachable!("published without mappings") };
     assert_refused::<()>(Err(error), Operation::Publish);
-    // With mappings to be had, everything goes on where it stopped.
+    // With mappings available, every operation continues.
     device.publish(staged).map_err(|(error, _)| error).unwrap();
     assert!(bytes(asleep).iter().all(|byte| *byte == 9));
     let span = device.freeze(middle, SpanLabel::default()).unwrap();

@@ -21,7 +21,7 @@ use dormouse_storage::{
 };
 use memmap2::MmapMut;
 
-/// A region: so much goes over as one transfer.
+/// A region: the bytes of one transfer.
 const REGION_BYTES: usize = CHUNK_BYTES;
 
 /// One thread's part of the file.

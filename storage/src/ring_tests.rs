@@ -192,7 +192,7 @@ fn a_ring_that_stops_taking_requests_loses_none() {
         refuse(libc::SYS_io_uring_enter, None, libc::EPERM);
         round(&nvme, &mut *queue, &mut data);
         let note = nvme.usage().io_note.unwrap();
-        assert!(note.contains("a thread goes on without it"), "{note}");
+        assert!(note.contains("a thread continues without it"), "{note}");
     });
 }
 
@@ -208,7 +208,7 @@ fn a_queue_that_is_dropped_waits_for_the_kernel() {
         queue.push(at as u64, Request { operation: IoOperation::Read, offset, memory });
     }
     drop(queue);
-    // Nobody writes to it any more.
+    // No thread writes to it any more.
     data.as_mut_slice().fill(7);
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert!(data.as_slice().iter().all(|&byte| byte == 7));

@@ -87,7 +87,7 @@ fn setup_errors_state_the_accepted_values() {
     let disk = disk.to_str().unwrap();
     assert!(matches!(create("/dev/shm", MIB, 1), NvmeError::IsMemory { filesystem: "tmpfs", .. }));
     assert!(matches!(create("/nonexistent-dir", MIB, 1), NvmeError::Setup { code: 2, .. }));
-    // procfs takes no files, whoever asks: an unwritable directory also for root.
+    // procfs accepts no files: an unwritable directory even for root.
     assert!(matches!(create("/proc", MIB, 1), NvmeError::Setup { what: "creating the file", .. }));
     assert_eq!(
         create(disk, 0, 1).to_string(),

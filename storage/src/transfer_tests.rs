@@ -10,7 +10,7 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     All,
-    /// So many bytes of it.
+    /// A transfer of this number of bytes.
     Some(usize),
     Interrupted,
     Error(i32),
@@ -118,7 +118,7 @@ fn an_interrupted_chunk_is_repeated_up_to_the_limit() {
     assert!(matches!(error, NvmeError::Short { done_bytes: 0, attempts: 64, .. }), "{error}");
 }
 
-/// A bad disk has to be known, even where nobody wants the bytes any more.
+/// An error of the disk is reported even if the transfer was cancelled.
 #[test]
 fn an_error_after_a_cancel_is_not_swallowed() {
     let mut buffer = Aligned::zeroed(2 * CHUNK_BYTES).unwrap();

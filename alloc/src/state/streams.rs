@@ -173,8 +173,8 @@ impl State {
 
     /// Whether the pool of `request` has a cached range for it.
     pub(crate) fn has_cached(&self, request: &Request, fit: Fit) -> bool {
-        let named = (self.slot_of(request.stream), self.family_of(request.arena));
-        let (Ok(stream), Ok(family)) = named else { return false };
+        let Some(stream) = self.slot_if_known(request.stream) else { return false };
+        let Ok(family) = self.family_of(request.arena) else { return false };
         let pool = self.member_if_any(family, place(stream, self.is_small(fit)));
         pool.is_some_and(|pool| self.find_cached(pool, fit).is_some())
     }

@@ -57,7 +57,7 @@ fn cached_pages_serve_every_request_despite_held_back_bytes() {
     assert!(matches!(again, Attempt::Cached(_)), "{again:?}");
 }
 
-/// A range on its way in is found by nobody, and counts in no figure but the budget's.
+/// A range being mapped is found by no lookup, and only the budget counts it.
 #[test]
 fn a_range_being_mapped_is_not_a_block() {
     let mut state = state(10);
@@ -85,7 +85,7 @@ fn moving() -> (State, u64) {
     (state, 7)
 }
 
-/// Nobody goes on the ladder for the sake of pages that are to stay.
+/// Pages that stay mapped start no ladder.
 #[test]
 fn kept_pages_cause_no_moves() {
     let (mut state, stream) = moving();

@@ -1,5 +1,5 @@
 //! Every interleaving of those who want one block at the same time: its user, who frees it, a
-//! second free, a claimant, whoever takes it from the thread cache, and whoever empties that.
+//! second free, a claimant, a thread that takes it from the thread cache, and one that empties the cache.
 
 use super::*;
 use crate::Request;
@@ -100,7 +100,7 @@ fn loom_a_block_that_is_freed_twice_at_once_is_freed_once() {
 }
 
 #[test]
-fn loom_a_block_that_is_freed_and_claimed_at_once_is_one_ones() {
+fn loom_a_block_freed_and_claimed_at_once_has_one_owner() {
     loom::model(|| {
         let scene = Scene::new();
         scene.write();
@@ -131,19 +131,19 @@ fn loom_a_free_is_seen_by_the_thread_that_takes_or_empties_the_cache() {
 }
 
 #[test]
-fn loom_a_block_taken_again_is_not_freed_by_its_last_user() {
+fn loom_a_reallocated_block_is_not_freed_by_its_previous_user() {
     loom::model(|| {
         let scene = Scene::new();
         assert!(scene.free_small());
         let other = Arc::clone(&scene);
-        // Freed a second time, by whoever freed it before.
+        // Freed a second time by the same thread.
         let second = thread::spawn(move || {
             let word = other.thread_cache.ownership().get(UNIT);
             word.is_some_and(Ownership::is_in_cache) && other.free()
         });
         let is_taken = scene.allocate();
         let is_freed = second.join().unwrap();
-        // Such a free is refused as long as the thread cache has it; after that nobody can tell.
+        // Such a free is refused while the thread cache has the block; later it cannot be detected.
         assert_eq!(
             scene.thread_cache.ownership().get(UNIT).is_some_and(Ownership::is_allocated),
             is_taken && !is_freed
@@ -192,7 +192,7 @@ fn state_with_one_block() -> (State, std::sync::Arc<ThreadCache>, usize) {
 }
 
 #[test]
-fn loom_the_state_claims_or_frees_what_the_cache_did_not_get() {
+fn loom_the_state_claims_or_frees_blocks_that_the_cache_has_not() {
     for claims in [true, false] {
         loom::model(move || {
             let (mut state, thread_cache, address) = state_with_one_block();

@@ -243,13 +243,13 @@ fn a_segment_changes_its_pool_during_a_trim() {
     assert_eq!(device.violations(), Vec::<String>::new());
 }
 
-/// Pages that are being mapped are in the budget, though nobody has them yet.
+/// Pages that are being mapped count against the budget.
 #[test]
 fn the_budget_covers_what_is_being_mapped() {
     let (device, allocator) = allocator(512, 10);
     let (weak, (send, receive)) = (Arc::downgrade(&allocator), std::sync::mpsc::channel());
     device.set_hook(move |_, _| {
-        // Nobody is on the ladder, so this may go there; it finds nothing to trim.
+        // The ladder is free, so this call takes it; it finds nothing to trim.
         let room = weak.upgrade().map(|it| it.reserve_awake(5 * PAGE as u64).is_ok());
         let _ = send.send(room);
     });

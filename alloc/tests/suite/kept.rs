@@ -39,7 +39,7 @@ fn out_of_memory(outcome: Result<Block, AllocError>) -> Box<OutOfMemory> {
     }
 }
 
-/// An arena with a free range of so many pages, and where that is.
+/// Returns an arena with a free range of this number of pages, and the range.
 fn kept(allocator: &Allocator<Fake>, pages: usize) -> (ArenaId, Block) {
     let arena = allocator.arena_create_kept().unwrap();
     let freed = block(allocator, Some(arena), pages);
@@ -109,7 +109,7 @@ fn moving_passes_its_pages_over() {
     assert!(device.touch(longer.range).0);
 }
 
-/// Replays tell nobody of their streams, so the arena waits for all of them.
+/// The streams of replays are unknown, so the arena waits for all streams.
 #[test]
 fn a_closed_kept_arena_frees_its_pages_after_every_stream() {
     let (device, allocator) = ordered(512, 20, 3);
@@ -230,7 +230,7 @@ fn an_empty_arena_and_its_id_end_at_the_close() {
     let first = allocator.arena_create_kept().unwrap();
     allocator.arena_close(first);
     assert_eq!(allocator.stats().arenas.current, 0);
-    // The next one has the slot. What was closed is closed, whoever has it now.
+    // The next arena has the slot. The closed one stays closed.
     let (second, freed) = kept(&allocator, 5);
     allocator.arena_close(first);
     assert_eq!(allocator.trim(u64::MAX), 0);

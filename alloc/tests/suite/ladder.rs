@@ -148,7 +148,7 @@ fn fresh_pages_come_before_trimming_and_trimming_before_reclaim() {
     assert_eq!(unmapped, bytes(7));
     assert_eq!(allocator.stats().retries, 1);
     assert!(script.asked().is_empty(), "no reclaim while the cache has enough");
-    // 37 awake, 3 cached. Now only others can help, and are told how much is missing.
+    // 37 awake, 3 cached. Only `Reclaim` can help, with the missing bytes.
     let report = out_of_memory(&allocator, &pages(8));
     assert_eq!(script.asked(), [bytes(5)]);
     assert_eq!(report.tried.trimmed_bytes, bytes(3));
@@ -233,7 +233,7 @@ fn memory_in_flight_is_worth_another_round() {
     assert_eq!(script.asked().len(), 3);
 }
 
-/// Somebody freed a block while `Reclaim` had nothing to give: the last attempt finds it.
+/// A block freed while `Reclaim` frees nothing is found by the last attempt.
 #[test]
 fn the_last_attempt_comes_after_the_last_reclaim() {
     let (_, allocator) = allocator(512, 10);
@@ -255,7 +255,7 @@ fn a_dropped_reclaim_is_ignored() {
     assert_eq!(out_of_memory(&allocator, &pages(1)).tried, Tried::default());
 }
 
-/// What can never fit costs nobody anything.
+/// A request that never fits has no side effect.
 #[test]
 fn an_impossible_request_trims_and_reclaims_nothing() {
     let (device, allocator) = allocator(64, 100);
@@ -328,7 +328,7 @@ fn room_to_wake_is_trimmed_for_but_never_reclaimed() {
     allocator.check().unwrap();
 }
 
-/// Whoever was refused keeps nothing back of what was trimmed for it.
+/// After a refusal no trimmed bytes are held back.
 #[test]
 fn bytes_trimmed_in_vain_serve_others() {
     let (device, allocator) = allocator(512, 10);
@@ -405,7 +405,7 @@ fn a_wake_uses_idle_pages_before_new_ones() {
         let _ = allocator.free(address, 0).unwrap();
     }
     let mapped_bytes = device.mapped_bytes();
-    // An open arena may still serve somebody.
+    // An open arena may still serve requests.
     allocator.reserve_awake(2 * MIB as u64).unwrap();
     allocator.unreserve_awake(2 * MIB as u64).unwrap();
     assert_eq!(device.mapped_bytes(), mapped_bytes);

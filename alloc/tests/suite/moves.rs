@@ -46,7 +46,7 @@ impl Scene {
         self.allocator.check().unwrap();
     }
 
-    /// Blocks of so many pages with one of a page after each: these alone, in order.
+    /// Allocates blocks of these numbers of pages, each followed by a block of one page. Returns the former.
     fn islands(&self, pages: &[usize]) -> Vec<Block> {
         let island = |&pages: &usize| {
             let block = self.allocate(pages * UNITS);

@@ -221,7 +221,7 @@ fn nothing_is_refused_that_is_free_among_blocks_of_the_other_kind() {
     allocator.check().unwrap();
 }
 
-/// A block takes whole pages of the budget: what is past the last whole one helps nobody.
+/// A block takes whole pages of the budget: the rest of a page serves no block.
 #[test]
 fn a_request_beyond_the_budget_is_impossible() {
     let (_, allocator) = packed(64, 4, 8);

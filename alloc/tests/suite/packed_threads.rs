@@ -66,7 +66,7 @@ impl Worker<'_> {
         assert_eq!(found, None, "{:?}, tag {:x}", held.block, held.tag);
     }
 
-    /// Freed by this thread, whoever has asked for it.
+    /// Freed by this thread, allocated by any.
     fn free(&mut self, held: Held) {
         self.must_hold(&held);
         if self.is_ordered {

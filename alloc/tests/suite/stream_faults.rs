@@ -108,7 +108,7 @@ fn a_failed_event_is_recorded_later() {
     device.gpu().launch(1, block.range);
     device.gpu().set_captured(1, true);
     free(&allocator, &block, 1);
-    // The work is over, but nobody can tell: out of use it stays.
+    // The work is over, but this cannot be queried: the block stays pending.
     device.gpu().drain();
     let other = busy_block(&device, &allocator, 0, 10).unwrap();
     assert_ne!(other.range, block.range);

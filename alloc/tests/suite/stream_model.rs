@@ -109,7 +109,7 @@ struct Live {
     users: Vec<usize>,
 }
 
-/// A freed block with users beside its own stream: until all of this has been, it is nobody's.
+/// A freed block that other streams use: it is pending until all of this is done.
 struct Left {
     range: AddressRange,
     ends: Vec<Event>,
@@ -378,7 +378,7 @@ impl Model {
         Ok(())
     }
 
-    /// A block is nobody's any more.
+    /// A block ends.
     fn leave(&mut self, at: usize) {
         let Live { info, users } = self.blocks.swap_remove(at);
         if !info.asleep && users.len() > 1 {

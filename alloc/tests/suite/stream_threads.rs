@@ -67,7 +67,7 @@ fn one_thread_allocates_and_another_frees_what_its_stream_uses() {
     assert_eq!(device.violations(), Vec::<String>::new());
 }
 
-/// Each thread has a stream, all share a budget that one of them could use up: nobody is refused,
+/// Each thread has a stream, and all share a budget that one of them could use up: no request is refused,
 /// though nearly every request needs pages that another stream may still be using.
 #[test]
 fn requests_that_fit_are_not_refused() {

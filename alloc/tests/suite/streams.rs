@@ -625,7 +625,7 @@ fn frees_go_on_while_the_device_is_asked() {
     allocator.check().unwrap();
 }
 
-/// What is freed while a trim goes on was used after the events that the trim has seen complete.
+/// A block freed during a trim was used after the events that the trim has seen complete.
 #[test]
 fn a_query_covers_only_ranges_taken_before_it() {
     let (device, allocator) = ordered(512, 100, 1);
@@ -647,7 +647,7 @@ fn a_query_covers_only_ranges_taken_before_it() {
     assert_eq!(waits(&device), 1);
 }
 
-/// Fresh pages are for whoever maps them, zeroed where that was asked for.
+/// New pages serve the request that maps them, zeroed if requested.
 #[test]
 fn only_newly_mapped_blocks_are_zeroed() {
     let (device, allocator) = ordered(512, 10, 2);

@@ -190,7 +190,7 @@ fn a_block_may_be_freed_before_its_allocation_is_counted() {
     assert_eq!(allocator.stats().requested_bytes.current, 0);
 }
 
-/// The peak is that of the moment, whoever goes to sleep before it is looked at.
+/// The peak is the value of its moment, even if a block sleeps before it is read.
 #[test]
 fn sleep_and_waking_leave_the_peak_as_it_was() {
     let (device, allocator) = keeping(64, 0);
@@ -268,7 +268,7 @@ fn an_unused_stream_key_is_still_reported() {
     allocator.check().unwrap();
 }
 
-/// The thread cache tells so many streams apart. Those beyond have what they freed from the state, at once.
+/// The thread cache serves this number of streams. Blocks of further streams go to the state.
 #[test]
 fn streams_beyond_the_thread_cache_get_blocks_too() {
     const STREAMS: usize = 300;

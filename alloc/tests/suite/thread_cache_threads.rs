@@ -92,7 +92,7 @@ impl Worker<'_> {
         assert_eq!(freed.unwrap(), Freed::Done);
     }
 
-    /// What is found of a block is what was handed out, whoever looks.
+    /// A lookup by any thread returns the block as allocated.
     fn look(&self, held: &Held) {
         let address = held.block.range.end() - 1;
         let info = self.allocator.lookup(address).unwrap();

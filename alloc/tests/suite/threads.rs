@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, mpsc};
 const THREADS: usize = 4;
 const SPACE_PAGES: usize = 4096;
 
-/// Who has each page: overlaps show at once, whoever is first.
+/// The owner of each page: overlaps show at once.
 struct Owners(Vec<AtomicU32>);
 
 impl Owners {
@@ -194,7 +194,7 @@ fn requests_that_fit_are_not_refused() {
             });
         }
     });
-    assert!(allocator.stats().retries > 0, "nobody had to trim: the test shows nothing");
+    assert!(allocator.stats().retries > 0, "no request had to trim: the test shows nothing");
     assert_eq!(allocator.stats().ooms, 0);
     assert!(allocator.stats().mapped_bytes.peak <= (THREADS * PAGES_EACH * PAGE) as u64);
     wind_down(&device, &allocator);

@@ -149,7 +149,7 @@ fn a_capture_is_neither_joined_nor_broken() {
     let range = mapped(&device, 0, 3, 7);
     // SAFETY: refused before anything is queued.
     refused(unsafe { device.copy(range.start, range.start + PAGE_BYTES, 64, &captured) });
-    // Everything else goes on beside it, and leaves it whole.
+    // Other calls succeed during the capture and leave it valid.
     assert!(holds(&device, range, 7));
     let span = device.freeze(range, SpanLabel::default()).unwrap();
     device.seal(span).unwrap();

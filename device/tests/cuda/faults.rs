@@ -169,7 +169,7 @@ fn a_seal_that_fails_leaves_the_span_frozen_and_whole() {
     device.forget(span).unwrap();
 }
 
-/// What went is gone: whoever has a copy keeps it, though no wake will find these pages.
+/// The pages are lost: the caller keeps its copy, though no wake can use these pages.
 #[test]
 fn a_seal_that_cannot_be_undone_sleeps_for_ever() {
     let driver = driver();

@@ -88,7 +88,7 @@ fn many_pages_are_unmapped_by_one_call_where_the_driver_does_that() {
     }
 }
 
-/// Nobody looks after the context for a call that does not need it, and once for many calls.
+/// A call that needs no context does not query it; many calls query it once.
 #[test]
 fn calls_for_pages_share_what_they_need() {
     const LOOKED: &str = "cuCtxGetCurrent";
@@ -257,7 +257,7 @@ fn callbacks_may_call_the_device_and_do_not_hold_the_stream() {
         told.send((ended, inside.unmap(range))).unwrap();
     };
     device.callback(&stream, Box::new(work)).unwrap();
-    // Behind a callback that has not come to its end, the stream goes on.
+    // The stream continues while a callback runs.
     device.synchronize(&device.record(&stream).unwrap()).unwrap();
     go.send(()).unwrap();
     assert_eq!(hear.recv().unwrap(), (Ok(()), Ok(())));

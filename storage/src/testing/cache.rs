@@ -1,4 +1,4 @@
-//! A disk behind a cache, as the system keeps one: that bytes did not get to the disk is told once.
+//! A disk behind a cache, as in the system: a lost write is reported once.
 
 use std::io;
 use std::ops::Range;
@@ -11,9 +11,9 @@ use crate::sync::{Mutex, lock};
 #[derive(Debug, Default)]
 struct Cache {
     dirty: Vec<Range<usize>>,
-    /// So many pieces do not get to the disk, with this errno.
+    /// Number of pieces that are lost, and their errno.
     failures: Option<(u32, i32)>,
-    /// What nobody has been told yet.
+    /// The error that is not reported yet.
     untold: Option<i32>,
 }
 
@@ -32,12 +32,12 @@ impl CachedFile {
         Self { memory, disk, cache: Mutex::default(), through: WriteThrough::default() }
     }
 
-    /// So many of the next pieces do not get to the disk.
+    /// Loses the next pieces.
     pub fn fail_write_backs(&self, times: u32, errno: i32) {
         lock(&self.cache).failures = Some((times, errno));
     }
 
-    /// What the system does by itself at any time.
+    /// Writes back, as the system does at any time.
     pub fn write_back(&self) {
         let mut cache = lock(&self.cache);
         for range in std::mem::take(&mut cache.dirty) {

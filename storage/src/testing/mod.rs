@@ -104,7 +104,7 @@ pub fn in_a_process_of_its_own(module: &str, test: &str) -> bool {
 struct Plan {
     /// Bytes of writes that still succeed, then this errno.
     write_limit: Option<(u64, i32)>,
-    /// So many readings fail, with this errno.
+    /// Number of reads that fail, and their errno.
     read_failures: Option<(u32, i32)>,
     /// Requests that a signal interrupts.
     interrupts: u32,
@@ -135,7 +135,7 @@ impl Nvme {
         Self { rates, ..self }
     }
 
-    /// From now on so much may be written in 24 hours.
+    /// Sets the bytes that may be written in 24 hours.
     pub fn limit_writes(&self, day_bytes: u64) {
         lock(&self.space).writes = WriteBudget::new(day_bytes);
     }
@@ -339,7 +339,7 @@ impl Faults {
         plan.held -= 1;
     }
 
-    /// What becomes of a request: how much of it is done, and how much of that is told.
+    /// Returns the bytes of a request that are transferred, and those that are reported.
     fn decide(&self, request: &Request) -> io::Result<Fate> {
         let mut plan = lock(&self.plan.0);
         if plan.late > 0 {
@@ -399,7 +399,7 @@ impl Plan {
         self.befallen[mishap as usize] += 1;
     }
 
-    /// How much is told of so many bytes.
+    /// Returns the reported part of `bytes`.
     fn cut(&mut self, bytes: usize, mishap: Mishap) -> usize {
         let told = self.shorts.pop_front().unwrap_or(bytes).min(bytes);
         if told < bytes {

@@ -177,7 +177,7 @@ impl Ring {
     /// From here on this thread executes new requests; the kernel answers those it has.
     fn give_up(&mut self, what: &str, error: &io::Error) {
         self.given_up = true;
-        self.note.set(format!("{what}: {error}; a thread goes on without it"));
+        self.note.set(format!("{what}: {error}; a thread continues without it"));
     }
 
     fn wait_without(&mut self) -> Option<Answer> {

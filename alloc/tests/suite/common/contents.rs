@@ -4,7 +4,7 @@ use super::{BASE, PAGE};
 use dormouse_device::AddressRange;
 use std::ops::Range;
 
-/// What fresh pages hold that nobody asked to be zero.
+/// Contents of new pages that were not requested as zero.
 pub(super) const GARBAGE: u32 = u32::MAX;
 
 /// By page, for those that are mapped: the tags of its granules. Nothing at all is kept where no

@@ -1,10 +1,10 @@
 //! A simulated GPU: streams are queues of work on address ranges, which go on when the test says
-//! so, or when somebody waits for an event. Pages that queued work uses must not change.
+//! so, or when a thread waits for an event. Pages that queued work uses must not change.
 
 use dormouse_device::{AddressRange, DeviceError, Operation};
 use std::collections::VecDeque;
 
-/// A point in a stream: it has completed when so many items of the stream are done.
+/// A point in a stream: complete when this number of items of the stream is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) stream: usize,

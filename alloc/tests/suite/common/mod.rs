@@ -1,4 +1,4 @@
-//! A device of numbers: it maps and unmaps pages of an address space nobody backs, strictly, and
+//! A device of numbers: it maps and unmaps pages of an address space without memory, strictly, and
 //! where it is stream-ordered keeps the work of its streams in queues. Where blocks share pages it
 //! keeps a tag per granule for their contents. What the allocator never calls is refused.
 #![allow(dead_code, reason = "each test file uses its own part")]

@@ -68,7 +68,7 @@ impl Shadow {
         let calls = self.calls_for_room();
         let outcome = self.allocator.allocate(&request);
         self.settle();
-        // With room for all of it nothing leaves (but moved pages), and nobody is waited for.
+        // With enough room nothing is unmapped except moved pages, and no stream is waited for.
         if is_easy && self.refusals() == before {
             assert_eq!(self.calls_for_room(), calls, "there was room for {request:?}");
         }
@@ -148,7 +148,7 @@ impl Shadow {
             && (self.capacity_pages * PAGE) as u64 >= self.budget_bytes
     }
 
-    /// `range` is handed out to `stream`: it must be nobody else's.
+    /// `range` is allocated on `stream`: it must be free.
     fn begin(&mut self, range: AddressRange, request: &Request, stream: usize) {
         for other in self.blocks().map(|it| it.info.range) {
             assert!(!overlaps(range, other), "{range:x?} of {request:?} overlaps {other:x?}");
@@ -240,7 +240,7 @@ impl Shadow {
         self.armed = Some(Armed { live, is_freed });
     }
 
-    /// A block is nobody's any more.
+    /// A block ends.
     fn leave(&mut self, at: usize) {
         let Live { info, users, .. } = self.live.swap_remove(at);
         self.note_gone(&info);
@@ -290,7 +290,7 @@ impl Shadow {
             let woken = self.allocator.set_awake(info.id);
             assert!(matches!(woken, Err(AllocError::WrongState { .. })), "{woken:?}");
         } else if self.reserve(pages.bytes as u64) {
-            // Whoever wakes it needs pages of the device, and has none where it is full.
+            // A wake needs pages of the device, and fails if it is full.
             if self.device.mapped_bytes() as usize + pages.bytes > self.capacity_pages * PAGE {
                 return self.unreserve(pages.bytes as u64);
             }

@@ -33,7 +33,7 @@ struct Live {
     tag: u32,
 }
 
-/// A freed block with users beside its own stream: until all of this has been, it is nobody's.
+/// A freed block that other streams use: it is pending until all of this is done.
 struct Left {
     range: AddressRange,
     ends: Vec<Event>,

@@ -24,7 +24,7 @@ pub(crate) struct Setup {
     pub(crate) budget_bytes: u64,
     /// Pages that the device has.
     pub(crate) capacity_pages: usize,
-    /// Everything is compared after so many operations.
+    /// Operations between full comparisons.
     pub(crate) compared_every: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Whoever puts blocks to sleep when the allocator asks for room.
+//! A `Reclaim` that puts blocks to sleep.
 
 use super::super::common::Fake;
 use dormouse_alloc::{Allocator, BlockId, Reclaim, Reclaimed};

@@ -9,7 +9,7 @@ use dormouse_device::{AddressRange, Fill};
 
 /// The largest block that the thread cache keeps, in granules.
 const SMALL_GRANULES_MAX: usize = 2048;
-/// Up to so many granules each size is a class; above, 16 steps to each doubling.
+/// Sizes up to this number of granules have a class each; above, 16 steps per doubling.
 const EXACT_GRANULES: usize = 32;
 
 impl Setup {

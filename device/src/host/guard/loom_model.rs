@@ -94,7 +94,7 @@ impl World {
                 Verdict::Retry => {}
                 Verdict::Stray(_) => return End::Stray,
                 Verdict::Stuck(_) => unreachable!("opening is never refused here"),
-                Verdict::Elsewhere => unreachable!("a fault nobody knows"),
+                Verdict::Elsewhere => unreachable!("an unknown fault"),
             }
         }
     }
@@ -265,7 +265,7 @@ fn loom_slots_are_never_shared_nor_seen_half_filled() {
 }
 
 /// Two slots in the free list. One thread takes both and puts the first back, so that the list
-/// begins as the other thread saw it and goes on differently.
+/// begins as the other thread saw it and continues differently.
 #[test]
 fn loom_the_free_list_keeps_its_slots() {
     let mut model = loom::model::Builder::new();

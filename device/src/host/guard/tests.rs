@@ -1,4 +1,4 @@
-//! The table by itself: limits, ids, verdicts that no machine gives on demand.
+//! The table alone: limits, ids, and verdicts that a machine does not produce on demand.
 
 use super::protocol::{Access, Failed, Verdict};
 use super::spaces::{SPACES_MAX, Spaces};

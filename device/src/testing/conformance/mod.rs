@@ -54,7 +54,7 @@ pub fn run<D: Hold>(make: &dyn Fn() -> D) {
     }
     if !make().is_stream_ordered() {
         spans::a_write_to_a_frozen_span_cancels_the_sleep(&Bench::new(make()));
-        readers::never_see_bytes_of_nobody(&Bench::new(make()));
+        readers::never_see_foreign_bytes(&Bench::new(make()));
     }
     pages::threads_share_a_device(make);
     wrong::spans_of_another_device_are_refused(&Bench::new(make()), &Bench::new(make()));

@@ -13,7 +13,7 @@ pub(super) fn mapped_pages_are_zeroed_and_keep_bytes<D: Device>(bench: &Bench<D>
 
 pub(super) fn unmapped_bytes_are_gone<D: Device>(bench: &Bench<D>) {
     let range = bench.mapped(0, 4, 9);
-    // A part of what was mapped at once can go by itself, and come back.
+    // A part of a mapping can be unmapped and mapped again.
     let middle = bench.range(1, 2);
     bench.device.unmap(middle).unwrap();
     bench.device.map(middle, Fill::Zero).unwrap();

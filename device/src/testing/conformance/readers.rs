@@ -24,7 +24,7 @@ impl Pipe {
 
     /// What lies at `address` now, or nothing where there is no access.
     fn peek(&self, address: usize, into: &mut [u8]) -> usize {
-        // SAFETY: the kernel checks the address; the bytes are given to nobody but `read` below.
+        // SAFETY: the kernel checks the address; only `read` below uses the bytes.
         let taken = unsafe { libc::write(self.0[1], address as *const _, into.len()) };
         let Ok(taken) = usize::try_from(taken) else {
             let code = std::io::Error::last_os_error().raw_os_error();
@@ -55,13 +55,13 @@ fn watch(range: AddressRange, expected: &[u8], stop: &AtomicBool, seen: &AtomicU
         for offset in (0..range.bytes).step_by(WINDOW_BYTES) {
             let taken = pipe.peek(range.start + offset, &mut window);
             let owners = &expected[offset..offset + taken];
-            assert!(&window[..taken] == owners, "bytes of nobody at {offset} of {range:x?}");
+            assert!(&window[..taken] == owners, "foreign bytes at {offset} of {range:x?}");
             seen.fetch_add(u64::from(taken > 0), Ordering::Relaxed);
         }
     }
 }
 
-pub(super) fn never_see_bytes_of_nobody<D: Device>(bench: &Bench<D>) {
+pub(super) fn never_see_foreign_bytes<D: Device>(bench: &Bench<D>) {
     let range = bench.mapped(1, 3, 81);
     let expected = pattern(range.bytes, 81);
     let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -82,7 +82,7 @@ pub(super) fn an_event_completes_when_reached<D: Hold>(bench: &Bench<D>) {
     });
     assert_eq!(device.query(&event), Ok(true));
     device.synchronize(&event).unwrap();
-    // A complete event holds nobody up.
+    // A complete event delays no stream.
     device.wait(&bench.stream, &event).unwrap();
     device.synchronize(&device.record(&bench.stream).unwrap()).unwrap();
 }
