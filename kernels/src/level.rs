@@ -32,22 +32,6 @@ fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
 }
 
-/// Returns all levels of this CPU, for tests that compare them (I1).
-#[cfg(test)]
-pub(crate) fn runnable() -> Vec<Level> {
-    let mut levels = vec![Level::Any];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if has_avx2() {
-            levels.push(Level::Avx2);
-        }
-        if detect() == Level::Avx512 {
-            levels.push(Level::Avx512);
-        }
-    }
-    levels
-}
-
 /// Calls the form of a kernel for `$level`.
 macro_rules! at_level {
     ($level:expr, $form:ident($($argument:expr),* $(,)?)) => {
@@ -63,3 +47,9 @@ macro_rules! at_level {
     };
 }
 pub(crate) use at_level;
+
+#[cfg(test)]
+#[path = "level_tests.rs"]
+mod tests;
+#[cfg(test)]
+pub(crate) use tests::runnable;

@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
     use crate::storage::DirectFile;
-    use crate::testing::disk_dir;
+    use crate::testing::{disk_dir, refused_here};
     use crate::uring;
 
     #[test]
@@ -70,7 +70,7 @@ mod tests {
         let ring = match uring::set_up(&file, 2) {
             Ok(ring) => Some(ring),
             Err(refusal) => {
-                uring::refused_here(&refusal.error);
+                refused_here(&refusal.error);
                 None
             }
         };

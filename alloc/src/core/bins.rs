@@ -172,19 +172,17 @@ impl Bins {
         let next = |class: &Class| self.at_least(class.next()?);
         std::iter::successors(self.at_least(Class::FIRST), next)
     }
-
-    /// Returns all classes, smallest first.
-    #[cfg(test)]
-    fn classes() -> impl Iterator<Item = Class> {
-        // Below 2¹⁶, as above.
-        (0..(FIRST_COUNT * SECOND_COUNT) as u16).map(Class)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Returns all classes, smallest first.
+    fn classes() -> impl Iterator<Item = Class> {
+        (0..(FIRST_COUNT * SECOND_COUNT) as u16).map(Class)
+    }
 
     #[test]
     fn small_sizes_have_a_class_each() {
@@ -223,9 +221,9 @@ mod tests {
                 bins.push(Class::of(units), u32::try_from(index).unwrap());
             }
             let from = Class::of(asked);
-            let expected = Bins::classes().filter(|&c| bins.head(c) != NONE).find(|&c| c >= from);
+            let expected = classes().filter(|&c| bins.head(c) != NONE).find(|&c| c >= from);
             prop_assert_eq!(bins.at_least(from), expected);
-            let largest = Bins::classes().filter(|&c| bins.head(c) != NONE).last();
+            let largest = classes().filter(|&c| bins.head(c) != NONE).last();
             prop_assert_eq!(bins.largest(), largest);
             for &units in &sizes {
                 bins.pop_to(Class::of(units), NONE);

@@ -1,5 +1,5 @@
-//! Arenas that keep their pages: what a graph replays on is nobody else's, whatever lacks memory,
-//! until the arena is closed and every stream is through.
+//! Kept arenas: the pages of a captured graph serve no other request, also under memory pressure, until the
+//! arena is closed and all streams have passed an event.
 
 use crate::common::gpu::Call;
 use crate::common::{Fake, PAGE, allocator, key, ordered};

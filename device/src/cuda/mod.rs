@@ -15,6 +15,8 @@ mod pinned;
 mod space;
 mod spans;
 mod stream;
+#[cfg(any(feature = "conformance", feature = "faults"))]
+mod testing;
 
 pub use error::Unavailable;
 pub use event::Event;

@@ -5,8 +5,6 @@
 
 use std::sync::Arc;
 
-#[cfg(any(feature = "conformance", feature = "faults"))]
-use super::entries::check;
 use super::entries::{Entries, Handle, read};
 use super::error::Code;
 use super::event::Event;
@@ -100,36 +98,6 @@ impl Drop for Queue {
             // SAFETY: created by us, and this is the last handle to it.
             unsafe { (context.entries.stream_destroy)(self.handle) };
         }
-    }
-}
-
-#[cfg(any(feature = "conformance", feature = "faults"))]
-impl super::CudaDevice {
-    /// Runs `work` inside the driver when `stream` reaches it; later work of the stream waits for
-    /// it. `work` must not call the driver.
-    pub(crate) fn host_function(
-        &self,
-        stream: &Stream,
-        work: Box<dyn FnOnce() + Send>,
-    ) -> Result<(), DeviceError> {
-        /// Runs the work, whose box `data` is.
-        unsafe extern "C" fn run(data: *mut std::ffi::c_void) {
-            // SAFETY: boxed below, and the driver calls once.
-            let work = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
-            work();
-        }
-        let data = Box::into_raw(Box::new(work));
-        let launched =
-            self.space.queue(stream, Operation::Callback, AddressRange::default(), || {
-                let entries = self.space.context.entries;
-                // SAFETY: `run` takes what `data` is.
-                check(unsafe { (entries.launch_host_function)(stream.handle(), run, data.cast()) })
-            });
-        if launched.is_err() {
-            // SAFETY: boxed above, and the driver will not call.
-            drop(unsafe { Box::from_raw(data) });
-        }
-        launched
     }
 }
 

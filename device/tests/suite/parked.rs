@@ -1,5 +1,4 @@
-//! Pages that go from one owner to the next: no zeroing, no fault, and never anybody's to see
-//! between.
+//! Pages that go from one owner to the next, without zeroing and faults, and are inaccessible in between.
 
 use dormouse_device::host::{HostConfig, HostDevice, PARKED_BYTES_MAX, guard, os_page_bytes};
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanLabel};

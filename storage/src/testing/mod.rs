@@ -78,6 +78,14 @@ pub fn skip_without_io_uring(reason: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "skipped: io_uring refused ({reason})");
 }
 
+/// Skips a test on a system that refuses io_uring; fails on any other error.
+pub fn refused_here(error: &io::Error) {
+    let is_refusal =
+        matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS | libc::ENOMEM));
+    assert!(is_refusal, "{error}");
+    skip_without_io_uring(error);
+}
+
 /// A directory on the disk the tests were built on (`/tmp` may be memory).
 pub fn disk_dir() -> PathBuf {
     let exe = std::env::current_exe().unwrap();

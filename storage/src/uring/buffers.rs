@@ -151,7 +151,7 @@ mod tests {
     use crate::error::IoOperation;
     use crate::fallback::Fallback;
     use crate::queue::{Queue, Request};
-    use crate::testing::disk_dir;
+    use crate::testing::{disk_dir, refused_here};
     use crate::{Aligned, DirectFile, UNIT_BYTES};
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
         let file = Arc::new(DirectFile::create(&disk_dir(), 64 * UNIT_BYTES as u64).unwrap());
         let ring = match set_up(&file, 4) {
             Ok(ring) => Arc::new(ring),
-            Err(refusal) => return super::super::refused_here(&refusal.error),
+            Err(refusal) => return refused_here(&refusal.error),
         };
         let (buffers, refused) = Buffers::new(&[Arc::clone(&ring)]);
         assert!(refused.is_none(), "{refused:?}");
@@ -213,7 +213,7 @@ mod tests {
         let file = Arc::new(DirectFile::create(&disk_dir(), 64 * UNIT_BYTES as u64).unwrap());
         let ring = match set_up(&file, 4) {
             Ok(ring) => ring,
-            Err(refusal) => return super::super::refused_here(&refusal.error),
+            Err(refusal) => return refused_here(&refusal.error),
         };
         let rings = [Arc::new(ring)];
         let (buffers, refused) = Buffers::new(&rings);

@@ -256,13 +256,3 @@ impl Drop for Ring {
         }
     }
 }
-
-/// Skips a test on a system that refuses io_uring; fails on any other error.
-#[cfg(test)]
-#[cfg(not(loom))]
-pub(super) fn refused_here(error: &io::Error) {
-    let is_refusal =
-        matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS | libc::ENOMEM));
-    assert!(is_refusal, "{error}");
-    crate::testing::skip_without_io_uring(error);
-}
