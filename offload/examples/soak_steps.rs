@@ -118,7 +118,7 @@ impl Soak {
     fn wait_asleep(&self) -> Outcome<()> {
         let begun = Instant::now();
         loop {
-            let dormant = self.engine.role_stats(Role::Dormant);
+            let dormant = self.engine.stats().roles[Role::Dormant.index()];
             if dormant.asleep.regions == dormant.all.regions {
                 return Ok(());
             }
@@ -135,7 +135,6 @@ impl Soak {
         for tier in [Tier::Host, Tier::Nvme] {
             self.engine.tag_sleep(self.weights, tier, &[])?;
         }
-        self.engine.tag_wake(self.weights)?;
         self.engine.tag_wait(self.weights)?;
         check(self.weight, number)
     }

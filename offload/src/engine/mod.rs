@@ -48,7 +48,7 @@ pub(crate) use region_data::{RegionData, TableState};
 pub(crate) use regions::{Adopted, BytesToLoad, LayerResidency};
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use dormouse_alloc::{Allocator, Reclaim};
@@ -120,7 +120,6 @@ pub struct Engine<D: Device> {
     counters: Counters,
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
-    prefixes: Arc<AtomicUsize>,
     /// Past steps by prefix, the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
     pool: IoPool,
@@ -202,7 +201,6 @@ impl<D: Device> Engine<D> {
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),
             profiles: Mutex::new(VecDeque::new()),
-            prefixes: Arc::new(AtomicUsize::new(0)),
             pool,
         });
         let told = engine.me.clone();
@@ -232,17 +230,6 @@ impl<D: Device> Engine<D> {
     #[must_use]
     pub const fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
-    }
-
-    /// Returns the number of open prefixes.
-    #[must_use]
-    pub fn prefix_count(&self) -> usize {
-        // Relaxed: a separate figure.
-        self.prefixes.load(std::sync::atomic::Ordering::Relaxed)
-    }
-
-    pub(crate) const fn prefixes(&self) -> &Arc<AtomicUsize> {
-        &self.prefixes
     }
 
     /// Accepts no more sleeps and ends the I/O threads after what is in flight. Sleeping regions stay

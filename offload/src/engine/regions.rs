@@ -67,17 +67,7 @@ impl<D: Device> Engine<D> {
         role: Role,
         label: SpanLabel,
     ) -> Result<RegionId, OffloadError> {
-        self.adopt_for(address, role, label, None)
-    }
-
-    pub(crate) fn adopt_for(
-        &self,
-        address: usize,
-        role: Role,
-        label: SpanLabel,
-        account: Option<Arc<Account>>,
-    ) -> Result<RegionId, OffloadError> {
-        let mut adopted = self.adopt_together(&[address], role, label, account)?;
+        let mut adopted = self.adopt_together(&[address], role, label, None)?;
         match (adopted.id, adopted.refused.pop()) {
             (Some(id), _) => Ok(id),
             (None, Some((_, e))) => Err(e),

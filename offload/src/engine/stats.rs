@@ -6,7 +6,7 @@ use dormouse_residency::LinkRates;
 use super::counters::{Copies, get};
 use super::{Engine, Level};
 use crate::error::OffloadError;
-use crate::ids::{Role, Tier};
+use crate::ids::Tier;
 use dormouse_storage::IoEngine;
 
 /// Statistics of one tier.
@@ -47,7 +47,7 @@ pub struct CopyStats {
 pub struct Stats {
     /// Tiers, by [`Tier::index`].
     pub tiers: [TierStats; 3],
-    /// Roles, by [`Role::index`].
+    /// Roles, by [`crate::Role::index`].
     pub roles: [RoleStats; 4],
     /// Copies from device pages to pinned memory.
     pub device_to_host: CopyStats,
@@ -263,11 +263,5 @@ impl<D: Device> Engine<D> {
             device_to_host_bytes_per_s: rate(0, &counters.device_to_host),
             host_to_device_bytes_per_s: rate(0, &counters.host_to_device),
         }
-    }
-
-    /// Returns the statistics of one role.
-    #[must_use]
-    pub fn role_stats(&self, role: Role) -> RoleStats {
-        self.stats().roles.get(role.index()).copied().unwrap_or_default()
     }
 }

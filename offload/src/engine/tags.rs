@@ -99,7 +99,8 @@ impl<D: Device> Engine<D> {
     /// # Errors
     /// `Stale`; as [`Engine::adopt`].
     pub fn tag_add(&self, tag: TagId, address: usize) -> Result<RegionId, OffloadError> {
-        let name = self.tag_name(tag).ok_or_else(|| stale(tag))?;
+        let name = lock(&self.tags).by_id.get(&tag).map(|t| t.name.clone());
+        let name = name.ok_or_else(|| stale(tag))?;
         if let Some(id) = self.region_at(address)
             && self.tag_regions(tag)?.contains(&id)
         {
@@ -155,32 +156,12 @@ impl<D: Device> Engine<D> {
         self.sleep_to(&regions, SleepGoal::Empty, &uses, Initiator::Caller)
     }
 
-    /// Starts waking the tag's memory.
-    ///
-    /// # Errors
-    /// `Stale`.
-    pub fn tag_wake(&self, tag: TagId) -> Result<(), OffloadError> {
-        self.wake(&self.tag_regions(tag)?)
-    }
-
     /// Wakes the tag's memory and blocks until its bytes are there.
     ///
     /// # Errors
     /// `Stale`; as [`Engine::wait_awake`].
     pub fn tag_wait(&self, tag: TagId) -> Result<Waited, OffloadError> {
         self.wait_awake(&self.tag_regions(tag)?)
-    }
-
-    /// Returns the tag of that name.
-    #[must_use]
-    pub fn tag_of(&self, name: &str) -> Option<TagId> {
-        lock(&self.tags).by_id.iter().find(|(_, t)| t.name == name).map(|(&id, _)| id)
-    }
-
-    /// Returns the name of a tag.
-    #[must_use]
-    pub fn tag_name(&self, tag: TagId) -> Option<String> {
-        lock(&self.tags).by_id.get(&tag).map(|t| t.name.clone())
     }
 
     /// Returns the tag's regions that still exist.

@@ -34,18 +34,15 @@ struct Unwoken {
 
 impl<D: Device> Engine<D> {
     /// Starts waking regions and returns at once. Regions that are awake or gone are skipped; a sleep in
-    /// progress is cancelled. All wakes of a call are submitted before any is waited for.
-    ///
-    /// # Errors
-    /// None today; the error of a failed wake is returned by its waiters.
-    pub fn wake(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
+    /// progress is cancelled. All wakes of a call are submitted before any is waited for. The error of a
+    /// failed wake is returned by its waiters.
+    pub fn wake(&self, ids: &[RegionId]) {
         for &id in ids {
             if let Some(actions) = self.table.feed(id, Input::Wake).actions() {
                 self.execute(id, actions);
             }
         }
         self.pump();
-        Ok(())
     }
 
     /// Wakes regions and blocks until their bytes are there. Without room, puts eligible regions to sleep
@@ -90,7 +87,7 @@ impl<D: Device> Engine<D> {
         // does, before any region is put to sleep.
         let own_attempt = u32::from(self.device.is_stream_ordered());
         for attempt in 0..WAKE_ATTEMPTS_MAX {
-            self.wake(ids)?;
+            self.wake(ids);
             let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids))? else {
                 result = Ok(());
                 break;

@@ -217,7 +217,7 @@ impl<D: Device> Prefix<D> {
         for (at, choice) in follow.to_sleep() {
             let Some(layer) = self.layers.get_mut(at as usize) else { break };
             let tier = if choice == TierChoice::Host { Tier::Host } else { Tier::Nvme };
-            if !layer.is_settled && layer.held.is_none() {
+            if !layer.is_settled {
                 layer.is_settled = self.engine.sleep_when_admitted(&layer.regions, tier);
             }
         }
@@ -226,14 +226,12 @@ impl<D: Device> Prefix<D> {
     /// The regions of layers below `end` that may sleep, of those that `which` names.
     fn sleepers(&self, end: u32, which: impl Fn(&Layer) -> bool) -> Vec<RegionId> {
         let layers = self.layers.iter().take(end as usize);
-        let some = layers.filter(|layer| layer.held.is_none() && which(layer));
-        some.flat_map(|layer| &layer.regions).copied().collect()
+        layers.filter(|layer| which(layer)).flat_map(|layer| &layer.regions).copied().collect()
     }
 
     /// Everything below `end` that may sleep does, or is about to.
     fn settle(&mut self, end: u32) {
-        let layers = self.layers.iter_mut().take(end as usize);
-        layers.filter(|layer| layer.held.is_none()).for_each(|layer| layer.is_settled = true);
+        self.layers.iter_mut().take(end as usize).for_each(|layer| layer.is_settled = true);
     }
 
     /// The layer's backward is done: what autograd has not freed stays awake, its owner's alone.
@@ -244,18 +242,5 @@ impl<D: Device> Prefix<D> {
             // Stale where it has been freed.
             let _ = self.engine.release(id);
         }
-    }
-
-    /// Keeps a layer awake from now on, and says why in the report. Wakes it if need be.
-    ///
-    /// # Errors
-    /// `Argument` for the layer; `WakeFailed`.
-    pub fn hold(&mut self, layer: u32, reason: &str) -> Result<(), OffloadError> {
-        self.order.check_layer(layer)?;
-        let Some(found) = self.layers.get_mut(layer as usize) else { return Ok(()) };
-        found.held = Some(reason.to_owned());
-        let ids = found.regions.clone();
-        self.engine.forbid_reclaim(&ids);
-        self.wait(|engine| engine.wait_awake(&ids))
     }
 }

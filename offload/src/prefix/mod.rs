@@ -53,8 +53,6 @@ struct Layer {
     regions: Vec<RegionId>,
     /// All of them sleep or are about to, unless one was awakenings since.
     is_settled: bool,
-    /// Why it stays awake, where somebody said so.
-    held: Option<String>,
     /// What of it had to come back when waking began.
     bytes_to_load: BytesToLoad,
     report: LayerReport,
@@ -115,7 +113,6 @@ impl<D: Device> Engine<D> {
         let number = NUMBERS
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1))
             .map_err(|n| OffloadError::TooMany { what: "prefixes", limit: u64::from(n) })?;
-        self.prefixes().fetch_add(1, Ordering::Relaxed);
         Ok(Prefix {
             engine: Arc::clone(self),
             label: label.to_owned(),
@@ -180,12 +177,6 @@ impl<D: Device> Prefix<D> {
         self.layers.len() as u32
     }
 
-    /// The phase entered last.
-    #[must_use]
-    pub const fn phase(&self) -> Option<Phase> {
-        self.order.phase()
-    }
-
     /// Layers to wake ahead from now on, as the plan says; brought into 1 to
     /// [`WINDOW_LAYERS_MAX`].
     pub fn set_window(&mut self, wake_window_layers: u32) {
@@ -225,10 +216,6 @@ impl<D: Device> Prefix<D> {
         let owner = &self.account;
         let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
         let layer: Vec<LayerReport> = self.layers.iter().map(|l| l.report).collect();
-        let mut declined = owner.reasons();
-        for (at, held) in self.layers.iter().enumerate() {
-            declined.extend(held.held.as_ref().map(|why| format!("layer {at} held awake: {why}")));
-        }
         PrefixReport {
             layers: self.layers(),
             dormant_bytes: layer.iter().map(|l| l.dormant_bytes).sum(),
@@ -247,7 +234,7 @@ impl<D: Device> Prefix<D> {
             stall_bound_ns: self.bound_ns(),
             planned: self.follow.as_ref().map(PlanFollower::planned),
             layer,
-            declined,
+            declined: owner.reasons(),
             peak_phase: self.peak_phase(),
             phase_peak_bytes: self.phase_peak_bytes,
             left_asleep_bytes: self.left_asleep_bytes,
@@ -349,7 +336,7 @@ impl<D: Device> Prefix<D> {
             self.layers.iter_mut().flat_map(|l| std::mem::take(&mut l.regions)).collect();
         self.engine.forbid_reclaim(&ids);
         // All at once; then one at a time, so that one that cannot wake keeps none else asleep.
-        let _ = self.engine.wake(&ids);
+        self.engine.wake(&ids);
         for id in ids {
             match self.wait(|engine| engine.wait_awake(&[id])) {
                 Ok(()) => {
@@ -363,7 +350,6 @@ impl<D: Device> Prefix<D> {
             }
         }
         self.drop_slots();
-        self.engine.prefixes().fetch_sub(1, Ordering::Relaxed);
         self.layer_span = Span::none();
         self.phase_span = Span::none();
         self.log_summary();

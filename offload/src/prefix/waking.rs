@@ -156,7 +156,7 @@ impl<D: Device> Prefix<D> {
         self.engine.forbid_reclaim(&must);
         // The needed ones first: they are read first, and room is theirs first. What comes next
         // goes along at once, unless the needed ones have found no room yet.
-        self.engine.wake(&must)?;
+        self.engine.wake(&must);
         let has_room = self.engine.are_under_way(&must);
         if has_room {
             self.wake_next(layer)?;

@@ -17,7 +17,7 @@ fn transfers_side_by_side_take_their_time_once() {
         if is_write {
             fixture.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
         } else {
-            fixture.engine.wake(&ids).unwrap();
+            fixture.engine.wake(&ids);
         }
         fixture.faults.wait_held(IO_THREADS_DEFAULT);
         std::thread::sleep(A_WHILE);

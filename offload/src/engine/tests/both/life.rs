@@ -97,7 +97,7 @@ fn a_wake_calls_off_a_sleep_under_way() {
         fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
         fixture.faults.wait_held(1);
         assert_eq!(fixture.state(id), fixture.while_written());
-        fixture.engine.wake(&[id]).unwrap();
+        fixture.engine.wake(&[id]);
         fixture.faults.hold(false, false);
         fixture.engine.wait_awake(&[id]).unwrap();
         assert!(holds(address, bytes, 3));
@@ -142,7 +142,7 @@ fn free_never_blocks_and_loses_nothing_in_any_state() {
         fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
         fixture.engine.wait_settled(&[id]).unwrap();
         fixture.faults.hold(false, true);
-        fixture.engine.wake(&[id]).unwrap();
+        fixture.engine.wake(&[id]);
         fixture.faults.wait_held(1);
         assert_eq!(fixture.state(id), RegionState::Loading);
         freed_while_held(&fixture, address);
@@ -253,7 +253,7 @@ fn doors_refuse_what_is_not_theirs() {
     fixture.drain();
     assert!(matches!(fixture.engine.release(id), Err(OffloadError::Stale { .. })));
     assert!(fixture.engine.free(address, 0).is_err());
-    fixture.engine.wake(&[id]).unwrap();
+    fixture.engine.wake(&[id]);
     fixture.engine.wait_awake(&[id]).unwrap();
     fixture.assert_empty();
 }

@@ -116,7 +116,7 @@ fn room_is_made_though_a_sleep_is_called_off() {
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fixture.allocate(3 * MIB, 2));
         soon("it falls asleep", || fixture.state(id) == RegionState::FallingAsleep);
-        fixture.engine.wake(&[id]).unwrap();
+        fixture.engine.wake(&[id]);
         held.let_go();
         fixture.faults.hold(false, false);
         let other = waiter.join().unwrap();
@@ -142,7 +142,7 @@ fn what_is_woken_ahead_makes_way_for_what_is_needed() {
     fixture.engine.let_reclaim(&[ahead], &[]);
     // Its read is held up: when the needed one asks for room, it can neither stay nor turn back.
     fixture.faults.hold(false, true);
-    fixture.engine.wake(&[ahead]).unwrap();
+    fixture.engine.wake(&[ahead]);
     fixture.faults.wait_held(1);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fixture.engine.wait_awake(&[needed]).unwrap());
@@ -192,7 +192,7 @@ fn more_copies_than_a_stream_takes_at_a_time_all_come_to_their_end() {
 
     // A GPU's driver has whoever queues more wait, which is no failure either.
     let held = (!fixture.device().is_stream_ordered()).then(|| fixture.hold_way(CopyStream::In));
-    fixture.engine.wake(&ids).unwrap();
+    fixture.engine.wake(&ids);
     held.into_iter().for_each(Held::let_go);
     fixture.engine.wait_awake(&ids).unwrap();
     let stats = fixture.engine.stats();

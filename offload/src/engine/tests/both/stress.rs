@@ -66,7 +66,7 @@ fn share(fixture: &Fixture, ids: &[RegionId], seed: u64) {
             0 => drop(fixture.engine.sleep(some, Tier::Host, &[]).unwrap()),
             1 | 2 => drop(fixture.engine.sleep(some, Tier::Nvme, &[]).unwrap()),
             3 => fixture.engine.wake_ahead(some),
-            4 => fixture.engine.wake(some).unwrap(),
+            4 => fixture.engine.wake(some),
             // Put to sleep again each time by somebody: that is said, and no hang.
             _ => match fixture.engine.wait_awake(some).map_err(cause) {
                 Ok(_) | Err(OffloadError::NotAwake { .. }) => {}

@@ -109,7 +109,7 @@ fn what_refuses_in_the_middle_of_them_loses_nothing() {
             let is_kept = fixture.engine.region_at(addresses[1]).is_none();
             assert_eq!(is_kept, operation == Seal);
             let left_bytes = if is_kept { ALL_BYTES - SIZES[1] as u64 } else { ALL_BYTES };
-            let role = fixture.engine.role_stats(Role::Dormant);
+            let role = fixture.engine.stats().roles[Role::Dormant.index()];
             let asleep_bytes = if is_kept { left_bytes } else { 0 };
             assert_eq!(role.all.current_bytes, left_bytes);
             assert_eq!(role.asleep.current_bytes, asleep_bytes);

@@ -40,7 +40,7 @@ fn room_is_taken_or_promised_at_once_and_the_rest_is_for_an_io_thread() {
     assert_eq!(of_room(), expected);
     assert_eq!(fixture.device().memory_info().mapped_bytes, mapped_bytes, "nothing is mapped yet");
     // Whoever needs it now waits for the same wake.
-    fixture.engine.wake(&[id]).unwrap();
+    fixture.engine.wake(&[id]);
     assert_eq!(of_room(), expected);
 
     held.into_iter().for_each(Held::let_go);
@@ -136,7 +136,7 @@ fn a_wake_of_what_waits_to_be_written_does_not_wait_for_that() {
     let held = held_threads(&fixture);
     soon("all threads are held", || fixture.engine.pool.take(Priority::Write).is_none());
     fixture.engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
-    fixture.engine.wake(&ids[1..]).unwrap();
+    fixture.engine.wake(&ids[1..]);
     assert_eq!(fixture.state(ids[1]), RegionState::Spilling);
     // As the first of them that has an answer does.
     let mut first = fixture.engine.pool.take(Priority::Read).unwrap();

@@ -88,7 +88,7 @@ fn a_wake_that_finds_no_memory_at_any_page_can_be_tried_again() {
         for nth in 1..=PAGES {
             fixture.device().release_parked();
             fixture.turn.standin.fail("cuMemCreate", nth, 1, OUT_OF_MEMORY);
-            fixture.engine.wake(&[id]).unwrap();
+            fixture.engine.wake(&[id]);
             fixture.engine.wait_settled(&[id]).unwrap();
             assert_eq!(fixture.state(id), state, "{nth}");
             assert_eq!(fixture.device().memory_info().mapped_bytes, mapped_bytes);
@@ -119,7 +119,7 @@ fn pages_stay_under_a_copy_in_that_nobody_tells_of() {
     let held = fixture.hold_way(CopyStream::In);
     let calls = fixture.turn.standin.calls("cuEventRecord");
     fixture.turn.standin.fail("cuEventRecord", 1, 2, UNKNOWN);
-    fixture.engine.wake(&[id]).unwrap();
+    fixture.engine.wake(&[id]);
     soon("it is asked again", || fixture.turn.standin.calls("cuEventRecord") >= calls + 3);
     assert_eq!(fixture.state(id), RegionState::Waking);
     held.let_go();
@@ -190,7 +190,7 @@ fn pages_that_cannot_be_published_go_after_the_copy_in() {
         put_to_sleep(&fixture, &[id], tier);
         let has_gone = fixture.hold_copies_in().let_go_later();
         fixture.device().fail(Operation::Publish, 1, refused(Operation::Publish));
-        fixture.engine.wake(&[id]).unwrap();
+        fixture.engine.wake(&[id]);
         fixture.engine.wait_settled(&[id]).unwrap();
         assert!(has_gone.load(Ordering::SeqCst) && fixture.state(id).is_asleep());
         fixture.engine.wait_awake(&[id]).unwrap();
@@ -211,7 +211,7 @@ fn pages_stay_under_a_copy_in_whose_event_is_refused() {
     // Whoever tells of copies waits for events too, and is not to meet the refusal.
     fixture.device().fail(Operation::Callback, 1, refused(Operation::Callback));
     fixture.turn.standin.fail("cuEventSynchronize", 1, 2, UNKNOWN);
-    fixture.engine.wake(&[id]).unwrap();
+    fixture.engine.wake(&[id]);
     fixture.engine.wait_settled(&[id]).unwrap();
     assert!(has_gone.load(Ordering::SeqCst) && fixture.state(id).is_asleep());
     fixture.engine.wait_awake(&[id]).unwrap();
@@ -401,7 +401,7 @@ fn room_under_a_copy_that_the_device_will_not_speak_of_is_nobodys() {
     fixture.device().fail(Operation::Publish, 1, refused(Operation::Publish));
     fixture.device().fail(Operation::Callback, 1, refused(Operation::Callback));
     fixture.turn.standin.fail("cuEventSynchronize", 1, u64::MAX, UNKNOWN);
-    fixture.engine.wake(&[id]).unwrap();
+    fixture.engine.wake(&[id]);
     let staged_bytes = || fixture.allocator.stats().staged_bytes.current;
     assert!(fixture.state(id).is_asleep());
     assert_eq!(staged_bytes(), MIB as u64);

@@ -38,7 +38,7 @@ fn live(fixture: &Fixture, key: u64) {
                 let tier = if random.below(3) == 0 { Tier::Nvme } else { Tier::Host };
                 fixture.engine.sleep(&[mine[pick].id], tier, &[side.mark()]).unwrap();
             }
-            4 if !mine.is_empty() => fixture.engine.wake(&[mine[pick].id]).unwrap(),
+            4 if !mine.is_empty() => fixture.engine.wake(&[mine[pick].id]),
             5 | 6 if !mine.is_empty() => {
                 let it = &mut mine[pick];
                 fixture.engine.forbid_reclaim(&[it.id]);

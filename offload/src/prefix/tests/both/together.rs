@@ -100,7 +100,7 @@ fn many_are_several_regions_and_each_block_is_in_one() {
     trainer.prefix.mark(Edge::ForwardEnd, 1, &trainer.stream).unwrap();
     fixture.engine.wait_settled(&trainer.ids(0)).unwrap();
     assert_eq!(fixture.allocator.stats().asleep_bytes.current, left_bytes);
-    trainer.prefix.hold(0, "looked at").unwrap();
+    fixture.engine.wait_awake(&trainer.ids(0)).unwrap();
     assert!(blocks.iter().zip(0..).all(|(&at, seed)| holds(at, 64 * KIB, seed)));
     let prefix = trainer.prefix.close();
     assert_eq!(prefix.left_asleep_bytes, 0);

@@ -78,11 +78,11 @@ fn a_prefix_closes_when_all_bytes_are_there() {
 }
 
 #[test]
-fn a_held_layer_is_there_when_the_call_returns() {
+fn a_wait_returns_when_all_bytes_of_a_layer_have_arrived() {
     let fixture = Plan::default().build();
-    let mut trainer = in_phase_b(&fixture);
+    let trainer = in_phase_b(&fixture);
     let has_gone = fixture.hold_copies_in().let_go_later();
-    trainer.prefix.hold(2, "touched").unwrap();
+    fixture.engine.wait_awake(&trainer.ids(2)).unwrap();
     assert!(has_gone.load(Ordering::SeqCst) && trainer.intact(2));
     trainer.end();
 }
@@ -181,7 +181,7 @@ fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
     let held = fixture.hold(&trainer.stream);
     trainer.forward(1);
     assert_eq!(trainer.states(0), [RegionState::Awake; 3]);
-    fixture.engine.wake(&trainer.ids(0)).unwrap();
+    fixture.engine.wake(&trainer.ids(0));
     held.let_go();
     trainer.settle();
     assert_eq!(trainer.states(0), [RegionState::Awake; 3]);

@@ -65,7 +65,8 @@ impl World {
             Op::TagSleep { keeps, tier } => self.tag_sleep(keeps, tier, tally),
             Op::TagWake { keeps } => {
                 self.let_events_go();
-                self.fixture.engine.tag_wake(self.tags[usize::from(keeps)]).unwrap();
+                let engine = &self.fixture.engine;
+                engine.wake(&engine.tag_regions(self.tags[usize::from(keeps)]).unwrap());
             }
             Op::TagWait { keeps } => self.tag_wait(keeps, tally),
             Op::Stash(at) => self.stash(at, tally),
@@ -258,7 +259,7 @@ impl World {
     fn wake(&self, places: &[usize]) {
         self.let_events_go();
         let (now, ahead): (Vec<_>, Vec<_>) = places.iter().partition(|&&at| at % 2 == 0);
-        self.fixture.engine.wake(&self.ids(&now)).unwrap();
+        self.fixture.engine.wake(&self.ids(&now));
         self.fixture.engine.wake_ahead(&self.ids(&ahead));
     }
 

@@ -71,7 +71,9 @@ pub(super) const CALLS: &[Call] = &[
     may("copy", "get", get, |_, _| Outcome::Done),
     must("copy", "drop", |s| answer(s.engine.stash_drop(s.stash))),
     must("tags", "sleep", sleep_tag),
-    must("tags", "wake", |s| answer(s.engine.tag_wake(s.tag_asleep))),
+    must("tags", "wake", |s| {
+        answer(s.engine.tag_regions(s.tag_asleep).map(|ids| s.engine.wake(&ids)))
+    }),
     may("tags", "wait", |s| answer(s.engine.tag_wait(s.tag_asleep)), room),
     may("tags", "destroy", |s| answer(s.engine.tag_destroy(s.tag_asleep)), room),
     must("marks", "enter B", |s| {

@@ -165,7 +165,7 @@ impl Scene {
             }
             InFlight::In => {
                 let held = fixture.hold_way(CopyStream::In);
-                self.engine.wake(&ids).unwrap();
+                self.engine.wake(&ids);
                 let now = fixture.state(ids[0]);
                 assert!(matches!(now, RegionState::Waking | RegionState::Awake), "{now:?}");
                 Some(Seam::Stream(held))
