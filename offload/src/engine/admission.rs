@@ -3,6 +3,7 @@
 //! A plan may count on host memory that is free only once earlier regions have moved on. A queued
 //! region stays awake and holds nothing; reclaim may put it to sleep first.
 
+use dormouse_alloc::pinned::PinMode;
 use dormouse_device::Device;
 
 use super::sleep::Initiator;
@@ -56,7 +57,7 @@ impl<D: Device> Engine<D> {
 
     pub(super) fn serve_promotions(&self) {
         while let Some((id, bytes)) = self.next_promotion() {
-            let Ok(buffer) = self.host.take(bytes, false) else { return };
+            let Ok(buffer) = self.host.allocate(bytes, PinMode::Now) else { return };
             let mut inner = self.table.lock();
             let actions = inner.feed(id, Input::Promote).actions();
             if let Some(actions) = actions
@@ -67,7 +68,7 @@ impl<D: Device> Engine<D> {
                 self.execute(id, actions);
             } else {
                 drop(inner);
-                self.host.give(buffer);
+                self.give(buffer);
             }
         }
     }
@@ -129,7 +130,7 @@ impl<D: Device> Engine<D> {
         let bytes = self.body(id, |body| Some(body.copy_bytes as u64)).unwrap_or_default();
         let host = self.host.usage();
         let needs_host = goal == SleepGoal::Host || !self.is_direct;
-        if needs_host && host.budget_bytes.saturating_sub(host.used_bytes) < bytes {
+        if needs_host && host.cap_bytes.saturating_sub(host.used_bytes) < bytes {
             return false;
         }
         let file = self.nvme.as_ref().filter(|_| goal == SleepGoal::Nvme).map(|nvme| nvme.usage());

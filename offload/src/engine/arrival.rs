@@ -123,11 +123,11 @@ impl<D: Device> Engine<D> {
     pub(super) fn give_after_arrival(&self, id: RegionId, buffer: PinnedBuffer) {
         match self.arrival(id) {
             Some(arrival) => self.once_over(arrival.event, move |engine| {
-                engine.host.give(buffer);
+                engine.give(buffer);
                 // The place may admit a queued sleep.
                 engine.pump_in_background();
             }),
-            None => self.host.give(buffer),
+            None => self.give(buffer),
         }
     }
 

@@ -31,7 +31,6 @@ mod wake_ahead;
 #[cfg(not(loom))]
 pub(crate) mod tests;
 
-pub use host_pool::HostUse;
 pub use region_data::Level;
 pub use sleep::SleepOutcome;
 pub use stash::{STASHES_MAX, StashId};
@@ -51,12 +50,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
+use dormouse_alloc::pinned::PinnedPool;
 use dormouse_alloc::{Allocator, Reclaim};
 use dormouse_device::{AddressRange, Device, DeviceKind, SpanLabel};
 use dormouse_timeline::{Lane, NameId, Timeline};
 
 use self::counters::Counters;
-use self::host_pool::HostPool;
 use crate::config::{EngineConfig, IO_THREADS_DEFAULT, Route};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
@@ -113,7 +112,7 @@ pub struct Engine<D: Device> {
     is_direct: bool,
     table: Table<RegionData<D>>,
     nvme: Option<Arc<Nvme>>,
-    host: HostPool<D>,
+    host: PinnedPool<D>,
     streams: Mutex<transfers::Streams<D>>,
     turns: copy_queue::CopyQueues,
     staging: Mutex<wake_ahead::Stagings>,
@@ -173,12 +172,8 @@ impl<D: Device> Engine<D> {
             sleep_failed: timeline.intern("sleep failed"),
             wake_failed: timeline.intern("wake failed"),
         };
-        let host = HostPool::new(
-            Arc::clone(&device),
-            Arc::clone(&timeline),
-            config.host_bytes_max,
-            nvme.as_ref(),
-        )?;
+        let (on, watched) = (Arc::clone(&device), Arc::clone(&timeline));
+        let host = host_pool::open(on, watched, config.host_bytes_max, nvme.as_ref())?;
         if let Some(nvme) = &nvme {
             let timeline = Arc::clone(&timeline);
             nvme.on_note(move |note| timeline.instant(Lane::Notice, timeline.intern(note), 0));
@@ -256,7 +251,7 @@ impl<D: Device> Drop for Engine<D> {
         }
         buffers.extend(self.stash_buffers());
         for buffer in buffers {
-            self.host.give(buffer);
+            self.give(buffer);
         }
     }
 }

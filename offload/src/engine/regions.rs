@@ -433,7 +433,7 @@ impl<D: Device> Engine<D> {
     /// (sleeping there would free none), otherwise pinned memory, then the file.
     pub(crate) fn tiers_in_order(&self) -> Vec<Tier> {
         let nvme = self.nvme.is_some().then_some(Tier::Nvme);
-        let host = (self.host.usage().budget_bytes > 0).then_some(Tier::Host);
+        let host = (self.host.usage().cap_bytes > 0).then_some(Tier::Host);
         let order = if self.is_direct { [nvme, host] } else { [host, nvme] };
         order.into_iter().flatten().collect()
     }

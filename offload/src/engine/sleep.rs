@@ -1,6 +1,6 @@
 //! Sleeps: places are granted first, then the sleep waits for the in-flight window.
 
-use dormouse_alloc::pinned::PinnedBuffer;
+use dormouse_alloc::pinned::{PinMode, PinnedBuffer};
 use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
 
@@ -233,11 +233,11 @@ impl<D: Device> Engine<D> {
         // in-flight window instead of the tier's budget.
         if goal == SleepGoal::Host || (goal == SleepGoal::Nvme && !self.is_direct) {
             let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
-            match self.host.take(whole, false) {
+            match self.host.allocate(whole, PinMode::Now) {
                 Ok(buffer) => grant.host = Some(buffer),
                 Err(e) => {
                     self.give_back(grant);
-                    return Err(e);
+                    return Err(e.into());
                 }
             }
         }
@@ -318,7 +318,7 @@ impl<D: Device> Engine<D> {
             self.release_extent(extent);
         }
         if let Some(buffer) = grant.host {
-            self.host.give(buffer);
+            self.give(buffer);
         }
     }
 

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dormouse_alloc::pinned::PinnedBuffer;
+use dormouse_alloc::pinned::{PinMode, PinnedBuffer};
 use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
@@ -202,7 +202,10 @@ impl<D: Device> Engine<D> {
         for tier in self.tiers_in_order() {
             let location = match tier {
                 Tier::Nvme => self.take_extent(bytes as u64).map(StashLocation::Nvme),
-                Tier::Host | Tier::Device => self.host.take(bytes, false).map(StashLocation::Host),
+                Tier::Host | Tier::Device => {
+                    let buffer = self.host.allocate(bytes, PinMode::Now);
+                    buffer.map(StashLocation::Host).map_err(OffloadError::from)
+                }
             };
             match location.map(|location| self.fill(location, address, bytes)) {
                 Ok(Ok(location)) => return Ok(StashCopy { bytes, location }),
@@ -312,7 +315,7 @@ impl<D: Device> Engine<D> {
         mut each: impl FnMut(usize, usize, usize) -> Result<(), OffloadError>,
     ) -> Result<(), OffloadError> {
         let whole = bytes.next_multiple_of(UNIT_BYTES).min(CHUNK_BYTES);
-        let bounce = self.host.take(whole, true)?;
+        let bounce = self.host.allocate(whole, PinMode::Bounce)?;
         let mut result = Ok(());
         for at in (0..bytes).step_by(CHUNK_BYTES) {
             result = each(bounce.start(), at, (bytes - at).min(CHUNK_BYTES));
@@ -321,7 +324,7 @@ impl<D: Device> Engine<D> {
             }
         }
         match &result {
-            Ok(()) => self.host.give(bounce),
+            Ok(()) => self.give(bounce),
             Err(e) => self.give_after(e, bounce),
         }
         // The place may admit a queued sleep.
@@ -332,7 +335,7 @@ impl<D: Device> Engine<D> {
     /// Releases a buffer after a failed copy, unless the copy may still run.
     fn give_after(&self, error: &OffloadError, buffer: PinnedBuffer) {
         if !matches!(error, OffloadError::Broken) {
-            self.host.give(buffer);
+            self.give(buffer);
         }
     }
 
@@ -372,7 +375,7 @@ impl<D: Device> Engine<D> {
     /// Releases a copy's place, unless another thread is reading it; then that one does.
     fn release_copy(&self, copy: Arc<StashCopy>) {
         match Arc::into_inner(copy).map(|copy| copy.location) {
-            Some(StashLocation::Host(buffer)) => self.host.give(buffer),
+            Some(StashLocation::Host(buffer)) => self.give(buffer),
             Some(StashLocation::Nvme(extent)) => self.release_extent(extent),
             None => return,
         }

@@ -173,8 +173,8 @@ impl<D: Device> Engine<D> {
         let usage = self.host.usage();
         let host = &mut stats.tiers[Tier::Host.index()];
         host.used_bytes = usage.used_bytes;
-        host.peak_bytes = usage.peak_bytes;
-        host.budget_bytes = usage.budget_bytes;
+        host.peak_bytes = usage.peak_used_bytes;
+        host.budget_bytes = usage.cap_bytes;
         if let Some(nvme) = &self.nvme {
             let usage = nvme.usage();
             let tier = &mut stats.tiers[Tier::Nvme.index()];
@@ -201,7 +201,7 @@ impl<D: Device> Engine<D> {
                 level.reset_peak();
             }
         }
-        self.host.reset_peak();
+        self.host.reset_peaks();
         if let Some(nvme) = &self.nvme {
             nvme.reset_peak();
         }
@@ -219,7 +219,7 @@ impl<D: Device> Engine<D> {
             }
             (Tier::Device, _) => Ok(self.allocator.set_budget(bytes)?),
             (Tier::Host, _) => {
-                self.host.set_budget(bytes);
+                self.host.set_cap(bytes);
                 self.pump_in_background();
                 Ok(())
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use dormouse_alloc::pinned::PinMode;
 use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 
@@ -119,7 +120,9 @@ impl<D: Device> Engine<D> {
             has_none.then_some(e.data.copy_bytes)
         });
         if let Some(Some(bytes)) = bounce {
-            let buffer = self.host.take(bytes, true)?;
+            // A bounce buffer may exceed the budget: a load must be able to finish, and the device budget
+            // bounds the number of loads.
+            let buffer = self.host.allocate(bytes, PinMode::Bounce)?;
             self.table.with(id, |e| e.data.host = Some(buffer));
         }
         Ok(())

@@ -215,7 +215,7 @@ fn one_in_line_sleeps_for_who_runs_short() {
     assert!(fixture.engine.sleep_when_admitted(&[id], Tier::Host));
     assert_eq!(fixture.state(id), RegionState::Awake, "there is no place");
     // Behind the engine's back: nobody is told.
-    fixture.engine.host.set_budget(8 << 20);
+    fixture.engine.host.set_cap(8 << 20);
     let other = fixture.allocate(3 * MIB, 2);
     assert_eq!(fixture.state(id), RegionState::Host);
     fixture.engine.free(other, 0).unwrap();
