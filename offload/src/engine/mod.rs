@@ -113,7 +113,8 @@ pub struct Engine<D: Device> {
     table: Table<RegionData<D>>,
     nvme: Option<Arc<Nvme>>,
     host: PinnedPool<D>,
-    streams: Mutex<transfers::Streams<D>>,
+    /// By [`transfers::CopyStream`].
+    streams: Mutex<[Option<D::Stream>; 3]>,
     turns: copy_queue::CopyQueues,
     staging: Mutex<wake_ahead::Stagings>,
     counters: Counters,
@@ -189,7 +190,7 @@ impl<D: Device> Engine<D> {
             table: Table::new(TableState { called_off, ..TableState::default() }),
             nvme,
             host,
-            streams: Mutex::new(transfers::Streams::default()),
+            streams: Mutex::new([None, None, None]),
             turns: copy_queue::CopyQueues::default(),
             staging: Mutex::new(wake_ahead::Stagings::default()),
             counters: Counters::default(),

@@ -28,31 +28,7 @@ use dormouse_storage::{Priority, TransferJob};
 const UNREPORTED_ATTEMPTS_MAX: u32 = 100;
 const UNREPORTED_PAUSE: Duration = Duration::from_millis(10);
 
-/// The engine's streams: one per direction and one for event waits, each created when first used.
-#[derive(Debug)]
-pub(crate) struct Streams<D: Device> {
-    out: Option<D::Stream>,
-    inward: Option<D::Stream>,
-    event_wait: Option<D::Stream>,
-}
-
-impl<D: Device> Default for Streams<D> {
-    fn default() -> Self {
-        Self { out: None, inward: None, event_wait: None }
-    }
-}
-
-impl<D: Device> Streams<D> {
-    const fn of(&mut self, way: CopyStream) -> &mut Option<D::Stream> {
-        match way {
-            CopyStream::Out => &mut self.out,
-            CopyStream::In => &mut self.inward,
-            CopyStream::EventWait => &mut self.event_wait,
-        }
-    }
-}
-
-/// Which stream.
+/// One of the engine's streams: one per direction and one for event waits, each created when first used.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CopyStream {
     Out,
@@ -60,24 +36,17 @@ pub(super) enum CopyStream {
     EventWait,
 }
 
-impl CopyStream {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Out => "out",
-            Self::In => "in",
-            Self::EventWait => "event wait",
-        }
-    }
-}
+/// Names of the streams, in the order of [`CopyStream`].
+const STREAM_NAMES: [&str; 3] = ["out", "in", "event wait"];
 
 impl<D: Device> Engine<D> {
     pub(super) fn stream(&self, way: CopyStream) -> Result<D::Stream, OffloadError> {
-        if let Some(stream) = lock(&self.streams).of(way) {
+        if let Some(stream) = &lock(&self.streams)[way as usize] {
             return Ok(stream.clone());
         }
         // Created with no lock held. If another thread was faster, its stream is used.
-        let made = self.device.create_stream(way.name())?;
-        Ok(lock(&self.streams).of(way).get_or_insert_with(|| made.clone()).clone())
+        let made = self.device.create_stream(STREAM_NAMES[way as usize])?;
+        Ok(lock(&self.streams)[way as usize].get_or_insert_with(|| made.clone()).clone())
     }
 
     /// Starts a write of the frozen pages (direct) or the host copy to the extent.
@@ -412,35 +381,27 @@ pub(super) const fn is_indeterminate(error: &DeviceError) -> bool {
     !matches!(error, DeviceError::DeviceLost { .. })
 }
 
+/// Repeats a wait until the device says that the work is over. A lost device copies nothing more.
+fn repeat_until_known(wait: impl Fn() -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+    for _ in 1..UNREPORTED_ATTEMPTS_MAX {
+        match wait() {
+            Err(e) if is_indeterminate(&e) => std::thread::sleep(UNREPORTED_PAUSE),
+            _ => return Ok(()),
+        }
+    }
+    wait().or_else(|e| if is_indeterminate(&e) { Err(e) } else { Ok(()) })
+}
+
 impl<D: Device> Engine<D> {
     /// Blocks until the work queued on one of our streams is over. False if the device does not say.
     pub(super) fn await_copies(&self, stream: &D::Stream) -> bool {
-        for _ in 0..UNREPORTED_ATTEMPTS_MAX {
-            match self.device.record(stream).and_then(|e| self.device.synchronize(&e)) {
-                Err(e) if is_indeterminate(&e) => std::thread::sleep(UNREPORTED_PAUSE),
-                // A lost device copies nothing more.
-                _ => return true,
-            }
-        }
-        false
+        let reached = || self.device.record(stream).and_then(|e| self.device.synchronize(&e));
+        repeat_until_known(reached).is_ok()
     }
 
     /// Blocks until one of our events is over. An error if the device does not say.
     pub(super) fn await_event(&self, event: &D::Event) -> Result<(), DeviceError> {
-        let mut attempts = 1;
-        loop {
-            match self.device.synchronize(event) {
-                Err(e) if is_indeterminate(&e) => {
-                    if attempts == UNREPORTED_ATTEMPTS_MAX {
-                        return Err(e);
-                    }
-                    std::thread::sleep(UNREPORTED_PAUSE);
-                }
-                // A lost device copies nothing more.
-                _ => return Ok(()),
-            }
-            attempts += 1;
-        }
+        repeat_until_known(|| self.device.synchronize(event))
     }
 
     /// Runs a task on an I/O thread.
