@@ -47,7 +47,7 @@ pub use clock::{ClockAnchor, now_ns};
 pub use event::{Event, Gauge, Lane};
 pub use names::{NAME_BYTES_MAX, NAMES_MAX, NameId, Names};
 pub use snapshot::{Process, Snapshot};
-pub use totals::{LaneTotals, PhaseTotals, Totals};
+pub use totals::{LaneTotals, PhaseTotals, Totals, rate_bytes_per_s};
 
 use event::{EVENT_WORDS, GAUGES};
 use names::NameTable;

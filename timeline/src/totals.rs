@@ -80,7 +80,8 @@ impl Totals {
 }
 
 /// Returns `bytes` per second over `duration_ns`; 0 if the duration is 0.
-pub(crate) fn rate_bytes_per_s(bytes: u64, duration_ns: u64) -> u64 {
+#[must_use]
+pub fn rate_bytes_per_s(bytes: u64, duration_ns: u64) -> u64 {
     let rate = (u128::from(bytes) * 1_000_000_000).checked_div(u128::from(duration_ns));
     u64::try_from(rate.unwrap_or(0)).unwrap_or(u64::MAX)
 }

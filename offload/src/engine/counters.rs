@@ -1,10 +1,10 @@
-//! Engine-wide counters. All relaxed: each is a separate figure.
+//! Counters of transfers, one set per direction.
 
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::stats::per_second;
+use super::CopyStats;
 use dormouse_storage::sync::{Mutex, lock};
+use dormouse_timeline::rate_bytes_per_s;
 
 /// Bytes after which the recent throughput replaces the one measured at the start.
 const LATE_BYTES_MIN: u64 = 64 << 20;
@@ -15,67 +15,65 @@ const LATE_BYTES_MAX: u64 = 1 << 30;
 
 /// Transfers in one direction.
 #[derive(Debug, Default)]
-pub(crate) struct Copies {
-    pub(crate) copies: AtomicU64,
-    pub(crate) bytes: AtomicU64,
-    busy: Mutex<Busy>,
-}
+pub(crate) struct Copies(Mutex<Busy>);
 
 impl Copies {
     /// Counts a completed transfer that took `ns` with no other beside it.
     pub(crate) fn add(&self, bytes: u64, ns: u64) {
-        bump(&self.copies, 1);
-        bump(&self.bytes, bytes);
-        lock(&self.busy).add(bytes, ns);
+        let mut busy = lock(&self.0);
+        busy.note_whole(bytes);
+        busy.add(bytes, ns);
     }
 
     /// Starts a transfer.
     pub(crate) fn begin(&self, now_ns: u64) {
-        lock(&self.busy).begin(now_ns);
+        lock(&self.0).begin(now_ns);
     }
 
     /// Ends a transfer, however it ended; `moved_bytes` were transferred.
     pub(crate) fn end(&self, now_ns: u64, moved_bytes: u64) {
-        lock(&self.busy).end(now_ns, moved_bytes);
+        lock(&self.0).end(now_ns, moved_bytes);
     }
 
     /// Counts a completed transfer.
     pub(crate) fn note_whole(&self, bytes: u64) {
-        bump(&self.copies, 1);
-        bump(&self.bytes, bytes);
+        lock(&self.0).note_whole(bytes);
     }
 
-    /// Returns the nanoseconds in which at least one transfer was in progress.
-    pub(crate) fn busy_ns(&self) -> u64 {
-        lock(&self.busy).busy_ns
+    /// Returns the completed transfers, and the time in which at least one was in progress.
+    pub(crate) fn stats(&self) -> CopyStats {
+        lock(&self.0).whole
     }
 
     /// Returns bytes per second while busy; 0 if nothing moved.
     pub(crate) fn bytes_per_s(&self) -> u64 {
-        let busy = lock(&self.busy);
-        per_second(busy.moved_bytes, busy.busy_ns)
+        let busy = lock(&self.0);
+        rate_bytes_per_s(busy.moved_bytes, busy.whole.busy_ns)
     }
 
     /// Returns bytes per second of the fastest busy period of at least [`BEST_BYTES_MIN`]; 0 if there was
     /// none.
     pub(crate) fn best_bytes_per_s(&self) -> u64 {
-        lock(&self.busy).best_bytes_per_s
+        lock(&self.0).best_bytes_per_s
     }
 
     /// Returns recent bytes per second; 0 before [`LATE_BYTES_MIN`] have moved.
     pub(crate) fn late_bytes_per_s(&self) -> u64 {
-        let busy = lock(&self.busy);
-        if busy.late_bytes < LATE_BYTES_MIN { 0 } else { per_second(busy.late_bytes, busy.late_ns) }
+        let busy = lock(&self.0);
+        let is_enough = busy.late_bytes >= LATE_BYTES_MIN;
+        if is_enough { rate_bytes_per_s(busy.late_bytes, busy.late_ns) } else { 0 }
     }
 }
 
 /// Busy time of a direction. Transfers overlap: the sum of their times would understate the link.
 #[derive(Debug, Default)]
 struct Busy {
+    /// Completed transfers, and the busy time of all.
+    whole: CopyStats,
     under_way: u32,
     /// Counted up to here, while any is in progress.
     since_ns: u64,
-    busy_ns: u64,
+    /// Bytes of all transfers, failed ones included.
     moved_bytes: u64,
     /// The recent part of both.
     late_bytes: u64,
@@ -87,6 +85,11 @@ struct Busy {
 }
 
 impl Busy {
+    fn note_whole(&mut self, bytes: u64) {
+        self.whole.copies += 1;
+        self.whole.bytes += bytes;
+    }
+
     fn begin(&mut self, now_ns: u64) {
         if self.under_way == 0 {
             self.since_ns = now_ns;
@@ -103,13 +106,13 @@ impl Busy {
 
     fn add(&mut self, bytes: u64, ns: u64) {
         self.moved_bytes += bytes;
-        self.busy_ns += ns;
+        self.whole.busy_ns += ns;
         self.turn_bytes += bytes;
         self.turn_ns += ns;
         if self.under_way == 0 {
             let (bytes, ns) = (mem::take(&mut self.turn_bytes), mem::take(&mut self.turn_ns));
             if bytes >= BEST_BYTES_MIN {
-                self.best_bytes_per_s = self.best_bytes_per_s.max(per_second(bytes, ns));
+                self.best_bytes_per_s = self.best_bytes_per_s.max(rate_bytes_per_s(bytes, ns));
             }
         }
         self.late_bytes += bytes;
@@ -120,33 +123,13 @@ impl Busy {
     }
 }
 
-/// All counters.
+/// Transfers by direction.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) device_to_host: Copies,
     pub(crate) host_to_device: Copies,
     pub(crate) nvme_write: Copies,
     pub(crate) nvme_read: Copies,
-    pub(crate) sleeps: AtomicU64,
-    pub(crate) wakes: AtomicU64,
-    pub(crate) sleeps_backed_out: AtomicU64,
-    pub(crate) written_meanwhile: AtomicU64,
-    pub(crate) declined: AtomicU64,
-    pub(crate) sleep_failures: AtomicU64,
-    pub(crate) wake_failures: AtomicU64,
-    pub(crate) reread_chunks: AtomicU64,
-    pub(crate) device_faults: AtomicU64,
-    pub(crate) reclaims: AtomicU64,
-    pub(crate) stall_ns: AtomicU64,
-    pub(crate) waits: AtomicU64,
-}
-
-pub(crate) fn bump(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
-}
-
-pub(crate) fn get(counter: &AtomicU64) -> u64 {
-    counter.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]
@@ -157,7 +140,7 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     fn moved_bytes(copies: &Copies) -> u64 {
-        lock(&copies.busy).moved_bytes
+        lock(&copies.0).moved_bytes
     }
 
     #[test]
@@ -166,19 +149,19 @@ mod tests {
         copies.begin(10);
         copies.begin(20);
         copies.end(40, 100);
-        assert_eq!((copies.busy_ns(), moved_bytes(&copies)), (30, 100));
+        assert_eq!((copies.stats().busy_ns, moved_bytes(&copies)), (30, 100));
         copies.begin(50);
         copies.end(60, 7);
         copies.end(70, 200);
-        assert_eq!((copies.busy_ns(), moved_bytes(&copies)), (60, 307));
+        assert_eq!((copies.stats().busy_ns, moved_bytes(&copies)), (60, 307));
         // Nothing is under way from 70 to 100.
         copies.begin(100);
         copies.end(101, 1);
-        assert_eq!(copies.busy_ns(), 61);
+        assert_eq!(copies.stats().busy_ns, 61);
         copies.add(5, 9);
-        assert_eq!((copies.busy_ns(), moved_bytes(&copies)), (70, 313));
-        assert_eq!(copies.bytes_per_s(), per_second(313, 70));
-        assert_eq!((get(&copies.copies), get(&copies.bytes)), (1, 5), "whole ones alone");
+        assert_eq!((copies.stats().busy_ns, moved_bytes(&copies)), (70, 313));
+        assert_eq!(copies.bytes_per_s(), rate_bytes_per_s(313, 70));
+        assert_eq!((copies.stats().copies, copies.stats().bytes), (1, 5), "whole ones alone");
     }
 
     #[test]
@@ -191,11 +174,11 @@ mod tests {
         copies.begin(5);
         copies.end(90, whole);
         copies.end(100, whole);
-        assert_eq!(copies.best_bytes_per_s(), per_second(2 * whole, 100));
+        assert_eq!(copies.best_bytes_per_s(), rate_bytes_per_s(2 * whole, 100));
         copies.add(whole, 51);
-        assert_eq!(copies.best_bytes_per_s(), per_second(2 * whole, 100));
+        assert_eq!(copies.best_bytes_per_s(), rate_bytes_per_s(2 * whole, 100));
         copies.add(whole, 49);
-        assert_eq!(copies.best_bytes_per_s(), per_second(whole, 49));
+        assert_eq!(copies.best_bytes_per_s(), rate_bytes_per_s(whole, 49));
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
-use super::counters::{bump, get};
 use super::{Engine, RegionData};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::table::{Executor, Launched};
 use dormouse_residency::region::{Action, Actions, Input, RegionStep, StepOutcome};
+use dormouse_storage::sync::lock;
 
 impl<D: Device> Engine<D> {
     /// Executes `actions` and those that follow at once, then starts waiting sleeps.
@@ -50,9 +50,9 @@ impl<D: Device> Executor for Engine<D> {
                     self.give_after_arrival(id, buffer);
                 }
             }
-            Action::Awake => bump(&self.counters.wakes, 1),
+            Action::Awake => lock(&self.counts).wakes += 1,
             Action::WakeFailed => {
-                bump(&self.counters.wake_failures, 1);
+                lock(&self.counts).wake_failures += 1;
                 self.timeline.instant(Lane::Notice, self.names.wake_failed, id.key());
             }
             Action::SleepFailed => self.note_failed_sleep(id),
@@ -84,8 +84,12 @@ impl<D: Device> Engine<D> {
         let noted = self.body(id, |b| b.error.clone().map(|e| (e, b.account.clone())));
         match noted {
             Some((error, account)) => {
-                bump(&self.counters.sleep_failures, 1);
-                let (region, failures) = (id.key(), get(&self.counters.sleep_failures));
+                let region = id.key();
+                let failures = {
+                    let mut counts = lock(&self.counts);
+                    counts.sleep_failures += 1;
+                    counts.sleep_failures
+                };
                 // A failing disk fails often: only the first failure is a warning.
                 if failures == 1 {
                     tracing::warn!(target: "offload", region, %error, "sleep failed; the region stays awake");
@@ -97,7 +101,7 @@ impl<D: Device> Engine<D> {
                     account.decline(&error.to_string());
                 }
             }
-            None => bump(&self.counters.sleeps_backed_out, 1),
+            None => lock(&self.counts).sleeps_backed_out += 1,
         }
     }
 
@@ -121,9 +125,9 @@ impl<D: Device> Engine<D> {
     }
 
     /// Counts a device error that has no caller to report it to.
-    pub(super) fn fault(&self, result: Result<(), dormouse_device::DeviceError>) {
+    pub(super) fn fault<E>(&self, result: Result<(), E>) {
         if result.is_err() {
-            bump(&self.counters.device_faults, 1);
+            lock(&self.counts).device_faults += 1;
         }
     }
 }

@@ -118,6 +118,8 @@ pub struct Engine<D: Device> {
     turns: copy_queue::CopyQueues,
     staging: Mutex<wake_ahead::Stagings>,
     counters: Counters,
+    /// Counts of single events. The other statistics are filled in when they are read.
+    counts: Mutex<Stats>,
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
     /// Past steps by prefix, the one kept longest ago first.
@@ -194,6 +196,7 @@ impl<D: Device> Engine<D> {
             turns: copy_queue::CopyQueues::default(),
             staging: Mutex::new(wake_ahead::Stagings::default()),
             counters: Counters::default(),
+            counts: Mutex::default(),
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),
             profiles: Mutex::new(VecDeque::new()),

@@ -9,12 +9,12 @@ use dormouse_alloc::{Reclaim, Reclaimed};
 use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
-use super::counters::bump;
 use super::sleep::Initiator;
 use super::{Engine, RegionData, TableState};
 use crate::ids::{RegionId, Tier};
 use crate::table::{Broken, RegionEntry};
 use dormouse_residency::region::{PendingRequest, RegionState, SleepGoal};
+use dormouse_storage::sync::lock;
 
 /// Limit on attempts while all sleeps begun for a request are withdrawn by their owners, or their memory
 /// goes to another request.
@@ -53,7 +53,7 @@ impl<D: Device> Engine<D> {
         if dormouse_device::is_runtime_thread() {
             return Reclaimed::default();
         }
-        bump(&self.counters.reclaims, 1);
+        lock(&self.counts).reclaims += 1;
         let start_ns = self.timeline.now_ns();
         let mut reclaimed = Reclaimed::default();
         for _ in 0..TRIES_MAX {
@@ -65,7 +65,7 @@ impl<D: Device> Engine<D> {
         }
         let (freed_bytes, end_ns) = (reclaimed.freed_bytes, self.timeline.now_ns());
         self.timeline.slice(Lane::Stall, self.names.reclaim, start_ns, end_ns, freed_bytes, 0);
-        bump(&self.counters.stall_ns, end_ns.saturating_sub(start_ns));
+        lock(&self.counts).stall_ns += end_ns.saturating_sub(start_ns);
         reclaimed
     }
 

@@ -7,12 +7,12 @@
 use dormouse_alloc::BlockId;
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId};
 
-use super::counters::bump;
 use super::region_data::PageReservation;
 use super::{Engine, RegionData};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use dormouse_residency::region::{Input, StepOutcome};
+use dormouse_storage::sync::lock;
 
 /// Limit on blocks per region.
 pub(crate) const REGION_BLOCKS_MAX: usize = 16;
@@ -136,14 +136,12 @@ impl<D: Device> Engine<D> {
         for &(at, span, block) in &frozen {
             match self.device.seal(span) {
                 Ok(Sealed::Asleep) => {
-                    if self.allocator.set_asleep(block).is_err() {
-                        bump(&self.counters.device_faults, 1);
-                    }
+                    self.fault(self.allocator.set_asleep(block));
                     continue;
                 }
                 Ok(Sealed::Written) => {
                     self.part(id, at, |part| part.span = None);
-                    bump(&self.counters.written_meanwhile, 1);
+                    lock(&self.counts).written_meanwhile += 1;
                     is_written = true;
                 }
                 Err(e) => refused = Some(e),
@@ -152,11 +150,11 @@ impl<D: Device> Engine<D> {
         }
         if kept.len() < frozen.len() {
             if let Some(e) = refused {
-                bump(&self.counters.sleep_failures, 1);
+                lock(&self.counts).sleep_failures += 1;
                 self.note_decline(id, &e.into());
             }
             self.detach_blocks(id, &kept);
-            bump(&self.counters.sleeps, 1);
+            lock(&self.counts).sleeps += 1;
             return StepOutcome::Ok;
         }
         match refused {
@@ -194,9 +192,7 @@ impl<D: Device> Engine<D> {
             if let Some(span) = part.span {
                 self.fault(self.device.thaw(span));
             }
-            if self.allocator.unclaim(part.block).is_err() {
-                bump(&self.counters.device_faults, 1);
-            }
+            self.fault(self.allocator.unclaim(part.block));
         }
     }
 
@@ -242,7 +238,7 @@ impl<D: Device> Engine<D> {
         let staged = self.take_staged(id);
         if !is_settled {
             // A copy may still fill them: these pages and their room are never reused.
-            bump(&self.counters.device_faults, 1);
+            lock(&self.counts).device_faults += 1;
             self.table.with(id, |e| e.data.reservation = PageReservation::Lost);
             self.table.break_down();
             return staged.into_iter().for_each(std::mem::forget);
@@ -268,9 +264,7 @@ impl<D: Device> Engine<D> {
             match self.device.publish(staged) {
                 Ok(()) => {
                     self.part(id, at, |part| part.span = None);
-                    if self.allocator.set_awake(block).is_err() {
-                        bump(&self.counters.device_faults, 1);
-                    }
+                    self.fault(self.allocator.set_awake(block));
                 }
                 Err((e, staged)) => {
                     self.part(id, at, |part| part.staged = Some(staged));
@@ -296,9 +290,7 @@ impl<D: Device> Engine<D> {
         for block in self.blocks(&[id]) {
             // The block's free is deferred: a drop brought us here. An error means that the allocator lost
             // the block, which its consistency check reports.
-            if self.allocator.finish_free(block).is_err() {
-                bump(&self.counters.device_faults, 1);
-            }
+            self.fault(self.allocator.finish_free(block));
         }
         self.table.remove(id);
     }
@@ -319,10 +311,8 @@ impl<D: Device> Engine<D> {
                 body.away_bytes()
             })
         });
-        if let Some(bytes) = reserved
-            && self.allocator.unreserve_awake(bytes).is_err()
-        {
-            bump(&self.counters.device_faults, 1);
+        if let Some(bytes) = reserved {
+            self.fault(self.allocator.unreserve_awake(bytes));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{AddressRange, Device, SpanLabel};
 
+use super::RoleStats;
 use super::account::Account;
 use super::arrival::Arrival;
 use super::region_blocks::RegionBlock;
@@ -148,8 +149,7 @@ pub(crate) struct TableState {
     /// Bytes whose pages were removed, in total; reclaim watches it grow.
     pub(crate) sealed_bytes_total: u64,
     pub(crate) tiers: [Level; 3],
-    pub(crate) roles: [Level; 4],
-    pub(crate) roles_asleep: [Level; 4],
+    pub(crate) roles: [RoleStats; 4],
     pub(crate) is_closed: bool,
     /// Set for the I/O pool when a transfer that may be queued is cancelled.
     pub(crate) called_off: Arc<AtomicBool>,
@@ -200,22 +200,22 @@ impl TableState {
 
     /// Counts a new, awake region.
     pub(crate) fn enter(&mut self, role: Role, bytes: u64) {
-        self.roles[role.index()].add(bytes);
+        self.roles[role.index()].all.add(bytes);
         self.tiers[Tier::Device.index()].add(bytes);
     }
 
     /// Removes the bytes of blocks that leave a region while it falls asleep.
     pub(crate) fn detach_blocks(&mut self, role: Role, bytes: u64) {
         self.inflight_bytes = self.inflight_bytes.saturating_sub(bytes);
-        for level in [&mut self.roles[role.index()], &mut self.tiers[Tier::Device.index()]] {
+        for level in [&mut self.roles[role.index()].all, &mut self.tiers[Tier::Device.index()]] {
             level.current_bytes = level.current_bytes.saturating_sub(bytes);
         }
     }
 
     /// Counts a change of an awake region's role.
     pub(crate) fn change_role(&mut self, from: Role, to: Role, bytes: u64) {
-        self.roles[from.index()].remove(bytes);
-        self.roles[to.index()].add(bytes);
+        self.roles[from.index()].all.remove(bytes);
+        self.roles[to.index()].all.add(bytes);
     }
 }
 
@@ -276,13 +276,13 @@ impl<D: Device> Payload for RegionData<D> {
         let role = self.role.index();
         if after.state.is_asleep() && !before.state.is_asleep() {
             shared.sealed_bytes_total += bytes;
-            shared.roles_asleep[role].add(bytes);
+            shared.roles[role].asleep.add(bytes);
         }
         if before.state.is_asleep() && !after.state.is_asleep() {
-            shared.roles_asleep[role].remove(bytes);
+            shared.roles[role].asleep.remove(bytes);
         }
         if after.state == RegionState::Gone && before.state != RegionState::Gone {
-            shared.roles[role].remove(bytes);
+            shared.roles[role].all.remove(bytes);
         }
         let (from, to) = (tier_of(before), tier_of(after));
         if from != to {

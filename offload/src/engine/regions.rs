@@ -6,7 +6,6 @@ use dormouse_alloc::{AllocError, BlockId, BlockInfo, Freed};
 use dormouse_device::{Device, DeviceKind, SpanLabel};
 
 use super::arrival::Arrival;
-use super::counters::bump;
 use super::region_blocks::{REGION_BLOCKS_MAX, RegionBlock};
 use super::region_data::{PageReservation, tier_of};
 use super::sleep::Grant;
@@ -234,9 +233,7 @@ impl<D: Device> Engine<D> {
     /// Unclaims a block when the copy into it is over.
     fn unclaim_once_over(&self, event: D::Event, block: BlockId) {
         self.once_over(event, move |engine| {
-            if engine.allocator.unclaim(block).is_err() {
-                bump(&engine.counters.device_faults, 1);
-            }
+            engine.fault(engine.allocator.unclaim(block));
         });
     }
 

@@ -4,13 +4,13 @@ use dormouse_alloc::pinned::{PinMode, PinnedBuffer};
 use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
 
-use super::counters::bump;
 use super::{Engine, TableState};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::table::FeedResult;
 use dormouse_residency::region::{Input, RegionState, SleepGoal};
 use dormouse_storage::Extent;
+use dormouse_storage::sync::lock;
 
 /// The result of a sleep request. No byte has been copied yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,7 +160,7 @@ impl<D: Device> Engine<D> {
     }
 
     fn decline(&self, id: RegionId, bytes: u64, e: &OffloadError, outcome: &mut SleepOutcome) {
-        bump(&self.counters.declined, 1);
+        lock(&self.counts).declined += 1;
         self.timeline.instant(Lane::Notice, self.names.declined, bytes);
         self.note_decline(id, e);
         tracing::debug!(target: "offload", region = id.key(), bytes, reason = %e, "sleep declined");

@@ -13,7 +13,7 @@ use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use super::Engine;
-use super::counters::{Copies, bump};
+use super::counters::Copies;
 use super::raw_memory;
 use super::transfers::{CopyStream, waited_memory};
 use crate::error::OffloadError;
@@ -217,7 +217,7 @@ impl<D: Device> Engine<D> {
                 }
             }
         }
-        bump(&self.counters.declined, 1);
+        lock(&self.counts).declined += 1;
         self.timeline.instant(Lane::Notice, self.names.declined, bytes as u64);
         Err(refused)
     }
@@ -288,7 +288,7 @@ impl<D: Device> Engine<D> {
             let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
             let read = || nvme.read_chunk(extent, at as u64, memory);
             let again = self.timed(&self.counters.nvme_read, memory.bytes(), read)?;
-            bump(&self.counters.reread_chunks, u64::from(again));
+            lock(&self.counts).reread_chunks += u64::from(again);
             self.copy_now(destination + at, bounce, part, CopyStream::In)
         })?;
         self.counters.nvme_read.note_whole(bytes as u64);
@@ -359,7 +359,7 @@ impl<D: Device> Engine<D> {
         let ended = self.device.record(&stream).and_then(|event| self.device.synchronize(&event));
         // The copy is queued all the same, and this call releases its ends.
         if ended.is_err() && !self.await_copies(&stream) {
-            bump(&self.counters.device_faults, 1);
+            lock(&self.counts).device_faults += 1;
             self.table.break_down();
             return Err(OffloadError::Broken);
         }

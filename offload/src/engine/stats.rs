@@ -3,11 +3,12 @@
 use dormouse_device::Device;
 use dormouse_residency::LinkRates;
 
-use super::counters::{Copies, get};
+use super::counters::Copies;
 use super::{Engine, Level};
 use crate::error::OffloadError;
 use crate::ids::Tier;
 use dormouse_storage::IoEngine;
+use dormouse_storage::sync::lock;
 
 /// Statistics of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,62 +102,23 @@ pub struct Stats {
     pub nvme_io_note: Option<String>,
 }
 
-impl Copies {
-    fn picture(&self) -> CopyStats {
-        CopyStats { copies: get(&self.copies), bytes: get(&self.bytes), busy_ns: self.busy_ns() }
-    }
-}
-
-impl CopyStats {
-    /// Returns bytes per second while busy; 0 if nothing moved.
-    #[must_use]
-    pub fn bytes_per_s(&self) -> u64 {
-        per_second(self.bytes, self.busy_ns)
-    }
-}
-
-/// Returns bytes per second; 0 if no time passed.
-pub(super) fn per_second(bytes: u64, ns: u64) -> u64 {
-    if ns == 0 {
-        return 0;
-    }
-    u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(ns)).unwrap_or(u64::MAX)
-}
-
 impl<D: Device> Engine<D> {
     /// Returns statistics. Each value is exact; the values are not read at one instant.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let counters = &self.counters;
-        let mut stats = Stats {
-            device_to_host: counters.device_to_host.picture(),
-            host_to_device: counters.host_to_device.picture(),
-            nvme_write: counters.nvme_write.picture(),
-            nvme_read: counters.nvme_read.picture(),
-            sleeps: get(&counters.sleeps),
-            wakes: get(&counters.wakes),
-            sleeps_backed_out: get(&counters.sleeps_backed_out),
-            written_meanwhile: get(&counters.written_meanwhile),
-            declined: get(&counters.declined),
-            sleep_failures: get(&counters.sleep_failures),
-            wake_failures: get(&counters.wake_failures),
-            reread_chunks: get(&counters.reread_chunks),
-            device_faults: get(&counters.device_faults),
-            reclaims: get(&counters.reclaims),
-            stall_ns: get(&counters.stall_ns),
-            waits: get(&counters.waits),
-            ..Stats::default()
-        };
+        let mut stats = lock(&self.counts).clone();
+        stats.device_to_host = counters.device_to_host.stats();
+        stats.host_to_device = counters.host_to_device.stats();
+        stats.nvme_write = counters.nvme_write.stats();
+        stats.nvme_read = counters.nvme_read.stats();
         {
             let inner = self.table.lock();
             let shared = &inner.shared;
             for (tier, level) in stats.tiers.iter_mut().zip(shared.tiers) {
                 tier.regions = level;
             }
-            for (at, role) in stats.roles.iter_mut().enumerate() {
-                role.all = shared.roles.get(at).copied().unwrap_or_default();
-                role.asleep = shared.roles_asleep.get(at).copied().unwrap_or_default();
-            }
+            stats.roles = shared.roles;
             stats.inflight_bytes = shared.inflight_bytes;
             stats.queued_bytes = shared.queued_bytes;
         }
@@ -196,10 +158,8 @@ impl<D: Device> Engine<D> {
         {
             let mut inner = self.table.lock();
             let shared = &mut inner.shared;
-            let levels = shared.tiers.iter_mut().chain(&mut shared.roles);
-            for level in levels.chain(&mut shared.roles_asleep) {
-                level.reset_peak();
-            }
+            let roles = shared.roles.iter_mut().flat_map(|role| [&mut role.all, &mut role.asleep]);
+            shared.tiers.iter_mut().chain(roles).for_each(Level::reset_peak);
         }
         self.host.reset_peaks();
         if let Some(nvme) = &self.nvme {

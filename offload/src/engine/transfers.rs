@@ -13,7 +13,7 @@ use super::Engine;
 use super::account::Account;
 use super::arrival::Arrival;
 use super::copy_times::CopyTimes;
-use super::counters::{Copies, bump};
+use super::counters::Copies;
 use super::raw_memory;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
@@ -249,7 +249,7 @@ impl<D: Device> Engine<D> {
                 self.table.with(id, |e| e.data.arrival = Some(Arrival::new(event)));
                 let note = move |ended: Result<(), DeviceError>| match ended {
                     Ok(()) => engine.note_copy(id, false, &times, bytes as u64),
-                    Err(_) => bump(&engine.counters.device_faults, 1),
+                    Err(_) => lock(&engine.counts).device_faults += 1,
                 };
                 // Statistics only: the step does not depend on it.
                 let _ = self.device.callback(stream, Box::new(note));
@@ -345,7 +345,7 @@ impl<D: Device> TransferJob for RegionTransfer<D> {
     }
 
     fn finish(mut self: Box<Self>) {
-        bump(&self.engine.counters.reread_chunks, self.transfer.reread());
+        lock(&self.engine.counts).reread_chunks += self.transfer.reread();
         let (result, bytes) = (self.transfer.outcome(), self.transfer.bytes());
         let moved_bytes = self.transfer.moved_bytes();
         let moved = TransferResult { result, start_ns: self.start_ns, bytes, moved_bytes };

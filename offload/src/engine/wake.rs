@@ -6,11 +6,11 @@ use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use super::Engine;
-use super::counters::bump;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::table::Regions;
 use dormouse_residency::region::{Input, RegionState};
+use dormouse_storage::sync::lock;
 
 /// Limit on attempts of a wait to wake a region without room. More than a few happen only if room was made
 /// each time and others took it.
@@ -168,8 +168,8 @@ impl<D: Device> Engine<D> {
         let end_ns = self.timeline.now_ns();
         let stall_ns = end_ns.saturating_sub(start_ns);
         self.timeline.slice(Lane::Stall, self.names.wait, start_ns, end_ns, 0, 0);
-        bump(&self.counters.stall_ns, stall_ns);
-        bump(&self.counters.waits, 1);
+        lock(&self.counts).stall_ns += stall_ns;
+        lock(&self.counts).waits += 1;
         Waited { stall_ns }
     }
 

@@ -214,7 +214,6 @@ impl<D: Device> Prefix<D> {
     fn report_so_far(&self) -> PrefixReport {
         let (boundary_bytes, accumulator_bytes) = self.boundary_bytes();
         let owner = &self.account;
-        let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
         let layer: Vec<LayerReport> = self.layers.iter().map(|l| l.report).collect();
         PrefixReport {
             layers: self.layers(),
@@ -225,8 +224,8 @@ impl<D: Device> Prefix<D> {
             asleep_bytes_peak: owner.asleep_bytes_peak(),
             host_bytes_peak: owner.tier_bytes_peak(Tier::Host),
             nvme_bytes_peak: owner.tier_bytes_peak(Tier::Nvme),
-            written_bytes: get(&owner.written.bytes),
-            read_bytes: get(&owner.read.bytes),
+            written_bytes: owner.written.stats().bytes,
+            read_bytes: owner.read.stats().bytes,
             write_bytes_per_s: owner.written.bytes_per_s(),
             read_bytes_per_s: owner.read.bytes_per_s(),
             link_rates: self.engine.link_rates(),
