@@ -11,17 +11,51 @@ use dormouse_storage::sync::{Mutex, lock};
 /// Limit on distinct reasons kept.
 const REASONS_MAX: usize = 16;
 
-/// Figures of one prefix. Relaxed: the order of single additions does not matter.
+/// Figures of one prefix. Relaxed atomics, since every mark reads some of them; the order of single additions
+/// does not matter.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
-    asleep: Gauge,
-    tiers: [Gauge; 3],
+    pub(crate) asleep: Gauge,
+    /// Asleep bytes by tier.
+    pub(crate) tiers: [Gauge; 3],
     /// Transfers to and from the file.
     pub(crate) written: Copies,
     pub(crate) read: Copies,
-    /// Sleeps that ended or were withdrawn.
+    /// Number of sleeps that ended or were withdrawn. While it stays the same, regions that slept or were
+    /// admitted still are.
     awakenings: AtomicU64,
     reasons: Mutex<Vec<Reason>>,
+}
+
+/// Bytes and their peak.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge {
+    current: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Gauge {
+    /// Adds `bytes` when they enter, and removes them when they leave.
+    fn change(&self, was_in: bool, is_in: bool, bytes: u64) {
+        match (was_in, is_in) {
+            (false, true) => {
+                let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                self.peak.fetch_max(now, Ordering::Relaxed);
+            }
+            (true, false) => {
+                self.current.fetch_sub(bytes, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
 }
 
 /// A reason for a decline, and its count.
@@ -45,68 +79,21 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| !word.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-#[derive(Debug, Default)]
-struct Gauge {
-    current: AtomicU64,
-    peak: AtomicU64,
-}
-
-impl Gauge {
-    fn add(&self, bytes: u64) {
-        let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak.fetch_max(now, Ordering::Relaxed);
-    }
-
-    fn remove(&self, bytes: u64) {
-        self.current.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
-
 impl Account {
     pub(crate) fn moved(&self, before: &Region, after: &Region, bytes: u64) {
-        match (before.state.is_asleep(), after.state.is_asleep()) {
-            (false, true) => self.asleep.add(bytes),
-            (true, false) => self.asleep.remove(bytes),
-            _ => {}
-        }
+        self.asleep.change(before.state.is_asleep(), after.state.is_asleep(), bytes);
         let sleeps = |r: &Region| r.state != RegionState::Awake || r.wait.is_admitted();
         if sleeps(before) && !sleeps(after) {
-            // Relaxed: a separate figure.
             self.awakenings.fetch_add(1, Ordering::Relaxed);
         }
-        let counted = |r: &Region| if r.state == RegionState::Awake { None } else { tier_of(r) };
-        let (from, to) = (counted(before), counted(after));
-        if from != to {
-            if let Some(tier) = from {
-                self.tiers[tier.index()].remove(bytes);
-            }
-            if let Some(tier) = to {
-                self.tiers[tier.index()].add(bytes);
-            }
+        let (from, to) = (tier_of(before), tier_of(after));
+        for tier in [Tier::Host, Tier::Nvme] {
+            self.tiers[tier.index()].change(from == Some(tier), to == Some(tier), bytes);
         }
     }
 
-    /// Removes the bytes of blocks that leave a region while it falls asleep.
-    pub(crate) fn detach_blocks(&self, bytes: u64) {
-        self.tiers[Tier::Device.index()].remove(bytes);
-    }
-
-    /// Returns how often a sleep ended or was withdrawn. While it stays the same, what slept or was
-    /// admitted still is.
     pub(crate) fn awakenings(&self) -> u64 {
         self.awakenings.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn asleep_bytes(&self) -> u64 {
-        self.asleep.current.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn asleep_bytes_peak(&self) -> u64 {
-        self.asleep.peak.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn tier_bytes_peak(&self, tier: Tier) -> u64 {
-        self.tiers[tier.index()].peak.load(Ordering::Relaxed)
     }
 
     /// Counts a reason for a decline.

@@ -179,9 +179,6 @@ impl<D: Device> Engine<D> {
                 let bytes = part.range.bytes as u64;
                 entry.data.bytes -= bytes;
                 shared.detach_blocks(entry.data.role, bytes);
-                if let Some(account) = &entry.data.account {
-                    account.detach_blocks(bytes);
-                }
                 leaving.push(part);
             }
             if entry.data.is_freed() {

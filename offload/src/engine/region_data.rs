@@ -127,6 +127,14 @@ impl Level {
     }
 }
 
+/// Moves a region of `bytes` from one of `levels` to another; `None` is outside of all.
+fn change(levels: &mut [Level], from: Option<usize>, to: Option<usize>, bytes: u64) {
+    if from != to {
+        from.into_iter().for_each(|at| levels[at].remove(bytes));
+        to.into_iter().for_each(|at| levels[at].add(bytes));
+    }
+}
+
 /// Queues and totals, under the table's lock. A queue holds exactly the regions in its wait.
 #[derive(Debug, Default)]
 pub(crate) struct TableState {
@@ -276,23 +284,15 @@ impl<D: Device> Payload for RegionData<D> {
         let role = self.role.index();
         if after.state.is_asleep() && !before.state.is_asleep() {
             shared.sealed_bytes_total += bytes;
-            shared.roles[role].asleep.add(bytes);
         }
-        if before.state.is_asleep() && !after.state.is_asleep() {
-            shared.roles[role].asleep.remove(bytes);
-        }
+        let asleep = |r: &Region| r.state.is_asleep().then_some(0);
+        let levels = std::slice::from_mut(&mut shared.roles[role].asleep);
+        change(levels, asleep(before), asleep(after), bytes);
         if after.state == RegionState::Gone && before.state != RegionState::Gone {
             shared.roles[role].all.remove(bytes);
         }
-        let (from, to) = (tier_of(before), tier_of(after));
-        if from != to {
-            if let Some(tier) = from {
-                shared.tiers[tier.index()].remove(bytes);
-            }
-            if let Some(tier) = to {
-                shared.tiers[tier.index()].add(bytes);
-            }
-        }
+        let tier = |r: &Region| tier_of(r).map(Tier::index);
+        change(&mut shared.tiers, tier(before), tier(after), bytes);
         if let Some(account) = &self.account {
             account.moved(before, after, bytes);
         }

@@ -51,7 +51,7 @@ pub const LAYERS_MAX: u32 = 1 << 16;
 #[derive(Debug, Default)]
 struct Layer {
     regions: Vec<RegionId>,
-    /// All of them sleep or are about to, unless one was awakenings since.
+    /// All of them sleep or are about to, unless a sleep of the prefix ended since.
     is_settled: bool,
     /// What of it had to come back when waking began.
     bytes_to_load: BytesToLoad,
@@ -74,7 +74,7 @@ pub struct Prefix<D: Device> {
     layers: Vec<Layer>,
     slots: BTreeMap<(u32, u32), BoundarySlot>,
     account: Arc<Account>,
-    /// What `Account::awakenings` was when layers were last looked at.
+    /// Value of `Account::awakenings` when layers were last checked.
     awakenings_before: u64,
     phase_began_ns: u64,
     /// How many microbatches come after the one that began last.
@@ -221,9 +221,9 @@ impl<D: Device> Prefix<D> {
             boundary_bytes,
             accumulator_bytes,
             asleep_bytes_at_b: layer.iter().map(|l| l.asleep_bytes_at_b).sum(),
-            asleep_bytes_peak: owner.asleep_bytes_peak(),
-            host_bytes_peak: owner.tier_bytes_peak(Tier::Host),
-            nvme_bytes_peak: owner.tier_bytes_peak(Tier::Nvme),
+            asleep_bytes_peak: owner.asleep.peak_bytes(),
+            host_bytes_peak: owner.tiers[Tier::Host.index()].peak_bytes(),
+            nvme_bytes_peak: owner.tiers[Tier::Nvme.index()].peak_bytes(),
             written_bytes: owner.written.stats().bytes,
             read_bytes: owner.read.stats().bytes,
             write_bytes_per_s: owner.written.bytes_per_s(),
@@ -309,7 +309,7 @@ impl<D: Device> Prefix<D> {
             let bytes = self.engine.allocator().stats().allocated_bytes.current;
             let peak = &mut self.phase_peak_bytes[phase.index()];
             *peak = (*peak).max(bytes);
-            let resident_bytes = self.held_bytes.saturating_sub(self.account.asleep_bytes());
+            let resident_bytes = self.held_bytes.saturating_sub(self.account.asleep.bytes());
             self.recorder.hot(bytes.saturating_sub(resident_bytes));
         }
     }
