@@ -23,12 +23,7 @@ impl Role {
     /// Returns its index in per-role tables.
     #[must_use]
     pub const fn index(self) -> usize {
-        match self {
-            Self::Boundary => 0,
-            Self::BoundaryGrad => 1,
-            Self::Dormant => 2,
-            Self::Tagged => 3,
-        }
+        self as usize
     }
 
     /// Returns true if regions of this role may sleep.
@@ -76,10 +71,7 @@ impl std::fmt::Display for RegionId {
 #[must_use]
 pub fn label(name: &str, layer: Option<u32>) -> SpanLabel {
     let mut label = SpanLabel { layer: layer.unwrap_or(u32::MAX), ..SpanLabel::default() };
-    let mut end = name.len().min(label.name.len());
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = name.floor_char_boundary(label.name.len());
     label.name[..end].copy_from_slice(&name.as_bytes()[..end]);
     label
 }

@@ -63,7 +63,7 @@ impl NameTable {
         if name == OTHER {
             return NameId::OTHER;
         }
-        let words = encode(cut(name));
+        let words = encode(&name[..name.floor_char_boundary(NAME_BYTES_MAX)]);
         let start = home(&words);
         for step in 0..NAMES_MAX {
             let at = (start + step) % NAMES_MAX;
@@ -113,15 +113,6 @@ fn settle(slot: &[AtomicU64; WORDS], words: &[u64; WORDS]) -> bool {
         let set = there.compare_exchange(0, *ours, Ordering::Relaxed, Ordering::Relaxed);
         set.err().is_none_or(|taken| taken == *ours)
     })
-}
-
-/// Returns the longest prefix of `name` that fits and ends at a character boundary.
-fn cut(name: &str) -> &str {
-    let mut end = name.len().min(NAME_BYTES_MAX);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    name.get(..end).unwrap_or_default()
 }
 
 fn encode(name: &str) -> [u64; WORDS] {
