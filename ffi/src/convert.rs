@@ -6,10 +6,11 @@
 use std::ffi::c_void;
 
 use dormouse_alloc::AllocError;
+use dormouse_alloc::pinned::PinnedError;
 use dormouse_device::DeviceError;
 use dormouse_device::cuda::Unavailable;
 use dormouse_kernels::{DType, KernelError};
-use dormouse_offload::{Edge, ErrorClass, OffloadError, Phase, RegionState, Role, Tensor, Tier};
+use dormouse_offload::{Edge, OffloadError, Phase, RegionState, Role, Tensor, Tier};
 use dormouse_schedule::PlanError;
 use dormouse_storage::NvmeError;
 
@@ -206,14 +207,14 @@ fn offload_status(error: &OffloadError) -> dormouse_status_t {
         OffloadError::TierFull { .. } => status::DORMOUSE_ERR_TIER,
         OffloadError::TooMany { .. } => status::DORMOUSE_ERR_LIMIT,
         OffloadError::Unsupported { .. } => status::DORMOUSE_ERR_UNSUPPORTED,
-        error => match error.class() {
-            ErrorClass::Argument => status::DORMOUSE_ERR_ARGUMENT,
-            ErrorClass::Memory => status::DORMOUSE_ERR_OUT_OF_MEMORY,
-            ErrorClass::Device => status::DORMOUSE_ERR_DEVICE,
-            ErrorClass::Io => status::DORMOUSE_ERR_IO,
-            ErrorClass::State => status::DORMOUSE_ERR_STATE,
-            ErrorClass::Internal => status::DORMOUSE_ERR_PANIC,
-        },
+        OffloadError::Pinned(PinnedError::TooManyRanges { .. }) => {
+            status::DORMOUSE_ERR_OUT_OF_MEMORY
+        }
+        OffloadError::Pinned(_) | OffloadError::Kernel(_) | OffloadError::Argument { .. } => {
+            status::DORMOUSE_ERR_ARGUMENT
+        }
+        OffloadError::Broken => status::DORMOUSE_ERR_PANIC,
+        _ => status::DORMOUSE_ERR_STATE,
     }
 }
 
@@ -225,5 +226,41 @@ fn nvme_status(error: &NvmeError) -> dormouse_status_t {
         NvmeError::Config { .. } => status::DORMOUSE_ERR_CONFIG,
         NvmeError::Truncated { .. } | NvmeError::Corrupted { .. } => status::DORMOUSE_ERR_CORRUPT,
         _ => status::DORMOUSE_ERR_IO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_storage::IoOperation;
+
+    use super::*;
+
+    #[test]
+    fn each_error_of_the_engine_has_the_status_of_its_cause() {
+        let argument =
+            || OffloadError::Argument { what: "x", seen: "1".into(), accepted: "0".into() };
+        let order = OffloadError::Order { what: "x", seen: "a".into(), expected: "b".into() };
+        let failed = |operation| NvmeError::Failed {
+            operation,
+            offset: 0,
+            bytes: 0,
+            code: libc::EIO,
+            reason: String::new(),
+        };
+        for (error, status) in [
+            (argument(), status::DORMOUSE_ERR_ARGUMENT),
+            (order, status::DORMOUSE_ERR_STATE),
+            (OffloadError::ShutDown, status::DORMOUSE_ERR_STATE),
+            (OffloadError::Broken, status::DORMOUSE_ERR_PANIC),
+            (OffloadError::Nvme(failed(IoOperation::Read)), status::DORMOUSE_ERR_IO),
+            (OffloadError::TooMany { what: "x", limit: 1 }, status::DORMOUSE_ERR_LIMIT),
+            (AllocError::NotABlock { address: 1 }.into(), status::DORMOUSE_ERR_NOT_OURS),
+            (DeviceError::TooManySpans { limit: 1 }.into(), status::DORMOUSE_ERR_LIMIT),
+        ] {
+            let text = error.to_string();
+            assert_eq!(Fault::from(error).status, status, "{text}");
+        }
+        let pinned = PinnedError::BadSize { asked_bytes: 1, accepted_bytes: 0 };
+        assert_eq!(offload_status(&pinned.into()), status::DORMOUSE_ERR_ARGUMENT);
     }
 }

@@ -31,15 +31,10 @@ pub enum OffloadError {
     Nvme(#[from] NvmeError),
     /// A kernel refused its arguments.
     #[error(transparent)]
-    Kernel(Arc<KernelError>),
+    Kernel(#[from] KernelError),
     /// A thread could not be started.
-    #[error("thread {name} could not be started: {reason}")]
-    Thread {
-        /// The thread's name.
-        name: String,
-        /// The system's message.
-        reason: String,
-    },
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
     /// An argument outside what is accepted.
     #[error("{what} is {seen}; accepted: {accepted}")]
     Argument {
@@ -157,62 +152,7 @@ pub enum OffloadError {
     },
 }
 
-/// The class of an error: one per block of status codes in the C interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorClass {
-    /// A bad argument.
-    Argument,
-    /// Memory or a tier has no room.
-    Memory,
-    /// The device.
-    Device,
-    /// I/O: the file, its directory, its content.
-    Io,
-    /// Calls out of order, stale ids, objects in use.
-    State,
-    /// A defect of the runtime.
-    Internal,
-}
-
 impl OffloadError {
-    /// Returns the class of the error.
-    #[must_use]
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            Self::Alloc(e) => match **e {
-                AllocError::NotABlock { .. }
-                | AllocError::NotBlockStart { .. }
-                | AllocError::BadRequest { .. }
-                | AllocError::BadConfig { .. }
-                | AllocError::UnknownStream { .. } => ErrorClass::Argument,
-                AllocError::FreeDeferred { .. } | AllocError::StaleBlock { .. } => {
-                    ErrorClass::State
-                }
-                AllocError::Device(_) => ErrorClass::Device,
-                _ => ErrorClass::Memory,
-            },
-            Self::Pinned(PinnedError::TooManyRanges { .. })
-            | Self::TierFull { .. }
-            | Self::TooMany { .. } => ErrorClass::Memory,
-            Self::Device(DeviceError::OutOfMemory { .. }) => ErrorClass::Memory,
-            Self::Device(_) | Self::Unsupported { .. } => ErrorClass::Device,
-            Self::Nvme(e) if e.is_full() => ErrorClass::Memory,
-            Self::Nvme(_) => ErrorClass::Io,
-            Self::Pinned(_) | Self::Kernel(_) | Self::Argument { .. } | Self::NotOurs { .. } => {
-                ErrorClass::Argument
-            }
-            Self::WakeFailed { source, .. } => source.class(),
-            Self::Thread { .. }
-            | Self::Order { .. }
-            | Self::Stale { .. }
-            | Self::Claimed { .. }
-            | Self::NoWholePage { .. }
-            | Self::NotAwake { .. }
-            | Self::ShutDown => ErrorClass::State,
-            Self::Broken => ErrorClass::Internal,
-        }
-    }
-
     /// Returns true if the operation was declined and the data stays awake: a full, closed or stopped tier.
     #[must_use]
     pub fn is_declined(&self) -> bool {
@@ -267,21 +207,9 @@ impl From<WorkError> for OffloadError {
     }
 }
 
-impl From<ThreadError> for OffloadError {
-    fn from(ThreadError { name, reason }: ThreadError) -> Self {
-        Self::Thread { name, reason }
-    }
-}
-
 impl From<Broken> for OffloadError {
     fn from(_: Broken) -> Self {
         Self::Broken
-    }
-}
-
-impl From<KernelError> for OffloadError {
-    fn from(error: KernelError) -> Self {
-        Self::Kernel(Arc::new(error))
     }
 }
 

@@ -64,7 +64,7 @@ pub use engine::{
     CopyStats, Engine, Level, RegionInfo, RoleStats, STASHES_MAX, SleepOutcome, StashId, Stats,
     TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TierStats, WAKE_ATTEMPTS_MAX, Waited,
 };
-pub use error::{ErrorClass, OffloadError};
+pub use error::OffloadError;
 pub use ids::{RegionId, Role, Tier, label};
 pub use prefix::{
     Edge, LAYERS_MAX, LayerReport, Named, Phase, Planned, Prefix, PrefixReport, Refused,

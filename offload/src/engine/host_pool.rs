@@ -9,7 +9,7 @@ use dormouse_timeline::Timeline;
 use super::{Engine, raw_memory};
 use crate::error::OffloadError;
 use crate::ids::Tier;
-use dormouse_storage::Nvme;
+use dormouse_storage::{Nvme, ThreadError};
 
 /// Registers slabs with the file tier while they are pinned.
 #[derive(Debug)]
@@ -57,7 +57,9 @@ impl From<PinnedError> for OffloadError {
                 budget_bytes: cap_bytes,
             },
             PinnedError::Device(refused) => Self::Device(refused),
-            PinnedError::Thread { name, reason } => Self::Thread { name: name.to_owned(), reason },
+            PinnedError::Thread { name, reason } => {
+                Self::Thread(ThreadError { name: name.to_owned(), reason })
+            }
             other => Self::Pinned(other),
         }
     }

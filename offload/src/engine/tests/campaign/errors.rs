@@ -6,7 +6,7 @@ use dormouse_alloc::AllocError;
 use dormouse_device::{DeviceError, Operation};
 
 use crate::engine::tests::cause;
-use crate::error::{ErrorClass, OffloadError};
+use crate::error::OffloadError;
 use dormouse_storage::{IoOperation, NvmeError};
 
 /// Codes of what is refused by order.
@@ -48,9 +48,9 @@ pub(crate) enum To {
 }
 
 impl Armed {
-    /// The error's name and class. It is one that `to` documents, and has a cause.
-    pub(crate) fn explain(&self, to: To, error: OffloadError) -> (&'static str, ErrorClass) {
-        let (shown, class) = (error.to_string(), error.class());
+    /// Returns the error's name. The error is one that `to` documents, and has a cause.
+    pub(crate) fn explain(&self, to: To, error: OffloadError) -> &'static str {
+        let shown = error.to_string();
         let is_wrapped = matches!(error, OffloadError::WakeFailed { .. });
         let leaf = cause(error);
         let name = self.name(&leaf).unwrap_or_else(|| panic!("{to:?} met {shown} of no cause"));
@@ -69,8 +69,7 @@ impl Armed {
             ),
         };
         assert!(is_documented, "{to:?} is not said to give this: {shown}");
-        assert_eq!(class, expected_class(name), "{shown}");
-        (name, class)
+        name
     }
 
     /// Its name; `None` where nothing was done that could bring it about.
@@ -121,14 +120,5 @@ impl Armed {
             _ => return None,
         };
         has_cause.then_some(name)
-    }
-}
-
-fn expected_class(name: &str) -> ErrorClass {
-    match name {
-        "NoRoom" | "OutOfMemory" | "TierFull" | "Full" | "Stopped" => ErrorClass::Memory,
-        "Refused" | "Torn" => ErrorClass::Device,
-        "NotAwake" | "ShutDown" => ErrorClass::State,
-        _ => ErrorClass::Io,
     }
 }

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::error::ErrorClass;
-
 /// Counts by name.
 type Counts = BTreeMap<String, u64>;
 
@@ -20,7 +18,7 @@ pub(crate) struct Tally {
     fired: Counts,
     /// What the engine did.
     done: Counts,
-    /// By class and name: what callers were told.
+    /// Errors that callers got, by name.
     errors: Counts,
 }
 
@@ -33,8 +31,8 @@ impl Tally {
         *self.done.entry(what.to_owned()).or_insert(0) += count;
     }
 
-    pub(crate) fn error(&mut self, (name, class): (&str, ErrorClass)) {
-        *self.errors.entry(format!("{class:?}/{name}")).or_insert(0) += 1;
+    pub(crate) fn error(&mut self, name: &str) {
+        *self.errors.entry(name.to_owned()).or_insert(0) += 1;
     }
 
     /// A fault that never befell anything says nothing about what would become of it.

@@ -432,7 +432,7 @@ fn bad_boundaries_and_gradients_are_refused() {
     assert!(matches!(add(0, key, 24, DType::F32), Err(OffloadError::Argument { .. })));
     assert!(matches!(add(7, key, 25, DType::F32), Err(OffloadError::Argument { .. })));
     let kernel = |r: Result<(), OffloadError>| match r {
-        Err(OffloadError::Kernel(e)) => (*e).clone(),
+        Err(OffloadError::Kernel(e)) => e,
         other => panic!("{other:?}"),
     };
     assert!(matches!(kernel(add(0, key, 25, DType::F64)), KernelError::Types { .. }));

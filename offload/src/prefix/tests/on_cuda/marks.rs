@@ -11,7 +11,7 @@ use super::bench::side::{Read, Side};
 use super::both::trainer::{LABEL, LAYERS, Trainer, free_whole, tensor};
 use crate::config::ResidencyPolicy;
 use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
-use crate::error::{ErrorClass, OffloadError};
+use crate::error::OffloadError;
 use crate::prefix::{Edge, Phase};
 use crate::step_profile::MarkPoint;
 use dormouse_residency::region::RegionState;
@@ -156,7 +156,6 @@ fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
     held.let_go();
     for layer in [LAYERS - 1, 0] {
         let error = trainer.prefix.mark(Edge::BackwardBegin, layer, &trainer.stream).unwrap_err();
-        assert_eq!(error.class(), ErrorClass::Device, "{error}");
         assert!(matches!(cause(error), OffloadError::Device(_)));
     }
     let (saved, keys) = (std::mem::take(&mut trainer.saved), std::mem::take(&mut trainer.keys));

@@ -65,8 +65,8 @@ impl World {
                 continue;
             };
             self.mine[at].is_sure = false;
-            let (name, class) = self.armed.explain(To::WaitAwake, e);
-            tally.error((name, class));
+            let name = self.armed.explain(To::WaitAwake, e);
+            tally.error(name);
             match name {
                 // The only copy: it is said to be wrong, and stays what it is.
                 "Corrupted" => {
@@ -115,10 +115,10 @@ impl World {
         let mut errors = Vec::new();
         self.assert_stashes(|e| errors.push(e));
         for e in errors {
-            let (name, class) = self.armed.explain(To::Stash, e);
+            let name = self.armed.explain(To::Stash, e);
             assert_eq!(name, "Corrupted", "though all is healed");
             assert!(self.fixture.faults.is_spoiled(0..self.file_bytes));
-            tally.error((name, class));
+            tally.error(name);
         }
     }
 
