@@ -7,10 +7,7 @@ use std::time::Duration;
 use dormouse_device::Device;
 use dormouse_timeline::{Lane, Timeline};
 
-use super::{LAST_MICROBATCH_PARTS, Part};
-
-/// Microbatches that are told apart; later ones count with the last of these.
-pub(crate) const MICROBATCHES_MAX: usize = 1 << 12;
+use super::{Part, PerPart};
 
 /// Most points that a stream has yet to come to; those beyond have the trainer's own time.
 const TO_COME_MAX: usize = 1 << 13;
@@ -67,9 +64,8 @@ pub(crate) struct LayerSpan {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Times {
     layers: Vec<LayerTimes>,
-    /// All microbatches but the last.
-    pub(crate) microbatches: Vec<u64>,
-    pub(crate) last_microbatch: [u64; LAST_MICROBATCH_PARTS],
+    /// Durations of the microbatches. Those of forward and backward are by layer.
+    pub(super) parts_ns: PerPart,
     opened_ns: u64,
     due_ns: u64,
     /// What all layers so far waited.
@@ -127,18 +123,12 @@ impl Times {
 
     fn begin(&mut self, part: Part, ns: u64) {
         let took_ns = ns.saturating_sub(self.part_began_ns);
-        match self.part {
-            Part::LastMicrobatch(at) => self.last_microbatch[at] += took_ns,
-            Part::Microbatch => {
-                if let Some(microbatch) = self.microbatches.last_mut() {
-                    *microbatch += took_ns;
-                }
-            }
-            Part::Forward | Part::Backward => {}
+        if matches!(self.part, Part::Microbatch | Part::LastMicrobatch(_))
+            && let Some(so_far_ns) = self.parts_ns.of(self.part)
+        {
+            *so_far_ns += took_ns;
         }
-        if part == Part::Microbatch && self.microbatches.len() < MICROBATCHES_MAX {
-            self.microbatches.push(0);
-        }
+        self.parts_ns.begin(part);
         (self.part, self.part_began_ns) = (part, ns);
     }
 }
@@ -148,12 +138,12 @@ impl Times {
 pub(crate) struct Clock<D: Device> {
     times: Times,
     /// Points that were not reached when last looked at.
-    bytes_to_load: VecDeque<(MarkPoint, MarkTime<D>)>,
+    to_come: VecDeque<(MarkPoint, MarkTime<D>)>,
 }
 
 impl<D: Device> Default for Clock<D> {
     fn default() -> Self {
-        Self { times: Times::default(), bytes_to_load: VecDeque::new() }
+        Self { times: Times::default(), to_come: VecDeque::new() }
     }
 }
 
@@ -164,12 +154,12 @@ impl<D: Device> Clock<D> {
 
     /// Whether every point so far was reached.
     pub(crate) fn is_settled(&self) -> bool {
-        self.bytes_to_load.is_empty()
+        self.to_come.is_empty()
     }
 
     /// This point of `stream`.
     pub(crate) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> MarkTime<D> {
-        if !device.is_stream_ordered() || self.bytes_to_load.len() >= TO_COME_MAX {
+        if !device.is_stream_ordered() || self.to_come.len() >= TO_COME_MAX {
             return MarkTime::At(now_ns);
         }
         // Figures only: where the stream takes no event (it is being captured, say) the trainer's
@@ -180,8 +170,8 @@ impl<D: Device> Clock<D> {
     /// The trainer came, or its stream will come, to `point`.
     pub(crate) fn came_to(&mut self, point: MarkPoint, moment: MarkTime<D>, timeline: &Timeline) {
         match moment {
-            MarkTime::At(ns) if self.bytes_to_load.is_empty() => self.reached(point, ns, timeline),
-            moment => self.bytes_to_load.push_back((point, moment)),
+            MarkTime::At(ns) if self.to_come.is_empty() => self.reached(point, ns, timeline),
+            moment => self.to_come.push_back((point, moment)),
         }
     }
 
@@ -202,9 +192,8 @@ impl<D: Device> Clock<D> {
             // What a lost device never reached has no time of its own.
             MarkTime::Reached(event) => device.query(event).unwrap_or(true),
         };
-        let reached =
-            self.bytes_to_load.iter().take_while(|(_, moment)| is_reached(moment)).count();
-        let reached: Vec<_> = self.bytes_to_load.drain(..reached).collect();
+        let reached = self.to_come.iter().take_while(|(_, moment)| is_reached(moment)).count();
+        let reached: Vec<_> = self.to_come.drain(..reached).collect();
         let last = reached.iter().rev().find_map(|(_, moment)| match moment {
             MarkTime::Reached(event) => Some(event.clone()),
             MarkTime::At(_) => None,
@@ -228,12 +217,12 @@ impl<D: Device> Clock<D> {
 
     /// The clock of a prefix that ends: what is known stays with it, the rest comes to the other.
     pub(crate) fn hand_over(&mut self) -> Self {
-        Self { times: self.times.clone(), bytes_to_load: std::mem::take(&mut self.bytes_to_load) }
+        Self { times: self.times.clone(), to_come: std::mem::take(&mut self.to_come) }
     }
 
     /// Blocks until every point was reached: each stream comes to its own in its own time.
     pub(crate) fn wait(&self, device: &D) {
-        for (_, moment) in &self.bytes_to_load {
+        for (_, moment) in &self.to_come {
             if let MarkTime::Reached(event) = moment {
                 // A device that is lost reaches nothing more, and no other has to be waited for.
                 let _ = device.synchronize(event);
@@ -251,6 +240,7 @@ pub(crate) fn before(ns: u64, by: Duration) -> u64 {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::step_profile::MICROBATCHES_MAX;
 
     fn play(points: &[(MarkPoint, u64)]) -> (Times, Vec<LayerSpan>) {
         let mut times = Times::default();
@@ -321,9 +311,9 @@ mod tests {
             (Began(Part::LastMicrobatch(4)), 145),
             (Began(Part::Backward), 146),
         ]);
-        assert_eq!(times.microbatches, [30, 5]);
-        assert_eq!((times.last_microbatch[0], times.last_microbatch[4]), (10, 1));
-        assert_eq!(times.last_microbatch.iter().sum::<u64>(), 11);
+        assert_eq!(times.parts_ns.microbatches, [30, 5]);
+        assert_eq!((times.parts_ns.last_microbatch[0], times.parts_ns.last_microbatch[4]), (10, 1));
+        assert_eq!(times.parts_ns.last_microbatch.iter().sum::<u64>(), 11);
     }
 
     #[test]
@@ -333,9 +323,9 @@ mod tests {
         let (mut times, _) = play(&points);
         times.came_to(MarkPoint::Began(Part::Backward), many);
         assert_eq!(
-            (times.microbatches.len(), times.microbatches.last()),
+            (times.parts_ns.microbatches.len(), times.parts_ns.microbatches.last()),
             (MICROBATCHES_MAX, Some(&4))
         );
-        assert_eq!(times.microbatches.iter().sum::<u64>(), many);
+        assert_eq!(times.parts_ns.microbatches.iter().sum::<u64>(), many);
     }
 }

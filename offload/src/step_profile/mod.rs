@@ -6,8 +6,8 @@ mod clock;
 use dormouse_device::Device;
 use dormouse_timeline::Timeline;
 
+use clock::Times;
 pub(crate) use clock::{Clock, MarkPoint, MarkTime, before};
-use clock::{LayerTimes, MICROBATCHES_MAX, Times};
 use dormouse_residency::LinkRates;
 use dormouse_residency::plan::{DormantGroup, StepOperation, StepWork};
 
@@ -16,32 +16,16 @@ pub(crate) const LAST_MICROBATCH_PARTS: usize = 9;
 /// What is not dormant is seen at marks only: this part more of it is kept free.
 const UNSEEN_DIVISOR: u64 = 16;
 
-/// One operation: how long, and the most device memory seen beside dormant bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
-    ns: u64,
-    hot_bytes: u64,
-}
+/// Limit on microbatches that are measured separately; later ones count with the last of these.
+pub(crate) const MICROBATCHES_MAX: usize = 1 << 12;
 
-/// One layer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct LayerSeen {
-    dormant_bytes: u64,
-    forward_ns: u64,
-    backward_ns: u64,
-}
-
-/// One step.
+/// One finished step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Profile {
-    layers: Vec<LayerSeen>,
-    /// What of the first layer was dormant when its forward ended.
-    first_bytes: u64,
-    forward_hot_bytes: u64,
-    backward_hot_bytes: u64,
-    /// All but the last.
-    microbatches: Vec<Seen>,
-    last_microbatch: [Seen; LAST_MICROBATCH_PARTS],
+    /// By layer.
+    dormant_bytes: Vec<u64>,
+    recorder: Recorder,
+    times: Times,
 }
 
 /// Where a step is.
@@ -54,86 +38,77 @@ pub(crate) enum Part {
     Backward,
 }
 
-/// The most device memory in use beside dormant bytes, part by part, while a step runs.
-#[derive(Clone, Debug, Default)]
+/// One figure for each part of a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PerPart {
+    forward: u64,
+    backward: u64,
+    /// All microbatches but the last.
+    microbatches: Vec<u64>,
+    last_microbatch: [u64; LAST_MICROBATCH_PARTS],
+}
+
+impl PerPart {
+    /// Adds the figure of a part that begins.
+    fn begin(&mut self, part: Part) {
+        if part == Part::Microbatch && self.microbatches.len() < MICROBATCHES_MAX {
+            self.microbatches.push(0);
+        }
+    }
+
+    fn of(&mut self, part: Part) -> Option<&mut u64> {
+        match part {
+            Part::Forward => Some(&mut self.forward),
+            Part::Microbatch => self.microbatches.last_mut(),
+            Part::LastMicrobatch(at) => self.last_microbatch.get_mut(at),
+            Part::Backward => Some(&mut self.backward),
+        }
+    }
+}
+
+/// Records the peak of device memory in use beside dormant bytes in each part of a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recorder {
     part: Part,
-    /// As `Profile` has it.
+    /// Dormant bytes of the first layer when its forward ended.
     first_bytes: u64,
-    forward_hot_bytes: u64,
-    backward_hot_bytes: u64,
-    /// As many as `Times` has.
-    microbatches_hot_bytes: Vec<u64>,
-    last_microbatch_hot_bytes: [u64; LAST_MICROBATCH_PARTS],
+    hot_bytes: PerPart,
 }
 
 impl Recorder {
-    /// Device memory in use beside dormant bytes, now.
+    /// Records device memory in use beside dormant bytes, now.
     pub(crate) fn hot(&mut self, bytes: u64) {
-        let most = match self.part {
-            Part::Forward => &mut self.forward_hot_bytes,
-            Part::Backward => &mut self.backward_hot_bytes,
-            Part::LastMicrobatch(at) => &mut self.last_microbatch_hot_bytes[at],
-            Part::Microbatch => match self.microbatches_hot_bytes.last_mut() {
-                Some(microbatch) => microbatch,
-                None => return,
-            },
-        };
-        *most = bytes.max(*most);
+        if let Some(most) = self.hot_bytes.of(self.part) {
+            *most = bytes.max(*most);
+        }
     }
 
-    /// The first layer's forward ends, with so much of it dormant: that is when a plan is made. Some of
-    /// it may be named later, or be no longer dormant.
+    /// Records the dormant bytes of the first layer at the end of its forward, when a plan is made. More
+    /// can be declared later, and some can stop being dormant.
     pub(crate) const fn first_layer(&mut self, dormant_bytes: u64) {
         self.first_bytes = dormant_bytes;
     }
 
-    /// A part begins.
+    /// Begins a part.
     pub(crate) fn begin(&mut self, part: Part) {
-        if part == Part::Microbatch && self.microbatches_hot_bytes.len() < MICROBATCHES_MAX {
-            self.microbatches_hot_bytes.push(0);
-        }
+        self.hot_bytes.begin(part);
         self.part = part;
     }
 
-    /// Of the last microbatch's gradients `arrived` have, of `all`: the part that this begins, if any.
+    /// Returns the part that begins when `arrived` of `all` gradients of the last microbatch have arrived,
+    /// if any.
     pub(crate) fn gradients(&self, arrived: usize, all: usize) -> Option<Part> {
         let part = Part::LastMicrobatch(1 + part_of(arrived, all, LAST_MICROBATCH_PARTS - 1));
         (self.part != part).then_some(part)
     }
 
-    /// Whether all of a step was seen, its microbatches among it.
+    /// Returns true if a whole step was recorded, microbatches included.
     pub(crate) fn is_whole(&self) -> bool {
-        self.part == Part::Backward && self.last_microbatch_hot_bytes[0] > 0
-    }
-
-    /// The whole step, whose layers had `dormant_bytes`.
-    pub(crate) fn finish(&self, dormant_bytes: &[u64], times: &Times) -> Profile {
-        let layers = dormant_bytes.iter().enumerate().map(|(at, &dormant_bytes)| {
-            let LayerTimes { forward_ns, backward_ns, .. } = times.layer(at);
-            LayerSeen { dormant_bytes, forward_ns, backward_ns }
-        });
-        let seen = |(&ns, &hot_bytes): (&u64, &u64)| Seen { ns, hot_bytes };
-        let mut last_microbatch = [Seen::default(); LAST_MICROBATCH_PARTS];
-        let parts = times.last_microbatch.iter().zip(&self.last_microbatch_hot_bytes).map(seen);
-        last_microbatch.iter_mut().zip(parts).for_each(|(part, seen)| *part = seen);
-        Profile {
-            layers: layers.collect(),
-            first_bytes: self.first_bytes,
-            forward_hot_bytes: self.forward_hot_bytes,
-            backward_hot_bytes: self.backward_hot_bytes,
-            microbatches: times
-                .microbatches
-                .iter()
-                .zip(&self.microbatches_hot_bytes)
-                .map(seen)
-                .collect(),
-            last_microbatch,
-        }
+        self.part == Part::Backward && self.hot_bytes.last_microbatch[0] > 0
     }
 }
 
-/// A step whose end the trainer's stream may not have come to yet.
+/// A step whose end the trainer's stream may not have reached yet.
 #[derive(Debug)]
 pub(crate) struct Pending<D: Device> {
     pub(crate) recorder: Recorder,
@@ -142,15 +117,18 @@ pub(crate) struct Pending<D: Device> {
 }
 
 impl<D: Device> Pending<D> {
-    /// The profile, once the stream has come to the step's end.
+    /// Returns the profile, once the stream has reached the step's end.
     pub(crate) fn finish(&mut self, device: &D, timeline: &Timeline) -> Option<Profile> {
         self.clock.settle(device, timeline);
-        let is_settled = self.clock.is_settled();
-        is_settled.then(|| self.recorder.finish(&self.dormant_bytes, self.clock.times()))
+        self.clock.is_settled().then(|| Profile {
+            dormant_bytes: self.dormant_bytes.clone(),
+            recorder: self.recorder.clone(),
+            times: self.clock.times().clone(),
+        })
     }
 }
 
-/// What there is for a step's memory.
+/// Resources for a step's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Means {
     pub(crate) budget_bytes: u64,
@@ -161,11 +139,12 @@ pub(crate) struct Means {
 }
 
 impl Profile {
-    /// The next step's work, whose first layer has `first_bytes` to sleep as its forward ends: sizes
-    /// and times of the prefix go with that, those of the microbatches stay. `None` where nothing is known to
-    /// go by. Figures beyond what can be added up make a work that is not valid, and so has no plan.
+    /// Returns the work of the next step, whose first layer has `first_bytes` dormant bytes at the end of its
+    /// forward. Sizes and times of the prefix are scaled by that, those of the microbatches are not. `None`
+    /// if one of the two is 0. Figures that overflow make a work that is not valid, and so has no plan.
     pub(crate) fn work(&self, first_bytes: u64, means: &Means) -> Option<StepWork> {
-        let (top, was_bytes) = (self.layers.len().checked_sub(1)?, self.first_bytes);
+        let Self { dormant_bytes, recorder, times } = self;
+        let (top, was_bytes) = (dormant_bytes.len().checked_sub(1)?, recorder.first_bytes);
         if was_bytes == 0 || first_bytes == 0 {
             return None;
         }
@@ -177,23 +156,23 @@ impl Profile {
             let kept_free = hot_bytes.saturating_add(hot_bytes / UNSEEN_DIVISOR);
             StepOperation { compute_ns, room_bytes: means.budget_bytes.saturating_sub(kept_free) }
         };
-        let (hot_a, hot_c) = (scaled(self.forward_hot_bytes), scaled(self.backward_hot_bytes));
-        let forward = self.layers.iter().map(|l| operation(scaled(l.forward_ns), hot_a));
-        let microbatches = self
-            .microbatches
-            .iter()
-            .map(|microbatch| operation(microbatch.ns, microbatch.hot_bytes));
-        // What comes later in the last microbatch may need what it needs, whenever that was seen.
-        let parts = self.last_microbatch.iter().enumerate().map(|(at, part)| {
-            let later = self.last_microbatch.iter().skip(at).map(|part| part.hot_bytes).max();
-            operation(part.ns, later.unwrap_or_default())
+        let (hot, ns) = (&recorder.hot_bytes, &times.parts_ns);
+        let (hot_a, hot_c) = (scaled(hot.forward), scaled(hot.backward));
+        let forward = (0..=top).map(|at| operation(scaled(times.layer(at).forward_ns), hot_a));
+        let microbatches = ns.microbatches.iter().zip(&hot.microbatches);
+        let microbatches = microbatches.map(|(&ns, &hot)| operation(ns, hot));
+        // A part of the last microbatch may need the memory that a later part was seen to need.
+        let parts = ns.last_microbatch.iter().enumerate().map(|(at, &ns)| {
+            let later = hot.last_microbatch.iter().skip(at).max();
+            operation(ns, later.copied().unwrap_or_default())
         });
-        let backward = self.layers.iter().rev().map(|l| operation(scaled(l.backward_ns), hot_c));
+        let backward =
+            (0..=top).rev().map(|at| operation(scaled(times.layer(at).backward_ns), hot_c));
         let operations: Vec<_> = forward.chain(microbatches).chain(parts).chain(backward).collect();
         let last = operations.len() - 1;
-        let groups = self.layers.iter().enumerate().map(|(layer, times)| {
+        let groups = dormant_bytes.iter().enumerate().map(|(layer, &bytes)| {
             let above = (layer + 1).min(top);
-            let (bytes, freed) = (scaled(times.dormant_bytes), last - layer);
+            let (bytes, freed) = (scaled(bytes), last - layer);
             DormantGroup { bytes, made: layer, leaves: above, needed: last - above, freed }
         });
         Some(StepWork {
@@ -207,7 +186,8 @@ impl Profile {
     }
 }
 
-/// Which of `parts`, from 0, the last microbatch is in when `arrived` of `all` its gradients have come.
+/// Returns the part of the last microbatch, from 0 below `parts`, when `arrived` of `all` its gradients have
+/// arrived.
 pub(crate) fn part_of(arrived: usize, all: usize, parts: usize) -> usize {
     (arrived * parts / all.max(1)).min(parts.saturating_sub(1))
 }
@@ -268,7 +248,7 @@ mod tests {
             times.came_to(MarkPoint::BackwardEnd(layer), 2000 + BACKWARD[layer as usize]);
         }
         assert!(recorder.is_whole());
-        recorder.finish(&[100, 101], &times)
+        Profile { dormant_bytes: vec![100, 101], recorder, times }
     }
 
     #[test]
