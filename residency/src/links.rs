@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// A tier that holds bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
     /// Device pages, at the region's own address.
+    #[default]
     Device,
     /// Pinned host memory.
     Host,

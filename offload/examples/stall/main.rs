@@ -20,7 +20,7 @@ use std::collections::hash_map::Entry;
 use std::error::Error;
 use std::io::{self, BufRead, Write};
 
-use dormouse_residency::plan::TierChoice;
+use dormouse_offload::Tier;
 
 use crate::bound::Bound;
 use crate::case::Case;
@@ -80,9 +80,9 @@ fn about(case: &Case, bound: &Bound) -> String {
         bound.is_exact,
         bound.proven_ns,
         bound.planned.stall_ns,
-        count(TierChoice::Keep),
-        count(TierChoice::Host),
-        count(TierChoice::Nvme),
+        count(Tier::Device),
+        count(Tier::Host),
+        count(Tier::Nvme),
     )
 }
 

@@ -246,7 +246,7 @@ fn holds(start: usize, bytes: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_residency::plan::TierChoice;
+    use dormouse_offload::Tier;
 
     use super::*;
 
@@ -266,7 +266,7 @@ mod tests {
         .unwrap()
     }
 
-    fn plan(case: &Case, choice: TierChoice) -> ResidencyPlan {
+    fn plan(case: &Case, choice: Tier) -> ResidencyPlan {
         ResidencyPlan::new(&case.work(), &[choice; LAYERS], LAYERS + 2)
     }
 
@@ -275,7 +275,7 @@ mod tests {
         let all = LAYER_BYTES * LAYERS as u64;
         for tiers in ["host", "three", "direct"] {
             let case = case(tiers, 3);
-            let choice = if tiers == "direct" { TierChoice::Nvme } else { TierChoice::Host };
+            let choice = if tiers == "direct" { Tier::Nvme } else { Tier::Host };
             for policy in [Policy::Planned, Policy::OneLayerAhead, Policy::OnDemand] {
                 let plan = plan(&case, choice);
                 let fixture = fixture(&case, &plan, policy).unwrap();
@@ -293,7 +293,7 @@ mod tests {
     fn what_the_plan_keeps_stays() {
         let mut case = case("host", LAYERS as u64);
         case.hot_bytes = 0;
-        let plan = plan(&case, TierChoice::Keep);
+        let plan = plan(&case, Tier::Device);
         let slept = |policy| {
             let fixture = fixture(&case, &plan, policy).unwrap();
             run(&fixture, &case, &plan, policy).unwrap().slept_bytes

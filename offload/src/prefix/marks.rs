@@ -11,9 +11,9 @@ use super::{Layer, Prefix};
 use crate::config::ResidencyPolicy;
 use crate::engine::Waited;
 use crate::error::OffloadError;
-use crate::ids::{RegionId, Tier};
+use crate::ids::RegionId;
 use crate::step_profile::{LAST_MICROBATCH_PARTS, MarkPoint, MarkTime, Pending};
-use dormouse_residency::plan::{self, TierChoice};
+use dormouse_residency::plan;
 
 impl<D: Device> Prefix<D> {
     /// Enters a phase: A, then B, then C. `stream` is where the trainer works. B lets the last layers fall asleep too; C starts waking
@@ -214,9 +214,8 @@ impl<D: Device> Prefix<D> {
     /// those behind it wait too.
     pub(super) fn sleep_by_plan(&mut self) {
         let Some(follow) = &self.follow else { return };
-        for (at, choice) in follow.to_sleep() {
+        for (at, tier) in follow.to_sleep() {
             let Some(layer) = self.layers.get_mut(at as usize) else { break };
-            let tier = if choice == TierChoice::Host { Tier::Host } else { Tier::Nvme };
             if !layer.is_settled {
                 layer.is_settled = self.engine.sleep_when_admitted(&layer.regions, tier);
             }

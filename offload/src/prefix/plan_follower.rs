@@ -8,8 +8,9 @@
 use super::report::Planned;
 use crate::engine::LayerResidency;
 use crate::error::OffloadError;
+use crate::ids::Tier;
 use crate::step_profile::part_of;
-use dormouse_residency::plan::{GroupPlan, ResidencyPlan, StepWork, TierChoice};
+use dormouse_residency::plan::{GroupPlan, ResidencyPlan, StepWork};
 
 /// One prefix's plan, and how far it has come.
 #[derive(Debug)]
@@ -58,8 +59,7 @@ impl PlanFollower {
             let accepted = format!("{} and more", 2 * layers + last_microbatch_parts.max(1));
             return Err(OffloadError::argument("operations", work.operations.len(), accepted));
         }
-        let asleep =
-            || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != TierChoice::Keep);
+        let asleep = || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != Tier::Device);
         let mut sleepers: Vec<_> = asleep().map(|(at, p)| (p.sleep_after, at as u32)).collect();
         sleepers.sort_unstable();
         // Where it lets none sleep whoever ran short may have. It was wrong about the microbatches' room, then,
@@ -89,9 +89,9 @@ impl PlanFollower {
         let mut planned = Planned { stall_ns: self.stall_ns, ..Planned::default() };
         for (group, placing) in self.work.groups.iter().zip(&self.plan.groups) {
             *match placing.choice {
-                TierChoice::Keep => &mut planned.kept_bytes,
-                TierChoice::Host => &mut planned.host_bytes,
-                TierChoice::Nvme => &mut planned.nvme_bytes,
+                Tier::Device => &mut planned.kept_bytes,
+                Tier::Host => &mut planned.host_bytes,
+                Tier::Nvme => &mut planned.nvme_bytes,
             } += group.bytes;
         }
         planned
@@ -104,7 +104,7 @@ impl PlanFollower {
 
     /// Whether a layer stays awake.
     pub(super) fn keeps(&self, layer: usize) -> bool {
-        self.placing(layer).choice == TierChoice::Keep
+        self.placing(layer).choice == Tier::Device
     }
 
     /// The layers that sleep at all, in order.
@@ -113,7 +113,7 @@ impl PlanFollower {
     }
 
     /// The layers that may have gone to sleep by now, with where, in order.
-    pub(super) fn to_sleep(&self) -> impl Iterator<Item = (u32, TierChoice)> {
+    pub(super) fn to_sleep(&self) -> impl Iterator<Item = (u32, Tier)> {
         let all = self.sleepers.iter().map(|&layer| (layer, self.placing(layer as usize)));
         let due = all.take_while(|(_, placing)| placing.sleep_after < self.ended);
         due.map(|(layer, placing)| (layer, placing.choice))
@@ -232,7 +232,7 @@ mod tests {
             groups: groups.collect(),
             ..StepWork::default()
         };
-        let plan = ResidencyPlan::new(&work, &[TierChoice::Host; 3], wake_from);
+        let plan = ResidencyPlan::new(&work, &[Tier::Host; 3], wake_from);
         PlanFollower::new(work, plan, 3, 3).unwrap()
     }
 
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn what_somebody_took_of_a_plan_that_keeps_everything_wakes_from_the_first_backward_on() {
         let PlanFollower { work, .. } = follow([30; 10], 0);
-        let plan = ResidencyPlan::new(&work, &[TierChoice::Keep; 3], 0);
+        let plan = ResidencyPlan::new(&work, &[Tier::Device; 3], 0);
         let mut follow = PlanFollower::new(work, plan, 3, 3).unwrap();
         follow.microbatch(0);
         follow.gradients(4, 4);

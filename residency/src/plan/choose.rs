@@ -13,7 +13,8 @@ use std::cmp::Reverse;
 
 use super::lower_bound::lower_bound;
 use super::replay::{ReplayOutcome, Stage};
-use super::work::{DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork, TierChoice};
+use super::work::{DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork};
+use crate::Tier;
 
 /// How many more groups than the fewest are tried asleep one by one; beyond, in growing steps.
 const MORE_ASLEEP_MAX: usize = 6;
@@ -45,8 +46,6 @@ pub fn choose(work: &StepWork) -> Option<(ResidencyPlan, ReplayOutcome)> {
     search.run();
     search.finish()
 }
-
-const PLACES: [TierChoice; 3] = [TierChoice::Keep, TierChoice::Host, TierChoice::Nvme];
 
 struct Search<'a> {
     work: &'a StepWork,
@@ -140,9 +139,9 @@ impl<'a> Search<'a> {
             if is_enough || self.is_done() {
                 return;
             }
-            let mut choices = vec![TierChoice::Keep; groups];
+            let mut choices = vec![Tier::Device; groups];
             for (rank, &at) in self.order.iter().enumerate().take(asleep) {
-                choices[at] = if rank < in_file { TierChoice::Nvme } else { TierChoice::Host };
+                choices[at] = if rank < in_file { Tier::Nvme } else { Tier::Host };
             }
             self.consider(ResidencyPlan::new(self.work, &choices, self.wake_from(&choices)));
         }
@@ -153,22 +152,22 @@ impl<'a> Search<'a> {
         if groups > GROUPS_COMBINED_MAX {
             return;
         }
-        for combination in 0..PLACES.len().pow(groups as u32) {
+        for combination in 0..Tier::ALL.len().pow(groups as u32) {
             if self.is_done() {
                 return;
             }
-            let place =
-                |at: usize| PLACES[combination / PLACES.len().pow(at as u32) % PLACES.len()];
-            let choices: Vec<TierChoice> = (0..groups).map(place).collect();
+            let count = Tier::ALL.len();
+            let place = |at: usize| Tier::ALL[combination / count.pow(at as u32) % count];
+            let choices: Vec<Tier> = (0..groups).map(place).collect();
             self.consider(ResidencyPlan::new(self.work, &choices, self.wake_from(&choices)));
         }
     }
 
     /// Nothing wakes while something may yet sleep, if that can be: it would be in the way.
-    fn wake_from(&self, choices: &[TierChoice]) -> usize {
+    fn wake_from(&self, choices: &[Tier]) -> usize {
         let slept = || {
             let groups = self.work.groups.iter().zip(choices);
-            groups.filter(|&(_, &choice)| choice != TierChoice::Keep).map(|(group, _)| group)
+            groups.filter(|&(_, &choice)| choice != Tier::Device).map(|(group, _)| group)
         };
         let all_may_have_left = slept().map(|group| group.leaves + 1).max().unwrap_or_default();
         let is_before_all = slept().all(|group| all_may_have_left <= group.needed);
@@ -233,7 +232,7 @@ impl<'a> Search<'a> {
             if self.is_done() {
                 break;
             }
-            for choice in PLACES {
+            for choice in Tier::ALL {
                 has_helped |= self.try_change(|groups| groups[at].choice = choice);
             }
         }
@@ -301,7 +300,7 @@ impl<'a> Search<'a> {
         outcome: ReplayOutcome,
     ) -> (ResidencyPlan, ReplayOutcome) {
         let groups = self.work.groups.iter().zip(&plan.groups);
-        let slept = groups.filter(|(_, placing)| placing.choice != TierChoice::Keep);
+        let slept = groups.filter(|(_, placing)| placing.choice != Tier::Device);
         let Some(last) = slept.map(|(group, _)| group.needed).min() else { return (plan, outcome) };
         let with = |wake_from: usize| {
             let late = |p: &GroupPlan| GroupPlan { wake_from: p.wake_from.max(wake_from), ..*p };

@@ -33,5 +33,5 @@ pub use lower_bound::lower_bound;
 pub use replay::{ReplayOutcome, replay};
 pub use work::{
     BYTES_MAX, COMPUTE_MAX_NS, DormantGroup, GROUPS_MAX, GroupPlan, OPERATIONS_MAX, ResidencyPlan,
-    StepOperation, StepWork, TierChoice,
+    StepOperation, StepWork,
 };

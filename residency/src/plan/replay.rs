@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use super::location::{GroupLocation, Occupancy};
-use super::work::{ResidencyPlan, StepWork, TierChoice};
-use crate::LinkDirection;
+use super::work::{ResidencyPlan, StepWork};
+use crate::{LinkDirection, Tier};
 
 /// How a step went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl<'a> Player<'a> {
         if plan.groups.len() != groups {
             return None;
         }
-        let sleeps = |at: &usize| plan.groups[*at].choice != TierChoice::Keep;
+        let sleeps = |at: &usize| plan.groups[*at].choice != Tier::Device;
         let mut leaving: Vec<usize> = (0..groups).filter(sleeps).collect();
         leaving.sort_by_key(|&at| (due(work, plan, at), Reverse(work.groups[at].needed)));
         let waking: Vec<usize> = stage.by_need.iter().copied().filter(sleeps).collect();
@@ -325,7 +325,7 @@ impl<'a> Player<'a> {
     }
 
     fn is_direct(&self, at: usize) -> bool {
-        self.work.is_direct && self.plan.groups[at].choice == TierChoice::Nvme
+        self.work.is_direct && self.plan.groups[at].choice == Tier::Nvme
     }
 
     /// It has not left yet and still can. What still is awake when it is needed stays awake.
@@ -360,8 +360,7 @@ impl<'a> Player<'a> {
     /// In host memory, meant for the file, and not written yet.
     fn next_to_write(&mut self) -> Option<usize> {
         let is_on_its_way = |at: usize| {
-            let is_for_file =
-                self.plan.groups[at].choice == TierChoice::Nvme && !self.is_direct(at);
+            let is_for_file = self.plan.groups[at].choice == Tier::Nvme && !self.is_direct(at);
             is_for_file && self.is_unsettled(at)
         };
         let mut written = self.written;
@@ -374,7 +373,7 @@ impl<'a> Player<'a> {
     }
 
     fn is_to_be_written(&self, at: usize) -> bool {
-        self.locations[at] == GroupLocation::Host && self.plan.groups[at].choice == TierChoice::Nvme
+        self.locations[at] == GroupLocation::Host && self.plan.groups[at].choice == Tier::Nvme
     }
 
     /// It is yet to leave, or to be written.

@@ -4,8 +4,8 @@
 use std::cmp::Reverse;
 
 use super::replay::ReplayOutcome;
-use super::work::{DormantGroup, ResidencyPlan, StepWork, TierChoice};
-use crate::LinkDirection;
+use super::work::{DormantGroup, ResidencyPlan, StepWork};
+use crate::{LinkDirection, Tier};
 use Place::{Awake, File, Host, Leaving, Reading, Unmade, Waking, Writing};
 
 /// Where one group stands. One that is freed stays awake.
@@ -131,7 +131,7 @@ impl Model<'_> {
     }
 
     fn is_direct(&self, at: usize) -> bool {
-        self.work.is_direct && self.plan.groups[at].choice == TierChoice::Nvme
+        self.work.is_direct && self.plan.groups[at].choice == Tier::Nvme
     }
 
     fn bytes(&self, which: impl Fn(usize) -> bool) -> u64 {
@@ -174,7 +174,7 @@ impl Model<'_> {
     /// Those that sleep by the plan, sorted.
     fn sleepers<K: Ord>(&self, key: impl Fn(usize) -> K) -> Vec<usize> {
         let groups = self.plan.groups.iter().enumerate();
-        let sleep = groups.filter(|(_, placing)| placing.choice != TierChoice::Keep);
+        let sleep = groups.filter(|(_, placing)| placing.choice != Tier::Device);
         let mut found: Vec<usize> = sleep.map(|(at, _)| at).collect();
         found.sort_by_key(|&at| key(at));
         found
@@ -201,7 +201,7 @@ impl Model<'_> {
     }
 
     fn is_to_be_written(&self, at: usize) -> bool {
-        let is_for_file = self.plan.groups[at].choice == TierChoice::Nvme;
+        let is_for_file = self.plan.groups[at].choice == Tier::Nvme;
         is_for_file && self.places[at] == Host && !self.has_been_read[at]
     }
 
@@ -258,7 +258,7 @@ impl Model<'_> {
         let mut device_bytes = self.device_bytes() + self.bytes(|at| back.contains(&at));
         for now in self.operation..=self.work.groups[last].freed {
             let group = |at: usize| &self.work.groups[at];
-            let sleeps = |at: usize| self.plan.groups[at].choice != TierChoice::Keep;
+            let sleeps = |at: usize| self.plan.groups[at].choice != Tier::Device;
             let is_first = now == self.operation;
             if !(is_first && self.runs_until_ns.is_some()) {
                 device_bytes += self.bytes(|at| group(at).made == now);

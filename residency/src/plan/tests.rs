@@ -1,8 +1,8 @@
 //! Plans of small steps against arithmetic done by hand.
 
 use super::*;
-use crate::LinkRates;
 use crate::testing::{Optimum, optimum};
+use crate::{LinkRates, Tier};
 
 /// A byte a nanosecond.
 const GB: u64 = 1_000_000_000;
@@ -61,20 +61,20 @@ const SMALL: Prefix = Prefix {
     room: [40, 40],
 };
 
-fn choices(plan: &ResidencyPlan) -> Vec<TierChoice> {
+fn choices(plan: &ResidencyPlan) -> Vec<Tier> {
     plan.groups.iter().map(|group| group.choice).collect()
 }
 
 /// When the first of those that sleep may wake.
 fn wake_from(plan: &ResidencyPlan) -> usize {
-    let asleep = plan.groups.iter().filter(|group| group.choice != TierChoice::Keep);
+    let asleep = plan.groups.iter().filter(|group| group.choice != Tier::Device);
     asleep.map(|group| group.wake_from).min().unwrap()
 }
 
 #[test]
 fn where_all_fits_nothing_sleeps() {
     let (plan, outcome) = choose(&SMALL.work()).unwrap();
-    assert_eq!(choices(&plan), [TierChoice::Keep; 4]);
+    assert_eq!(choices(&plan), [Tier::Device; 4]);
     assert_eq!(outcome, ReplayOutcome { total_ns: 40 + 200 + 80, ..ReplayOutcome::default() });
 }
 
@@ -84,7 +84,7 @@ fn what_is_needed_last_sleeps_and_wakes_late() {
     // begins, 20 after C has begun; room for it is there from C on, when B's own memory has gone.
     let work = Prefix { room: [40, 20], ..SMALL }.work();
     let (plan, outcome) = choose(&work).unwrap();
-    use TierChoice::{Host, Keep};
+    use crate::Tier::{Device as Keep, Host};
     assert_eq!(choices(&plan), [Host, Host, Keep, Keep]);
     assert_eq!(outcome.stall_ns, 0);
     assert_eq!(outcome.slept_bytes, 20);
@@ -104,7 +104,7 @@ fn the_lead_a_slow_link_needs_is_taken_from_the_microbatches() {
     let (plan, outcome) = choose(&work).unwrap();
     // 3 asleep. Wakes begin with the last microbatch (100): layer 2 is there as C begins, layer 1
     // 100 later, where it is needed after 20; layer 0 another 100 later, after 40 of compute.
-    assert_eq!(choices(&plan)[3], TierChoice::Keep);
+    assert_eq!(choices(&plan)[3], Tier::Device);
     assert_eq!(wake_from(&plan), 5);
     // And B's first microbatch waits for the copy out of layer 2.
     assert_eq!(outcome.stall_ns, 80 + 80 + 10);
@@ -114,7 +114,7 @@ fn the_lead_a_slow_link_needs_is_taken_from_the_microbatches() {
 fn a_small_host_sends_what_is_needed_last_to_the_file() {
     let work = StepWork { host_bytes: 20, ..Prefix { room: [40, 10], ..SMALL }.work() };
     let (plan, outcome) = choose(&work).unwrap();
-    use TierChoice::{Host, Keep, Nvme};
+    use crate::Tier::{Device as Keep, Host, Nvme};
     assert_eq!(choices(&plan), [Nvme, Host, Host, Keep]);
     assert_eq!(outcome.written_bytes, 10);
     // B waits for layer 2's copy out, and C for its copy in: there is no room for it before.
@@ -152,7 +152,7 @@ fn more_than_can_be_added_up_is_refused() {
         said(&work),
         "ns of all operations is 4611686018427388214; accepted: at most 4611686018427387904"
     );
-    let plan = ResidencyPlan::new(&work, &[TierChoice::Keep; 4], 0);
+    let plan = ResidencyPlan::new(&work, &[Tier::Device; 4], 0);
     assert_eq!((choose(&work), replay(&work, &plan)), (None, None));
     assert_eq!(optimum(&work, None, 1), Optimum::Never);
 }
@@ -182,7 +182,7 @@ fn one_wakes_while_another_is_made() {
         groups: vec![group(0, 2), group(1, 2)],
         ..SMALL.work()
     };
-    let mut plan = ResidencyPlan::new(&work, &[TierChoice::Host, TierChoice::Keep], 1);
+    let mut plan = ResidencyPlan::new(&work, &[Tier::Host, Tier::Device], 1);
     let outcome = ReplayOutcome { total_ns: 110, slept_bytes: 10, ..ReplayOutcome::default() };
     assert_eq!(replay(&work, &plan), Some(outcome), "5..15 out, 15..25 in");
     plan.groups[0].wake_from = 2;
@@ -247,8 +247,7 @@ mod properties {
     /// A plan of any kind for it.
     fn any_plan(work: StepWork) -> impl Strategy<Value = (StepWork, ResidencyPlan)> {
         let count = work.operations.len();
-        let choice =
-            prop::sample::select(vec![TierChoice::Keep, TierChoice::Host, TierChoice::Nvme]);
+        let choice = prop::sample::select(vec![Tier::Device, Tier::Host, Tier::Nvme]);
         let placing = (choice, 0..count, 0..=count);
         let placings = prop::collection::vec(placing, work.groups.len());
         placings.prop_map(move |placings| {

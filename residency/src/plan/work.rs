@@ -1,6 +1,6 @@
 //! What there is to plan, and what a plan is.
 
-use crate::{LinkRates, WorkError};
+use crate::{LinkRates, Tier, WorkError};
 
 /// Most operations of one step.
 pub const OPERATIONS_MAX: usize = 1 << 18;
@@ -53,23 +53,11 @@ pub struct StepWork {
     pub is_direct: bool,
 }
 
-/// Where one group spends the time in which nobody touches it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum TierChoice {
-    /// In device memory.
-    #[default]
-    Keep,
-    /// In pinned memory.
-    Host,
-    /// In the file.
-    Nvme,
-}
-
 /// What is to happen with one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupPlan {
-    /// Where it sleeps.
-    pub choice: TierChoice,
+    /// Tier that it spends its idle time in; in `Device` it stays awake.
+    pub choice: Tier,
     /// It leaves when this operation has ended, or as soon after as it can.
     pub sleep_after: usize,
     /// It does not come back into device memory before this operation begins.
@@ -86,8 +74,8 @@ pub struct ResidencyPlan {
 impl ResidencyPlan {
     /// Each group sleeps where it is told as soon as it may, and wakes from the same operation on.
     #[must_use]
-    pub fn new(work: &StepWork, choices: &[TierChoice], wake_from: usize) -> Self {
-        let place = |(group, &choice): (&DormantGroup, &TierChoice)| GroupPlan {
+    pub fn new(work: &StepWork, choices: &[Tier], wake_from: usize) -> Self {
+        let place = |(group, &choice): (&DormantGroup, &Tier)| GroupPlan {
             choice,
             sleep_after: group.leaves,
             wake_from,

@@ -10,12 +10,10 @@ use crate::prefix::{Edge, Phase, PrefixReport};
 use crate::step_profile::Clock;
 use crate::step_profile::{Pending, Recorder};
 use dormouse_kernels::DType;
-use dormouse_residency::plan::{
-    DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork, TierChoice,
-};
+use dormouse_residency::plan::{DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork};
 use dormouse_residency::region::RegionState;
 
-use TierChoice::{Host, Keep, Nvme};
+use dormouse_residency::Tier::{self, Device as Keep, Host, Nvme};
 
 /// One prefix of the trainer's, with room for so many layers in each microbatch and in each backward.
 pub(crate) fn work(microbatches: &[u64], backward: u64) -> StepWork {
@@ -35,7 +33,7 @@ pub(crate) fn work(microbatches: &[u64], backward: u64) -> StepWork {
 pub(crate) fn follow<'a>(
     fixture: &'a Fixture,
     work: StepWork,
-    choices: &[TierChoice],
+    choices: &[Tier],
     wake_from: usize,
 ) -> Trainer<'a> {
     let mut trainer = Trainer::new(fixture);

@@ -3,7 +3,7 @@
 
 use crate::engine::tests::soon;
 use crate::prefix::{Edge, Phase};
-use dormouse_residency::plan::TierChoice::{Host, Keep, Nvme};
+use dormouse_residency::Tier::{Device as Keep, Host, Nvme};
 use dormouse_residency::region::RegionState;
 
 use super::both::planned::{enter, follow, states, work};
