@@ -1,4 +1,4 @@
-//! What a step's description is refused for.
+//! The error of an invalid description of a step.
 
 /// A figure of a [`StepWork`](crate::plan::StepWork) that does not fit the others or a limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,9 +1,9 @@
-//! The rules of residency: which states a region passes through, what a step's copies cost, and
-//! which plan of a step stalls least.
+//! The rules of residency: the states of a region, the cost of a step's copies, and the plan of a step with
+//! the least stall.
 //!
-//! Pure: data in, data out. No threads, no clocks, no I/O, and nothing of ours is imported. Not a
-//! runtime: `offload` carries a region's actions out and follows the plans; and not a planner of
-//! tokens: `schedule` says what a trainer runs.
+//! Pure: data in, data out. No threads, no clocks, no I/O, no imports of other crates of the workspace. It is
+//! not a runtime (`offload` executes a region's actions and follows the plans) and not a planner of tokens
+//! (`schedule` decides what a trainer runs).
 //!
 //! # Glossary
 //! - *region*: a range of bytes that sleeps and wakes as a whole ([`region::Region`]).
@@ -18,7 +18,7 @@
 //!
 //! # Invariants
 //! - **I1** The rules R1 to R4 of [`region`] hold in every reachable state; tests visit all of them.
-//! - **I2** A replay is what an independent naive model of the same rules computes.
+//! - **I2** A replay equals that of an independent naive model of the same rules.
 //! - **I3** No replay is shorter than [`plan::lower_bound`], nor than the exact optimum.
 //! - **I4** Every search has a named limit and ends.
 //!

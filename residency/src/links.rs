@@ -32,20 +32,20 @@ impl Tier {
 pub enum LinkDirection {
     /// Device pages to pinned host memory.
     Sleep,
-    /// To the file: from host memory, or from device pages where those do their own I/O.
+    /// To the file: from host memory, or from device pages that can do file I/O.
     Write,
-    /// From the file, to the same.
+    /// From the file, to host memory or such device pages.
     Read,
     /// Pinned host memory to device pages.
     Wake,
 }
 
 impl LinkDirection {
-    /// All directions; copies that may begin at one instant take room in this order.
+    /// All directions. Copies that can begin at the same time take room in this order.
     pub const ALL: [Self; 4] = [Self::Sleep, Self::Write, Self::Read, Self::Wake];
 }
 
-/// Link bandwidths in bytes per second; 0 where there is no such link or it was not measured.
+/// Link bandwidths in bytes per second; 0 for a link that does not exist or was not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkRates {
     /// Device pages to the file.
@@ -59,7 +59,7 @@ pub struct LinkRates {
 }
 
 impl LinkRates {
-    /// The bandwidth of one direction in bytes per second.
+    /// Returns the bandwidth of one direction in bytes per second.
     #[must_use]
     pub const fn of(&self, direction: LinkDirection) -> u64 {
         match direction {
@@ -70,15 +70,15 @@ impl LinkRates {
         }
     }
 
-    /// The time a copy of `bytes` takes in each direction, by [`LinkDirection`].
+    /// Returns the time of a copy of `bytes` in each direction, by [`LinkDirection`].
     #[must_use]
     pub fn copies_ns(&self, bytes: u64) -> [Option<u64>; LinkDirection::ALL.len()] {
         LinkDirection::ALL.map(|direction| copy_ns(bytes.into(), self.of(direction)))
     }
 }
 
-/// The time a link takes to carry `bytes`, in nanoseconds, rounded up; at most `u64::MAX`. `None`
-/// where the rate is 0.
+/// Returns the time of a copy of `bytes` in nanoseconds, rounded up; at most `u64::MAX`. `None` if the rate
+/// is 0.
 #[must_use]
 pub fn copy_ns(bytes: u128, bytes_per_s: u64) -> Option<u64> {
     if bytes_per_s == 0 {

@@ -4,10 +4,10 @@
 //! [`stall_bound_ns`], with its layers as they were; predictions use [`WindowedWake`], whose layers
 //! are alike and wake within a window.
 
-/// One layer, in the order in which the prefix backward consumes them.
+/// One layer. Layers are in the order in which the prefix backward consumes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerLoad {
-    /// Bytes that must come in before it can run.
+    /// Bytes that must be loaded before it can run.
     pub bytes: u64,
     /// The time of its backward, in nanoseconds.
     pub compute_ns: u64,
@@ -16,7 +16,7 @@ pub struct LayerLoad {
 /// The least stall with unlimited memory: `max_k max(0, Σ_{j≤k} b_j/BW − (L + Σ_{j<k} c_j))`.
 ///
 /// `layers` are in the order they are consumed; `lead_ns` is the time between the first wake and the
-/// first layer's backward. Returns 0 where the rate is not known.
+/// first layer's backward. Returns 0 if the rate is unknown.
 #[must_use]
 pub fn stall_bound_ns(layers: &[LayerLoad], rate_bytes_per_s: u64, lead_ns: u64) -> u64 {
     if rate_bytes_per_s == 0 {

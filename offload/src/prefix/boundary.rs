@@ -1,4 +1,4 @@
-//! Boundary tensors: what suffixes read, and the sums of its gradients.
+//! Boundary tensors, which suffixes read, and their gradient accumulators.
 
 use dormouse_alloc::Request;
 use dormouse_device::{Device, Fill};
@@ -10,28 +10,28 @@ use crate::engine::raw_memory;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
 
-/// Most boundary tensors of a prefix.
+/// Limit on boundary tensors per prefix.
 pub const SLOTS_MAX: usize = 1 << 16;
 /// Alignment of accumulators, in bytes: a cache line, and the widest vector register.
 const ACCUMULATOR_ALIGN_BYTES: usize = 64;
 
-/// A tensor where it lies.
+/// A tensor by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// First byte.
+    /// Address of its first byte.
     pub address: usize,
-    /// Bytes that are its storage's from there.
+    /// Bytes of its storage from there.
     pub bytes: usize,
-    /// Elements, dense.
+    /// Number of contiguous elements.
     pub elems: usize,
-    /// Of this type.
+    /// Element type.
     pub dtype: DType,
 }
 
 /// One boundary tensor.
 #[derive(Debug)]
 pub(super) struct BoundarySlot {
-    /// Its own region; `None` where the memory is not ours, or shares another slot's block.
+    /// Its own region; `None` for memory of another allocator, or if another slot's block has it.
     region: Option<RegionId>,
     pub(super) bytes: u64,
     elems: usize,
@@ -49,12 +49,12 @@ struct Accumulator {
 }
 
 impl<D: Device> Prefix<D> {
-    /// Declares a boundary tensor: its block never sleeps from here on, and it has a zeroed accumulator (FP32; FP64 for FP64), zero from this
-    /// point of `stream` on.
+    /// Declares a boundary tensor: its block never sleeps from now on. Allocates its accumulator (FP64 for an
+    /// FP64 tensor, otherwise FP32), which is zero from this point of `stream` on.
     ///
     /// # Errors
-    /// `Argument`: layer, no elements, more than fit in `bytes`, a slot used before; `NotAwake`
-    /// where the block sleeps already; `Alloc` where there is no room for the accumulator.
+    /// `Argument` for the layer, no elements, more than fit in `bytes`, or a slot used before; `NotAwake` if
+    /// the block sleeps already; `Alloc` if there is no room for the accumulator.
     pub fn boundary(
         &mut self,
         layer: u32,
@@ -94,7 +94,7 @@ impl<D: Device> Prefix<D> {
         Ok(())
     }
 
-    /// Makes sure that the block around `address` never sleeps.
+    /// Keeps the block around `address` awake from now on.
     fn keep_awake(
         &mut self,
         layer: u32,
@@ -102,13 +102,13 @@ impl<D: Device> Prefix<D> {
         stream: &D::Stream,
     ) -> Result<Option<RegionId>, OffloadError> {
         if self.engine.allocator().lookup(address).is_none() {
-            return Ok(None); // not managed by us: nothing of it ever sleeps
+            return Ok(None); // memory of another allocator never sleeps
         }
         let Some(known) = self.engine.region_at(address) else {
             let label = label(&self.label, Some(layer));
             return self.engine.adopt(address, Role::Boundary, label).map(Some);
         };
-        // Named dormant before (by this or another layer), or part of another boundary's block.
+        // Named dormant by this or another layer, or part of the block of another boundary tensor.
         let info = self.engine.region_info(known)?;
         match info.role {
             Role::Boundary | Role::BoundaryGrad => Ok(None),
@@ -120,12 +120,12 @@ impl<D: Device> Prefix<D> {
                 };
                 self.engine.forbid_reclaim(&[known]);
                 self.wait(|engine| engine.wait_awake_on(&[known], stream))?;
-                // The layer's until here: what cannot be woken is its to wake, and to give back.
-                // Or it was written to as others fell asleep, and is its owner's alone.
+                // Until here it belongs to the layer, which releases it if this wait fails. A block that was
+                // written to while the others fell asleep has left the region.
                 let has_left = self.engine.region_at(address) != Some(known);
                 if has_left || self.engine.has_several_blocks(known) {
                     if !has_left {
-                        // Those it would have slept with stay awake too.
+                        // The other blocks of the region stay awake too.
                         self.engine.release(known)?;
                         self.disown(holder, known, info.bytes);
                     }
@@ -139,7 +139,7 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// A region is dormant in a layer no longer.
+    /// Removes a region from the dormant ones of a layer.
     fn disown(&mut self, layer: usize, region: RegionId, bytes: u64) {
         let Some(found) = self.layers.get_mut(layer) else { return };
         found.regions.retain(|&it| it != region);
@@ -158,7 +158,7 @@ impl<D: Device> Prefix<D> {
             .checked_mul(dtype.accumulator().size_bytes())
             .ok_or_else(|| OffloadError::argument("boundary elements", elems, "fewer"))?;
         let allocator = self.engine.allocator();
-        // Not that of the tensor it belongs to, which may be another's, and another allocator's.
+        // Not the stream of the tensor, which may be memory of another allocator.
         let stream_key = allocator.key_of(stream).unwrap_or_default();
         let request = Request {
             align: ACCUMULATOR_ALIGN_BYTES,
@@ -189,12 +189,11 @@ impl<D: Device> Prefix<D> {
     /// Adds `elems` elements at `grad_address` into the slot's accumulator, in stream order.
     ///
     /// # Errors
-    /// `Argument`: a slot never declared, another number of elements; `Kernel`; `Alloc`.
+    /// `Argument` for a slot that was not declared or another number of elements; `Kernel`; `Alloc`.
     ///
     /// # Safety
-    /// `grad_address` is aligned for `dtype` and readable for `elems` elements until the stream has
-    /// passed this (on the host's: until it returns), and nobody else writes to the accumulator
-    /// meanwhile.
+    /// `grad_address` is aligned for `dtype` and readable for `elems` elements until the stream has passed
+    /// this call (on the host device: until it returns), and nothing else writes to the accumulator meanwhile.
     #[expect(unsafe_code, reason = "the caller lends memory by address")]
     pub unsafe fn accumulate(
         &mut self,
@@ -222,18 +221,19 @@ impl<D: Device> Prefix<D> {
             allocator.record_stream(sums, key)?;
         }
         let device = allocator.device();
-        // SAFETY: the accumulator is a live block of ours, large enough for its slot's elements,
-        // whose number was compared; the rest is the caller's.
+        // SAFETY: the accumulator is a live block of this allocator with room for the slot's elements, whose
+        // number was compared; the caller's contract covers the gradient.
         unsafe { device.accumulate(sums, grad_address, elems, dtype, stream) }?;
         self.sample();
         self.gradient_arrived(stream);
         Ok(())
     }
 
-    /// Where the slot's accumulator is, until the prefix is closed. The trainer may add in place.
+    /// Returns the address of the slot's accumulator, valid until the prefix is closed. The trainer may add to
+    /// it in place.
     ///
     /// # Errors
-    /// `Argument`: a slot never declared.
+    /// `Argument` for a slot that was not declared.
     pub fn gradient(&self, layer: u32, slot: u32) -> Result<usize, OffloadError> {
         Ok(self.slot(layer, slot)?.accumulator.address)
     }
@@ -246,17 +246,17 @@ impl<D: Device> Prefix<D> {
         })
     }
 
-    /// Bytes of boundary tensors and of their accumulators.
+    /// Returns the bytes of boundary tensors and of their accumulators.
     pub(super) fn boundary_bytes(&self) -> (u64, u64) {
         let sum = |f: fn(&BoundarySlot) -> u64| self.slots.values().map(f).sum();
         (sum(|s| s.bytes), sum(|s| s.accumulator.bytes))
     }
 
-    /// Gives boundary tensors back and frees the accumulators.
+    /// Releases the boundary tensors and frees the accumulators.
     pub(super) fn drop_slots(&mut self) {
         for slot in std::mem::take(&mut self.slots).into_values() {
             if let Some(region) = slot.region {
-                // Stale where its owner has freed it already.
+                // Stale if its owner has freed it.
                 let _ = self.engine.release(region);
             }
             let _ = self.engine.release(slot.accumulator.region);

@@ -1,8 +1,8 @@
-//! What may sleep: the most dangerous question, answered in one place.
+//! The decision which blocks may sleep. A wrong answer corrupts memory.
 //!
-//! A block is dormant only if its storage was allocated in this layer's window on the marking
-//! thread (its scope says so) *and* the trainer found it saved in the prefix graph (it is named
-//! here) *and* nobody else has a claim on it. Everything else stays awake.
+//! A block is dormant only if its storage was allocated in this layer's window on the marking thread (its
+//! scope says so) *and* the trainer found it saved in the prefix graph (it is named here) *and* no other
+//! region has claimed it. Every other block stays awake.
 
 use dormouse_device::Device;
 
@@ -66,8 +66,8 @@ struct Candidate {
 }
 
 impl<D: Device> Prefix<D> {
-    /// Names storages that the prefix graph saved in `layer`; each address may be anywhere in its
-    /// block, and come twice. Only in phase A.
+    /// Names storages that the prefix graph saved in `layer`, each by any address in its block. An address may
+    /// occur twice. Only in phase A.
     ///
     /// # Errors
     /// `Argument` for the layer; `Order` outside phase A.
@@ -102,7 +102,8 @@ impl<D: Device> Prefix<D> {
         Ok(named)
     }
 
-    /// A block that may sleep with the layer; `None` where it is dormant in this layer already.
+    /// Returns the block around `address` if it may sleep with the layer; `None` if it is dormant in this
+    /// layer already.
     fn consider(&self, layer: u32, address: usize) -> Result<Option<Candidate>, RefusedReason> {
         let allocator = self.engine.allocator();
         let block = allocator.lookup(address).ok_or(RefusedReason::NotOurs)?;
@@ -110,7 +111,7 @@ impl<D: Device> Prefix<D> {
         if block.claimed.is_some() {
             let info = owner.and_then(|id| self.engine.region_info(id).ok());
             return match info {
-                // Named before: the layer that allocated it has it, and only that one may.
+                // Named before, by the layer that allocated it. No other layer may name it.
                 Some(i) if i.role == Role::Dormant && block.scope == self.scope_of(layer) => {
                     Ok(None)
                 }
@@ -138,7 +139,7 @@ impl<D: Device> Prefix<D> {
         let owner = Some(std::sync::Arc::clone(&self.account));
         let adopted = self.engine.adopt_together(&starts, Role::Dormant, label, owner);
         let Adopted { id, refused } = adopted.unwrap_or_else(|e| {
-            // There is one error for all of them.
+            // One error for all of them.
             let refused = starts.iter().map(|&start| (start, e.clone())).collect();
             Adopted { id: None, refused }
         });
@@ -147,13 +148,13 @@ impl<D: Device> Prefix<D> {
                 OffloadError::TooMany { .. } => RefusedReason::TooMany,
                 OffloadError::Claimed { .. } => RefusedReason::Claimed,
                 OffloadError::NoWholePage { .. } => RefusedReason::Small,
-                // Freed between the look and the claim.
+                // Freed between the lookup and the claim.
                 _ => RefusedReason::NotOurs,
             };
             let given = these.iter().find(|it| it.start == *address);
             Refused { address: given.map_or(*address, |it| it.address), reason }
         }));
-        // Stale where all of it was freed meanwhile.
+        // Stale if all of it was freed meanwhile.
         let bytes = id.and_then(|id| self.engine.region_info(id).ok()).map_or(0, |it| it.bytes);
         named.accepted_bytes += bytes;
         if id.is_some() {

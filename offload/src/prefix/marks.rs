@@ -16,11 +16,11 @@ use crate::step_profile::{LAST_MICROBATCH_PARTS, MarkPoint, MarkTime, Pending};
 use dormouse_residency::plan;
 
 impl<D: Device> Prefix<D> {
-    /// Enters a phase: A, then B, then C. `stream` is where the trainer works. B lets the last layers fall asleep too; C starts waking
-    /// if [`Prefix::begin_wake`] has not.
+    /// Enters a phase: A, then B, then C. `stream` is the trainer's. B puts the last layers to sleep too; C
+    /// starts waking if [`Prefix::begin_wake`] has not.
     ///
     /// # Errors
-    /// `Order`; nothing has changed then.
+    /// `Order`; the prefix is then unchanged.
     pub fn enter(&mut self, phase: Phase, stream: &D::Stream) -> Result<(), OffloadError> {
         let order = self.order.enter(phase)?;
         self.record_phase();
@@ -40,14 +40,14 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// Marks one side of one layer's forward or backward, at this point of `stream`: whatever
-    /// other streams do with the layer's memory comes before it, or is recorded with the allocator.
-    /// Only `BackwardBegin` can block: until the layer and the one below are awake; the stream
-    /// then waits for what of their bytes is still on its way.
+    /// Marks the begin or end of one layer's forward or backward, at this point of `stream`. All uses of the
+    /// layer's memory on other streams come before it, or are recorded with the allocator. Only
+    /// `BackwardBegin` can block, until the layer and the one below are awake; the stream then waits for
+    /// their last copies.
     ///
     /// # Errors
-    /// `Order`, `Argument`; `WakeFailed` with its cause: the mark then has not happened and may be
-    /// made again, and the bytes are still where they were.
+    /// `Order`, `Argument`; `WakeFailed` with its cause: the mark is not made and can be repeated, and no byte
+    /// has moved.
     pub fn mark(
         &mut self,
         edge: Edge,
@@ -83,7 +83,7 @@ impl<D: Device> Prefix<D> {
                 if layer == 0 {
                     self.plan_by_profile();
                 }
-                // This layer's output is the next one's input; the layer below is done with.
+                // This layer's output is the input of the next one; the layer below is idle.
                 self.let_sleep(layer, stream)?;
             }
             Edge::BackwardEnd => {
@@ -95,8 +95,8 @@ impl<D: Device> Prefix<D> {
         Ok(waited)
     }
 
-    /// Has the layer's bytes there for its backward, and notes what waited for them, in vain too: a
-    /// thread, or on a GPU the stream, for threads, links and copies alike.
+    /// Wakes the layers for a backward, and records the wait for them, also if it fails: that of the thread,
+    /// or on a GPU that of the stream.
     fn begin_backward_of(
         &mut self,
         layer: u32,
@@ -106,7 +106,7 @@ impl<D: Device> Prefix<D> {
         let waited = self.wake_for(layer, stream);
         let begun = self.moment(stream);
         let due = match (due, &begun, &waited) {
-            // What the mark did beside waiting is no wait.
+            // Other work of the mark is no wait.
             (MarkTime::At(_), &MarkTime::At(ns), Ok(waited)) => {
                 MarkTime::At(ns.saturating_sub(waited.stall_ns))
             }
@@ -123,11 +123,10 @@ impl<D: Device> Prefix<D> {
         waited
     }
 
-    /// Lets every layer below `end` fall asleep that is not held: the lowest first, since backward
-    /// needs it last. What has no place stays awake and is tried again at the next mark.
+    /// Puts the layers below `end` to sleep, the lowest first, because backward needs it last. A layer without
+    /// a place stays awake and is tried again at the next mark.
     ///
-    /// Layers that sleep, or are about to, are not asked again: most marks have the one layer to
-    /// look at that has just been done with.
+    /// Layers that sleep, or are about to, are skipped: most marks check only the layer that has just run.
     fn let_sleep(&mut self, end: u32, stream: &D::Stream) -> Result<(), OffloadError> {
         let awakenings = self.account.awakenings();
         if std::mem::replace(&mut self.awakenings_before, awakenings) != awakenings {
@@ -147,7 +146,7 @@ impl<D: Device> Prefix<D> {
         };
         let after = match after {
             Ok(after) => after,
-            // A stream is being captured, say: they stay awake, and the next mark tries again.
+            // For example a stream is being captured: the layers stay awake, and the next mark tries again.
             Err(refused) => {
                 self.account.decline(&refused.to_string());
                 tracing::debug!(target: "offload", prefix = self.number, reason = %refused, "sleep postponed to the next mark");
@@ -167,15 +166,15 @@ impl<D: Device> Prefix<D> {
                 self.settle(end);
                 break;
             }
-            // Where one tier has no place, what it has moves on to the next: the lowest first.
+            // A full tier: its regions move on to the next tier, the lowest layer first.
             tracing::debug!(target: "offload", prefix = self.number, full = ?tier, "tier switched");
             asked = self.sleepers(end, |_| true);
         }
         Ok(())
     }
 
-    /// Has a plan made from this prefix's last step, where that is wished for: what the first
-    /// layer saved, as far as it is named by now, says how much larger this prefix is.
+    /// Plans the step from the last one of this prefix, if the policy is `Fit`. The dormant bytes of the first
+    /// layer, as far as they are named by now, tell how much larger this prefix is.
     fn plan_by_profile(&mut self) {
         let first_bytes = self.layers.first().map_or(0, |layer| layer.report.dormant_bytes);
         self.recorder.first_layer(first_bytes);
@@ -196,8 +195,8 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// Keeps what this step took, for the next. Not what an exception left of one: its backwards that
-    /// never were would be taken for free.
+    /// Keeps the profile of this step for the next one. A step that an exception ended is not kept: its
+    /// missing backwards would count as free.
     pub(super) fn keep_profile(&mut self) {
         self.settle_clock();
         let lowest = self.layers.iter().position(|layer| layer.report.dormant_bytes > 0);
@@ -210,8 +209,8 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// Layers go where the plan has them, in its order. None passes another: where one has no place
-    /// those behind it wait too.
+    /// Moves layers to the tiers of the plan, in its order. No layer overtakes another: if one has no place,
+    /// those behind it wait.
     pub(super) fn sleep_by_plan(&mut self) {
         let Some(follow) = &self.follow else { return };
         for (at, tier) in follow.to_sleep() {
@@ -222,23 +221,23 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// The regions of layers below `end` that may sleep, of those that `which` names.
+    /// Returns the regions of the layers below `end` that `which` selects.
     fn sleepers(&self, end: u32, which: impl Fn(&Layer) -> bool) -> Vec<RegionId> {
         let layers = self.layers.iter().take(end as usize);
         layers.filter(|layer| which(layer)).flat_map(|layer| &layer.regions).copied().collect()
     }
 
-    /// Everything below `end` that may sleep does, or is about to.
+    /// Notes that all layers below `end` sleep or are about to.
     fn settle(&mut self, end: u32) {
         self.layers.iter_mut().take(end as usize).for_each(|layer| layer.is_settled = true);
     }
 
-    /// The layer's backward is done: what autograd has not freed stays awake, its owner's alone.
+    /// Releases the layer after its backward: blocks that autograd has not freed stay awake with their owner.
     fn give_back(&mut self, layer: u32) {
         let Some(found) = self.layers.get_mut(layer as usize) else { return };
         self.held_bytes = self.held_bytes.saturating_sub(found.report.dormant_bytes);
         for id in std::mem::take(&mut found.regions) {
-            // Stale where it has been freed.
+            // Stale if it has been freed.
             let _ = self.engine.release(id);
         }
     }

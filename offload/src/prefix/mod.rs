@@ -1,8 +1,8 @@
-//! One prefix held across the three phases: which memory is whose, when it sleeps, when it wakes.
+//! A prefix across the three phases: the layer of its memory, when it sleeps and when it wakes.
 //!
-//! The trainer marks where layers begin and end and names what its graph saved; memory allocated
-//! in a layer's window *and* named is dormant, all else stays awake. A layer sleeps once the next
-//! one has run, and is awake again before its backward begins.
+//! The trainer marks the begin and end of each layer and names the storages that autograd saved. Memory
+//! that was allocated in a layer's window *and* named is dormant; all other memory stays awake. A layer
+//! sleeps after the next one has run, and is awake again before its backward begins.
 //!
 //! A prefix is exclusive: one thread at a time. It may be closed (or dropped) in any phase.
 
@@ -44,7 +44,7 @@ use dormouse_residency::{LayerLoad, stall_bound_ns};
 use order::MarkOrder;
 use plan_follower::PlanFollower;
 
-/// Most layers of a prefix.
+/// Limit on layers per prefix.
 pub const LAYERS_MAX: u32 = 1 << 16;
 
 /// One layer's memory and times.
@@ -53,7 +53,7 @@ struct Layer {
     regions: Vec<RegionId>,
     /// All of them sleep or are about to, unless a sleep of the prefix ended since.
     is_settled: bool,
-    /// What of it had to come back when waking began.
+    /// Bytes to load when waking began.
     bytes_to_load: BytesToLoad,
     report: LayerReport,
 }
@@ -66,10 +66,10 @@ pub struct Prefix<D: Device> {
     number: u32,
     order: MarkOrder,
     window: u32,
-    /// The plan, where it has one.
+    /// The plan, if there is one.
     follow: Option<PlanFollower>,
     recorder: Recorder,
-    /// Dormant bytes in its care, wherever they are.
+    /// Dormant bytes of its layers, in any tier.
     held_bytes: u64,
     layers: Vec<Layer>,
     slots: BTreeMap<(u32, u32), BoundarySlot>,
@@ -77,29 +77,29 @@ pub struct Prefix<D: Device> {
     /// Value of `Account::awakenings` when layers were last checked.
     awakenings_before: u64,
     phase_began_ns: u64,
-    /// How many microbatches come after the one that began last.
+    /// Number of microbatches after the one that began last.
     microbatches_after: Option<u32>,
-    /// Gradients of the last microbatch so far, from when it begins.
+    /// Number of gradients of the last microbatch so far; `None` before it begins.
     last_microbatch_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
-    /// When the trainer came to its marks.
+    /// Times of the trainer's marks.
     clock: Clock<D>,
-    /// What threads waited beside the begins of backwards.
+    /// Time that threads waited elsewhere than at the begin of a backward.
     other_stall_ns: u64,
     phase_peak_bytes: [u64; 3],
     left_asleep_bytes: u64,
-    /// Where blocks allocated in layers' windows lie: their pages are idle once their layer is
-    /// done, and go to the layers that wake next. `None` after phase A, or where there are too many.
+    /// Arena of the blocks allocated in the layers' windows: the pages of a finished layer go to the layers
+    /// that wake next. `None` after phase A, or at the limit on arenas.
     arena: Option<ArenaId>,
-    /// The phase entered last and the layer between its marks, where spans are wanted.
+    /// Spans of the phase entered last and of the layer between its marks.
     phase_span: Span,
     layer_span: Span,
     is_closed: bool,
 }
 
 impl<D: Device> Engine<D> {
-    /// A prefix of `layers` layers, blamed as `label`. By that name and its layers it is known again in
-    /// the next step, where plans are made from the step before.
+    /// Creates a prefix of `layers` layers. Errors and reports call it `label`. A later prefix with the same
+    /// label and number of layers is planned from the profile of this one.
     ///
     /// # Errors
     /// `Argument` for no layers or more than [`LAYERS_MAX`]; `TooMany` after 2³² prefixes.
@@ -143,7 +143,7 @@ impl<D: Device> Engine<D> {
 }
 
 impl<D: Device> Prefix<D> {
-    /// The number that blocks allocated in this layer's window carry in `Request::scope`.
+    /// Returns the `Request::scope` of blocks allocated in this layer's window.
     ///
     /// # Errors
     /// `Argument` for a layer the prefix does not have.
@@ -152,46 +152,45 @@ impl<D: Device> Prefix<D> {
         Ok(self.scope_of(layer))
     }
 
-    /// The arena that blocks of its layers' windows are to be allocated from. `None` from phase B
-    /// on: whoever allocates for it even so uses the general pool.
+    /// Returns the arena for blocks of the layers' windows; `None` from phase B on, when such blocks come
+    /// from the general pool.
     #[must_use]
     pub const fn arena(&self) -> Option<ArenaId> {
         self.arena
     }
 
-    /// No layer allocates any more.
+    /// Closes the arena: no layer allocates any more.
     fn close_arena(&mut self) {
         if let Some(arena) = self.arena.take() {
             self.engine.allocator().arena_close(arena);
         }
     }
 
-    /// Prefix numbers begin at 1, so no scope is 0 (nobody).
+    /// Prefix numbers begin at 1, so no scope is 0, which means none.
     const fn scope_of(&self, layer: u32) -> u64 {
         ((self.number as u64) << 32) | layer as u64
     }
 
-    /// How many layers it has.
+    /// Returns the number of layers.
     #[must_use]
     pub const fn layers(&self) -> u32 {
         self.layers.len() as u32
     }
 
-    /// Layers to wake ahead from now on, as the plan says; brought into 1 to
-    /// [`WINDOW_LAYERS_MAX`].
+    /// Sets the number of layers to wake ahead, clamped to 1 to [`WINDOW_LAYERS_MAX`].
     pub fn set_window(&mut self, wake_window_layers: u32) {
         self.window = wake_window_layers.clamp(1, WINDOW_LAYERS_MAX);
     }
 
-    /// Follows a plan from now on: what it keeps stays awake (unless somebody runs short), the rest
-    /// sleeps where it says and wakes as there is room, instead of a window of layers at a time.
+    /// Follows a plan from now on. Layers that it keeps stay awake, unless an allocation reclaims them. The
+    /// others sleep in its tiers and wake as room allows, instead of a window of layers at a time.
     ///
-    /// The work's groups are the prefix's layers; its operations their forwards, the microbatches, and the
-    /// backwards from the top. The last microbatch is `last_microbatch_parts` of them, one after another with
-    /// its gradients.
+    /// The work's groups are the prefix's layers. Its operations are their forwards, the microbatches, and the
+    /// backwards from the top. The last microbatch is `last_microbatch_parts` operations: one before its
+    /// first gradient, the others as gradients arrive.
     ///
     /// # Errors
-    /// `Argument` where the figures do not fit each other or the prefix.
+    /// `Argument` if the figures do not match each other or the prefix.
     pub fn follow(
         &mut self,
         work: StepWork,
@@ -202,8 +201,8 @@ impl<D: Device> Prefix<D> {
         Ok(())
     }
 
-    /// What the prefix did so far. Waits until the streams that it was marked on have come to its last
-    /// mark: until then nobody knows what they waited for.
+    /// Reports on the prefix so far. Waits until the streams have passed its latest marks, because their
+    /// waits are known only then.
     #[must_use]
     pub fn report(&mut self) -> PrefixReport {
         self.clock.wait(self.engine.allocator().device());
@@ -240,7 +239,7 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// Takes over the times of what the trainer's stream has come to.
+    /// Reads the times of the marks that the trainer's streams have passed.
     fn settle_clock(&mut self) {
         self.clock.settle(self.engine.allocator().device(), self.engine.timeline());
         for (at, layer) in self.layers.iter_mut().enumerate() {
@@ -251,7 +250,7 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// The trainer is at `point` of what it does on the stream.
+    /// Records that the trainer is at `point` on the stream.
     fn came_to(&mut self, point: MarkPoint, stream: &D::Stream) {
         let now = self.moment(stream);
         self.clock.came_to(point, now, self.engine.timeline());
@@ -262,8 +261,8 @@ impl<D: Device> Prefix<D> {
         self.clock.moment(self.engine.allocator().device(), stream, now_ns)
     }
 
-    /// A part of the step begins, on this stream. Where the trainer names none it is its own time that
-    /// counts: a stream it named before may be gone.
+    /// Begins a part of the step, on this stream. Without a stream the host's time counts: an earlier
+    /// stream may no longer exist.
     fn begin_part(&mut self, part: Part, stream: Option<&D::Stream>) {
         self.recorder.begin(part);
         let now = match stream {
@@ -273,8 +272,8 @@ impl<D: Device> Prefix<D> {
         self.clock.came_to(MarkPoint::Began(part), now, self.engine.timeline());
     }
 
-    /// The bound of the layers whose backwards came to be due, in that order: that of the link which
-    /// binds. All that the trainer did between two of them covers copies.
+    /// Returns the lower bound of the stall of the layers whose backward was due, in that order: the larger
+    /// bound of the two links. Copies overlap with all work between two backwards.
     fn bound_ns(&self) -> u64 {
         let Some(began_ns) = self.wake_began_ns else { return 0 };
         let times = self.clock.times();
@@ -303,7 +302,7 @@ impl<D: Device> Prefix<D> {
         peaks.filter(|&(_, bytes)| bytes > 0).max_by_key(|&(_, bytes)| bytes).map(|(p, _)| p)
     }
 
-    /// Looks at device memory, for the phase's peak.
+    /// Samples the device memory in use, for the phase's peak.
     fn sample(&mut self) {
         if let Some(phase) = self.order.phase() {
             let bytes = self.engine.allocator().stats().allocated_bytes.current;
@@ -314,10 +313,10 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// Ends the prefix in whatever phase it is: wakes what is asleep, gives everything back to its
-    /// owner, frees the accumulators. What cannot be woken stays asleep (nothing is lost) until
-    /// its owner frees it, and is counted in `left_asleep_bytes`. Waits for no stream: what those
-    /// have not come to yet has no times in this report.
+    /// Ends the prefix in any phase: wakes its sleeping memory, releases it to its owner and frees the
+    /// accumulators. Memory that cannot wake stays asleep until its owner frees it and is counted in
+    /// `left_asleep_bytes`; no byte is lost. Waits for no stream: marks that a stream has not passed have no
+    /// times in this report.
     #[must_use]
     pub fn close(mut self) -> PrefixReport {
         self.end();
@@ -334,7 +333,7 @@ impl<D: Device> Prefix<D> {
         let ids: Vec<RegionId> =
             self.layers.iter_mut().flat_map(|l| std::mem::take(&mut l.regions)).collect();
         self.engine.forbid_reclaim(&ids);
-        // All at once; then one at a time, so that one that cannot wake keeps none else asleep.
+        // All at once; then one at a time, so that one failure does not leave others asleep.
         self.engine.wake(&ids);
         for id in ids {
             match self.wait(|engine| engine.wait_awake(&[id])) {
@@ -354,7 +353,7 @@ impl<D: Device> Prefix<D> {
         self.log_summary();
     }
 
-    /// One event with what the prefix did.
+    /// Emits one log event with the figures of the prefix.
     fn log_summary(&self) {
         if !tracing::enabled!(target: "offload", tracing::Level::INFO) {
             return;
@@ -380,7 +379,7 @@ impl<D: Device> Prefix<D> {
         );
     }
 
-    /// Puts the phase that ends now on the timeline.
+    /// Records the phase that ends now on the timeline.
     fn record_phase(&self) {
         let Some(phase) = self.order.phase() else { return };
         let timeline = self.engine.timeline();

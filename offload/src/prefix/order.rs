@@ -1,4 +1,4 @@
-//! What may follow what in one prefix's life, and which layers that concerns. Pure.
+//! The order of a prefix's phases and marks, and the layers that a backward needs. Pure.
 //!
 //! ```text
 //!  enter(A)  (ForwardBegin l, ForwardEnd l) for l = 0, 1, …   enter(B)   enter(C)
@@ -7,7 +7,7 @@
 
 use crate::error::OffloadError;
 
-/// Where the schedule is.
+/// A phase of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Prefix forward.
@@ -19,34 +19,34 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Its place in per-phase tables.
+    /// Returns its index in per-phase tables.
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
     }
 }
 
-/// One side of one layer's forward or backward.
+/// Begin or end of one layer's forward or backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Edge {
     /// Before a layer's forward.
     ForwardBegin,
-    /// After it.
+    /// After a layer's forward.
     ForwardEnd,
     /// Before a layer's backward.
     BackwardBegin,
-    /// After it.
+    /// After a layer's backward.
     BackwardEnd,
 }
 
-/// What has happened so far.
+/// The phase and marks so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MarkOrder {
     layers: u32,
     phase: Option<Phase>,
     open: Option<u32>,
     next_forward: u32,
-    /// Backward has reached this layer; `layers` before the first.
+    /// Layer of the latest backward; `layers` before the first.
     backward: u32,
 }
 
@@ -59,7 +59,7 @@ impl MarkOrder {
         self.phase
     }
 
-    /// What the next state is, if `phase` may be entered now.
+    /// Returns the next state, if `phase` may be entered now.
     pub(super) fn enter(&self, phase: Phase) -> Result<Self, OffloadError> {
         let expected = match self.phase {
             None => Some(Phase::A),
@@ -78,7 +78,7 @@ impl MarkOrder {
         Err(OffloadError::Order { what: "phase", seen: format!("{phase:?}"), expected: words })
     }
 
-    /// What the next state is, if this mark may come now.
+    /// Returns the next state, if this mark may come now.
     pub(super) fn mark(&self, edge: Edge, layer: u32) -> Result<Self, OffloadError> {
         self.check_layer(layer)?;
         let next = match (self.phase, edge, self.open) {
@@ -102,8 +102,7 @@ impl MarkOrder {
         Ok(next)
     }
 
-    /// Whether the backward of `layer` is over: it has ended, or was passed over for one below it that
-    /// has.
+    /// Returns true if the backward of `layer` is over: it, or that of a layer below, has ended.
     pub(super) const fn is_done_with(&self, layer: u32) -> bool {
         self.open.is_none() && self.backward <= layer
     }
@@ -133,13 +132,13 @@ impl MarkOrder {
     }
 }
 
-/// Layers that must be awake before the backward of `layer`: itself, and the one below, which
+/// Returns the layers that must be awake before the backward of `layer`: itself, and the one below, which
 /// allocated its input.
 pub(super) fn needed(layer: u32) -> impl Iterator<Item = u32> {
     [Some(layer), layer.checked_sub(1)].into_iter().flatten()
 }
 
-/// Layers to have on their way in while the backward of `layer` runs, the soonest needed first.
+/// Returns the layers to wake while the backward of `layer` runs, the one needed first in front.
 pub(super) fn ahead(layer: u32, window: u32) -> impl Iterator<Item = u32> {
     (layer.saturating_sub(window)..layer.saturating_sub(1)).rev()
 }
@@ -182,7 +181,7 @@ mod tests {
         assert!(after_1.is_done_with(1) && !after_1.is_done_with(0));
         let after_0 = play(after_1, &[(BackwardBegin, 0), (BackwardEnd, 0)]).unwrap();
         assert!(after_0.is_done_with(0));
-        // A layer without a backward of its own is passed over.
+        // A layer without a backward is skipped.
         play(order, &[(BackwardBegin, 0), (BackwardEnd, 0)]).unwrap();
     }
 

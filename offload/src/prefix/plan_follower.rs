@@ -1,9 +1,9 @@
-//! A plan being followed: which operation the trainer is at, what may sleep where, and whose
-//! waking has room. Pure.
+//! Follows a plan: the operation that the trainer is at, the layers that may sleep and their tiers, and the
+//! layers that have room to wake. Pure.
 //!
 //! The work's operations are those of one prefix: a forward for each layer, the microbatches, a backward
-//! for each layer from the top. The last microbatch may be several of them, one after another with its
-//! gradients, since that is where its memory goes.
+//! for each layer from the top. The last microbatch may be several operations, which advance as its
+//! gradients arrive, because that is when its memory is freed.
 
 use super::report::Planned;
 use crate::engine::LayerResidency;
@@ -12,7 +12,7 @@ use crate::ids::Tier;
 use crate::step_profile::part_of;
 use dormouse_residency::plan::{GroupPlan, ResidencyPlan, StepWork};
 
-/// One prefix's plan, and how far it has come.
+/// The plan of one prefix, and the progress through it.
 #[derive(Debug)]
 pub(super) struct PlanFollower {
     work: StepWork,
@@ -20,23 +20,23 @@ pub(super) struct PlanFollower {
     layers: usize,
     /// Operations of the last microbatch.
     last_microbatch_parts: usize,
-    /// The one that runs, or is next.
+    /// The operation that runs, or is next.
     operation: usize,
     /// Operations before this one have ended.
     ended: usize,
-    /// Layers that sleep, in the order in which they do.
+    /// Layers that sleep, in the order in which they fall asleep.
     sleepers: Vec<u32>,
-    /// The first operation from which one of them wakes; the first backward where none sleeps.
+    /// The first operation in which one of them may wake; the first backward if none sleeps.
     waking_from: usize,
-    /// What the plan is expected to stall.
+    /// Predicted stall of the plan.
     stall_ns: u64,
 }
 
 impl PlanFollower {
-    /// A plan for a prefix of `layers` layers: its groups are the layers, in their order.
+    /// Creates a follower for a prefix of `layers` layers, which are the plan's groups in their order.
     ///
     /// # Errors
-    /// `Argument` where the figures do not fit each other or the prefix.
+    /// `Argument` if the figures do not match each other or the prefix.
     pub(super) fn new(
         work: StepWork,
         plan: ResidencyPlan,
@@ -62,8 +62,8 @@ impl PlanFollower {
         let asleep = || plan.groups.iter().enumerate().filter(|(_, p)| p.choice != Tier::Device);
         let mut sleepers: Vec<_> = asleep().map(|(at, p)| (p.sleep_after, at as u32)).collect();
         sleepers.sort_unstable();
-        // Where it lets none sleep whoever ran short may have. It was wrong about the microbatches' room, then,
-        // which the first backward finds free.
+        // If the plan lets none sleep, reclaim can still put some to sleep: the microbatches then needed more
+        // memory than predicted, and the first backward finds it free.
         let first_backward = work.operations.len() - layers;
         let waking_from = asleep().map(|(_, p)| p.wake_from).min().unwrap_or(first_backward);
         Ok(Self {
@@ -79,12 +79,12 @@ impl PlanFollower {
         })
     }
 
-    /// Says how long the plan is expected to stall.
+    /// Sets the predicted stall.
     pub(super) fn expecting(self, stall_ns: u64) -> Self {
         Self { stall_ns, ..self }
     }
 
-    /// What the plan says, in figures.
+    /// Returns the plan in figures.
     pub(super) fn planned(&self) -> Planned {
         let mut planned = Planned { stall_ns: self.stall_ns, ..Planned::default() };
         for (group, placing) in self.work.groups.iter().zip(&self.plan.groups) {
@@ -97,29 +97,29 @@ impl PlanFollower {
         planned
     }
 
-    /// What is to happen with a layer.
+    /// Returns the plan of a layer.
     fn placing(&self, layer: usize) -> GroupPlan {
         self.plan.groups.get(layer).copied().unwrap_or_default()
     }
 
-    /// Whether a layer stays awake.
+    /// Returns true if a layer stays awake.
     pub(super) fn keeps(&self, layer: usize) -> bool {
         self.placing(layer).choice == Tier::Device
     }
 
-    /// The layers that sleep at all, in order.
+    /// Returns the layers that sleep, in the order in which they fall asleep.
     pub(super) fn sleepers(&self) -> impl Iterator<Item = u32> {
         self.sleepers.iter().copied()
     }
 
-    /// The layers that may have gone to sleep by now, with where, in order.
+    /// Returns the layers that may fall asleep by now and their tiers, in order.
     pub(super) fn to_sleep(&self) -> impl Iterator<Item = (u32, Tier)> {
         let all = self.sleepers.iter().map(|&layer| (layer, self.placing(layer as usize)));
         let due = all.take_while(|(_, placing)| placing.sleep_after < self.ended);
         due.map(|(layer, placing)| (layer, placing.choice))
     }
 
-    /// The trainer has come to this operation; never back.
+    /// Advances to this operation; never back.
     fn reach(&mut self, operation: usize) {
         self.operation = self.operation.max(operation).min(self.work.operations.len() - 1);
         self.ended = self.ended.max(self.operation);
@@ -133,17 +133,17 @@ impl PlanFollower {
         self.ended = self.ended.max(layer as usize + 1);
     }
 
-    /// A microbatch begins; `after` more come.
+    /// Begins a microbatch, with `after` more to come.
     pub(super) fn microbatch(&mut self, after: u32) {
         let first_backward = self.work.operations.len() - self.layers;
         let operations = self.last_microbatch_parts.saturating_add(after as usize);
         self.reach(first_backward.saturating_sub(operations).max(self.layers));
     }
 
-    /// Of the last microbatch's gradients `arrived` have, of `all`.
+    /// Notes that `arrived` of `all` gradients of the last microbatch have arrived.
     pub(super) fn gradients(&mut self, arrived: usize, all: usize) {
         let first_backward = self.work.operations.len() - self.layers;
-        // The part before the first gradient is the microbatch's own.
+        // The first part ends with the first gradient.
         let parts = self.last_microbatch_parts - 1;
         if parts > 0 {
             self.reach(first_backward - parts + part_of(arrived, all, parts));
@@ -154,13 +154,13 @@ impl PlanFollower {
         self.reach(self.work.operations.len() - 1 - layer as usize);
     }
 
-    /// Whether waking has begun by the plan.
+    /// Returns true if the plan lets layers wake by now.
     pub(super) const fn is_waking_time(&self) -> bool {
         self.operation >= self.waking_from
     }
 
-    /// The layers to wake now, in the order in which backward needs them: as many as the room of
-    /// every operation until they are freed takes. `layers`: where each is.
+    /// Returns the layers to wake now, in the order in which backward needs them, as far as every operation
+    /// until they are freed has room. `layers` is the residency of each layer.
     pub(super) fn to_wake(&self, layers: &[LayerResidency]) -> Vec<u32> {
         let mut found = Vec::new();
         if !self.is_waking_time() {
@@ -185,8 +185,8 @@ impl PlanFollower {
         found
     }
 
-    /// Whether what is held is within the room of each operation until `layer` is freed. Layers
-    /// above it are freed before.
+    /// Returns true if the held bytes are within the room of each operation until `layer` is freed. Layers
+    /// above it are freed earlier.
     fn fits(&self, layer: usize, held_bytes: &[u64]) -> bool {
         let mut bytes: u64 = held_bytes.iter().sum();
         let operations = self.work.operations.iter().enumerate();
@@ -202,7 +202,7 @@ impl PlanFollower {
         true
     }
 
-    /// The operation that frees a layer: its backward.
+    /// Returns the operation that frees a layer: its backward.
     const fn freed(&self, layer: usize) -> usize {
         self.work.operations.len() - 1 - layer
     }

@@ -1,4 +1,4 @@
-//! Microbatches and waking: by the plan where there is one, else a window of layers ahead.
+//! Microbatches and waking: by the plan if there is one, otherwise a window of layers ahead.
 
 use dormouse_device::Device;
 
@@ -10,11 +10,11 @@ use crate::ids::RegionId;
 use crate::step_profile::Part;
 
 impl<D: Device> Prefix<D> {
-    /// Says that a microbatch begins, and how many come after it. Again is harmless.
+    /// Begins a microbatch, with `after` more to come. Idempotent.
     ///
-    /// Without a plan the first gradient of the last microbatch begins the waking: by then the microbatch is
-    /// half done and its own memory is going, and the rest of its backward is lead time enough for
-    /// a window of layers.
+    /// Without a plan, waking starts at the first gradient of the last microbatch: by then half of the
+    /// microbatch is done, its memory is being freed, and the rest of its backward is enough lead time for a
+    /// window of layers.
     pub fn microbatch(&mut self, after: u32) {
         if self.microbatches_after.replace(after) != Some(after) {
             self.last_microbatch_gradients = (after == 0).then_some(0);
@@ -29,7 +29,7 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// A gradient arrived. What cannot move now says so at the mark that needs it.
+    /// Notes a gradient. A layer that cannot sleep or wake now returns its error at the mark that needs it.
     pub(super) fn gradient_arrived(&mut self, stream: &D::Stream) {
         let Some(arrived) = &mut self.last_microbatch_gradients else { return };
         let is_first = *arrived == 0;
@@ -48,19 +48,19 @@ impl<D: Device> Prefix<D> {
         };
     }
 
-    /// Phase C begins.
+    /// Begins phase C.
     pub(super) fn begin_backward(&mut self, stream: &D::Stream) -> Result<(), OffloadError> {
         self.begin_part(Part::Backward, Some(stream));
         if let Some(follow) = &mut self.follow {
             follow.backward(self.layers.len().saturating_sub(1) as u32);
-            // The plan may have none wake yet, but backward wakes what it needs.
+            // Even if the plan lets none wake yet, backward wakes the layers that it needs.
             self.note_begin();
         }
         self.begin_wake()
     }
 
-    /// Starts waking the layers backward needs first: no more microbatches come, or the last part of what is
-    /// below the prefix begins. By a plan that is its last microbatch. Again is harmless.
+    /// Starts waking the layers that backward needs first: no more microbatches come, or the last part of the
+    /// subtree begins. A plan treats this as its last microbatch. Idempotent.
     ///
     /// # Errors
     /// `Order` before phase B.
@@ -72,7 +72,7 @@ impl<D: Device> Prefix<D> {
         }
         if let Some(follow) = &mut self.follow {
             if self.order.phase() == Some(Phase::B) {
-                // Where children come after the last microbatch no mark says that their last begins.
+                // If child nodes run after the last microbatch, no mark says that the last of them begins.
                 follow.microbatch(0);
                 return self.move_by_plan();
             }
@@ -87,7 +87,7 @@ impl<D: Device> Prefix<D> {
         Ok(())
     }
 
-    /// Notes what sleeps as waking begins. Whether that was done before.
+    /// Records the sleeping bytes when waking begins. Returns true if that was done before.
     fn note_begin(&mut self) -> bool {
         if self.wake_began_ns.is_some() {
             return true;
@@ -100,14 +100,14 @@ impl<D: Device> Prefix<D> {
         false
     }
 
-    /// Lets sleep what had no place before, and wakes what has room now.
+    /// Puts layers to sleep that had no place before, and wakes layers that have room now.
     fn move_by_plan(&mut self) -> Result<(), OffloadError> {
         self.sleep_by_plan();
         self.wake_by_plan()
     }
 
-    /// Wakes layers in the order of need as long as there is room, by the plan and in truth. Where
-    /// there is none on the device those in the file come as near as host memory.
+    /// Wakes layers in the order of need, as far as both the plan and the device have room. Without room on
+    /// the device, layers in the file are promoted to host memory.
     pub(super) fn wake_by_plan(&mut self) -> Result<(), OffloadError> {
         let Some(follow) = &self.follow else { return Ok(()) };
         let layers = self.layers.iter();
@@ -129,7 +129,7 @@ impl<D: Device> Prefix<D> {
             waking.extend(self.ids(std::iter::once(layer)));
         }
         self.engine.wake_ahead(&waking);
-        // Host memory is for those that leave first.
+        // Layers that fall asleep have precedence for host memory.
         let is_leaving = places.iter().any(|place| place.is_leaving) || self.has_sleepers_left();
         if is_leaving || !places.iter().any(|place| place.is_in_file) {
             return Ok(());
@@ -138,24 +138,24 @@ impl<D: Device> Prefix<D> {
         Ok(())
     }
 
-    /// Whether layers have yet to go where the plan has them.
+    /// Returns true if layers have not yet moved to the tiers of the plan.
     fn has_sleepers_left(&self) -> bool {
         let Some(follow) = &self.follow else { return false };
         let is_left = |layer: u32| self.layers.get(layer as usize).is_some_and(|l| !l.is_settled);
         follow.sleepers().any(is_left)
     }
 
-    /// Makes the layers that the backward of `layer` reads awake, with those below on their way.
+    /// Wakes the layers that the backward of `layer` reads, and starts to wake those below.
     pub(super) fn wake_for(
         &mut self,
         layer: u32,
         stream: &D::Stream,
     ) -> Result<Waited, OffloadError> {
         let must = self.ids(needed(layer));
-        // From here on nobody puts them to sleep; a sleep under way is called off by the wake.
+        // From here on reclaim cannot put them to sleep; the wake cancels a sleep in progress.
         self.engine.forbid_reclaim(&must);
-        // The needed ones first: they are read first, and room is theirs first. What comes next
-        // goes along at once, unless the needed ones have found no room yet.
+        // The needed layers first, so that their reads and their room come first. The next layers follow at
+        // once, unless the needed ones have found no room yet.
         self.engine.wake(&must);
         let has_room = self.engine.are_under_way(&must);
         if has_room {
@@ -165,12 +165,12 @@ impl<D: Device> Prefix<D> {
         if !has_room {
             self.wake_next(layer)?;
         }
-        // Last: until here the plan counts its bytes.
+        // Last, because until here the plan counts its bytes.
         self.part(layer);
         Ok(waited)
     }
 
-    /// Waits at another place than the begin of a backward, and counts it, in vain too.
+    /// Waits elsewhere than at the begin of a backward, and counts the stall, also if the wait fails.
     pub(super) fn wait(
         &mut self,
         wait: impl FnOnce(&Engine<D>) -> Result<Waited, OffloadError>,
@@ -182,8 +182,7 @@ impl<D: Device> Prefix<D> {
         waited.map(drop)
     }
 
-    /// What slept together is freed block by block from now on: backward does not wait with the first
-    /// for the last.
+    /// Splits regions of several blocks: from now on each block is freed by itself, while the backward runs.
     fn part(&mut self, layer: u32) {
         let Some(found) = self.layers.get_mut(layer as usize) else { return };
         let engine = &self.engine;

@@ -1,5 +1,5 @@
-//! When the trainer came to each mark: by the host's clock where the host does the work, and by
-//! its stream's on a GPU, which comes to a mark long after the trainer has made it.
+//! Times of the trainer's marks: by the host's clock on the host device, by events of the stream on a GPU,
+//! which passes a mark long after the trainer has made it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,34 +9,34 @@ use dormouse_timeline::{Lane, Timeline};
 
 use super::{Part, PerPart};
 
-/// Most points that a stream has yet to come to; those beyond have the trainer's own time.
+/// Limit on points that a stream has not passed yet; points beyond it have the host's time.
 const TO_COME_MAX: usize = 1 << 13;
 
-/// What the trainer came to.
+/// A point of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkPoint {
     /// A layer's forward begins.
     ForwardBegin,
-    /// It is over.
+    /// A layer's forward ends.
     ForwardEnd(u32),
-    /// A layer's backward would begin, were its bytes there.
+    /// A layer's backward is due and waits for its bytes.
     BackwardDue(u32),
-    /// It waited for them in vain, and may come to be due again.
+    /// That wait failed; the backward can become due again.
     BackwardFailed(u32),
-    /// It begins.
+    /// A layer's backward begins.
     BackwardBegin(u32),
-    /// It is over.
+    /// A layer's backward ends.
     BackwardEnd(u32),
     /// A part of the step begins, and the one before it ends.
     Began(Part),
 }
 
-/// When, as far as it is known.
+/// The time of a point.
 #[derive(Debug)]
 pub(crate) enum MarkTime<D: Device> {
     /// Nanoseconds of the timeline.
     At(u64),
-    /// When the stream has come to this timed event.
+    /// The time at which the stream passes this timed event.
     Reached(D::Event),
 }
 
@@ -45,13 +45,13 @@ pub(crate) enum MarkTime<D: Device> {
 pub(crate) struct LayerTimes {
     pub(crate) forward_ns: u64,
     pub(crate) backward_ns: u64,
-    /// From when its backward was due to when it began, or could not.
+    /// Time from the backward being due to its begin or failure.
     pub(crate) stall_ns: u64,
-    /// When its backward would have been due, had no layer waited before.
+    /// Time at which its backward would have been due without the stalls before.
     pub(crate) unstalled_due_ns: Option<u64>,
 }
 
-/// A layer's forward or backward that is over, for the timeline.
+/// A finished forward or backward of a layer, for the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerSpan {
     pub(crate) layer: u32,
@@ -60,7 +60,7 @@ pub(crate) struct LayerSpan {
     pub(crate) end_ns: u64,
 }
 
-/// What is known of a step's times. Pure.
+/// The times of a step, as far as they are known. Pure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Times {
     layers: Vec<LayerTimes>,
@@ -68,7 +68,7 @@ pub(crate) struct Times {
     pub(super) parts_ns: PerPart,
     opened_ns: u64,
     due_ns: u64,
-    /// What all layers so far waited.
+    /// Stall of all layers so far.
     stalled_ns: u64,
     part: Part,
     part_began_ns: u64,
@@ -87,7 +87,7 @@ impl Times {
         &mut self.layers[at]
     }
 
-    /// The trainer came to `point` at `ns`; what is over by that.
+    /// Records that `point` was reached at `ns`. Returns the span that it ends, if any.
     pub(crate) fn came_to(&mut self, point: MarkPoint, ns: u64) -> Option<LayerSpan> {
         let (begin_ns, took_ns) = (self.opened_ns, ns.saturating_sub(self.opened_ns));
         match point {
@@ -133,11 +133,11 @@ impl Times {
     }
 }
 
-/// The points of one step in their order, and what is known of their times.
+/// The points of one step in their order, and their times.
 #[derive(Debug)]
 pub(crate) struct Clock<D: Device> {
     times: Times,
-    /// Points that were not reached when last looked at.
+    /// Points that were not reached at the last check.
     to_come: VecDeque<(MarkPoint, MarkTime<D>)>,
 }
 
@@ -152,22 +152,22 @@ impl<D: Device> Clock<D> {
         &self.times
     }
 
-    /// Whether every point so far was reached.
+    /// Returns true if every point so far was reached.
     pub(crate) fn is_settled(&self) -> bool {
         self.to_come.is_empty()
     }
 
-    /// This point of `stream`.
+    /// Returns the time of this point of `stream`.
     pub(crate) fn moment(&self, device: &D, stream: &D::Stream, now_ns: u64) -> MarkTime<D> {
         if !device.is_stream_ordered() || self.to_come.len() >= TO_COME_MAX {
             return MarkTime::At(now_ns);
         }
-        // Figures only: where the stream takes no event (it is being captured, say) the trainer's
-        // own time has to do.
+        // Statistics only: if the stream takes no event, for example during a capture, the host's time is
+        // used.
         device.record_timed(stream).map_or(MarkTime::At(now_ns), MarkTime::Reached)
     }
 
-    /// The trainer came, or its stream will come, to `point`.
+    /// Adds `point`, which the trainer has reached or its stream will reach.
     pub(crate) fn came_to(&mut self, point: MarkPoint, moment: MarkTime<D>, timeline: &Timeline) {
         match moment {
             MarkTime::At(ns) if self.to_come.is_empty() => self.reached(point, ns, timeline),
@@ -185,11 +185,11 @@ impl<D: Device> Clock<D> {
         }
     }
 
-    /// Takes the times of what was reached by now. Costs two calls of the device a point.
+    /// Reads the times of the points reached by now. Costs two device calls per point.
     pub(crate) fn settle(&mut self, device: &D, timeline: &Timeline) {
         let is_reached = |moment: &MarkTime<D>| match moment {
             MarkTime::At(_) => true,
-            // What a lost device never reached has no time of its own.
+            // A lost device reaches nothing more.
             MarkTime::Reached(event) => device.query(event).unwrap_or(true),
         };
         let reached = self.to_come.iter().take_while(|(_, moment)| is_reached(moment)).count();
@@ -206,7 +206,7 @@ impl<D: Device> Clock<D> {
                 (MarkTime::At(ns), _) => ns,
                 (MarkTime::Reached(event), Some(last)) => match device.between(&event, last) {
                     Some(by) => before(last_ns, by),
-                    // Of another stream, and later.
+                    // A later event of another stream.
                     None => before(timeline.now_ns(), age(&event)),
                 },
                 (MarkTime::Reached(_), None) => last_ns,
@@ -215,16 +215,16 @@ impl<D: Device> Clock<D> {
         }
     }
 
-    /// The clock of a prefix that ends: what is known stays with it, the rest comes to the other.
+    /// Moves the points not reached yet to a new clock, with a copy of the times, when the prefix ends.
     pub(crate) fn hand_over(&mut self) -> Self {
         Self { times: self.times.clone(), to_come: std::mem::take(&mut self.to_come) }
     }
 
-    /// Blocks until every point was reached: each stream comes to its own in its own time.
+    /// Blocks until every point is reached.
     pub(crate) fn wait(&self, device: &D) {
         for (_, moment) in &self.to_come {
             if let MarkTime::Reached(event) = moment {
-                // A device that is lost reaches nothing more, and no other has to be waited for.
+                // A lost device reaches nothing more.
                 let _ = device.synchronize(event);
             }
         }

@@ -13,7 +13,7 @@ use dormouse_residency::plan::{DormantGroup, StepOperation, StepWork};
 
 /// Parts of a plan's last microbatch: before its first gradient, and while gradients come in.
 pub(crate) const LAST_MICROBATCH_PARTS: usize = 9;
-/// What is not dormant is seen at marks only: this part more of it is kept free.
+/// Memory beside dormant bytes is sampled at marks only: this fraction more of it is kept free.
 const UNSEEN_DIVISOR: u64 = 16;
 
 /// Limit on microbatches that are measured separately; later ones count with the last of these.
@@ -28,7 +28,7 @@ pub(crate) struct Profile {
     times: Times,
 }
 
-/// Where a step is.
+/// A part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Part {
     #[default]

@@ -1,13 +1,13 @@
-//! Finds a plan: whose bytes sleep, which of them in the file, and when each leaves and returns.
+//! Finds a plan: which groups sleep, which of them in the file, and when each leaves and returns.
 //!
-//! Bytes needed last sleep first, and of those that sleep the ones needed last go to the file:
-//! they have the longest time to come back in. For groups of one size whose lifetimes lie one in
-//! the other, as those of a prefix's layers do, that and the right numbers are all there is; where
-//! they are not alike, single changes and exchanges are tried as long as they help. Few groups have
-//! every combination tried: there are steps in which it pays to change places half-way through B.
+//! Groups needed last sleep first, and of those that sleep the ones needed last go to the file: they have
+//! the longest time to come back. For groups of one size with nested lifetimes, as those of a prefix's
+//! layers, only the two numbers have to be found. Otherwise single changes and swaps are tried as long as
+//! they help. For few groups every combination is tried: in some steps it pays to swap groups in the middle
+//! of B.
 //!
-//! A trainer's thread waits for the plan, in every step. So the search ends where nothing can be better,
-//! and else when its steps are used up: it begins with what is most likely the best.
+//! A trainer's thread waits for the plan in every step. The search therefore begins with the most likely
+//! plans, and ends when no plan can be better or its steps are used up.
 
 use std::cmp::Reverse;
 
@@ -16,30 +16,30 @@ use super::replay::{ReplayOutcome, Stage};
 use super::work::{DormantGroup, GroupPlan, ResidencyPlan, StepOperation, StepWork};
 use crate::Tier;
 
-/// How many more groups than the fewest are tried asleep one by one; beyond, in growing steps.
+/// Numbers of sleeping groups above the fewest that are tried one by one; beyond, in growing steps.
 const MORE_ASLEEP_MAX: usize = 6;
-/// The same for those that go to the file.
+/// The same for the groups in the file.
 const MORE_IN_FILE_MAX: usize = 3;
-/// Of at most so many groups every combination of places is tried.
+/// Limit on groups whose combinations of tiers are all tried.
 const GROUPS_COMBINED_MAX: usize = 6;
-/// How many operations later than it may a group is tried to leave, or before it must to wake.
+/// Limit on the operations by which a group is tried to leave later, or to wake earlier.
 const SHIFTS_MAX: usize = 6;
-/// Steps of replays, of about two nanoseconds each, until a search looks for nothing better.
+/// Limit on steps of replays, of about two nanoseconds each, in a search that has a plan.
 const STEPS_MAX: u64 = 7 << 18;
-/// The part of them that goes to trying numbers before anything else is tried.
+/// The divisor of these steps that gives the steps for trying numbers.
 const COUNTS_DIVISOR: u64 = 8;
-/// Steps until a search that has found no plan at all gives up.
+/// Limit on steps of a search that has found no plan.
 const STEPS_WITHOUT_PLAN_MAX: u64 = 1 << 25;
-/// Steps that looking for the latest waking may take.
+/// Limit on steps of the search for the latest wake.
 const STEPS_TO_WAKE_LATE_MAX: u64 = 1 << 23;
-/// What the bound costs for each operation looked at from each.
+/// Cost of the lower bound per pair of operations.
 const BOUND_STEPS: u64 = 3;
-/// Of one group: out, to the file, from it, and in. Each takes whole nanoseconds.
+/// Copies of one group: out, to the file, from it, and in. Each takes whole nanoseconds.
 const COPIES_MAX: u64 = 4;
 
-/// A plan for `work`, with what it comes to: the shortest found, of those the one that writes the
-/// fewest bytes to the file, of those the one that moves fewest; then each group wakes as late as
-/// costs nothing. `None` where no plan was found that comes to an end.
+/// Returns a plan for `work` and its replay: the shortest found; of equal ones, the one that writes the
+/// fewest bytes to the file, then the one that moves the fewest bytes. Each group wakes as late as costs
+/// nothing. `None` if no plan was found that ends.
 #[must_use]
 pub fn choose(work: &StepWork) -> Option<(ResidencyPlan, ReplayOutcome)> {
     let mut search = Search::new(work)?;
@@ -50,10 +50,10 @@ pub fn choose(work: &StepWork) -> Option<(ResidencyPlan, ReplayOutcome)> {
 struct Search<'a> {
     work: &'a StepWork,
     stage: Stage<'a>,
-    /// Groups, the one needed last first.
+    /// Groups, the one needed last in front.
     order: Vec<usize>,
     best: Option<(ResidencyPlan, ReplayOutcome)>,
-    /// No plan is shorter, or not by more than copies are rounded; 0 until it is asked for.
+    /// Lower bound of every plan, plus the rounding of copies; 0 before it is computed.
     least_ns: u64,
     /// Steps taken so far.
     steps: u64,
@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
         Some(self.wake_late(plan, outcome))
     }
 
-    /// Keeps the plan if it is better. Whether it is.
+    /// Keeps the plan if it is better, and returns whether it is.
     fn consider(&mut self, plan: ResidencyPlan) -> bool {
         let most_ns = self.best.as_ref().map_or(u64::MAX, |(_, best)| best.total_ns);
         let steps_max = if self.best.is_some() { STEPS_MAX } else { STEPS_WITHOUT_PLAN_MAX };
@@ -106,7 +106,7 @@ impl<'a> Search<'a> {
         outcome
     }
 
-    /// Whether nothing is to be tried any more.
+    /// Returns true if the search is over.
     fn is_done(&mut self) -> bool {
         let Some((_, best)) = &self.best else { return self.steps >= STEPS_WITHOUT_PLAN_MAX };
         let best_ns = best.total_ns;
@@ -122,8 +122,8 @@ impl<'a> Search<'a> {
         best_ns <= self.least_ns
     }
 
-    /// Numbers of groups asleep, from the fewest that the rooms allow, and of those in the file: the
-    /// fewest of both first, then ever more of either.
+    /// Tries numbers of sleeping groups, from the fewest that the rooms allow, and numbers of those in the
+    /// file: the fewest of both first, then more of either.
     fn try_counts(&mut self) {
         let groups = self.order.len();
         let mut counts = Vec::new();
@@ -163,7 +163,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Nothing wakes while something may yet sleep, if that can be: it would be in the way.
+    /// Returns the operation from which groups wake: after all may have left, if that is early enough,
+    /// because a group that wakes takes room from those that still leave.
     fn wake_from(&self, choices: &[Tier]) -> usize {
         let slept = || {
             let groups = self.work.groups.iter().zip(choices);
@@ -174,7 +175,7 @@ impl<'a> Search<'a> {
         if is_before_all { all_may_have_left } else { 0 }
     }
 
-    /// So many must sleep that those kept fit beside each operation, those touched included.
+    /// Returns the fewest groups that must sleep so that the others fit beside each operation.
     fn fewest_asleep(&self) -> usize {
         let groups = self.order.len();
         let there_bytes = self.stage.there_bytes();
@@ -195,7 +196,7 @@ impl<'a> Search<'a> {
         enough
     }
 
-    /// By operation: the bytes that nobody touches, of the first so many groups.
+    /// Returns, by operation, the idle bytes of the first `asleep` groups.
     fn idle_bytes(&self, asleep: usize) -> Vec<u64> {
         let count = self.work.operations.len();
         let (mut comes, mut goes) = (vec![0; count], vec![0; count]);
@@ -212,7 +213,7 @@ impl<'a> Search<'a> {
         comes.into_iter().zip(goes).map(now).collect()
     }
 
-    /// So many of the `asleep` must go to the file that the rest fits in host memory.
+    /// Returns the fewest of the `asleep` groups that must go to the file so that the rest fits in host memory.
     fn fewest_in_file(&self, asleep: usize) -> usize {
         let bytes = |&at: &usize| self.work.groups[at].bytes;
         let mut over_bytes = self.order.iter().take(asleep).map(bytes).sum::<u64>();
@@ -225,7 +226,7 @@ impl<'a> Search<'a> {
         asleep
     }
 
-    /// Each group in each other place. Whether that helped.
+    /// Tries each group in each other tier. Returns true if that helped.
     fn try_singles(&mut self) -> bool {
         let mut has_helped = false;
         for at in 0..self.order.len() {
@@ -239,8 +240,8 @@ impl<'a> Search<'a> {
         has_helped
     }
 
-    /// Each two groups in each other's places, those close to each other first: the further apart they
-    /// are, the more it costs that one needed sooner sleeps. Whether that helped.
+    /// Tries to swap the tiers of each two groups, close ones first: the further apart two groups are, the more
+    /// it costs that the one needed earlier sleeps. Returns true if that helped.
     fn try_swaps(&mut self) -> bool {
         let mut has_helped = false;
         for apart in 1..self.order.len() {
@@ -265,7 +266,7 @@ impl<'a> Search<'a> {
             })
     }
 
-    /// Each group leaving later, or waking at another time. Whether that helped.
+    /// Tries each group leaving later, or waking at another operation. Returns true if that helped.
     fn try_shifts(&mut self) -> bool {
         let mut has_helped = false;
         for at in 0..self.order.len() {
@@ -293,7 +294,7 @@ impl<'a> Search<'a> {
         changed != *best && self.consider(changed)
     }
 
-    /// The latest operation before which nothing needs to wake: memory is the trainer's until then.
+    /// Delays wakes to the latest operation that costs nothing: until then the memory is the trainer's.
     fn wake_late(
         &mut self,
         plan: ResidencyPlan,
@@ -307,7 +308,7 @@ impl<'a> Search<'a> {
             ResidencyPlan { groups: plan.groups.iter().map(late).collect() }
         };
         let steps_max = self.steps + STEPS_TO_WAKE_LATE_MAX;
-        // Found by halving: later is hardly ever better where earlier was not.
+        // By bisection: a later operation is rarely free if an earlier one was not.
         let (mut good, mut bad) = (0, last + 1);
         while bad - good > 1 && self.steps < steps_max {
             let middle = good.midpoint(bad);
@@ -322,7 +323,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// From `least` to `most`: each of the first `close`, then ever larger steps, and the last.
+/// Returns numbers from `least` to `most`: the first `close` one by one, then in growing steps, and the last.
 fn steps(least: usize, most: usize, close: usize) -> Vec<usize> {
     let mut found = Vec::new();
     let (mut at, mut step) = (least.min(most), 1);

@@ -1,13 +1,13 @@
-//! Where a dormant group is, how it moves, and the memory it takes there.
+//! The location of a dormant group, its transitions, and the memory it takes.
 
 use crate::LinkDirection;
 
-/// Where one group is.
+/// The location of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum GroupLocation {
     #[default]
     Unmade,
-    /// In device memory, and never elsewhere yet.
+    /// In device memory, before any copy.
     Awake,
     /// From device memory to host memory.
     Leaving,
@@ -25,14 +25,14 @@ pub(crate) enum GroupLocation {
     Waking,
     /// From the file to device memory.
     WakingDirect,
-    /// In device memory for good.
+    /// In device memory, after a wake.
     Back,
     #[cfg(any(test, feature = "optimum"))]
     Gone,
 }
 
 impl GroupLocation {
-    /// In device memory, all of it taken.
+    /// Returns true if it takes device memory.
     pub(crate) const fn is_on_device(self) -> bool {
         matches!(self, Self::Awake | Self::Back) || self.is_leaving() || self.is_coming()
     }
@@ -45,12 +45,12 @@ impl GroupLocation {
         matches!(self, Self::Waking | Self::WakingDirect)
     }
 
-    /// In host memory, at rest, and may wake from there.
+    /// Returns true if it is in host memory without a copy in progress.
     pub(crate) const fn rests_in_host(self) -> bool {
         matches!(self, Self::Host | Self::Read)
     }
 
-    /// Asleep, or falling asleep.
+    /// Returns true if it is asleep or falling asleep.
     pub(crate) const fn is_out(self) -> bool {
         matches!(self, Self::Writing | Self::File | Self::Reading)
             || self.rests_in_host()
@@ -67,7 +67,7 @@ impl GroupLocation {
         in_flight || matches!(self, Self::LeavingDirect | Self::File | Self::WakingDirect)
     }
 
-    /// Where it is while a copy in `direction` is under way; `None` where none can begin.
+    /// Returns the location during a copy in `direction`; `None` if none can begin.
     pub(crate) const fn begun(self, direction: LinkDirection, is_direct: bool) -> Option<Self> {
         match (direction, self) {
             (LinkDirection::Sleep, Self::Awake) => Some(Self::Leaving),
@@ -80,7 +80,7 @@ impl GroupLocation {
         }
     }
 
-    /// Where it is when the copy under way has ended.
+    /// Returns the location after the copy in progress.
     pub(crate) const fn arrived(self) -> Self {
         match self {
             Self::Leaving => Self::Host,
@@ -101,7 +101,7 @@ pub(crate) struct Occupancy {
 }
 
 impl Occupancy {
-    /// A group of `bytes` moves from one location to another.
+    /// Moves a group of `bytes` from one location to another.
     pub(crate) fn moves(&mut self, from: GroupLocation, to: GroupLocation, bytes: u64) {
         let moved = |taken: &mut u64, takes: fn(GroupLocation) -> bool| {
             *taken += if takes(to) { bytes } else { 0 };

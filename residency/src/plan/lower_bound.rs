@@ -1,25 +1,25 @@
-//! A time below which no schedule of a step can be, by what must cross the links.
+//! A lower bound on the time of every schedule of a step, from the bytes that must cross the links.
 //!
-//! While operation `i` runs, what lives beyond its room is asleep: at least `short(i)` bytes. Let
+//! While operation `i` runs, at least `short(i)` bytes are asleep: those alive beyond its room. Let
 //! `late(i, k)` be the bytes that may be asleep then and are not needed before `k` has begun: all
-//! that left before `i`'s turn. Then, with `f(i)` the end of `i` and `s(k)` the begin of `k > i`,
+//! that left before `i` began. Then, with `f(i)` the end of `i` and `s(k)` the begin of `k > i`,
 //! - `short(i) − late(i, k)` bytes begin their copy in after `f(i)` and end it by `s(k)`,
 //! - `short(k) − late(i, k)` bytes begin their copy out after `f(i)` and end it by `s(k)`.
 //!
-//! What of these cannot lie in host memory must be read or written in the same time. All of these
-//! are sums of whole groups, hence multiples of whatever all sizes are multiples of.
+//! The part of these that host memory cannot hold must be read or written in the same time. All of these
+//! are sums of whole groups, hence multiples of the common divisor of all sizes.
 
 use super::work::StepWork;
 use crate::{LinkRates, copy_ns};
 
-/// Operations from whose end the links' needs are looked at; of more, only some.
+/// Limit on operations whose end is used as a pivot; of more operations, every n-th is.
 const PIVOTS_MAX: usize = 512;
 
-/// A time below which no schedule of `work` can be, in nanoseconds; `u64::MAX` where none ends.
+/// Returns a lower bound on the time of every schedule of `work`, in nanoseconds; `u64::MAX` if none ends.
 ///
-/// It knows compute, what each link must carry between any two operations because of room, and
-/// what host memory and the file can hold. It treats copies as divisible, down to the common divisor
-/// of all sizes. Quadratic in the operations up to 512 of them, then linear and looser.
+/// It considers compute, the bytes that each link must carry between two operations because of room, and the
+/// sizes of host memory and the file. It treats copies as divisible, down to the common divisor of all
+/// sizes. Quadratic in the operations up to 512 of them, then linear and looser.
 #[must_use]
 pub fn lower_bound(work: &StepWork) -> u64 {
     if work.validate().is_err() {
@@ -32,20 +32,19 @@ pub fn lower_bound(work: &StepWork) -> u64 {
     bound.end_ns(0, 0, None, |_| true)
 }
 
-/// The bound from some moment on: what does not change from moment to moment, and what is known of
-/// each operation's begin.
+/// The bound from some moment on: the constants of the work, and a bound on each operation's begin.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     work: &'a StepWork,
-    /// By operation: the bytes of all groups made and not freed while it runs, less its room.
+    /// By operation: the bytes of all groups made and not freed while it runs, minus its room.
     pub(crate) short_bytes: Vec<u128>,
-    /// What copies can take of host memory and the file.
+    /// Host memory and file that copies can use.
     host_bytes: u128,
     nvme_bytes: u128,
     pub(crate) by_need: Vec<usize>,
     /// The smallest group that takes any room.
     least_bytes: u64,
-    /// By operation: no schedule begins it before.
+    /// By operation: a lower bound on its begin.
     pub(crate) begins_ns: Vec<u64>,
 }
 
@@ -80,15 +79,15 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// No schedule begins `operation` before `ns`.
+    /// Notes that no schedule begins `operation` before `ns`.
     pub(crate) fn not_before(&mut self, operation: usize, ns: u64) {
         if let Some(begins_ns) = self.begins_ns.get_mut(operation) {
             *begins_ns = ns.max(*begins_ns);
         }
     }
 
-    /// What `operation` lacks beyond the bytes that are out, and those of them in the file, leaves by
-    /// the links out and to the file, which are free from `free_ns` on.
+    /// Bounds the begin of `operation`: the bytes that it lacks beyond `out_bytes` (`file_bytes` of them in
+    /// the file) leave by the links out and to the file, which are free at the given times.
     pub(crate) fn leaves_before(
         &mut self,
         operation: usize,
@@ -114,9 +113,9 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// No schedule ends before this that is at operation `first` at `now_ns`, which runs until
-    /// `running_until_ns` where it has begun, and in which only those groups may be asleep that
-    /// `may_sleep`; `u64::MAX` where none ends at all.
+    /// Returns a lower bound on the end of every schedule that is at operation `first` at `now_ns`. The
+    /// operation runs until `running_until_ns` if it has begun, and only groups that satisfy `may_sleep` may
+    /// be asleep. `u64::MAX` if no schedule ends.
     pub(crate) fn end_ns(
         &mut self,
         now_ns: u64,
@@ -146,7 +145,7 @@ impl<'a> Bound<'a> {
         ends_ns
     }
 
-    /// What follows for later operations from the end of `pivot`. `false` where it cannot begin.
+    /// Bounds the begin of later operations by the end of `pivot`. `false` if the pivot cannot begin.
     fn advance(&mut self, pivot: usize, ends_ns: u64, may_sleep: impl Fn(usize) -> bool) -> bool {
         let groups = &self.work.groups;
         let asleep_bytes = |at: usize| {
@@ -186,8 +185,8 @@ impl<'a> Bound<'a> {
         true
     }
 
-    /// How long it takes to carry so many bytes out of device memory or into it, and what host memory
-    /// cannot hold of them to the file or from it.
+    /// Returns the time to copy these bytes out of device memory or into it, and the part that host memory
+    /// cannot hold to the file or from it.
     fn cross_ns(&self, bytes: u128, host_rate: u64, file_rate: u64) -> u64 {
         let both_ns = self.both_ns(bytes, host_rate, file_rate);
         if self.work.is_direct || bytes <= self.host_bytes {
@@ -197,8 +196,7 @@ impl<'a> Bound<'a> {
         both_ns.max(file_ns.saturating_add(self.least_ns(host_rate)))
     }
 
-    /// Device memory's own links together: where the file is direct, what it takes is spared the
-    /// other link.
+    /// Returns the time of device memory's links together: a direct file relieves the host link.
     fn both_ns(&self, bytes: u128, host_rate: u64, file_rate: u64) -> u64 {
         if bytes == 0 || !self.work.is_direct || file_rate == 0 {
             return self.fluid_ns(bytes, host_rate);
@@ -210,7 +208,7 @@ impl<'a> Bound<'a> {
         together_ns.max(in_file_ns).max(in_host_ns).max(self.least_ns(host_rate.max(file_rate)))
     }
 
-    /// How long a link is busy with groups of so many bytes in all, or more.
+    /// Returns the time that a link is busy with groups of at least this many bytes in total.
     fn fluid_ns(&self, bytes: u128, bytes_per_s: u64) -> u64 {
         if bytes == 0 {
             return 0;
@@ -218,7 +216,7 @@ impl<'a> Bound<'a> {
         copy_ns(bytes, bytes_per_s).unwrap_or(u64::MAX).max(self.least_ns(bytes_per_s))
     }
 
-    /// How long any copy takes.
+    /// Returns the time of the shortest copy.
     pub(crate) fn least_ns(&self, bytes_per_s: u64) -> u64 {
         copy_ns(self.least_bytes.into(), bytes_per_s).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! How long a plan takes: one step played event by event, by the rules the engine follows.
+//! The duration of a plan: a step simulated event by event, by the rules that the engine follows.
 
 use std::cmp::Reverse;
 
@@ -6,31 +6,30 @@ use super::location::{GroupLocation, Occupancy};
 use super::work::{ResidencyPlan, StepWork};
 use crate::{LinkDirection, Tier};
 
-/// How a step went.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplayOutcome {
-    /// From the begin of the first operation to the end of the last, in nanoseconds.
+    /// Time from the begin of the first operation to the end of the last, in nanoseconds.
     pub total_ns: u64,
-    /// The part of it in which no operation ran.
+    /// Part of it in which no operation ran.
     pub stall_ns: u64,
-    /// Bytes copied out of device memory (and back in).
+    /// Bytes copied out of device memory and back in.
     pub slept_bytes: u64,
-    /// Bytes of them written to the file.
+    /// Part of these bytes that was written to the file.
     pub written_bytes: u64,
 }
 
-/// What one turn of a replay costs, in operations looked at for room.
+/// Cost of one turn of a replay, in operations checked for room.
 const TURN_STEPS: usize = 24;
-/// What one group or operation costs before the first turn.
+/// Cost of one group or operation before the first turn.
 const SETUP_STEPS: usize = 8;
 
 const DIRECTIONS: usize = LinkDirection::ALL.len();
 
-/// Plays `plan`. Returns `None` where it never ends: something has no room, or no link.
+/// Replays `plan`. Returns `None` if it never ends: a group has no room or no link.
 ///
-/// The rules: groups leave in the order in which they may, those needed last first where that is
-/// the same; they move on to the file, are read and wake in the order needed, as soon as there is
-/// room that stays theirs until they are freed.
+/// Groups leave in the order in which they may, and at the same operation those needed last first. They move
+/// on to the file, are read and wake in the order of need, as soon as there is room until they are freed.
 #[must_use]
 pub fn replay(work: &StepWork, plan: &ResidencyPlan) -> Option<ReplayOutcome> {
     work.validate().ok()?;
@@ -38,22 +37,22 @@ pub fn replay(work: &StepWork, plan: &ResidencyPlan) -> Option<ReplayOutcome> {
     Stage::new(work).play(plan, u64::MAX, &mut steps_left)
 }
 
-/// What all replays of one work share.
+/// Data that all replays of one work share.
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
     work: &'a StepWork,
     compute_ns: u64,
-    /// By operation: the bytes that it makes, and those that it frees.
+    /// By operation: the bytes that it makes and those that it frees.
     made_bytes: Vec<u64>,
     freed_bytes: Vec<u64>,
-    /// By group, then by [`LinkDirection`]: the time of its copy, where there is such a link.
+    /// By group, then by [`LinkDirection`]: the time of its copy; `None` without that link.
     copies_ns: Vec<[Option<u64>; DIRECTIONS]>,
-    /// Groups in the order in which they are needed.
+    /// Groups in the order of need.
     by_need: Vec<usize>,
 }
 
 impl<'a> Stage<'a> {
-    /// Of a work that is valid.
+    /// Creates the stage of a valid work.
     pub(super) fn new(work: &'a StepWork) -> Self {
         let count = work.operations.len();
         let (mut made_bytes, mut freed_bytes) = (vec![0; count], vec![0; count]);
@@ -74,7 +73,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// By operation: the bytes of all groups that are made by then and not freed before.
+    /// Returns, by operation, the bytes of all groups that are made and not freed.
     pub(super) fn there_bytes(&self) -> impl Iterator<Item = u64> {
         let mut there_bytes = 0;
         let (made, freed) = (self.made_bytes.iter(), self.freed_bytes.iter());
@@ -85,9 +84,9 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Plays `plan` as [`replay`] does, and takes what that costs from `steps_left`: one for each
-    /// operation looked at for room, other things in proportion. `None` also where those do not last, and where it would take
-    /// more than `most_ns`.
+    /// Replays `plan` as [`replay`] does, and subtracts the cost from `steps_left`: one step per operation
+    /// checked for room, other work in proportion. `None` also if the steps run out or the plan takes more
+    /// than `most_ns`.
     pub(super) fn play(
         &self,
         plan: &ResidencyPlan,
@@ -108,41 +107,41 @@ struct Player<'a> {
     most_ns: u64,
     steps_left: u64,
     now_ns: u64,
-    /// Of the operations that have not begun.
+    /// Compute time of the operations that have not begun.
     rest_ns: u64,
     /// The next operation, or the one that runs.
     operation: usize,
     runs_until_ns: Option<u64>,
-    /// Of each group; one that is freed stays where it is.
+    /// Location of each group. A freed group keeps its last one.
     locations: Vec<GroupLocation>,
     /// Groups that sleep, in the order in which they leave.
     leaving: Vec<usize>,
-    /// The same in the order in which they are needed.
+    /// The same groups in the order of need.
     waking: Vec<usize>,
-    /// Of the groups, so many are made.
+    /// Number of groups that are made.
     made: usize,
-    /// Of those that leave, so many may have by now.
+    /// Length of the prefix of `leaving` that may have left by now.
     let_leave: usize,
-    /// Of those that leave, so many have or never will: by way of host memory, and straight.
+    /// Lengths of the prefix of `leaving` that has left or stays: through host memory, and direct.
     left: [usize; 2],
-    /// Of those that leave, so many are in the file, or on the way, or will not get there.
+    /// Length of the prefix of `leaving` that is written, being written, or never will be.
     written: usize,
-    /// Of those that leave, so many take no more of host memory for it.
+    /// Length of the prefix of `leaving` that needs no more host memory to leave.
     settled: usize,
-    /// Of those that wake, so many have or are about to, or never slept.
+    /// Length of the prefix of `waking` that has woken, is about to, or never slept.
     woken: usize,
-    /// Of those that wake, so many are needed by operations before this one.
+    /// Length of the prefix of `waking` that operations before this one need.
     used: usize,
-    /// Before this operation none wakes.
+    /// No group wakes before this operation.
     wake_from: usize,
-    /// By operation: the bytes that are let leave when it has ended.
+    /// By operation: the bytes that may leave when it has ended.
     let_leave_bytes: Vec<u64>,
-    /// By operation: the bytes needed from it on that come back for it, as far as one can know.
+    /// By operation: the bytes expected to come back for it.
     back_bytes: Vec<u64>,
-    /// By [`LinkDirection`]: the group on it, and until when.
+    /// By [`LinkDirection`]: the group being copied, and the end of its copy.
     links: [Option<(usize, u64)>; DIRECTIONS],
     taken: Occupancy,
-    /// The part of device memory taken that is on its way out.
+    /// Part of the device memory taken that is being copied out.
     leaving_bytes: u64,
     outcome: ReplayOutcome,
 }
@@ -203,7 +202,7 @@ impl<'a> Player<'a> {
         loop {
             self.take_steps(TURN_STEPS);
             self.end_what_is_over();
-            // At the end of time nobody knows how long it took.
+            // Time has saturated.
             if self.steps_left == 0 || self.now_ns == u64::MAX {
                 return None;
             }
@@ -220,7 +219,7 @@ impl<'a> Player<'a> {
             for direction in LinkDirection::ALL {
                 self.begin_copy(direction);
             }
-            // A group that went off the link may have let the operation begin at this moment.
+            // The copy that ended may have let the operation begin at this moment.
             let ends = self.links.iter().flatten().map(|&(_, until_ns)| until_ns);
             self.now_ns = ends.chain(self.runs_until_ns).min()?;
         }
@@ -235,7 +234,7 @@ impl<'a> Player<'a> {
             self.runs_until_ns = None;
             self.taken.device_bytes -= self.stage.freed_bytes[self.operation];
             self.operation += 1;
-            // Whoever may leave and has not is taken to stay.
+            // A group that may leave and has not is expected to stay.
             while let Some(&at) = self.leaving.get(self.let_leave)
                 && due(self.work, self.plan, at) < self.operation
             {
@@ -265,7 +264,7 @@ impl<'a> Player<'a> {
         if self.runs_until_ns.is_some() {
             return;
         }
-        // What was needed before is awake until it is freed, as is what does not sleep.
+        // Groups needed earlier are awake until they are freed, as are those that do not sleep.
         while let Some(&at) = self.waking.get(self.used)
             && self.work.groups[at].needed <= self.operation
         {
@@ -314,7 +313,7 @@ impl<'a> Player<'a> {
         self.links[direction as usize] = Some((at, self.now_ns.saturating_add(ns)));
     }
 
-    /// The group that goes next, if one may.
+    /// Returns the next group to copy, if one may.
     fn next_on(&mut self, direction: LinkDirection) -> Option<usize> {
         match direction {
             LinkDirection::Sleep => self.next_to_leave(false),
@@ -328,14 +327,14 @@ impl<'a> Player<'a> {
         self.work.is_direct && self.plan.groups[at].choice == Tier::Nvme
     }
 
-    /// It has not left yet and still can. What still is awake when it is needed stays awake.
+    /// Returns true if the group has not left yet and still can. A group that is awake when it is needed stays.
     fn is_to_sleep(&self, at: usize) -> bool {
         let has_not_left =
             matches!(self.locations[at], GroupLocation::Unmade | GroupLocation::Awake);
         has_not_left && self.operation < self.work.groups[at].needed
     }
 
-    /// The first that has not left yet, where it may by now.
+    /// Returns the first group that has not left, if it may by now.
     fn next_to_leave(&mut self, direct: bool) -> Option<usize> {
         let mut left = self.left[usize::from(direct)];
         let is_next = |&at: &usize| self.is_direct(at) == direct && self.is_to_sleep(at);
@@ -357,7 +356,7 @@ impl<'a> Player<'a> {
         self.taken.file_bytes + self.work.groups[at].bytes <= self.work.nvme_bytes
     }
 
-    /// In host memory, meant for the file, and not written yet.
+    /// Returns the first group in host memory that is meant for the file and not written yet.
     fn next_to_write(&mut self) -> Option<usize> {
         let is_on_its_way = |at: usize| {
             let is_for_file = self.plan.groups[at].choice == Tier::Nvme && !self.is_direct(at);
@@ -376,12 +375,12 @@ impl<'a> Player<'a> {
         self.locations[at] == GroupLocation::Host && self.plan.groups[at].choice == Tier::Nvme
     }
 
-    /// It is yet to leave, or to be written.
+    /// Returns true if the group has yet to leave or to be written.
     fn is_unsettled(&self, at: usize) -> bool {
         self.is_to_sleep(at) || self.locations[at].is_leaving() || self.is_to_be_written(at)
     }
 
-    /// Host memory is for what leaves first, and then for what comes back.
+    /// Returns the next group to read into host memory. Groups that leave have precedence there.
     fn next_to_read(&mut self) -> Option<usize> {
         while let Some(&at) = self.leaving.get(self.settled) {
             if self.is_unsettled(at) {
@@ -400,8 +399,8 @@ impl<'a> Player<'a> {
         next
     }
 
-    /// The first in the order of need that has its bytes at this link's end, and room here beside
-    /// those before it.
+    /// Returns the first group in the order of need whose bytes are at this link, if it has room beside those
+    /// before it.
     fn next_to_wake(&mut self, direct: bool) -> Option<usize> {
         if self.operation < self.wake_from || (direct && !self.work.is_direct) {
             return None;
@@ -422,7 +421,7 @@ impl<'a> Player<'a> {
         has_room.then_some(self.waking[next])
     }
 
-    /// It has woken or is about to, or is needed by now and has not slept.
+    /// Returns true if the group has woken, is about to, or is needed by now and has not slept.
     fn is_done_sleeping(&self, at: usize) -> bool {
         match self.locations[at] {
             GroupLocation::Awake => !self.is_to_sleep(at),
@@ -430,8 +429,8 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Whether there is room for all asleep that wake no later than this one, which is the first to
-    /// go: for each that may, beside those before it.
+    /// Returns true if there is room for all sleeping groups that wake no later than this one: for each that
+    /// may wake, beside those before it.
     fn has_room_up_to(&mut self, next: usize) -> bool {
         let (mut device_bytes, mut leaving_bytes) = (self.taken.device_bytes, self.leaving_bytes);
         let mut looked_at = self.woken;
@@ -461,13 +460,12 @@ impl<'a> Player<'a> {
         has_room
     }
 
-    /// Whether so many bytes, of which some are on their way out, are within the room of every
-    /// operation up to `last`, as far as one can know: what is to leave later does so in time, and
-    /// whoever sleeps and is needed before comes back too.
+    /// Returns true if these bytes, some of which are leaving, are within the room of every operation up to
+    /// `last`. It assumes that later groups leave in time, and that groups needed earlier come back too.
     fn has_room(&mut self, mut device_bytes: u64, leaving_bytes: u64, last: usize) -> bool {
         let (stage, ahead) = (self.stage, self.operation..=last);
         if self.runs_until_ns.is_some() {
-            // What it makes is there, and is about to be counted.
+            // The bytes that it makes are in device memory already, and are counted below.
             device_bytes -= stage.made_bytes[self.operation];
         }
         let comes = stage.made_bytes[ahead.clone()].iter().zip(&self.back_bytes[ahead.clone()]);
@@ -489,7 +487,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// The group may leave when this operation has ended.
+/// Returns the operation at whose end the group may leave.
 fn due(work: &StepWork, plan: &ResidencyPlan, at: usize) -> usize {
     plan.groups[at].sleep_after.max(work.groups[at].leaves)
 }

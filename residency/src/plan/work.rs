@@ -1,42 +1,41 @@
-//! What there is to plan, and what a plan is.
+//! The input of a plan, and the plan.
 
 use crate::{LinkRates, Tier, WorkError};
 
-/// Most operations of one step.
+/// Limit on operations per step.
 pub const OPERATIONS_MAX: usize = 1 << 18;
-/// Most groups of one step.
+/// Limit on groups per step.
 pub const GROUPS_MAX: usize = 1 << 16;
-/// Most bytes of all groups of one step together.
+/// Limit on the total bytes of the groups of a step.
 pub const BYTES_MAX: u64 = 1 << 62;
-/// Longest that all operations of one step may take together, in nanoseconds.
+/// Limit on the total compute time of a step, in nanoseconds.
 pub const COMPUTE_MAX_NS: u64 = 1 << 62;
 
-/// One thing the trainer computes.
+/// One operation of the trainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepOperation {
-    /// How long it takes where it waits for nothing, in nanoseconds.
+    /// Duration without waits, in nanoseconds.
     pub compute_ns: u64,
-    /// Dormant bytes that may be in device memory while it runs: what the budget leaves beside the
-    /// operation's own memory.
+    /// Dormant bytes that may be in device memory while it runs: the budget minus the operation's own memory.
     pub room_bytes: u64,
 }
 
-/// Bytes that sleep and wake together: a layer's. Operations by their place in [`StepWork`].
+/// Bytes that sleep and wake together, those of a layer. Operations are indices into [`StepWork`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DormantGroup {
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
     /// The operation that makes them; they take room from its begin.
     pub made: usize,
-    /// They may leave when this one has ended, which is not before the one that makes them.
+    /// The operation at whose end they may leave, not before `made`.
     pub leaves: usize,
-    /// They must be awake when this one begins, and from then on.
+    /// The operation from whose begin they must be awake.
     pub needed: usize,
-    /// They are gone when this one has ended.
+    /// The operation at whose end they are freed.
     pub freed: usize,
 }
 
-/// One step, as far as residency goes.
+/// The data of one step that residency depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
     /// In the order in which they run.
@@ -45,26 +44,26 @@ pub struct StepWork {
     pub groups: Vec<DormantGroup>,
     /// The links.
     pub links: LinkRates,
-    /// Pinned memory that may hold copies.
+    /// Limit on copies in pinned memory, in bytes.
     pub host_bytes: u64,
-    /// What the file may hold.
+    /// Limit on copies in the file, in bytes.
     pub nvme_bytes: u64,
-    /// The file is written from device memory and read into it, not by way of pinned memory.
+    /// Whether the file is written from device memory and read into it, not through pinned memory.
     pub is_direct: bool,
 }
 
-/// What is to happen with one group.
+/// The plan of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupPlan {
     /// Tier that it spends its idle time in; in `Device` it stays awake.
     pub choice: Tier,
-    /// It leaves when this operation has ended, or as soon after as it can.
+    /// The operation at whose end it leaves, or as soon afterwards as possible.
     pub sleep_after: usize,
-    /// It does not come back into device memory before this operation begins.
+    /// The operation before whose begin it does not return to device memory.
     pub wake_from: usize,
 }
 
-/// What is to happen with each group of a work, in its order.
+/// The plan of each group of a work, in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyPlan {
     /// One for each group.
@@ -72,7 +71,7 @@ pub struct ResidencyPlan {
 }
 
 impl ResidencyPlan {
-    /// Each group sleeps where it is told as soon as it may, and wakes from the same operation on.
+    /// Creates a plan in which each group leaves as soon as it may and all wake from the same operation on.
     #[must_use]
     pub fn new(work: &StepWork, choices: &[Tier], wake_from: usize) -> Self {
         let place = |(group, &choice): (&DormantGroup, &Tier)| GroupPlan {
@@ -85,10 +84,10 @@ impl ResidencyPlan {
 }
 
 impl StepWork {
-    /// Whether the figures make sense together.
+    /// Checks that the figures are consistent.
     ///
     /// # Errors
-    /// [`WorkError`], for the first that does not.
+    /// [`WorkError`] for the first one that is not.
     pub fn validate(&self) -> Result<(), WorkError> {
         let count = self.operations.len();
         if count == 0 || count > OPERATIONS_MAX {
@@ -114,7 +113,7 @@ impl StepWork {
             let accepted = "in the order in which they are made";
             return Err(WorkError::new("groups", "another order", accepted));
         }
-        // Twice as much is added up at most: what is there, and what comes back beside it.
+        // Sums reach twice this at most: the bytes present, and those that come back beside them.
         let bytes: u128 = self.groups.iter().map(|group| u128::from(group.bytes)).sum();
         if bytes > u128::from(BYTES_MAX) {
             let accepted = format!("at most {BYTES_MAX}");
@@ -128,7 +127,7 @@ impl StepWork {
         Ok(())
     }
 
-    /// The time all operations take where nothing is waited for.
+    /// Returns the time of all operations without waits.
     #[must_use]
     pub fn compute_ns(&self) -> u64 {
         self.operations.iter().map(|op| op.compute_ns).sum()
