@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_place_would_be_large_enough_for_is_not_full_for_now() {
+    fn a_request_above_the_budget_is_not_full_for_now() {
         let host = |asked_bytes, budget_bytes| OffloadError::TierFull {
             tier: Tier::Host,
             asked_bytes,

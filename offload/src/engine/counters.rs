@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn time_counts_once_however_many_are_under_way() {
+    fn overlapping_transfers_count_their_time_once() {
         let copies = Copies::default();
         copies.begin(10);
         copies.begin(20);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_is_that_of_a_time_without_a_pause() {
+    fn the_best_rate_is_that_of_a_busy_period() {
         let (copies, whole) = (Copies::default(), BEST_BYTES_MIN);
         copies.add(whole - 1, 1);
         assert_eq!(copies.best_bytes_per_s(), 0, "too little to tell");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_has_changed_is_seen_to_have() {
+    fn the_recent_rate_follows_a_change_of_the_link() {
         let copies = Copies::default();
         copies.add(LATE_BYTES_MIN - 1, SECOND_NS);
         assert_eq!(copies.late_bytes_per_s(), 0, "too little to tell");

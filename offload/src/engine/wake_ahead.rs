@@ -155,7 +155,7 @@ mod model {
 
     /// Each is staged once, by whichever thread, and never two at a time.
     #[test]
-    fn loom_what_one_thread_leaves_another_stages() {
+    fn loom_each_wake_is_staged_once_and_one_at_a_time() {
         loom::model(|| {
             let stagings = Arc::new(Mutex::new(Stagings::default()));
             // Not loom's: what they show must hold in whatever order the lock is had.
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_dies_leaves_the_rest_to_others() {
+    fn a_panic_while_staging_leaves_the_rest_to_other_threads() {
         let stagings = Mutex::new(Stagings::default());
         for index in 0..3 {
             let id = RegionId { index, generation: 1 };

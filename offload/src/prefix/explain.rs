@@ -102,7 +102,7 @@ mod tests {
     use dormouse_residency::LinkRates;
 
     #[test]
-    fn a_report_reads_as_a_page() {
+    fn a_report_is_formatted_as_text() {
         let layer = |stall_ns| LayerReport { stall_ns, ..LayerReport::default() };
         let report = PrefixReport {
             layers: 3,
@@ -151,7 +151,7 @@ awake: the disk is full
     }
 
     #[test]
-    fn what_is_not_known_is_not_told() {
+    fn unknown_figures_are_left_out_of_the_report() {
         let page = PrefixReport::default().to_string();
         assert!(page.contains("no phase was entered"), "{page}");
         assert!(!page.contains("planned") && !page.contains(" x)"), "{page}");

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ordinary_life() {
+    fn marks_in_order_are_accepted() {
         use Edge::*;
         let order = MarkOrder::new(2).enter(Phase::A).unwrap();
         let order =
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_order_is_refused_with_what_was_expected() {
+    fn marks_out_of_order_are_refused_with_the_expected_mark() {
         use Edge::*;
         let new = MarkOrder::new(3);
         let a = new.enter(Phase::A).unwrap();

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_took_of_a_plan_that_keeps_everything_wakes_from_the_first_backward_on() {
+    fn reclaimed_layers_of_a_plan_without_sleeps_wake_from_the_first_backward() {
         let PlanFollower { work, .. } = follow([30; 10], 0);
         let plan = ResidencyPlan::new(&work, &[Tier::Device; 3], 0);
         let mut follow = PlanFollower::new(work, plan, 3, 3).unwrap();

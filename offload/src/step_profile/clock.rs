@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_waited_in_vain_was_waited_and_what_comes_between_was_not() {
+    fn a_failed_wait_counts_as_stall_and_the_time_until_the_next_does_not() {
         use MarkPoint::*;
         let (times, _) = play(&[
             (BackwardDue(1), 50),

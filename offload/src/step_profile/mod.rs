@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_added_up_has_no_plan() {
+    fn figures_that_overflow_have_no_plan() {
         let work = recorded().work(u64::MAX, &MEANS).unwrap();
         assert_eq!(work.groups[1].bytes, u64::MAX);
         assert!(work.validate().is_err());
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_makes_no_work() {
+    fn an_incomplete_profile_makes_no_work() {
         assert_eq!(recorded().work(0, &MEANS), None);
         let mut unmarked = Recorder::default();
         unmarked.begin(Part::Backward);

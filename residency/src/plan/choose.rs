@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_takes_so_many_steps_and_no_more() {
+    fn a_search_stays_within_its_limits_of_steps() {
         for layers in [32, 64, 128, 512, 1024] {
             for (in_microbatches, in_host) in
                 [(layers, 0), (layers / 4, layers), (layers / 4, layers / 4)]
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_take_their_part_of_the_steps() {
+    fn trying_numbers_takes_its_share_of_the_steps() {
         for layers in [128, 512] {
             let work = prefix(layers, layers / 4, layers / 4);
             let mut search = Search::new(&work).unwrap();
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_better_is_replayed_once() {
+    fn a_plan_that_cannot_be_better_is_replayed_once() {
         // All fits; then most sleep and nothing waits for them, as computing takes long.
         for in_microbatches in [1024, 256] {
             let mut work = prefix(1024, in_microbatches, 1024);
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_plan_the_search_ends_too() {
+    fn a_search_without_a_plan_ends() {
         // So many that one replay takes more steps than there are.
         let work = prefix(1 << 14, 1 << 12, 1 << 14);
         let mut search = Search::new(&work).unwrap();

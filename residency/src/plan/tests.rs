@@ -79,7 +79,7 @@ fn where_all_fits_nothing_sleeps() {
 }
 
 #[test]
-fn what_is_needed_last_sleeps_and_wakes_late() {
+fn layers_needed_last_sleep_and_wake_late() {
     // Two layers' room in B: the two lowest sleep. Layer 1 is needed when layer 2's backward
     // begins, 20 after C has begun; room for it is there from C on, when B's own memory has gone.
     let work = Prefix { room: [40, 20], ..SMALL }.work();
@@ -111,7 +111,7 @@ fn the_lead_a_slow_link_needs_is_taken_from_the_microbatches() {
 }
 
 #[test]
-fn a_small_host_sends_what_is_needed_last_to_the_file() {
+fn with_little_host_memory_the_layer_needed_last_goes_to_the_file() {
     let work = StepWork { host_bytes: 20, ..Prefix { room: [40, 10], ..SMALL }.work() };
     let (plan, outcome) = choose(&work).unwrap();
     use crate::Tier::{Device as Keep, Host, Nvme};
@@ -122,7 +122,7 @@ fn a_small_host_sends_what_is_needed_last_to_the_file() {
 }
 
 #[test]
-fn no_room_at_all_is_said() {
+fn a_step_without_room_has_no_plan() {
     let mut work = SMALL.work();
     work.operations[0].room_bytes = 9;
     assert_eq!(choose(&work), None);

@@ -26,7 +26,7 @@ fn a_full_disk_keeps_data_where_it_is_and_says_so() {
 /// Nobody's writes are whole any more, though the system says once that bytes were lost, and one
 /// region's were.
 #[test]
-fn what_a_cache_could_not_write_back_stays_where_it_is_too() {
+fn data_of_a_failed_write_back_stays_where_it_is() {
     for plan in [Plan::default(), Plan::default().via_host()] {
         let file = Arc::new(CachedFile::new(plan.file_bytes));
         let fixture = plan.build_over(Faults::over(Arc::clone(&file) as Arc<dyn Storage>));
@@ -268,7 +268,7 @@ fn a_wait_for_an_executor_that_panicked_ends_in_an_error() {
 }
 
 #[test]
-fn who_waits_for_an_io_thread_that_panicked_is_told_so() {
+fn a_wait_for_an_io_thread_that_panicked_ends_in_an_error() {
     let fixture = Plan::default().build();
     let (id, _) = fixture.region(MIB, 1);
     fixture.faults.hold(true, false);

@@ -39,7 +39,7 @@ fn transfers_side_by_side_take_their_time_once() {
 }
 
 #[test]
-fn what_fails_or_is_called_off_takes_time_and_is_no_copy() {
+fn failed_and_cancelled_transfers_count_as_busy_time_only() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 3);
     fixture.faults.fail_writes_after(0, libc::EIO);
@@ -56,7 +56,7 @@ fn what_fails_or_is_called_off_takes_time_and_is_no_copy() {
 }
 
 #[test]
-fn a_rate_is_what_was_measured_until_enough_has_gone_over() {
+fn a_link_has_its_measured_rate_until_enough_bytes_have_moved() {
     const SECOND_NS: u64 = 1_000_000_000;
     let (fast, slow) = (64 * MIB as u64, 32 * MIB as u64);
     let measured = Rates { write_bytes_per_s: fast, read_bytes_per_s: fast };

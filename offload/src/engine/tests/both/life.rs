@@ -209,7 +209,7 @@ fn the_window_bounds_bytes_in_flight_and_the_rest_waits_its_turn() {
 }
 
 #[test]
-fn a_sleep_waits_for_the_events_it_was_given_and_nobody_waits_for_it() {
+fn a_sleep_waits_for_its_events_and_blocks_no_thread() {
     let fixture = Plan::default().build();
     let device = fixture.device();
     let regions: Vec<_> = (0..3).map(|i| fixture.region(MIB, i)).collect();
@@ -235,7 +235,7 @@ fn a_sleep_waits_for_the_events_it_was_given_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn doors_refuse_what_is_not_theirs() {
+fn calls_refuse_claimed_foreign_sleeping_and_stale_regions() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 1);
     let name = label("again", None);

@@ -131,7 +131,7 @@ fn room_is_made_though_a_sleep_is_called_off() {
 
 /// Layers woken ahead hold the room that a needed one wants: they go back to sleep for it.
 #[test]
-fn what_is_woken_ahead_makes_way_for_what_is_needed() {
+fn layers_woken_ahead_make_room_for_a_needed_one() {
     let fixture = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
     let (needed, needed_at) = fixture.region(3 * MIB, 1);
     fixture.engine.sleep(&[needed], Tier::Nvme, &[]).unwrap();
@@ -161,7 +161,7 @@ fn what_is_woken_ahead_makes_way_for_what_is_needed() {
 
 /// A prefix calls a layer needed between reclaim's look and its agreement: the layer stays awake.
 #[test]
-fn reclaim_asks_again_under_the_lock() {
+fn reclaim_checks_eligibility_again_under_the_lock() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 1);
     let reclaim = |engine: &Engine<TestDevice>| {
@@ -177,7 +177,7 @@ fn reclaim_asks_again_under_the_lock() {
 
 /// Small regions by the thousand, all on their way at once: more than a stream takes works.
 #[test]
-fn more_copies_than_a_stream_takes_at_a_time_all_come_to_their_end() {
+fn more_copies_than_a_stream_can_queue_all_complete() {
     const REGIONS: u64 = 1500;
     let bytes = 4096;
     let fixture = Plan::default().build();
@@ -206,7 +206,7 @@ fn more_copies_than_a_stream_takes_at_a_time_all_come_to_their_end() {
 
 /// Room for it in host memory comes without anybody who would start it: whoever runs short does.
 #[test]
-fn one_in_line_sleeps_for_who_runs_short() {
+fn an_allocation_serves_the_admission_queue() {
     let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };
     plan.config.host_bytes_max = 0;
     let fixture = plan.build();

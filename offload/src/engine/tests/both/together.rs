@@ -61,7 +61,7 @@ fn they_sleep_in_one_place_by_one_transfer_and_wake_with_their_bytes() {
 }
 
 #[test]
-fn what_its_owner_frees_is_held_until_all_are_freed_or_given_back() {
+fn a_freed_block_is_held_until_all_are_freed_or_released() {
     for plan in plans() {
         let fixture = plan.build();
         // All of them, asleep, one after the other.
@@ -91,7 +91,7 @@ fn what_its_owner_frees_is_held_until_all_are_freed_or_given_back() {
 }
 
 #[test]
-fn what_refuses_in_the_middle_of_them_loses_nothing() {
+fn a_refusal_for_one_block_of_a_region_loses_nothing() {
     use Operation::*;
     for (operation, nth) in [(Freeze, 2), (Copy, 1), (Copy, 2), (Copy, 3), (Seal, 2)] {
         for plan in plans() {

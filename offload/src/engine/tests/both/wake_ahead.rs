@@ -52,7 +52,7 @@ fn room_is_taken_or_promised_at_once_and_the_rest_is_for_an_io_thread() {
 }
 
 #[test]
-fn one_that_is_freed_before_its_turn_gives_its_room_back() {
+fn a_region_freed_before_its_turn_releases_its_room() {
     let fixture = Plan::default().build();
     let (id, address, held) = asleep_behind_held_threads(&fixture);
     fixture.engine.wake_ahead(&[id]);
@@ -127,7 +127,7 @@ fn after_the_end_of_the_threads_it_is_done_at_once() {
 
 /// The bytes are in host memory still: they wait for no write of others.
 #[test]
-fn a_wake_of_what_waits_to_be_written_does_not_wait_for_that() {
+fn a_wake_does_not_wait_for_a_queued_write() {
     let fixture = Plan::default().via_host().build();
     let regions: Vec<_> = (0..2).map(|seed| fixture.region(MIB, seed)).collect();
     let ids: Vec<_> = regions.iter().map(|region| region.0).collect();

@@ -66,7 +66,7 @@ fn a_spent_budget_declines_and_loses_nothing_and_time_refills_it() {
 }
 
 #[test]
-fn what_is_not_written_is_given_back() {
+fn write_budget_of_a_cancelled_write_is_returned() {
     let mut plan = Plan::default();
     plan.config.inflight_bytes_max = 2 * MIB as u64;
     let fixture = limited(plan);

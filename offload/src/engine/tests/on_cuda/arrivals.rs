@@ -32,7 +32,7 @@ pub(super) fn wake_late(fixture: &Fixture, ids: &[RegionId]) -> Held {
 }
 
 #[test]
-fn asleep_again_before_the_bytes_are_there_it_keeps_them() {
+fn a_region_that_sleeps_before_its_bytes_arrived_keeps_them() {
     for tier in [Tier::Host, Tier::Nvme] {
         let fixture = Plan::default().build();
         let (id, address) = fixture.region(MIB, 5);
@@ -70,7 +70,7 @@ fn bytes_that_are_dropped_arrive_before_their_pages_go() {
 
 /// Its owner has freed it, and it is in the table until its last copy is over.
 #[test]
-fn what_was_freed_under_a_copy_in_fails_nobodys_wait() {
+fn a_region_freed_during_a_copy_in_fails_no_wait() {
     let fixture = Plan::default().build();
     let tag = fixture.engine.tag_create("weights", true).unwrap();
     let address = fixture.allocate(MIB, 1);
@@ -126,7 +126,7 @@ fn a_host_copy_stays_until_it_is_read() {
 }
 
 #[test]
-fn memory_that_nobody_waits_for_is_reused_after_the_copy() {
+fn memory_without_a_waiting_stream_is_reused_after_the_copy() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 1);
     put_to_sleep(&fixture, &[id], Tier::Host);
@@ -174,7 +174,7 @@ fn memory_that_its_stream_waits_for_is_that_streams_at_once() {
 
 /// What one stream waits for is another's memory: that one knows nothing of the copy.
 #[test]
-fn memory_of_another_stream_than_the_one_that_waits_is_reused_after_the_copy() {
+fn memory_of_another_stream_is_reused_after_the_copy() {
     let fixture = Plan::default().build();
     let side = Side::new(&fixture, 7);
     let (id, address) = fixture.region(MIB, 1);
@@ -196,7 +196,7 @@ fn memory_of_another_stream_than_the_one_that_waits_is_reused_after_the_copy() {
 
 /// Nor is it known what a stream does that the allocator was never told of.
 #[test]
-fn a_stream_that_nobody_knows_lets_nothing_be_reused_under_a_copy() {
+fn memory_is_not_reused_during_a_copy_after_a_wait_on_an_unknown_stream() {
     let fixture = Plan::default().build();
     let unknown = fixture.device().create_stream("unknown").unwrap();
     let (id, address) = fixture.region(MIB, 1);
@@ -354,7 +354,7 @@ fn the_time_a_copy_waited_in_its_stream_is_not_its_own() {
 
 /// Freed on its stream before another one waits for the copy in: nothing on its own comes after that.
 #[test]
-fn what_was_freed_before_a_stream_waited_is_reused_after_the_copy() {
+fn a_block_freed_before_a_stream_waited_is_reused_after_the_copy() {
     for frees_all in [false, true] {
         let fixture = Plan::default().build();
         let (first, second) = (Side::new(&fixture, 7), Side::new(&fixture, 8));

@@ -42,7 +42,7 @@ fn a_sleep_behind_late_work_takes_what_that_work_wrote() {
 }
 
 #[test]
-fn a_sleep_waits_for_every_stream_it_was_told_of() {
+fn a_sleep_waits_for_every_stream_that_used_its_memory() {
     let fixture = Plan::default().build();
     let (early, late) = (Side::new(&fixture, 7), Side::new(&fixture, 8));
     let (id, address) = fixture.region(MIB, 1);
@@ -130,7 +130,7 @@ fn ask_for_room(fixture: &Fixture, side: &Side<'_>, agree: impl FnOnce(RegionId)
 }
 
 #[test]
-fn room_is_made_of_what_late_work_still_uses() {
+fn reclaim_waits_for_late_work_that_uses_a_region() {
     let fixture = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
     let side = Side::new(&fixture, 7);
     ask_for_room(&fixture, &side, |id| fixture.engine.let_reclaim(&[id], &[side.mark()]));
@@ -190,7 +190,7 @@ fn room_is_made_in_one_tier_where_that_is_enough() {
 /// The thread that ends a write waits for no stream, and so finds no room for the wake that follows.
 /// Whoever needs the region does before others sleep for it.
 #[test]
-fn nobody_sleeps_for_room_that_only_has_to_be_waited_for() {
+fn no_region_sleeps_for_room_that_a_wait_provides() {
     let fixture = Plan { budget_bytes: 5 * MIB, ..Plan::default() }.build();
     let side = Side::new(&fixture, 7);
     let (id, address) = fixture.region(3 * MIB, 1);

@@ -26,7 +26,7 @@ fn sleep(fixture: &Fixture, id: RegionId) {
 }
 
 #[test]
-fn a_free_under_a_copy_in_does_not_wait_to_be_told_of_its_end() {
+fn a_free_during_a_copy_in_does_not_wait_for_its_callback() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(UNIT_BYTES, 1);
     put_to_sleep(&fixture, &[id], Tier::Host);

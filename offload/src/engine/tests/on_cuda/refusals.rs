@@ -112,7 +112,7 @@ fn a_wake_that_finds_no_memory_at_any_page_can_be_tried_again() {
 
 /// A copy in is queued, and the driver will not say when it is over: once, and once more.
 #[test]
-fn pages_stay_under_a_copy_in_that_nobody_tells_of() {
+fn pages_are_kept_during_a_copy_in_without_a_reported_end() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 1);
     put_to_sleep(&fixture, &[id], Tier::Host);
@@ -154,20 +154,20 @@ fn copy_out_refused(entry: &str, refusals: u64) {
 }
 
 #[test]
-fn a_host_copy_stays_under_a_copy_out_that_nobody_tells_of() {
+fn a_host_copy_is_kept_during_a_copy_out_without_a_callback() {
     copy_out_refused("cuEventRecord", 2);
 }
 
 /// That the stream's teller was refused an answer does not mean that the copy is over.
 #[test]
-fn a_host_copy_stays_under_a_copy_out_whose_teller_is_refused() {
+fn a_host_copy_is_kept_during_a_copy_out_whose_wait_fails() {
     copy_out_refused("cuEventSynchronize", 1);
 }
 
 /// Where the device will not say at all, those who wait are told that nothing comes, and the copy
 /// keeps both of its ends for good.
 #[test]
-fn nobody_waits_for_a_copy_that_the_device_will_not_speak_of() {
+fn waits_for_a_copy_without_a_reported_end_fail() {
     let fixture = Plan::default().build();
     let (id, _) = fixture.region(MIB, 1);
     let held = fixture.hold_way(CopyStream::Out);
@@ -226,7 +226,7 @@ fn refused(operation: Operation) -> DeviceError {
 
 /// Nor does it of what is kept until then: first the copy's figures are told of, and then that.
 #[test]
-fn a_host_copy_stays_under_a_copy_in_whose_teller_is_refused() {
+fn a_host_copy_is_kept_during_a_copy_in_whose_wait_fails() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 1);
     put_to_sleep(&fixture, &[id], Tier::Host);
@@ -253,7 +253,7 @@ fn wake_untold(fixture: &Fixture) -> (RegionId, usize, Held) {
 
 /// Where the stream tells nobody, somebody waits; the wake does not.
 #[test]
-fn a_host_copy_stays_though_its_stream_tells_nobody() {
+fn a_host_copy_is_kept_if_the_callback_is_refused() {
     let fixture = Plan::default().build();
     let (id, address, held) = wake_untold(&fixture);
     let has_gone = held.let_go_later();
@@ -283,7 +283,7 @@ fn a_host_copy_stays_though_its_event_is_refused() {
 
 /// Nor does the free.
 #[test]
-fn freed_memory_stays_though_its_stream_tells_nobody() {
+fn freed_memory_is_kept_if_the_callback_is_refused() {
     let fixture = Plan::default().build();
     let (_, address, held) = wake_untold(&fixture);
     fixture.engine.free(address, 0).unwrap();
@@ -333,7 +333,7 @@ fn a_sleep_whose_events_cannot_be_waited_for_does_not_begin() {
 
 /// A stash's copy is queued, and its end is not told: neither end is given up before.
 #[test]
-fn a_stash_waits_for_a_copy_that_nobody_tells_of() {
+fn a_stash_waits_for_a_copy_without_a_reported_end() {
     let fixture = Plan::default().build();
     let address = fixture.allocate(MIB, 1);
     let here = fixture.here();
@@ -350,7 +350,7 @@ fn a_stash_waits_for_a_copy_that_nobody_tells_of() {
 
 /// Where it is never told they are never given up, and the caller is told so.
 #[test]
-fn a_stash_keeps_what_a_copy_may_be_at_for_good() {
+fn a_stash_never_reuses_memory_of_a_copy_without_a_reported_end() {
     for tier in [Tier::Host, Tier::Nvme] {
         let mut plan = Plan::default();
         if tier == Tier::Nvme {
@@ -393,7 +393,7 @@ fn a_stash_that_may_be_read_still_is_kept_for_good() {
 
 /// Pages that a copy may be filling stay within the budget, and behind no address.
 #[test]
-fn room_under_a_copy_that_the_device_will_not_speak_of_is_nobodys() {
+fn room_under_a_copy_without_a_reported_end_is_never_reused() {
     let fixture = Plan::default().build();
     let (id, address) = fixture.region(MIB, 1);
     put_to_sleep(&fixture, &[id], Tier::Host);

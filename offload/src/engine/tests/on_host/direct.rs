@@ -94,7 +94,7 @@ fn a_part_that_is_left_of_freed_ones_is_its_owners() {
 /// What goes through host memory on its way to the file is bounded by the window, not by how many
 /// sleeps were agreed on.
 #[test]
-fn what_only_passes_through_host_memory_is_bounded_by_the_window() {
+fn bytes_on_their_way_to_the_file_are_bounded_by_the_window() {
     const EACH: usize = 256 << 10;
     let mut plan = Plan::default();
     (plan.config.host_bytes_max, plan.config.inflight_bytes_max) = (0, 4 * EACH as u64);
@@ -125,7 +125,7 @@ fn what_only_passes_through_host_memory_is_bounded_by_the_window() {
 }
 
 #[test]
-fn what_was_agreed_on_before_a_panic_does_not_fall_asleep_after_it() {
+fn a_sleep_admitted_before_a_panic_does_not_begin_after_it() {
     let mut plan = Plan::default();
     plan.config.inflight_bytes_max = 1;
     let fixture = plan.build();

@@ -101,7 +101,7 @@ fn a_whole_step() {
 
 /// On this thread: its phases and layers are spans, and it ends with one summary.
 #[test]
-fn a_step_is_told_in_events() {
+fn a_step_emits_its_spans_and_one_summary() {
     let house = Plan::default().build();
     let (report, seen) = events::collect(|| {
         let mut trainer = Trainer::new(&house);
@@ -183,7 +183,7 @@ fn a_step_in_half_the_memory() {
 }
 
 #[test]
-fn only_what_was_allocated_in_the_window_and_named_may_sleep() {
+fn only_blocks_allocated_in_the_window_and_named_may_sleep() {
     let mut plan = Plan::default();
     plan.config = EngineConfig { size_floor_bytes: 64 << 10, ..plan.config };
     let fixture = plan.build();
@@ -283,7 +283,7 @@ fn a_boundary_that_cannot_be_woken_stays_its_layers() {
 
 /// The wait of the first backward is no lead that waking had: the bound would be less by it.
 #[test]
-fn what_the_first_backward_waits_is_not_counted_as_its_lead() {
+fn the_wait_of_the_first_backward_is_no_lead_time() {
     let fixture = Plan::default().build();
     let mut trainer = Trainer::in_file(&fixture);
     fixture.faults.hold(false, true);
@@ -350,7 +350,7 @@ fn the_bound_is_that_of_the_link_which_takes_longest() {
 /// Layers that no backward came to had not to be there, and whatever the trainer did between two
 /// backwards was time to copy in.
 #[test]
-fn the_bound_is_of_what_was_due_and_when() {
+fn the_bound_counts_the_layers_whose_backward_was_due() {
     let fixture = Plan::default().build();
     let mut trainer = Trainer::in_file(&fixture);
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
@@ -515,7 +515,7 @@ fn a_corrupted_layer_is_an_error_of_its_mark_and_the_rest_goes_on() {
 }
 
 #[test]
-fn what_cannot_wake_is_left_asleep_reported_and_can_still_be_freed() {
+fn memory_that_cannot_wake_stays_asleep_is_reported_and_can_be_freed() {
     let fixture = Plan::default().build();
     let trainer = Trainer::in_file(&fixture);
     let offset = fixture.engine.extent_offset(trainer.ids(2)[0]).unwrap();

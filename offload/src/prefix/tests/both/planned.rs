@@ -122,7 +122,7 @@ fn nothing_wakes_into_memory_that_others_have_taken() {
 
 /// A plan that is wrong about the room costs time, and nothing else.
 #[test]
-fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
+fn reclaim_can_put_layers_to_sleep_that_the_plan_keeps() {
     let fixture = Set::default().via_host().build();
     let mut trainer = follow(&fixture, work(&[6], 6), &[Keep; 6], 99);
     trainer.forward_all();
@@ -144,7 +144,7 @@ fn layers_that_the_plan_keeps_sleep_where_somebody_runs_short() {
 
 /// A plan that lets none sleep wakes what somebody took all the same, once backward is to need it.
 #[test]
-fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
+fn reclaimed_layers_that_the_plan_keeps_wake_ahead_in_c() {
     let fixture = Set::default().via_host().build();
     // As plans that keep everything are made.
     let mut trainer = follow(&fixture, work(&[6], 6), &[Keep; 6], 0);
@@ -172,7 +172,7 @@ fn layers_that_the_plan_keeps_and_somebody_took_wake_ahead_in_c() {
 
 /// Children come after the last microbatch: no mark of this prefix's says that the last part begins.
 #[test]
-fn waking_that_is_told_to_begin_in_b_begins_by_the_plan() {
+fn begin_wake_in_b_follows_the_plan() {
     let fixture = Set::default().via_host().build();
     let last_microbatch = LAYERS as usize + 1;
     let mut trainer = follow(&fixture, work(&[2, 3], 6), &[Host; 6], last_microbatch);
@@ -233,7 +233,7 @@ fn step_from_b(mut trainer: Trainer<'_>, free_in_microbatch: u64) -> PrefixRepor
 }
 
 #[test]
-fn where_only_what_must_sleeps_the_step_before_says_how_much() {
+fn the_fit_policy_plans_the_sleeping_layers_from_the_last_step() {
     for (set, in_host) in [(Set::default().via_host(), true), (Set::default(), false)] {
         let mut set = set;
         set.config.residency = ResidencyPolicy::Fit;
@@ -275,7 +275,7 @@ fn fitting() -> Set {
 /// More of the first layer is named, or less is, after the plan is made: steps alike are as large as
 /// each other all the same.
 #[test]
-fn what_the_first_layer_had_when_the_plan_was_made_says_how_much_larger_a_step_is() {
+fn the_first_layer_scales_the_next_step() {
     for names_late in [true, false] {
         let fixture = fitting().build();
         let steps = [(); 3].map(|()| {
@@ -325,7 +325,7 @@ fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from(
 
 /// Whoever says nothing of microbatches is not planned for: what they leave free is not known.
 #[test]
-fn a_step_whose_microbatches_nobody_told_of_leaves_the_one_before_it_to_plan_from() {
+fn a_step_without_microbatch_marks_keeps_the_earlier_profile() {
     let fixture = fitting().build();
     let _nothing_is_known_yet = step(&fixture, 4 * LAYER_BYTES);
     let before = fixture.engine.profile(LABEL, LAYERS).unwrap();
@@ -342,7 +342,7 @@ fn a_step_whose_microbatches_nobody_told_of_leaves_the_one_before_it_to_plan_fro
 
 /// A prefix of a tree is planned from its own step before, whatever others of as many layers took.
 #[test]
-fn prefixes_are_told_apart_by_their_names() {
+fn profiles_are_kept_by_the_names_of_prefixes() {
     let fixture = fitting().build();
     let all = u64::from(LAYERS) * LAYER_BYTES;
     let step = |label: &str, free_in_microbatch: u64| {

@@ -90,7 +90,7 @@ fn a_wait_returns_when_all_bytes_of_a_layer_have_arrived() {
 /// Forward queues more than there is room for, and the GPU is late with all of it: room is waited
 /// for, behind the marks, and there is enough.
 #[test]
-fn layers_make_room_when_the_gpu_has_come_to_their_marks() {
+fn layers_make_room_when_the_gpu_has_passed_their_marks() {
     let fixture = Plan { budget_bytes: 7 * MIB, ..Plan::default() }.build();
     let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
@@ -172,7 +172,7 @@ fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
 
 /// A sleep waits until the trainer's stream is that far. One that is called off before is not forgotten.
 #[test]
-fn a_sleep_that_was_called_off_is_agreed_on_again_at_the_next_mark() {
+fn a_withdrawn_sleep_is_admitted_again_at_the_next_mark() {
     let fixture = Plan::default().build();
     let mut trainer = Trainer::new(&fixture);
     trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
@@ -221,7 +221,7 @@ fn layers_last_as_long_as_their_stream_is_at_them() {
 }
 
 #[test]
-fn what_a_stream_waits_for_copies_is_in_the_report() {
+fn the_wait_of_a_stream_for_copies_is_in_the_report() {
     let fixture = Plan::default().build();
     let mut trainer = in_phase_b(&fixture);
     let held = fixture.hold_copies_in();
@@ -258,7 +258,7 @@ fn end_ahead<'a>(fixture: &'a Fixture, mut trainer: Trainer<'a>) -> Held {
 
 /// The trainer is done before its GPU: the step is planned from when that has come to its end.
 #[test]
-fn a_step_is_planned_from_once_the_stream_has_come_to_its_end() {
+fn a_step_is_planned_from_once_the_stream_has_passed_its_end() {
     let mut plan = Plan::default();
     plan.config.residency = ResidencyPolicy::Fit;
     let fixture = plan.build();

@@ -65,7 +65,7 @@ fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
 /// Whoever runs short waits for those in line, as long as they come on: what the plan keeps stays
 /// awake, also where some have left while one looked.
 #[test]
-fn what_waits_for_a_place_leaves_before_what_the_plan_keeps() {
+fn layers_in_the_admission_queue_leave_before_those_that_the_plan_keeps() {
     let mut set = Set::default().via_host();
     set.config.host_bytes_max = 2 * LAYER_BYTES;
     let fixture = set.build();

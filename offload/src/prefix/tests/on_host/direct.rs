@@ -31,7 +31,7 @@ fn a_full_disk_leaves_layers_awake_and_the_step_goes_on() {
 
 /// Two and a half layers may be written today.
 #[test]
-fn what_the_budget_of_writes_has_no_room_for_sleeps_in_host_memory() {
+fn layers_above_the_write_budget_sleep_in_host_memory() {
     let fixture = Plan::default().build();
     fixture.nvme().limit_writes(5 * LAYER_BYTES / 2);
     let mut trainer = Trainer::new(&fixture);

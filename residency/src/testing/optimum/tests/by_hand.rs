@@ -138,7 +138,7 @@ fn a_group_may_leave_though_all_is_there() {
 }
 
 #[test]
-fn host_memory_goes_to_who_needs_it_first() {
+fn host_memory_goes_to_the_group_needed_first() {
     // All of 10 bytes, and host memory for one. F is out 1..11 for the room of operation 1, which
     // runs 11..12, and written 11..21; H is out 21..31 for that of operation 2, 31..32, and in
     // 32..42. Now F could be read, or G leave. F first: read 42..52, in 52..62, operation 4 runs
@@ -197,7 +197,7 @@ const fn set_rates(work: &mut StepWork, [out, into, write, read]: [u64; 4]) {
 }
 
 #[test]
-fn what_is_too_large_to_search_has_a_bound() {
+fn a_step_too_large_to_search_has_a_bound() {
     let many = vec![group(1, [0, 0, 2, 2]); GROUPS_SEARCHED_MAX + 1];
     let work = at_one_byte_a_ns(&[op(1, 13), op(1, 0), op(1, 13)], &many);
     assert_eq!(optimum(&work, None, STATES_MAX), Optimum::AtLeast(3 + 13 + 13));
