@@ -232,6 +232,14 @@ impl<P: Payload> Table<P> {
         self.lock().get(id).map(f)
     }
 
+    /// Runs `f` on each of these regions that is live, under one lock.
+    pub(crate) fn each(&self, ids: &[RegionId], mut f: impl FnMut(&mut RegionEntry<P>)) {
+        let mut inner = self.lock();
+        for &id in ids {
+            inner.get(id).into_iter().for_each(&mut f);
+        }
+    }
+
     /// Feeds one input. With `Execute` the caller is the region's executor and passes the actions to
     /// [`Table::execute`].
     pub(crate) fn feed(&self, id: RegionId, input: Input) -> FeedResult {

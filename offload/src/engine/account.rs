@@ -108,11 +108,11 @@ impl Account {
 
     /// Returns the first text of each reason, with its count.
     pub(crate) fn reasons(&self) -> Vec<String> {
-        let tell = |reason: &Reason| match reason.times {
+        let text = |reason: &Reason| match reason.times {
             1 => reason.text.clone(),
             times => format!("{} ({times} times; figures of the first)", reason.text),
         };
-        lock(&self.reasons).iter().map(tell).collect()
+        lock(&self.reasons).iter().map(text).collect()
     }
 }
 

@@ -87,20 +87,25 @@ impl<D: Device> Engine<D> {
         self.body(id, |body| body.blocks.get_mut(at).map(change));
     }
 
+    /// Returns the results of `of` for the blocks of a region and their indices.
+    fn parts<T>(
+        &self,
+        id: RegionId,
+        of: impl FnMut((usize, &mut RegionBlock<D>)) -> Option<T>,
+    ) -> Vec<T> {
+        let found =
+            self.table.with(id, |e| e.data.blocks.iter_mut().enumerate().filter_map(of).collect());
+        found.unwrap_or_default()
+    }
+
     fn take_spans(&self, id: RegionId) -> Vec<SpanId> {
-        let taken = self
-            .table
-            .with(id, |e| e.data.blocks.iter_mut().filter_map(|part| part.span.take()).collect());
-        taken.unwrap_or_default()
+        self.parts(id, |(_, part)| part.span.take())
     }
 
     pub(super) fn freeze(&self, id: RegionId) -> Result<(), OffloadError> {
-        let found = self.table.with(id, |e| {
-            let blocks = e.data.blocks.iter().enumerate().filter(|(_, part)| part.may_sleep());
-            (blocks.map(|(at, part)| (at, part.range)).collect::<Vec<_>>(), e.data.label)
-        });
-        let (ranges, label) = found.unwrap_or_default();
-        for (at, range) in ranges {
+        let label = self.body(id, |body| Some(body.label)).unwrap_or_default();
+        for (at, range) in self.parts(id, |(at, part)| part.may_sleep().then_some((at, part.range)))
+        {
             match self.device.freeze(range, label) {
                 Ok(span) => self.part(id, at, |part| part.span = Some(span)),
                 Err(e) => {
@@ -127,11 +132,7 @@ impl<D: Device> Engine<D> {
         if let Err(e) = self.settle_arrival(id) {
             return self.failed(id, e.into());
         }
-        let frozen = self.table.with(id, |e| {
-            let blocks = e.data.blocks.iter().enumerate();
-            blocks.filter_map(|(at, part)| Some((at, part.span?, part.block))).collect::<Vec<_>>()
-        });
-        let frozen = frozen.unwrap_or_default();
+        let frozen = self.parts(id, |(at, part)| Some((at, part.span?, part.block)));
         let (mut kept, mut is_written, mut refused) = (Vec::new(), false, None);
         for &(at, span, block) in &frozen {
             match self.device.seal(span) {
@@ -194,15 +195,12 @@ impl<D: Device> Engine<D> {
     }
 
     pub(super) fn stage(&self, id: RegionId) -> Result<(), OffloadError> {
-        let asleep = self.table.with(id, |e| {
-            let body = &e.data;
+        let asleep = self.body(id, |body| {
             // No copy: the bytes were discarded, and the region wakes to zeroed pages.
             let is_empty = body.extent.is_none() && body.host.is_none();
-            let spans = body.blocks.iter().enumerate();
-            let spans = spans.filter_map(|(at, part)| Some((at, part.span?))).collect::<Vec<_>>();
-            (spans, body.reservation, if is_empty { Fill::Zero } else { Fill::Any })
+            Some((body.reservation, if is_empty { Fill::Zero } else { Fill::Any }))
         });
-        let Some((spans, reservation, fill)) = asleep else { return Err(self.stale(id)) };
+        let Some((reservation, fill)) = asleep else { return Err(self.stale(id)) };
         match reservation {
             PageReservation::Reserved => {}
             PageReservation::Lost => return Err(OffloadError::Broken),
@@ -210,7 +208,7 @@ impl<D: Device> Engine<D> {
                 self.reserve(id)?
             }
         }
-        for (at, span) in spans {
+        for (at, span) in self.parts(id, |(at, part)| Some((at, part.span?))) {
             match self.device.stage(span, fill) {
                 Ok(staged) => self.part(id, at, |part| part.staged = Some(staged)),
                 Err(e) => {
@@ -224,10 +222,7 @@ impl<D: Device> Engine<D> {
     }
 
     fn take_staged(&self, id: RegionId) -> Vec<D::Staged> {
-        let taken = self
-            .table
-            .with(id, |e| e.data.blocks.iter_mut().filter_map(|part| part.staged.take()).collect());
-        taken.unwrap_or_default()
+        self.parts(id, |(_, part)| part.staged.take())
     }
 
     pub(super) fn discard(&self, id: RegionId) {
@@ -246,14 +241,10 @@ impl<D: Device> Engine<D> {
 
     /// Maps the staged pages at their addresses. Published blocks stay awake if a later one fails.
     pub(super) fn publish(&self, id: RegionId) -> Result<(), OffloadError> {
-        let staged = self.table.with(id, |e| {
-            let blocks = e.data.blocks.iter_mut().enumerate();
-            let staged =
-                blocks.filter_map(|(at, part)| Some((at, part.staged.take()?, part.block)));
-            staged.collect::<Vec<_>>()
-        });
         let mut refused = None;
-        for (at, staged, block) in staged.unwrap_or_default() {
+        for (at, staged, block) in
+            self.parts(id, |(at, part)| Some((at, part.staged.take()?, part.block)))
+        {
             if refused.is_some() {
                 self.part(id, at, |part| part.staged = Some(staged));
                 continue;
@@ -293,11 +284,8 @@ impl<D: Device> Engine<D> {
     }
 
     pub(super) fn blocks(&self, ids: &[RegionId]) -> Vec<BlockId> {
-        let mut inner = self.table.lock();
         let mut blocks = Vec::new();
-        for &id in ids {
-            blocks.extend(inner.get(id).into_iter().flat_map(|e| &e.data.blocks).map(|p| p.block));
-        }
+        self.table.each(ids, |e| blocks.extend(e.data.blocks.iter().map(|part| part.block)));
         blocks
     }
 

@@ -298,33 +298,24 @@ impl<D: Device> Engine<D> {
 
     /// Makes regions eligible for reclaim, after the events in `uses`.
     pub(crate) fn let_reclaim(&self, ids: &[RegionId], uses: &[D::Event]) {
-        let mut inner = self.table.lock();
-        for &id in ids {
-            if let Some(entry) = inner.get(id) {
-                entry.data.is_eligible = true;
-                entry.data.uses = uses.to_vec();
-            }
-        }
+        self.table.each(ids, |entry| {
+            entry.data.is_eligible = true;
+            entry.data.uses = uses.to_vec();
+        });
     }
 
     /// Makes regions ineligible for reclaim.
     pub(crate) fn forbid_reclaim(&self, ids: &[RegionId]) {
-        let mut inner = self.table.lock();
-        for &id in ids {
-            if let Some(entry) = inner.get(id) {
-                entry.data.is_eligible = false;
-                entry.data.uses.clear();
-            }
-        }
+        self.table.each(ids, |entry| {
+            entry.data.is_eligible = false;
+            entry.data.uses.clear();
+        });
     }
 
     /// Returns the events before which the pages of these regions must stay.
     pub(crate) fn uses(&self, ids: &[RegionId]) -> Vec<D::Event> {
-        let mut inner = self.table.lock();
         let mut events = Vec::new();
-        for &id in ids {
-            events.extend(inner.get(id).into_iter().flat_map(|entry| entry.data.uses.clone()));
-        }
+        self.table.each(ids, |entry| events.extend_from_slice(&entry.data.uses));
         events
     }
 
@@ -351,24 +342,20 @@ impl<D: Device> Engine<D> {
 
     /// Returns the bytes of these regions that are asleep or falling asleep.
     pub(crate) fn bytes_not_awake(&self, ids: &[RegionId]) -> u64 {
-        let mut inner = self.table.lock();
         let mut bytes = 0;
-        for &id in ids {
-            let Some(entry) = inner.get(id) else { continue };
+        self.table.each(ids, |entry| {
             if !matches!(entry.region.state, RegionState::Awake | RegionState::Gone) {
                 bytes += entry.data.bytes();
             }
-        }
+        });
         bytes
     }
 
     /// Returns the bytes that each link must transfer before these regions are awake. A sleep that has not
     /// ended can be cancelled, and dropped regions need none.
     pub(crate) fn bytes_to_load(&self, ids: &[RegionId]) -> BytesToLoad {
-        let mut inner = self.table.lock();
         let mut found = BytesToLoad::default();
-        for &id in ids {
-            let Some(entry) = inner.get(id) else { continue };
+        self.table.each(ids, |entry| {
             let bytes = entry.data.copy_bytes as u64;
             match entry.region.state {
                 RegionState::Nvme | RegionState::Loading => {
@@ -381,16 +368,14 @@ impl<D: Device> Engine<D> {
                 }
                 _ => {}
             }
-        }
+        });
         found
     }
 
     /// Returns the residency of these regions; those that are gone do not count.
     pub(crate) fn residence(&self, ids: &[RegionId]) -> LayerResidency {
-        let mut inner = self.table.lock();
         let mut found = LayerResidency { is_awake: true, ..LayerResidency::default() };
-        for &id in ids {
-            let Some(entry) = inner.get(id) else { continue };
+        self.table.each(ids, |entry| {
             let (bytes, state) = (entry.data.bytes(), entry.region.state);
             found.bytes += bytes;
             // A pending wake takes its room when the step in flight ends, before other wakes.
@@ -415,7 +400,7 @@ impl<D: Device> Engine<D> {
             found.is_leaving |=
                 waits || matches!(state, RegionState::FallingAsleep | RegionState::Spilling);
             found.is_in_file |= state == RegionState::Nvme;
-        }
+        });
         found
     }
 

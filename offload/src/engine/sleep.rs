@@ -176,13 +176,10 @@ impl<D: Device> Engine<D> {
     }
 
     fn waiting_bytes(&self, ids: &[RegionId]) -> u64 {
-        let mut inner = self.table.lock();
         let mut bytes = 0;
-        for &id in ids {
-            if let Some(entry) = inner.get(id).filter(|e| e.region.wait.is_admitted()) {
-                bytes += entry.data.bytes();
-            }
-        }
+        self.table.each(ids, |entry| {
+            bytes += if entry.region.wait.is_admitted() { entry.data.bytes() } else { 0 };
+        });
         bytes
     }
 
@@ -281,7 +278,7 @@ impl<D: Device> Engine<D> {
     /// As [`Engine::pump`], on an I/O thread: starting a sleep may wait for a stream's queue, and a free
     /// must not.
     pub(super) fn pump_in_background(&self) {
-        let is_somebodys_turn = {
+        let has_work = {
             let mut inner = self.table.lock();
             let first = inner.shared.window_queue.front().copied();
             let bytes = first.and_then(|id| Some(inner.get(id)?.data.bytes()));
@@ -290,7 +287,7 @@ impl<D: Device> Engine<D> {
             let is_next = bytes.is_some_and(|bytes| self.fits(&inner.shared, bytes));
             !inner.shared.is_closed && (has_waiting || is_next)
         };
-        if is_somebodys_turn && let Some(engine) = self.me.upgrade() {
+        if has_work && let Some(engine) = self.me.upgrade() {
             self.run_blocking(Box::new(move || engine.pump()));
         }
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use super::report::PrefixReport;
 
 /// Layers whose stalls are listed, the longest first.
-const LAYERS_TOLD_MAX: usize = 4;
+const LAYERS_LISTED_MAX: usize = 4;
 
 impl fmt::Display for PrefixReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -14,7 +14,7 @@ impl fmt::Display for PrefixReport {
         let sums = Bytes(self.accumulator_bytes);
         let layers = self.layers;
         writeln!(f, "{layers} layers: {dormant} dormant, {boundary} boundary, {sums} gradients")?;
-        self.tell_peak(f)?;
+        self.write_peak(f)?;
         let (most, host) = (Bytes(self.asleep_bytes_peak), Bytes(self.host_bytes_peak));
         writeln!(f, "asleep: {most} at most; host {host}, file {}", Bytes(self.nvme_bytes_peak))?;
         if let Some(planned) = self.planned {
@@ -25,8 +25,8 @@ impl fmt::Display for PrefixReport {
                 "planned: {kept} awake, {host} in host memory, {file} in the file, {wait} stall"
             )?;
         }
-        self.tell_links(f)?;
-        self.tell_waits(f)?;
+        self.write_links(f)?;
+        self.write_stalls(f)?;
         if self.left_asleep_bytes > 0 {
             writeln!(f, "left asleep: {}; the wake failed", Bytes(self.left_asleep_bytes))?;
         }
@@ -35,7 +35,7 @@ impl fmt::Display for PrefixReport {
 }
 
 impl PrefixReport {
-    fn tell_peak(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_peak(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(phase) = self.peak_phase else {
             return writeln!(f, "peak: no phase was entered");
         };
@@ -43,7 +43,7 @@ impl PrefixReport {
         writeln!(f, "peak: phase {phase:?} (A {a}, B {b}, C {c}, sampled at the marks)")
     }
 
-    fn tell_links(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_links(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (out, back) = (Bytes(self.written_bytes), Bytes(self.read_bytes));
         let (wrote, read) = (Bytes(self.write_bytes_per_s), Bytes(self.read_bytes_per_s));
         writeln!(f, "file: {out} written at {wrote}/s, {back} read at {read}/s")?;
@@ -52,7 +52,7 @@ impl PrefixReport {
         writeln!(f, "host: {out}/s out, {}/s in", Bytes(rates.host_to_device_bytes_per_s))
     }
 
-    fn tell_waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_stalls(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waited, bound) = (Time(self.stall_ns), Time(self.stall_bound_ns));
         write!(
             f,
@@ -65,7 +65,7 @@ impl PrefixReport {
             self.layer.iter().enumerate().map(|(at, layer)| (layer.stall_ns, at)).collect();
         waits.retain(|&(ns, _)| ns > 0);
         waits.sort_unstable_by(|a, b| b.cmp(a));
-        for (ns, layer) in waits.into_iter().take(LAYERS_TOLD_MAX) {
+        for (ns, layer) in waits.into_iter().take(LAYERS_LISTED_MAX) {
             write!(f, "; layer {layer} {}", Time(ns))?;
         }
         writeln!(f)
