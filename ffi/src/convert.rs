@@ -206,7 +206,6 @@ fn offload_status(error: &OffloadError) -> dormouse_status_t {
         OffloadError::Claimed { .. } => status::DORMOUSE_ERR_BUSY,
         OffloadError::TierFull { .. } => status::DORMOUSE_ERR_TIER,
         OffloadError::TooMany { .. } => status::DORMOUSE_ERR_LIMIT,
-        OffloadError::Unsupported { .. } => status::DORMOUSE_ERR_UNSUPPORTED,
         OffloadError::Pinned(PinnedError::TooManyRanges { .. }) => {
             status::DORMOUSE_ERR_OUT_OF_MEMORY
         }

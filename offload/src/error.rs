@@ -142,14 +142,6 @@ pub enum OffloadError {
          with this error and memory that is asleep may stay asleep"
     )]
     Broken,
-    /// An operation that this device does not support.
-    #[error("{what} is not available on the {kind} device")]
-    Unsupported {
-        /// The operation.
-        what: &'static str,
-        /// Which device.
-        kind: &'static str,
-    },
 }
 
 impl OffloadError {

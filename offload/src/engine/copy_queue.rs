@@ -11,7 +11,7 @@ use super::region_blocks::REGION_BLOCKS_MAX;
 use crate::ids::RegionId;
 use crate::table::Launched;
 use dormouse_residency::region::Input;
-use dormouse_storage::sync::{Mutex, lock};
+use dormouse_storage::sync::lock;
 
 /// Limit on copies queued per direction. Each is a wait, a copy per block of the region between two timed
 /// events, and a callback; streams hold about 1,024 operations. A copy in on a GPU stops counting once
@@ -19,9 +19,9 @@ use dormouse_storage::sync::{Mutex, lock};
 const COPIES_MAX: usize = 32;
 const _: () = assert!(COPIES_MAX * (REGION_BLOCKS_MAX + 4) <= 1024);
 
-/// One direction.
+/// The copies in one direction.
 #[derive(Debug, Default)]
-struct CopyQueue {
+pub(super) struct CopyQueue {
     under_way: usize,
     waiting: VecDeque<RegionId>,
 }
@@ -48,23 +48,10 @@ impl CopyQueue {
     }
 }
 
-/// Both directions.
-#[derive(Debug, Default)]
-pub(crate) struct CopyQueues {
-    out: Mutex<CopyQueue>,
-    inward: Mutex<CopyQueue>,
-}
-
-impl CopyQueues {
-    const fn of(&self, out: bool) -> &Mutex<CopyQueue> {
-        if out { &self.out } else { &self.inward }
-    }
-}
-
 impl<D: Device> Engine<D> {
     /// Starts a copy between device pages and the host copy on the direction's stream, or queues it.
     pub(super) fn start_copy(&self, id: RegionId, out: bool) -> Launched {
-        if !lock(self.turns.of(out)).take(id) {
+        if !lock(&self.copy_queues[usize::from(out)]).take(id) {
             return Launched::InFlight;
         }
         let launched = self.try_copy(id, out);
@@ -78,7 +65,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn finish_copy(&self, out: bool, moved_bytes: u64) {
         self.end_time(out, moved_bytes);
         // Ends: each turn removes one, and the actions executed here start no other copy.
-        while let Some(id) = { lock(self.turns.of(out)).pass() } {
+        while let Some(id) = { lock(&self.copy_queues[usize::from(out)]).pass() } {
             let Launched::Over(outcome) = self.try_copy(id, out) else { return };
             self.end_time(out, 0);
             if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {

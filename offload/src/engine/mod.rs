@@ -68,14 +68,10 @@ use dormouse_storage::{NullQueue, Nvme};
 /// Properties of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Its id.
-    pub id: RegionId,
     /// Its addresses; those of its first block if it has several.
     pub range: AddressRange,
     /// Bytes of the pages of all its blocks.
     pub bytes: u64,
-    /// Bytes that the owner requested for them.
-    pub requested_bytes: u64,
     /// Its role.
     pub role: Role,
     /// Its state.
@@ -115,7 +111,8 @@ pub struct Engine<D: Device> {
     host: PinnedPool<D>,
     /// By [`transfers::CopyStream`].
     streams: Mutex<[Option<D::Stream>; 3]>,
-    turns: copy_queue::CopyQueues,
+    /// In and out.
+    copy_queues: [Mutex<copy_queue::CopyQueue>; 2],
     staging: Mutex<wake_ahead::Stagings>,
     counters: Counters,
     /// Counts of single events. The other statistics are filled in when they are read.
@@ -193,7 +190,7 @@ impl<D: Device> Engine<D> {
             nvme,
             host,
             streams: Mutex::new([None, None, None]),
-            turns: copy_queue::CopyQueues::default(),
+            copy_queues: Default::default(),
             staging: Mutex::new(wake_ahead::Stagings::default()),
             counters: Counters::default(),
             counts: Mutex::default(),

@@ -30,7 +30,6 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) bytes: u64,
     /// Bytes of its copy.
     pub(crate) copy_bytes: usize,
-    pub(crate) requested_bytes: u64,
     pub(crate) role: Role,
     pub(crate) label: SpanLabel,
     /// The copy in that may still run although the region is awake.
@@ -73,7 +72,6 @@ impl<D: Device> RegionData<D> {
             freed: Vec::new(),
             bytes: 0,
             copy_bytes: 0,
-            requested_bytes: 0,
             role,
             label,
             arrival: None,

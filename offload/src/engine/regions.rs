@@ -97,7 +97,7 @@ impl<D: Device> Engine<D> {
         let limit = u64::from(REGIONS_MAX);
         let id = inserted.ok_or(OffloadError::TooMany { what: "regions", limit })?;
         let (mut blocks, mut refused) = (Vec::new(), Vec::new());
-        let (mut bytes, mut total_copy_bytes, mut requested_bytes) = (0, 0, 0);
+        let (mut bytes, mut total_copy_bytes) = (0, 0);
         // A role that never sleeps covers the whole block; one that sleeps, its own pages.
         let sleeps = matches!(role, Role::Dormant | Role::Tagged);
         for &address in addresses {
@@ -118,7 +118,6 @@ impl<D: Device> Engine<D> {
                     });
                     bytes += range.bytes;
                     total_copy_bytes += copy_bytes;
-                    requested_bytes += info.requested_bytes as u64;
                 }
                 Err(e) => refused.push((address, self.not_claimed(e))),
             }
@@ -140,7 +139,6 @@ impl<D: Device> Engine<D> {
                 entry.data.is_bounced = self.is_direct && !is_direct;
                 entry.data.bytes = bytes as u64;
                 entry.data.copy_bytes = total_copy_bytes;
-                entry.data.requested_bytes = requested_bytes;
                 shared.enter(role, bytes as u64);
                 // Freed between claim and here: the drop runs now.
                 if entry.data.is_freed() {
@@ -272,10 +270,8 @@ impl<D: Device> Engine<D> {
     /// `Stale`.
     pub fn region_info(&self, id: RegionId) -> Result<RegionInfo, OffloadError> {
         let info = self.table.with(id, |entry| RegionInfo {
-            id,
             range: entry.data.range(),
             bytes: entry.data.bytes(),
-            requested_bytes: entry.data.requested_bytes,
             role: entry.data.role,
             state: entry.region.state,
             tier: tier_of(&entry.region).unwrap_or(Tier::Device),

@@ -17,8 +17,6 @@ use dormouse_storage::sync::lock;
 pub struct SleepOutcome {
     /// Bytes accepted: asleep already, or falling asleep unless woken, freed or written to first.
     pub accepted_bytes: u64,
-    /// Accepted bytes that wait for the in-flight window or for the caller's events.
-    pub queued_bytes: u64,
     /// Bytes that stay awake.
     pub declined_bytes: u64,
     /// Reason for the first declined region.
@@ -101,9 +99,8 @@ impl<D: Device> Engine<D> {
         after: &[D::Event],
         who: Initiator,
     ) -> Result<SleepOutcome, OffloadError> {
-        let mut outcome = self.try_sleep(ids, goal, after, who)?;
+        let outcome = self.try_sleep(ids, goal, after, who)?;
         self.pump();
-        outcome.queued_bytes = self.waiting_bytes(ids);
         Ok(outcome)
     }
 
@@ -173,14 +170,6 @@ impl<D: Device> Engine<D> {
         if let Some(account) = self.body(id, |body| body.account.clone()) {
             account.decline(&error.to_string());
         }
-    }
-
-    fn waiting_bytes(&self, ids: &[RegionId]) -> u64 {
-        let mut bytes = 0;
-        self.table.each(ids, |entry| {
-            bytes += if entry.region.wait.is_admitted() { entry.data.bytes() } else { 0 };
-        });
-        bytes
     }
 
     fn look(&self, id: RegionId) -> SleepCheck {
