@@ -41,8 +41,8 @@
 //! - **I6** Reclaim never puts a region to sleep that its prefix has marked as needed.
 //! - **I7** Device memory in use stays within the allocator's budget, waking included: room is
 //!   reserved before pages are staged.
-//! - **I8** Locks are taken in one order: table, then a tier's or the allocator's own; device calls
-//!   and I/O are made under none of them.
+//! - **I8** Locks are taken in one order: table, then that of a tier, the figures or the allocator;
+//!   device calls and I/O are made under none of them.
 #![deny(unsafe_code)]
 
 mod compute;
