@@ -4,7 +4,7 @@
 //! (`support/rollouts.rs`) from their ids and reports the median of five runs and the peak bytes allocated.
 //! The optimum is counted independently: sequences sorted by plain comparison, and the tokens that each
 //! adds to the previous one. Also measured: one pass that only reads the ids, adding sequences one at a
-//! time, blocks, 64 shares, and a forest of 1,000,000 nodes from lengths.
+//! time, 64 parts, and a forest of 1,000,000 nodes from lengths.
 #![allow(clippy::print_stdout, reason = "its output")]
 #![expect(unsafe_code, reason = "an allocator that counts")]
 
@@ -27,8 +27,7 @@ static ALLOCATOR: Counting = Counting::new();
 
 const SEQUENCES: usize = 20_000;
 const RUNS: usize = 5;
-const BLOCK_TOKENS: u64 = 2_048;
-const RANKS: usize = 64;
+const PARTS: usize = 64;
 const NODES: usize = 1_000_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -71,14 +70,13 @@ where
     let (again, grow_bytes) = ALLOCATOR.peak_of(grow);
     drop(again?);
     let (grown, freeze_seconds) = median(|| Ok(growing.freeze()))?;
-    let (blocks, blocks_seconds) = median(|| forest.blocks(BLOCK_TOKENS))?;
-    let leaves = forest.leaves().count();
-    let shares = || {
-        let cut = |rank: usize| leaves * rank / RANKS;
-        (0..RANKS).map(|rank| forest.part_of_leaves(cut(rank)..cut(rank + 1))).collect()
+    let order = forest.sequences_by_ending();
+    let parts = || {
+        let part = |own| forest.part_of_sequences(own);
+        order.chunks(order.len().div_ceil(PARTS)).map(part).collect::<Result<Vec<_>, _>>()
     };
-    let (shares, shares_seconds) = median(|| -> Result<Vec<_>, _> { shares() })?;
-    let share_tokens: u64 = shares.iter().map(|share| share.forest.tree_tokens()).sum();
+    let (parts, parts_seconds) = median(parts)?;
+    let part_tokens: u64 = parts.iter().map(|part| part.forest.tree_tokens()).sum();
     Ok(serde_json::json!({
         "sequences": sequences,
         "ids": ids.len(),
@@ -88,7 +86,7 @@ where
         "plan_ids_bytes": bytes,
         "plan_ids_memory_ratio": (input_bytes + bytes) as f64 / input_bytes as f64,
         "nodes": forest.nodes().len(),
-        "leaves": leaves,
+        "leaves": forest.leaves().count(),
         "tree_tokens": forest.tree_tokens(),
         "optimum_tokens": optimum,
         "compression": forest.compression(),
@@ -97,11 +95,9 @@ where
         "grow_bytes": grow_bytes,
         "freeze_seconds": freeze_seconds,
         "grown_is_built": grown == forest,
-        "blocks": blocks.nodes.len(),
-        "blocks_seconds": blocks_seconds,
-        "shares": RANKS,
-        "shares_seconds": shares_seconds,
-        "shares_tokens_over_tree": share_tokens as f64 / forest.tree_tokens() as f64,
+        "parts": parts.len(),
+        "parts_seconds": parts_seconds,
+        "parts_tokens_over_tree": part_tokens as f64 / forest.tree_tokens() as f64,
     }))
 }
 

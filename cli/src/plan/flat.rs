@@ -159,8 +159,12 @@ mod tests {
     }
 
     fn forest(sequences: &[Vec<i64>]) -> Forest {
-        let slices: Vec<&[i64]> = sequences.iter().map(Vec::as_slice).collect();
-        Forest::from_slices(&slices, &[], 10).unwrap()
+        let mut offsets = vec![0];
+        offsets.extend(sequences.iter().scan(0, |end, ids| {
+            *end += ids.len() as u64;
+            Some(*end)
+        }));
+        Forest::from_ids(&sequences.concat(), &offsets, &[], 10).unwrap()
     }
 
     proptest! {

@@ -20,8 +20,7 @@ pub(super) struct Leaves<'a> {
 
 impl<'a> Leaves<'a> {
     pub(super) fn of(forest: &'a Forest) -> Self {
-        let ids = 0..forest.nodes().len() as u32;
-        let nodes: Vec<u32> = ids.filter(|id| forest.is_leaf(NodeId(*id))).collect();
+        let nodes: Vec<u32> = forest.leaves().map(|leaf| leaf.0).collect();
         // A sequence that ends inside a path belongs to the first leaf below its end.
         let leaf_of = |node: NodeId| nodes.partition_point(|leaf| *leaf < node.0) as u32;
         let endings = (0_u32..).zip(forest.endings());

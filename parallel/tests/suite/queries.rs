@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, from_slices};
 use dormouse_parallel::balance::{BalanceOptions, Shares, Workload};
 use dormouse_parallel::query::{QueryError, Trees, queries, query};
 use dormouse_schedule::cost::{Fit, Weighting};
@@ -332,7 +332,7 @@ fn answers_equal_those_of_the_modules() {
 #[test]
 fn trees_convert_to_forests_and_back() {
     let sequences: [&[i32]; 4] = [&[1, 2, 3], &[1, 2, 4, 5], &[1, 2], &[1, 2, 3]];
-    let forest = Forest::from_slices(&sequences, &[], 10).unwrap();
+    let forest = from_slices(&sequences, &[], 10).unwrap();
     let text = Trees::from(&forest).to_json();
     let trees: Trees = serde_json::from_str(&text).unwrap();
     assert_eq!(Forest::try_from(trees).unwrap(), forest);

@@ -101,8 +101,8 @@ impl GrowingForest {
         self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
     }
 
-    /// Returns the forest of the sequences added so far, equal to that of [`Forest::from_slices`]. The time depends
-    /// on nodes and sequences, not on tokens.
+    /// Returns the forest of the sequences added so far, equal to that of [`Forest::from_ids`]. The time depends on
+    /// nodes and sequences, not on tokens.
     #[must_use]
     pub fn freeze(&self) -> Forest {
         let mut nodes: Vec<Node> = Vec::new();

@@ -43,37 +43,30 @@ impl TokenInt for i64 {
     }
 }
 
-/// The ids of a batch, in one buffer or several.
+/// The sequences of a batch: sequence i is `ids[offsets[i]..offsets[i + 1]]`.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sequences<'a, I> {
-    Packed { ids: &'a [I], offsets: &'a [u64] },
-    Separate(&'a [&'a [I]]),
+pub(super) struct Sequences<'a, I> {
+    pub(super) ids: &'a [I],
+    pub(super) offsets: &'a [u64],
 }
 
 impl<'a, I: Copy> Sequences<'a, I> {
     pub(super) fn count(self) -> usize {
-        match self {
-            Self::Packed { offsets, .. } => offsets.len().saturating_sub(1),
-            Self::Separate(slices) => slices.len(),
-        }
+        self.offsets.len().saturating_sub(1)
     }
 
     /// Returns the ids of a sequence. Offsets must be checked.
     pub(super) fn get(self, sequence: u32) -> &'a [I] {
         let at = sequence as usize;
-        match self {
-            Self::Packed { ids, offsets } => &ids[offsets[at] as usize..offsets[at + 1] as usize],
-            Self::Separate(slices) => slices[at],
-        }
+        &self.ids[self.offsets[at] as usize..self.offsets[at + 1] as usize]
     }
 
     fn check(self) -> Result<(), PlanError> {
-        if let Self::Packed { ids, offsets } = self {
-            for (index, pair) in offsets.windows(2).enumerate() {
-                let (begin, end) = (pair[0], pair[1]);
-                if begin > end || end > ids.len() as u64 {
-                    return Err(PlanError::Offsets { index, begin, end, ids: ids.len() as u64 });
-                }
+        let ids = self.ids.len() as u64;
+        for (index, pair) in self.offsets.windows(2).enumerate() {
+            let (begin, end) = (pair[0], pair[1]);
+            if begin > end || end > ids {
+                return Err(PlanError::Offsets { index, begin, end, ids });
             }
         }
         check_count(self.count())?;
@@ -98,26 +91,7 @@ impl Forest {
         kinds: &[u64],
         vocab: u32,
     ) -> Result<Self, PlanError> {
-        Self::from_sequences(Sequences::Packed { ids, offsets }, kinds, vocab)
-    }
-
-    /// Builds the forest of sequences in separate buffers.
-    ///
-    /// # Errors
-    /// Those of [`Forest::from_ids`] except `Offsets`.
-    pub fn from_slices<I: TokenInt>(
-        sequences: &[&[I]],
-        kinds: &[u64],
-        vocab: u32,
-    ) -> Result<Self, PlanError> {
-        Self::from_sequences(Sequences::Separate(sequences), kinds, vocab)
-    }
-
-    fn from_sequences<I: TokenInt>(
-        sequences: Sequences<'_, I>,
-        kinds: &[u64],
-        vocab: u32,
-    ) -> Result<Self, PlanError> {
+        let sequences = Sequences { ids, offsets };
         check_vocab(vocab)?;
         sequences.check()?;
         if !kinds.is_empty() && kinds.len() != sequences.count() {

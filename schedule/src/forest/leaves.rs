@@ -3,33 +3,10 @@
 use super::Forest;
 use crate::NodeId;
 
-/// A leaf in depth-first order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaf {
-    /// Its node.
-    pub node: NodeId,
-    /// Tokens from the root to its end.
-    pub path_tokens: u64,
-    /// Tokens that are not on the path to the previous leaf. The leaves `i..j` alone have `path_tokens` of leaf i
-    /// plus `new_tokens` of the others.
-    pub new_tokens: u64,
-}
-
 impl Forest {
     /// Returns the leaves in depth-first order.
-    pub fn leaves(&self) -> impl Iterator<Item = Leaf> + '_ {
-        // Nodes between two leaves are on the path of the second only.
-        let mut new_tokens = 0;
-        (0..self.nodes.len() as u32).filter_map(move |id| {
-            let tokens = self.nodes[id as usize].tokens;
-            new_tokens += tokens.count();
-            let node = NodeId(id);
-            self.is_leaf(node).then(|| Leaf {
-                node,
-                path_tokens: tokens.end,
-                new_tokens: std::mem::take(&mut new_tokens),
-            })
-        })
+    pub fn leaves(&self) -> impl Iterator<Item = NodeId> + '_ {
+        (0..self.nodes.len() as u32).map(NodeId).filter(|id| self.is_leaf(*id))
     }
 
     /// Returns the tokens of all nodes: shared tokens count once.

@@ -27,15 +27,14 @@
 //! # Constructors
 //! | from | by | nodes |
 //! |---|---|---|
-//! | token ids, all at once | [`Forest::from_ids`], [`Forest::from_slices`] | compressed |
+//! | token ids, all at once | [`Forest::from_ids`] | compressed |
 //! | token ids, one sequence at a time | [`GrowingForest`] | the same |
 //! | lengths | [`Forest::from_nodes`], [`Forest::from_nodes_with`], [`Forest::group`] | as given |
-//! | a forest | [`Forest::blocks`], [`Forest::part_of_leaves`], [`Forest::part_of_sequences`] | cut or selected |
+//! | a forest | [`Forest::part_of_sequences`] | selected |
 //!
 //! *Compressed*: a node ends only where sequences continue with different tokens, or where all end. So the tree
 //! tokens are the distinct prefixes of the batch.
 
-mod blocks;
 mod build;
 mod grow;
 mod ids;
@@ -46,18 +45,16 @@ mod part;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::blocks::Blocks;
 pub use self::grow::GrowingForest;
 pub use self::ids::{SEQUENCES_MAX, TokenInt};
-pub use self::leaves::Leaf;
 pub use self::part::Part;
-use crate::{NodeId, PlanError, Span};
+use crate::{NodeId, Span};
 
 /// Parent number of a root in [`Forest::from_nodes`].
 pub const NO_PARENT: u32 = u32::MAX;
 
 /// One run of tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Its parent, a smaller number; `None` for a root.
     pub parent: Option<NodeId>,
@@ -92,8 +89,7 @@ pub struct Ending {
 }
 
 /// All trees of a batch. The module documentation defines numbering and rows.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Stored")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forest {
     nodes: Vec<Node>,
     endings: Vec<Ending>,
@@ -184,34 +180,5 @@ impl Forest {
             }
         }
         Self { nodes, endings }
-    }
-}
-
-/// The fields of a [`Forest`], unchecked.
-#[derive(Debug, Deserialize)]
-struct Stored {
-    nodes: Vec<Node>,
-    endings: Vec<Ending>,
-}
-
-impl TryFrom<Stored> for Forest {
-    type Error = PlanError;
-
-    fn try_from(stored: Stored) -> Result<Self, PlanError> {
-        let Stored { nodes, endings } = stored;
-        if nodes.is_empty() && endings.is_empty() {
-            return Ok(Self::default());
-        }
-        let parents: Vec<u32> =
-            nodes.iter().map(|node| node.parent.map_or(NO_PARENT, |parent| parent.0)).collect();
-        let length = |node: &Node| node.tokens.end.saturating_sub(node.tokens.begin);
-        let lengths: Vec<u64> = nodes.iter().map(length).collect();
-        let forest = Self::from_nodes_with(&parents, &lengths, &endings)?;
-        let differs = |(stored, found): (&Node, &Node)| stored != found;
-        let Some(id) = nodes.iter().zip(&forest.nodes).position(differs) else {
-            return Ok(forest);
-        };
-        let accepted = format!("{:?}", forest.nodes[id]);
-        Err(PlanError::Count { what: "first inconsistent node", seen: id as u64, accepted })
     }
 }

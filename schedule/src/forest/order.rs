@@ -205,9 +205,11 @@ mod tests {
             count(1, 10 * index).chain(count(2, 2000 - 20 * index)).collect::<Vec<_>>()
         };
         let sequences: Vec<Vec<Counted>> = (0..100).map(sequence).collect();
-        let slices: Vec<&[Counted]> = sequences.iter().map(Vec::as_slice).collect();
-        let ids: usize = sequences.iter().map(Vec::len).sum();
-        let order = order(Sequences::Separate(&slices), &[], 3).unwrap();
+        let end = |at: usize| sequences[..at].iter().map(|ids| ids.len() as u64).sum::<u64>();
+        let offsets: Vec<u64> = (0..=sequences.len()).map(end).collect();
+        let ids = sequences.concat();
+        let order = order(Sequences { ids: &ids, offsets: &offsets }, &[], 3).unwrap();
+        let ids = ids.len();
         assert!(order.sequences.is_sorted_by(|a, b| a > b), "more of 1 comes before more of 2");
         // Twice where they differ: the stride is found first, then the id.
         let compared = COMPARED.with(Cell::get);

@@ -3,7 +3,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use dormouse_schedule::forest::Forest;
+use dormouse_schedule::forest::{Forest, TokenInt};
 use dormouse_schedule::{Loss, Plan, PlanError, PlanOptions, Scoring};
 
 /// A forest, its scoring and how to run it.
@@ -25,6 +25,19 @@ impl Batch {
         change(&mut changed.options);
         changed
     }
+}
+
+/// The forest of sequences in separate buffers.
+pub(crate) fn from_slices<I: TokenInt>(
+    sequences: &[&[I]],
+    kinds: &[u64],
+    vocab: u32,
+) -> Result<Forest, PlanError> {
+    let mut offsets = vec![0];
+    for ids in sequences {
+        offsets.push(offsets[offsets.len() - 1] + ids.len() as u64);
+    }
+    Forest::from_ids(&sequences.concat(), &offsets, kinds, vocab)
 }
 
 /// A prompt and its responses, each with its length and weight, of which the runtime decides what

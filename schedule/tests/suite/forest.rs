@@ -1,11 +1,11 @@
-//! Compares forests, growing forests, blocks and parts with the set of all prefixes.
+//! Compares forests, growing forests and parts with the set of all prefixes.
 
 mod model;
 
-use std::collections::BTreeSet;
-
+use crate::batch::from_slices;
 use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT};
 use dormouse_schedule::{NodeId, PlanError};
+pub(crate) use model::sequences_of_leaves;
 use model::{Model, Sequence, batch, prefixes, starts_with};
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ const VOCAB: u32 = 3;
 fn forest(sequences: &[Sequence]) -> Forest {
     let slices: Vec<&[i64]> = sequences.iter().map(|(_, ids)| ids.as_slice()).collect();
     let kinds: Vec<u64> = sequences.iter().map(|(kind, _)| *kind).collect();
-    Forest::from_slices(&slices, &kinds, VOCAB).unwrap()
+    from_slices(&slices, &kinds, VOCAB).unwrap()
 }
 
 /// Parents, lengths: what a forest is given as when ids are not known.
@@ -96,18 +96,8 @@ proptest! {
             *end != model.ends[id] && starts_with(end, &model.ends[id])
         });
         let nodes: Vec<usize> = (0..model.ends.len()).filter(|id| leaf(*id)).collect();
-        let leaves: Vec<_> = forest.leaves().collect();
-        prop_assert_eq!(leaves.iter().map(|leaf| leaf.node.0 as usize).collect::<Vec<_>>(), &nodes[..]);
-        // Any run of leaves has as many tokens as its leaves have prefixes.
-        for begin in 0..nodes.len() {
-            let mut tokens = leaves[begin].path_tokens;
-            for end in begin + 1..=nodes.len() {
-                let run: Vec<_> = nodes[begin..end].iter().map(|id| model.ends[*id].clone()).collect();
-                prop_assert_eq!(tokens, prefixes(&run).len() as u64);
-                tokens += leaves.get(end).map_or(0, |leaf| leaf.new_tokens);
-            }
-        }
-        prop_assert_eq!(leaves[0].new_tokens, leaves[0].path_tokens);
+        let leaves: Vec<usize> = forest.leaves().map(|leaf| leaf.0 as usize).collect();
+        prop_assert_eq!(leaves, nodes);
         let mut sorted: Vec<usize> = (0..sequences.len()).collect();
         sorted.sort_by_key(|at| sequences[*at].clone());
         let sorted: Vec<u32> = sorted.into_iter().map(|at| at as u32).collect();
@@ -128,53 +118,11 @@ proptest! {
     }
 
     #[test]
-    fn shapes_and_json_read_back(sequences in batch(), block_tokens in 1_u64..4) {
-        for forest in [forest(&sequences), forest(&sequences).blocks(block_tokens).unwrap().forest] {
-            let (parents, lengths) = shape(&forest);
-            let read = Forest::from_nodes_with(&parents, &lengths, forest.endings());
-            prop_assert_eq!(&read.unwrap(), &forest);
-            let json = serde_json::to_string(&forest).unwrap();
-            prop_assert_eq!(&serde_json::from_str::<Forest>(&json).unwrap(), &forest);
-        }
-    }
-
-    #[test]
-    fn blocks_are_nodes_cut_evenly(sequences in batch(), block_tokens in 1_u64..6) {
+    fn shapes_read_back(sequences in batch()) {
         let forest = forest(&sequences);
-        let blocks = forest.blocks(block_tokens).unwrap();
-        prop_assert_eq!(blocks.nodes.len(), blocks.forest.nodes().len());
-        prop_assert!(blocks.nodes.is_sorted_by_key(|id| id.0));
-        let mut last_blocks = vec![None; forest.nodes().len()];
-        for (id, node) in forest.nodes().iter().enumerate() {
-            let chain: Vec<usize> =
-                (0..blocks.nodes.len()).filter(|at| blocks.nodes[*at].0 as usize == id).collect();
-            prop_assert_eq!(chain.len() as u64, node.tokens.count().div_ceil(block_tokens));
-            let (mut above, mut begin) =
-                (node.parent.and_then(|up| last_blocks[up.0 as usize]), node.tokens.begin);
-            let counts: BTreeSet<u64> =
-                chain.iter().map(|at| blocks.forest.nodes()[*at].tokens.count()).collect();
-            prop_assert!(counts.last().unwrap() - counts.first().unwrap() <= 1, "{:?}", counts);
-            prop_assert!(*counts.last().unwrap() <= block_tokens);
-            for at in chain {
-                let block = blocks.forest.nodes()[at];
-                prop_assert_eq!(block.parent, above);
-                prop_assert_eq!(block.tokens.begin, begin);
-                (above, begin) = (Some(NodeId(at as u32)), block.tokens.end);
-                // Its sequence is the lowest that runs through it, maybe lower than the node's.
-                let ids = &sequences[node.sequence as usize].1[..begin as usize];
-                let prefix = (sequences[node.sequence as usize].0, ids.to_vec());
-                let lowest = sequences.iter().position(|seq| starts_with(seq, &prefix));
-                prop_assert_eq!(lowest, Some(block.sequence as usize));
-            }
-            prop_assert_eq!(begin, node.tokens.end);
-            last_blocks[id] = above;
-        }
-        for (was, ending) in forest.endings().iter().zip(blocks.forest.endings()) {
-            prop_assert_eq!(was.tokens, ending.tokens);
-            prop_assert_eq!(was.node, blocks.nodes[ending.node.0 as usize]);
-            let tokens = blocks.forest.node(ending.node).tokens;
-            prop_assert!(tokens.begin < ending.tokens && ending.tokens <= tokens.end);
-        }
+        let (parents, lengths) = shape(&forest);
+        let read = Forest::from_nodes_with(&parents, &lengths, forest.endings());
+        prop_assert_eq!(&read.unwrap(), &forest);
     }
 
     #[test]
@@ -219,31 +167,21 @@ proptest! {
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     ) {
         let forest = forest(&sequences);
-        let leaves: Vec<_> = forest.leaves().collect();
+        let leaves: Vec<NodeId> = forest.leaves().collect();
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(leaves.len() + 1)).collect();
         cuts.extend([0, leaves.len()]);
         cuts.sort_unstable();
+        let mut all = Vec::new();
         for pair in cuts.windows(2) {
-            let part = forest.part_of_leaves(pair[0]..pair[1]).unwrap();
-            // A sequence goes with the first leaf below the node it ends in.
-            let below = |ending: &Ending| {
-                let subtree = ending.node.0..forest.node(ending.node).subtree_end;
-                leaves.iter().position(|leaf| subtree.contains(&leaf.node.0)).unwrap()
-            };
-            let own: Vec<u32> = (0..sequences.len() as u32)
-                .filter(|at| (pair[0]..pair[1]).contains(&below(&forest.endings()[*at as usize])))
-                .collect();
-            prop_assert_eq!(&part, &forest.part_of_sequences(&own).unwrap());
-            let tokens: u64 = leaves[pair[0]..pair[1]].iter().enumerate()
-                .map(|(at, leaf)| if at == 0 { leaf.path_tokens } else { leaf.new_tokens })
-                .sum();
-            prop_assert_eq!(part.forest.tree_tokens(), tokens, "what prefix sums foretold");
-            let nodes: Vec<NodeId> = part.forest.leaves().map(|leaf| part.nodes[leaf.node.0 as usize]).collect();
-            let wanted: Vec<NodeId> = leaves[pair[0]..pair[1]].iter().map(|leaf| leaf.node).collect();
-            prop_assert_eq!(nodes, wanted);
+            let own = sequences_of_leaves(&forest, pair[0]..pair[1]);
+            let part = forest.part_of_sequences(&own).unwrap();
+            let nodes: Vec<NodeId> = part.forest.leaves().map(|leaf| part.nodes[leaf.0 as usize]).collect();
+            prop_assert_eq!(nodes, &leaves[pair[0]..pair[1]]);
+            all.extend(own);
         }
-        let whole = forest.part_of_leaves(0..leaves.len()).unwrap();
-        prop_assert_eq!(whole.forest, forest);
+        all.sort_unstable();
+        prop_assert!(all.iter().copied().eq(0..sequences.len() as u32));
+        prop_assert_eq!(forest.part_of_sequences(&all).unwrap().forest, forest);
     }
 
     /// Long runs: differences on either side of whatever is compared or checked at a time.
@@ -267,7 +205,7 @@ proptest! {
         let slices: Vec<&[i32]> = sequences.iter().map(Vec::as_slice).collect();
         let wide: Vec<(u64, Vec<i64>)> = sequences.iter()
             .map(|ids| (0, ids.iter().map(|id| i64::from(*id)).collect())).collect();
-        let forest = Forest::from_slices(&slices, &[], 14).unwrap();
+        let forest = from_slices(&slices, &[], 14).unwrap();
         let mut sorted = wide.clone();
         sorted.sort();
         let common = |a: &[i64], b: &[i64]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
@@ -285,7 +223,7 @@ proptest! {
             sequences[last][at] = -1;
             let slices: Vec<&[i32]> = sequences.iter().map(Vec::as_slice).collect();
             let refused = PlanError::TokenId { sequence: last, index: at, seen: -1, vocab: 14 };
-            prop_assert_eq!(Forest::from_slices(&slices, &[], 14), Err(refused));
+            prop_assert_eq!(from_slices(&slices, &[], 14), Err(refused));
         }
     }
 }
@@ -307,5 +245,5 @@ fn a_forest_grows_beyond_one_chunk() {
         growing.add(ids, 0).unwrap();
     }
     assert_eq!(growing.tree_tokens(), 770_000 + 2 * 6);
-    assert_eq!(growing.freeze(), Forest::from_slices(&slices, &[], 1 << 20).unwrap());
+    assert_eq!(growing.freeze(), from_slices(&slices, &[], 1 << 20).unwrap());
 }

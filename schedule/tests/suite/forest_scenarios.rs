@@ -1,13 +1,14 @@
 //! Scenarios of forests: `tests/testdata/forest/*.txt`, each a batch, operations on it, and the results.
 //!
 //! `sequence abc` has its letters as ids, `sequence abc kind 1` is of another kind; `node PARENT
-//! LENGTH` and `end NODE TOKENS` give lengths only. Then `blocks TOKENS`, `leaves FROM TO`,
-//! `pick SEQUENCES` and `grow`, which prints the forest after every sequence.
+//! LENGTH` and `end NODE TOKENS` give lengths only. Then `leaves FROM TO` and `pick SEQUENCES`,
+//! which print a part of the forest, and `grow`, which prints the forest after every sequence.
 //!
 //! `UPDATE=1 cargo test -p dormouse-schedule` rewrites the expectations; read the diff.
 
 use std::fmt::Write as _;
 
+use crate::forest::sequences_of_leaves;
 use dormouse_schedule::forest::{Ending, Forest, GrowingForest, NO_PARENT, Part};
 use dormouse_schedule::{NodeId, PlanError};
 
@@ -48,7 +49,7 @@ fn parse(text: &str) -> Case {
                 let node = NodeId(node.parse().unwrap());
                 case.endings.push(Ending { node, tokens: tokens.parse().unwrap() });
             }
-            "blocks" | "leaves" | "pick" | "grow" => {
+            "leaves" | "pick" | "grow" => {
                 case.asked.push((key.to_owned(), numbers(value)));
             }
             other => panic!("unknown line {other:?}"),
@@ -105,9 +106,14 @@ impl Case {
             }
             text.push('\n');
         }
-        for leaf in forest.leaves() {
-            let (path, new) = (leaf.path_tokens, leaf.new_tokens);
-            writeln!(text, "leaf {}: {path} tokens, {new} new", leaf.node.0).unwrap();
+        // Nodes between two leaves are on the path of the second only.
+        let mut new = 0;
+        for (id, node) in (0..).zip(forest.nodes()) {
+            new += node.tokens.count();
+            if forest.is_leaf(NodeId(id)) {
+                writeln!(text, "leaf {id}: {} tokens, {new} new", node.tokens.end).unwrap();
+                new = 0;
+            }
         }
         let (tree, dense) = (forest.tree_tokens(), forest.dense_tokens());
         writeln!(text, "{tree} tokens of {dense}: {:.3}", forest.compression()).unwrap();
@@ -124,12 +130,9 @@ impl Case {
     fn answer(&self, forest: &Forest, key: &str, values: &[u64]) -> String {
         let own: Vec<u32> = (0..forest.endings().len() as u32).collect();
         match key {
-            "blocks" => match forest.blocks(values[0]) {
-                Ok(blocks) => self.print(&blocks.forest, &own, Some(&blocks.nodes)),
-                Err(error) => format!("refused: {error}\n"),
-            },
             "leaves" => {
-                self.print_part(forest.part_of_leaves(values[0] as usize..values[1] as usize))
+                let picks = sequences_of_leaves(forest, values[0] as usize..values[1] as usize);
+                self.print_part(forest.part_of_sequences(&picks))
             }
             "pick" => {
                 let picks: Vec<u32> = values.iter().map(|pick| *pick as u32).collect();

@@ -1,7 +1,6 @@
 //! Order of ops, verdicts, limits and refusals. `group_replay.rs` tests rows and costs of ops.
 
-use crate::batch::FlatGroup;
-use dormouse_schedule::forest::Forest;
+use crate::batch::{FlatGroup, from_slices};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
@@ -187,7 +186,7 @@ fn ops_repeat_until_completed_in_order() {
 
 /// Token ids are the forest's to check.
 fn ids_refused(sequences: &[&[i64]]) -> String {
-    Forest::from_slices(sequences, &[], 50).unwrap_err().to_string()
+    from_slices(sequences, &[], 50).unwrap_err().to_string()
 }
 
 fn refusal(change: impl FnOnce(&mut FlatGroup)) -> String {

@@ -3,8 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::batch::FlatGroup;
-use dormouse_schedule::forest::Forest;
+use crate::batch::{FlatGroup, from_slices};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
@@ -238,7 +237,7 @@ proptest! {
         let full = |response: &Vec<i64>| [&case.prompt[..], response].concat();
         let sequences: Vec<Vec<i64>> = case.responses.iter().map(full).collect();
         let slices: Vec<&[i64]> = sequences.iter().map(Vec::as_slice).collect();
-        let by_ids = Forest::from_slices(&slices, &[], 10_000).unwrap();
+        let by_ids = from_slices(&slices, &[], 10_000).unwrap();
         let scored = |it: &(u64, f64)| Scoring { loss: Loss::From(5), weight: it.1 };
         let scoring: Vec<Scoring> = case.group.responses.iter().map(scored).collect();
         let options = plan.options();

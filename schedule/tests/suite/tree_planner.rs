@@ -424,7 +424,7 @@ proptest! {
 /// Microbatches of whole sequences, longest first, each in the first with room; one that is all another's
 /// beginning runs with it.
 fn microbatches_apart(forest: &Forest, microbatch_rows: u64) -> usize {
-    let mut rows: Vec<u64> = forest.leaves().map(|leaf| leaf.path_tokens - 1).collect();
+    let mut rows: Vec<u64> = forest.leaves().map(|leaf| forest.node(leaf).tokens.end - 1).collect();
     rows.retain(|rows| *rows > 0);
     rows.sort_by(|a, b| b.cmp(a));
     let mut rooms: Vec<u64> = Vec::new();

@@ -3,10 +3,9 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use crate::batch::Batch;
-use dormouse_schedule::forest::Forest;
+use dormouse_schedule::forest::{Ending, Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
-use serde_json::json;
 
 /// Sequences of a small alphabet, each new or the beginning of one before it, gone on with or not:
 /// ends within others, duplicates and branches after one token.
@@ -32,20 +31,20 @@ pub(crate) fn sequences() -> impl Strategy<Value = Vec<Vec<u32>>> {
 
 /// The forest of token sequences, by recursion: what all of a group agree on is one node.
 pub(crate) fn forest(sequences: &[Vec<u32>]) -> Forest {
-    let (mut nodes, mut endings) = (Vec::new(), vec![json!(null); sequences.len()]);
+    let mut shape = Shape { endings: vec![Ending::default(); sequences.len()], ..Shape::default() };
     let all: Vec<usize> = (0..sequences.len()).collect();
-    grow(sequences, &all, 0, None, &mut nodes, &mut endings);
-    serde_json::from_value(json!({ "nodes": nodes, "endings": endings })).unwrap()
+    grow(sequences, &all, 0, NO_PARENT, &mut shape);
+    Forest::from_nodes_with(&shape.parents, &shape.lengths, &shape.endings).unwrap()
 }
 
-fn grow(
-    sequences: &[Vec<u32>],
-    group: &[usize],
-    begin: usize,
-    parent: Option<usize>,
-    nodes: &mut Vec<serde_json::Value>,
-    endings: &mut [serde_json::Value],
-) {
+#[derive(Default)]
+struct Shape {
+    parents: Vec<u32>,
+    lengths: Vec<u64>,
+    endings: Vec<Ending>,
+}
+
+fn grow(sequences: &[Vec<u32>], group: &[usize], begin: usize, parent: u32, shape: &mut Shape) {
     let mut firsts: Vec<u32> = group.iter().map(|s| sequences[*s][begin]).collect();
     firsts.sort();
     firsts.dedup();
@@ -61,23 +60,19 @@ fn grow(
         while agree(end) {
             end += 1;
         }
-        let id = nodes.len();
-        let sequence = own.iter().find(|s| sequences[**s].len() >= end).unwrap();
-        nodes.push(json!({
-            "parent": parent,
-            "tokens": { "begin": begin, "end": end },
-            "sequence": sequence,
-        }));
+        let id = shape.parents.len() as u32;
+        shape.parents.push(parent);
+        shape.lengths.push((end - begin) as u64);
         for &s in &own {
             if sequences[s].len() <= end {
-                endings[s] = json!({ "node": id, "tokens": sequences[s].len() });
+                let tokens = sequences[s].len() as u64;
+                shape.endings[s] = Ending { node: NodeId(id), tokens };
             }
         }
         let rest: Vec<usize> = longer(end).collect();
         if !rest.is_empty() {
-            grow(sequences, &rest, end, Some(id), nodes, endings);
+            grow(sequences, &rest, end, id, shape);
         }
-        nodes[id]["subtree_end"] = json!(nodes.len());
     }
 }
 

@@ -1,9 +1,10 @@
 //! A slow independent model of forests, from the set of all prefixes.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use dormouse_schedule::NodeId;
-use dormouse_schedule::forest::{Ending, Node};
+use dormouse_schedule::forest::{Ending, Forest, Node};
 use proptest::prelude::*;
 
 /// A sequence: its kind and its ids. In order as forests are.
@@ -21,6 +22,15 @@ pub(crate) fn prefixes(sequences: &[Sequence]) -> BTreeSet<Sequence> {
 
 pub(crate) fn starts_with(sequence: &Sequence, prefix: &Sequence) -> bool {
     sequence.0 == prefix.0 && sequence.1.starts_with(&prefix.1)
+}
+
+/// The sequences that end in leaves at these positions, or above them and no earlier leaf.
+pub(crate) fn sequences_of_leaves(forest: &Forest, positions: Range<usize>) -> Vec<u32> {
+    let leaves: Vec<NodeId> = forest.leaves().collect();
+    let leaf_of = |ending: &Ending| leaves.partition_point(|leaf| leaf.0 < ending.node.0);
+    let endings = (0..).zip(forest.endings());
+    let own = endings.filter(|(_, ending)| positions.contains(&leaf_of(ending)));
+    own.map(|(sequence, _)| sequence).collect()
 }
 
 /// A naive forest: each node as the prefix that ends with it.
