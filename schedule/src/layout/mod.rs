@@ -32,7 +32,6 @@ pub use packed::{Packed, Varlen};
 pub use packing::{PaddedMicrobatch, pack_padded};
 pub use padded::Padded;
 pub use piece::check as check_pieces;
-use piece::of_microbatch;
 pub use piece::{Piece, Rows};
 
 use crate::model::count;
@@ -40,8 +39,6 @@ use crate::{PlanError, Span};
 
 /// Maximum rows of a layout, including padding.
 pub const ROWS_MAX: u64 = 1 << 24;
-/// Maximum labels of a microbatch: a row that several sequences share has one for each.
-pub const LABELS_MAX: u64 = 1 << 26;
 /// Maximum of [`LayoutOptions::multiple`].
 pub const MULTIPLE_MAX: u32 = 1 << 12;
 /// Sequence number of padding rows.
@@ -116,26 +113,6 @@ pub enum LayoutError {
         seen: Span,
         /// The next tokens of its rows.
         accepted: Span,
-    },
-    /// An op that is not a microbatch.
-    #[error("op {op} is not a microbatch; accepted: a microbatch")]
-    NoMicrobatch {
-        /// Id of the op.
-        op: u64,
-    },
-    /// A score with rows outside a member, or rows that do not precede its labels.
-    #[error(
-        "score {index} has rows {}..{} and labels from {first_label}; accepted: rows of one member, \
-         each directly before its label",
-        seen.begin, seen.end
-    )]
-    Score {
-        /// Index of the score.
-        index: usize,
-        /// Its rows.
-        seen: Span,
-        /// Its first label.
-        first_label: u64,
     },
     /// Positions that do not continue by counting.
     #[error("positions are multi_axis (M-RoPE); accepted: sequential")]

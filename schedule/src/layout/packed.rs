@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces, of_microbatch};
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces};
 use crate::model::count;
-use crate::{NodeId, Op, Span};
+use crate::{NodeId, Span};
 
 /// Arguments of a variable-length attention kernel: segment i has queries
 /// `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` and keys `cu_seqlens_k[i]..cu_seqlens_k[i + 1]`.
@@ -86,18 +86,6 @@ impl Packed {
             packed.suffix.push(padding_rows, padding_rows);
         }
         packed.read_prefixes(pieces)?;
-        Ok(packed)
-    }
-
-    /// Lays out the members of a microbatch of a plan, with the labels that it scores.
-    ///
-    /// # Errors
-    /// Those of [`Packed::of`]; `NoMicrobatch` for another op, `Score` for rows outside a member, `Count` for more
-    /// than [`LABELS_MAX`](super::LABELS_MAX) labels.
-    pub fn of_microbatch(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
-        let mut packed = Self::of(&of_microbatch(op)?, options)?;
-        let Self { rows, pieces, .. } = &mut packed;
-        rows.score(op, |member| pieces[member].begin)?;
         Ok(packed)
     }
 

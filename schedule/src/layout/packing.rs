@@ -13,7 +13,6 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-use super::padded::padded_width;
 use super::{LayoutError, MULTIPLE_MAX};
 use crate::limits::{RESPONSES_MAX, TOKENS_MAX};
 use crate::model::count;
@@ -47,8 +46,8 @@ pub fn pack_padded(
     }
     let mut order: Vec<u32> = (0..rows.len() as u32).collect();
     order.sort_unstable_by_key(|&piece| (Reverse(rows[piece as usize]), piece));
-    let widths: Vec<u64> =
-        order.iter().map(|&piece| padded_width(rows[piece as usize], multiple)).collect();
+    let width = |piece: &u32| rows[*piece as usize].next_multiple_of(multiple.into());
+    let widths: Vec<u64> = order.iter().map(width).collect();
     let mut microbatches = Vec::new();
     let mut end = order.len();
     let begins = Cuts::of(&widths, budget_rows).begins;

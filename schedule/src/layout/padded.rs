@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces, of_microbatch};
+use super::{LayoutError, LayoutOptions, Piece, ROWS_MAX, Rows, check_pieces};
+use crate::NodeId;
 use crate::model::count;
-use crate::{NodeId, Op};
 
 /// Pieces as a batch as wide as the longest, with padding at their ends. Row `i · width + c` is column c of
 /// piece i.
@@ -35,7 +35,8 @@ impl Padded {
         options.check()?;
         let wanted = check_pieces(pieces, ROWS_MAX)?;
         let longest = pieces.iter().map(|piece| piece.rows).max().unwrap_or(0);
-        let (batch, width) = (pieces.len() as u64, padded_width(longest, options.multiple));
+        let batch = pieces.len() as u64;
+        let width = longest.next_multiple_of(options.multiple.into());
         count("rows with padding", batch * width, 1, ROWS_MAX)?;
         let mut padded = Self { batch, width, ..Self::default() };
         for piece in pieces {
@@ -47,21 +48,4 @@ impl Padded {
         padded.wasted_rows = batch * width - wanted;
         Ok(padded)
     }
-
-    /// Lays out the members of a microbatch of a plan, with the labels that it scores.
-    ///
-    /// # Errors
-    /// Those of [`Padded::of`]; `NoMicrobatch` for another op, `Score` for rows outside a member, `Count` for more
-    /// than [`LABELS_MAX`](super::LABELS_MAX) labels.
-    pub fn of_microbatch(op: &Op, options: &LayoutOptions) -> Result<Self, LayoutError> {
-        let mut padded = Self::of(&of_microbatch(op)?, options)?;
-        let width = padded.width;
-        padded.rows.score(op, |member| member as u64 * width)?;
-        Ok(padded)
-    }
-}
-
-/// Returns the width of a batch whose longest piece has `longest` rows.
-pub(super) fn padded_width(longest: u64, multiple: u32) -> u64 {
-    longest.next_multiple_of(multiple.into())
 }

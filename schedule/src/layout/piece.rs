@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LABELS_MAX, LayoutError, PADDING};
+use super::{LayoutError, PADDING};
 use crate::limits::TOKENS_MAX;
 use crate::model::count;
-use crate::{Member, NodeId, Op, OpKind, Span};
+use crate::{NodeId, Span};
 
 /// Consecutive tokens of one sequence that run together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,32 +20,6 @@ pub struct Piece {
     pub prefix: Option<NodeId>,
     /// Positions of the scored tokens. A row whose next token is not scored has no label.
     pub labels: Span,
-}
-
-impl Piece {
-    /// Returns the piece of a member that reads `prefix` ([`NodeId::NONE`] for none), with a label for every row, as
-    /// in a flat group. For trees use [`Packed::of_microbatch`](super::Packed::of_microbatch).
-    #[must_use]
-    pub fn of(member: &Member, prefix: NodeId) -> Self {
-        let (begin, rows) = (member.first_position, member.rows.count());
-        let labels = Span { begin: begin + 1, end: begin + 1 + rows };
-        Self {
-            sequence: member.sequence,
-            first_position: begin,
-            rows,
-            prefix: (prefix != NodeId::NONE).then_some(prefix),
-            labels,
-        }
-    }
-}
-
-/// Returns the members of a microbatch as pieces without labels.
-pub(super) fn of_microbatch(op: &Op) -> Result<Vec<Piece>, LayoutError> {
-    let OpKind::Microbatch { node, members, .. } = &op.kind else {
-        return Err(LayoutError::NoMicrobatch { op: op.id.0 });
-    };
-    let piece = |member| Piece { labels: Span::default(), ..Piece::of(member, *node) };
-    Ok(members.iter().map(piece).collect())
 }
 
 /// Checks pieces of at most `rows_max` rows together and returns the total number of rows.
@@ -83,8 +57,7 @@ pub struct Rows {
     /// Position of each row: the index of its input token in its sequence. Padding counts from 0, within any rotary
     /// table.
     pub positions: Vec<u32>,
-    /// The row that predicts each scored token, piece after piece. In a microbatch of a plan, score after score:
-    /// rows that several sequences share appear once for each.
+    /// The row that predicts each scored token, piece after piece.
     pub label_rows: Vec<u32>,
     /// The sequence of each scored token.
     pub label_sequences: Vec<u32>,
@@ -106,39 +79,6 @@ impl Rows {
             self.label_positions.push(position as u32);
         }
         self.pad(padding);
-    }
-
-    /// Appends the labels that a microbatch scores. `row_of` returns the first row of a member.
-    pub(super) fn score(
-        &mut self,
-        op: &Op,
-        row_of: impl Fn(usize) -> u64,
-    ) -> Result<(), LayoutError> {
-        let OpKind::Microbatch { members, .. } = &op.kind else {
-            return Err(LayoutError::NoMicrobatch { op: op.id.0 });
-        };
-        let labels = op.scores.iter().fold(0, |sum: u64, it| sum.saturating_add(it.rows.count()));
-        count("labels", labels, 0, LABELS_MAX)?;
-        for (index, score) in op.scores.iter().enumerate() {
-            let (seen, first_label) = (score.rows, score.first_label);
-            // Members are ordered by row.
-            let after = members.partition_point(|member| member.rows.begin <= seen.begin);
-            let found = after.checked_sub(1).map(|at| (at, &members[at])).filter(|(_, member)| {
-                let row = seen.begin - member.rows.begin;
-                let inside = seen.begin <= seen.end && seen.end <= member.rows.end;
-                inside && first_label.checked_sub(1) == member.first_position.checked_add(row)
-            });
-            let Some((at, member)) = found else {
-                return Err(LayoutError::Score { index, seen, first_label });
-            };
-            let first_row = row_of(at) + seen.begin - member.rows.begin;
-            for label in 0..seen.count() {
-                self.label_rows.push((first_row + label) as u32);
-                self.label_sequences.push(score.sequence);
-                self.label_positions.push((first_label + label) as u32);
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn pad(&mut self, padding: u64) {

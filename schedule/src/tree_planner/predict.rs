@@ -136,14 +136,6 @@ pub struct TreeVerdict {
     pub verdict: Verdict,
 }
 
-impl TreeVerdict {
-    /// Returns the ratio of the work of the dense run to the work of the plan; 1 if there is none.
-    #[must_use]
-    pub fn speedup(&self) -> f64 {
-        ratio(self.flops_dense, self.flops_shared)
-    }
-}
-
 /// Returns `dense / shared`; 1 if they are equal, also for 0 of 0.
 fn ratio(dense: f64, shared: f64) -> f64 {
     if dense == shared { 1.0 } else { dense / shared }

@@ -2,15 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::batch::{Batch, FlatGroup};
-use dormouse_schedule::forest::Forest;
+use crate::batch::FlatGroup;
 use dormouse_schedule::layout::{
-    LABELS_MAX, LayoutError, LayoutOptions, MULTIPLE_MAX, PADDING, Packed, Padded, PaddingSide,
-    Piece, Positions, ROWS_MAX, Varlen, pack_padded,
+    LayoutError, LayoutOptions, MULTIPLE_MAX, PADDING, Packed, Padded, PaddingSide, Piece,
+    Positions, ROWS_MAX, Varlen, pack_padded,
 };
-use dormouse_schedule::{
-    Loss, Member, ModelShape, NodeId, Op, OpId, OpKind, PlanOptions, Score, Scoring, Span,
-};
+use dormouse_schedule::{Member, ModelShape, NodeId, OpKind, PlanOptions, Span};
 use proptest::prelude::*;
 
 /// Pieces of up to three prefixes; some without labels, or without one for the last row.
@@ -266,7 +263,13 @@ fn a_plans_microbatches_score_every_token_of_every_response_once() {
     let mut scored = Vec::new();
     for op in plan.ops() {
         let OpKind::Microbatch { node, members, .. } = &op.kind else { continue };
-        let pieces: Vec<Piece> = members.iter().map(|one| Piece::of(one, *node)).collect();
+        let piece = |one: &Member| {
+            let (first_position, rows) = (one.first_position, one.rows.count());
+            let labels = Span { begin: first_position + 1, end: first_position + 1 + rows };
+            let prefix = (*node != NodeId::NONE).then_some(*node);
+            Piece { sequence: one.sequence, first_position, rows, prefix, labels }
+        };
+        let pieces: Vec<Piece> = members.iter().map(piece).collect();
         let packed = Packed::of(&pieces, &options(4)).unwrap();
         assert_eq!(packed.prefix.cu_seqlens_k, [0, 6], "one prefix, read once");
         assert_eq!(packed.pieces, members.iter().map(|one| one.rows).collect::<Vec<_>>());
@@ -275,107 +278,6 @@ fn a_plans_microbatches_score_every_token_of_every_response_once() {
     scored.sort_unstable();
     let wanted = |(of, length): (u32, &u64)| (7..7 + *length as u32).map(move |at| (of, at));
     assert_eq!(scored, (0u32..).zip(&lengths).flat_map(wanted).collect::<Vec<_>>());
-}
-
-/// Leaves of a tree: two turns, of which one is scored, a complete prefix, the same sequence twice.
-#[test]
-fn layouts_of_tree_microbatches_have_the_labels_of_their_ops() {
-    let sequences: [&[u32]; 6] = [
-        &[1, 2, 3, 4, 5, 6],
-        &[1, 2, 3, 7, 8],
-        &[1, 2, 3, 7, 8],
-        &[1, 2, 3, 7],
-        &[9, 9, 9],
-        &[1, 2, 3, 4, 5, 5, 5, 5],
-    ];
-    let span = |begin, end| Span { begin, end };
-    let losses = [
-        Loss::Spans(vec![span(2, 3), span(5, 6)]),
-        Loss::From(3),
-        Loss::AllButFirst,
-        Loss::AllButFirst,
-        Loss::Spans(Vec::new()),
-        Loss::Spans(vec![span(5, 6), span(7, 8)]),
-    ];
-    let scoring = losses.map(|loss| Scoring { loss, weight: 1.0 });
-    let batch = Batch {
-        forest: Forest::from_slices(&sequences, &[], 10).unwrap(),
-        scoring: scoring.to_vec(),
-        options: PlanOptions {
-            vocab: 10,
-            microbatch_rows: 9,
-            model: smallest_model(),
-            ..PlanOptions::default()
-        },
-    };
-    let plan = batch.plan().unwrap();
-    let mut scored = Vec::new();
-    for op in plan.ops() {
-        let OpKind::Microbatch { node, .. } = &op.kind else { continue };
-        let packed = Packed::of_microbatch(op, &options(4)).unwrap();
-        let padded = Padded::of_microbatch(op, &options(4)).unwrap();
-        let read = (*node != NodeId::NONE).then_some(*node);
-        assert_eq!(packed.prefix_nodes, [read]);
-        assert!(padded.prefix_nodes.iter().all(|node| *node == read));
-        for rows in [&packed.rows, &padded.rows] {
-            for (row, sequence, label) in labels(rows) {
-                let (row, label) = (row as usize, label as usize);
-                assert_eq!(rows.positions[row] as usize + 1, label);
-                let held = sequences[rows.sequences[row] as usize];
-                assert_eq!(held[..label], sequences[sequence as usize][..label]);
-            }
-        }
-        let of = |rows| labels(rows).into_iter().map(|(_, of, at)| (of, at));
-        assert!(of(&packed.rows).eq(of(&padded.rows)));
-        scored.extend(of(&packed.rows));
-    }
-    scored.sort_unstable();
-    // Labels 1 and 2 are a node's.
-    let wanted = [(0, 5), (1, 3), (1, 4), (2, 3), (2, 4), (3, 3), (5, 5), (5, 7)];
-    assert_eq!(scored, wanted);
-}
-
-#[test]
-fn scores_outside_members_are_refused() {
-    let span = |begin, end| Span { begin, end };
-    let score = |rows, first_label| Score { sequence: 0, rows, first_label, weight: 1.0 };
-    let member = |rows: Span, first_position| Member {
-        sequence: 0,
-        rows,
-        first_position,
-        tokens: span(0, rows.count()),
-        weight: 1.0,
-        node: NodeId(0),
-    };
-    let members = vec![member(span(0, 2), 3), member(span(2, 5), 3)];
-    let mut op = Op {
-        id: OpId(4),
-        kind: OpKind::Microbatch { node: NodeId(1), members, microbatches_left: 1 },
-        reads: Some(NodeId(1)),
-        residency: None,
-        asleep: None,
-        waking: None,
-        scores: vec![score(span(1, 2), 5), score(span(2, 5), 4)],
-        device_bytes: 0,
-        host_bytes: 0,
-    };
-    let ok = LayoutOptions::default();
-    assert_eq!(labels(&Packed::of_microbatch(&op, &ok).unwrap().rows)[..2], [(1, 0, 5), (2, 0, 4)]);
-    assert_eq!(labels(&Padded::of_microbatch(&op, &ok).unwrap().rows)[..2], [(1, 0, 5), (3, 0, 4)]);
-    for (rows, first_label) in
-        [(span(1, 3), 5), (span(2, 6), 4), (span(3, 2), 5), (span(2, 3), 3), (span(2, 3), 0)]
-    {
-        op.scores[1] = score(rows, first_label);
-        let refused = Err(LayoutError::Score { index: 1, seen: rows, first_label });
-        assert_eq!(Packed::of_microbatch(&op, &ok).map(|_| ()), refused);
-        assert_eq!(Padded::of_microbatch(&op, &ok).map(|_| ()), refused);
-    }
-    op.scores = vec![score(span(0, LABELS_MAX), 4), score(span(0, 1), 4)];
-    let many = Packed::of_microbatch(&op, &ok).unwrap_err().to_string();
-    assert_eq!(many, "labels is 67108865; accepted: 0 to 67108864");
-    op.kind = OpKind::Done;
-    assert_eq!(Packed::of_microbatch(&op, &ok), Err(LayoutError::NoMicrobatch { op: 4 }));
-    assert_eq!(Padded::of_microbatch(&op, &ok), Err(LayoutError::NoMicrobatch { op: 4 }));
 }
 
 fn piece(first_position: u64, rows: u64) -> Piece {

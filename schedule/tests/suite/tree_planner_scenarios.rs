@@ -131,7 +131,8 @@ fn print(batch: &Batch) -> String {
     let ops = plan.ops().iter().filter(|op| op.kind != OpKind::Done);
     let mut text: String = ops.map(op_line).collect();
     for tree in plan.trees() {
-        let reason = tree.verdict.reason(tree.speedup());
+        let (dense, shared) = (tree.flops_dense, tree.flops_shared);
+        let reason = tree.verdict.reason(if dense == shared { 1.0 } else { dense / shared });
         writeln!(text, "tree {}, {} sequences: {reason}", tree.root.0, tree.sequences).unwrap();
     }
     let p = plan.predict();
