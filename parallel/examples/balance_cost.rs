@@ -10,13 +10,14 @@
 //! kept, and there are two batches: one of 20,000 sequences, one of 10^8 dense tokens.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::time::Instant;
 
 use dormouse_parallel::balance::{BalanceMethod, BalanceOptions, BalanceUnit, Shares, Workload};
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
-use dormouse_schedule::{Machine, ModelShape};
+use dormouse_schedule::{Machine, ModelShape, NodeId};
 use serde_json::{Value, json};
 
 const SYSTEM_TOKENS: u64 = 4_800;
@@ -153,7 +154,6 @@ impl Case {
     /// The shares made by one set of rates, priced by another: with sharing, and as a dense run.
     fn priced(&self, options: &BalanceOptions, rates: &Rates) -> Result<Value, Box<dyn Error>> {
         let shares = Shares::new(&self.batch(), options)?;
-        let costs = shares.costs_ps(&self.batch(), rates, options.microbatch_tokens)?;
         let nodes = rates.node_costs_ps(&self.forest, &[], options.microbatch_tokens)?;
         let even = nodes.iter().sum::<u64>() as f64 / f64::from(options.ranks);
         let dense = shares.shares.iter().map(|share| {
@@ -163,9 +163,15 @@ impl Case {
             };
             share.sequences.iter().map(of).sum::<u64>()
         });
+        let leaves: Vec<NodeId> = self.forest.leaves().collect();
+        let costs = shares.shares.iter().map(|share| {
+            let runs = share.leaves.iter().flat_map(|run| run.begin as usize..run.end as usize);
+            let paths = runs.flat_map(|leaf| self.forest.path(leaves[leaf])).map(|id| id.0);
+            paths.collect::<BTreeSet<u32>>().into_iter().map(|id| nodes[id as usize]).sum::<u64>()
+        });
         let ratio = |cost: Option<u64>| rounded(cost.unwrap_or(0) as f64 / even);
         Ok(json!({
-            "imbalance": ratio(costs.into_iter().max()),
+            "imbalance": ratio(costs.max()),
             "imbalance_were_it_run_dense": ratio(dense.max()),
         }))
     }

@@ -13,7 +13,7 @@ use super::{
     BalanceError, BalanceMethod, BalanceOptions, BalanceUnit, Collective, ExchangeMode,
     PrefixExchange, RankShare, SHARES_VERSION, Shares, Workload, limit,
 };
-use dormouse_schedule::cost::{Features, Rates, logit_rows_of};
+use dormouse_schedule::cost::{Features, logit_rows_of};
 use dormouse_schedule::{NodeId, Span, check_range};
 
 impl Shares {
@@ -79,31 +79,6 @@ impl Shares {
         shares.spend(&leaves, &rank_of_leaf, &full, plan.as_ref().map(|plan| (plan, &cost_table)));
         shares.order(&leaves, plan.as_ref().map(|plan| (plan, &cost_table)), options);
         Ok(shares)
-    }
-
-    /// Returns the cost of each share at other rates, in picoseconds, without exchange: evaluates shares
-    /// that were made from token counts or an older fit.
-    ///
-    /// # Errors
-    /// As [`Rates::node_costs_ps`].
-    pub fn costs_ps(
-        &self,
-        batch: &Workload<'_>,
-        rates: &Rates,
-        microbatch_tokens: u32,
-    ) -> Result<Vec<u64>, BalanceError> {
-        let full = rates.node_costs_ps(batch.forest, batch.logit_rows, microbatch_tokens)?;
-        let leaves = Leaves::of(batch.forest);
-        let mut rank_of_leaf = vec![0; leaves.count()];
-        for (rank, share) in (0_u32..).zip(&self.shares) {
-            for run in &share.leaves {
-                let run = rank_of_leaf.iter_mut().take(run.end as usize).skip(run.begin as usize);
-                run.for_each(|of| *of = rank);
-            }
-        }
-        let mut costs = costs_by_part(&leaves, &rank_of_leaf, &full);
-        costs.resize(self.shares.len(), 0);
-        Ok(costs)
     }
 
     /// Assigns leaves and sequences to their ranks.
@@ -197,9 +172,9 @@ impl Shares {
         self.run_together(collective_order.unwrap_or_default());
     }
 
-    /// Recomputes the collectives from the passes of the ranks' plans ([`CollectiveOrder::passes`]), for
-    /// models whose ops contain collectives. Every rank needs the passes of all ranks: it plans every
-    /// share itself, or gathers them.
+    /// Recomputes the collectives from the passes of the ranks' plans, without exchanged nodes, for models
+    /// whose ops contain collectives. Every rank needs the passes of all ranks: it plans every share itself,
+    /// or gathers them.
     ///
     /// # Errors
     /// `Plan` unless there is one list of passes per share.

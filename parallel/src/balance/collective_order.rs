@@ -14,8 +14,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::leaves::Leaves;
+use dormouse_schedule::NodeId;
 use dormouse_schedule::tree_planner::pack;
-use dormouse_schedule::{NodeId, Op, OpKind, Plan};
 
 /// Kinds of pass that contain collectives. Also parsed from the names of ops in plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -30,19 +30,6 @@ pub enum PassKind {
     /// Backward of a node that has children.
     #[serde(alias = "prefix_backward")]
     Backward,
-}
-
-impl PassKind {
-    /// Returns the kind of an op, or `None` for `Done`.
-    #[must_use]
-    pub const fn of(op: &OpKind) -> Option<Self> {
-        match op {
-            OpKind::PrefixForward { .. } | OpKind::ForwardAgain { .. } => Some(Self::Forward),
-            OpKind::Microbatch { .. } => Some(Self::Microbatch),
-            OpKind::PrefixBackward { .. } => Some(Self::Backward),
-            OpKind::Done => None,
-        }
-    }
 }
 
 /// All kinds, in the order ties are broken.
@@ -83,25 +70,8 @@ impl CollectiveOrder {
         Self { kinds, own }
     }
 
-    /// Returns the passes of a rank's plan, without the exchanged nodes `apart` (node numbers of the
-    /// planned forest). Input of [`super::Shares::with_passes`].
-    #[must_use]
-    pub fn passes(plan: &Plan, apart: &[NodeId]) -> Vec<PassKind> {
-        let apart: BTreeSet<u32> = apart.iter().map(|node| node.0).collect();
-        let runs_here = |op: &&Op| match op.kind {
-            OpKind::PrefixForward { node, .. }
-            | OpKind::ForwardAgain { node, .. }
-            | OpKind::PrefixBackward { node, .. } => {
-                !apart.contains(&plan.nodes()[node.0 as usize].origin.0)
-            }
-            OpKind::Microbatch { .. } | OpKind::Done => true,
-        };
-        plan.ops().iter().filter(runs_here).filter_map(|op| PassKind::of(&op.kind)).collect()
-    }
-
     /// Returns the number of dummies of a kind that a rank runs; 0 for an unknown rank.
-    #[must_use]
-    pub fn dummies(&self, rank: usize, kind: PassKind) -> u32 {
+    pub(super) fn dummies(&self, rank: usize, kind: PassKind) -> u32 {
         let Some(own) = self.own.get(rank) else { return 0 };
         let all = self.kinds.iter().filter(|k| **k == kind).count();
         let own = own.iter().filter(|at| self.kinds.get(**at as usize) == Some(&kind)).count();

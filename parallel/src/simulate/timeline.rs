@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use dormouse_residency::{LinkDirection, Tier};
+use dormouse_residency::LinkDirection;
 
 /// Start and end of an op or a transfer, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,18 +61,6 @@ pub struct MemorySample {
     pub nvme_bytes: u64,
 }
 
-impl MemorySample {
-    /// Returns the bytes in a tier.
-    #[must_use]
-    pub const fn bytes(&self, tier: Tier) -> u64 {
-        match tier {
-            Tier::Device => self.device_bytes,
-            Tier::Host => self.host_bytes,
-            Tier::Nvme => self.nvme_bytes,
-        }
-    }
-}
-
 /// Timeline of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankTimeline {
@@ -94,20 +82,6 @@ pub struct RankTimeline {
     pub demand_wakes: u64,
     /// End of its last step.
     pub end_ns: u64,
-}
-
-impl RankTimeline {
-    /// Returns the stall in nanoseconds: waits for room and for blocks to wake.
-    #[must_use]
-    pub const fn stall_ns(&self) -> u64 {
-        self.waits.room_ns.saturating_add(self.waits.wakes_ns)
-    }
-
-    /// Returns the share of the rank's time that a link was busy, 0 to 1.
-    #[must_use]
-    pub fn utilisation(&self, link: LinkDirection) -> f64 {
-        self.link_busy_ns[link as usize] as f64 / self.end_ns.max(1) as f64
-    }
 }
 
 /// Timeline of all ranks.

@@ -36,7 +36,21 @@ fn word_of(
         .filter(|(_, node)| shares.exchanges.iter().any(|exchange| exchange.node == **node))
         .map(|(id, _)| NodeId(id))
         .collect();
-    CollectiveOrder::passes(&batch.plan().unwrap(), &apart)
+    passes(&batch.plan().unwrap(), &apart)
+}
+
+/// The passes of a plan, without the exchanged nodes `apart`.
+fn passes(plan: &Plan, apart: &[NodeId]) -> Vec<PassKind> {
+    let runs_here = |node: &NodeId| !apart.contains(&plan.nodes()[node.0 as usize].origin);
+    let pass = |op: &Op| match &op.kind {
+        OpKind::PrefixForward { node, .. } | OpKind::ForwardAgain { node, .. } => {
+            runs_here(node).then_some(PassKind::Forward)
+        }
+        OpKind::Microbatch { .. } => Some(PassKind::Microbatch),
+        OpKind::PrefixBackward { node, .. } => runs_here(node).then_some(PassKind::Backward),
+        OpKind::Done => None,
+    };
+    plan.ops().iter().filter_map(pass).collect()
 }
 
 fn own(shares: &Shares, rank: usize) -> Vec<PassKind> {
@@ -208,6 +222,6 @@ fn passes_contain_all_ops_that_run() {
     let plan = batch.plan().unwrap();
     assert_eq!(plan.nodes()[0].residency, Residency::Recompute);
     use PassKind::{Backward as B, Forward as F, Microbatch as W};
-    assert_eq!(CollectiveOrder::passes(&plan, &[]), [F, W, F, B]);
-    assert_eq!(CollectiveOrder::passes(&plan, &[NodeId(0)]), [W]);
+    assert_eq!(passes(&plan, &[]), [F, W, F, B]);
+    assert_eq!(passes(&plan, &[NodeId(0)]), [W]);
 }
