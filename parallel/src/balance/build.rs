@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::collective_order::{CollectiveOrder, PassKind, rank_passes};
-use super::cost_table::CostTable;
 use super::cut::Segments;
 use super::leaves::{Leaves, starts};
 use super::place::{costs_by_part, fill, longest_first, visit_parts};
@@ -39,13 +38,12 @@ impl Shares {
         }
         let leaves = Leaves::of(forest);
         let units = leaves.units(batch, options.unit);
-        let cost_table = CostTable::new(&options.model, &options.machine);
         let starts = starts(&units);
         let segments = Segments::new(&leaves, &full, &full);
         let contiguous = |ends: Vec<u32>| (ranks_of(&ends), None);
         let (rank_of_leaf, plan) = match options.method {
             BalanceMethod::Contiguous if options.exchange => {
-                let plan = with_exchange(&leaves, &full, &cost_table, &starts, options);
+                let plan = with_exchange(&leaves, &full, &starts, options);
                 (ranks_of(&plan.ends), Some(plan))
             }
             BalanceMethod::Contiguous => contiguous(segments.cut(&starts, options.ranks)),
@@ -76,8 +74,8 @@ impl Shares {
         };
         shares.hand_out(&leaves, &rank_of_leaf, batch.groups);
         shares.count(batch, &leaves, &rank_of_leaf)?;
-        shares.spend(&leaves, &rank_of_leaf, &full, plan.as_ref().map(|plan| (plan, &cost_table)));
-        shares.order(&leaves, plan.as_ref().map(|plan| (plan, &cost_table)), options);
+        shares.spend(&leaves, &rank_of_leaf, &full, plan.as_ref());
+        shares.order(&leaves, plan.as_ref(), options);
         Ok(shares)
     }
 
@@ -130,10 +128,10 @@ impl Shares {
         leaves: &Leaves<'_>,
         rank_of_leaf: &[u32],
         full: &[u64],
-        plan: Option<(&ExchangePlan<'_>, &CostTable)>,
+        plan: Option<&ExchangePlan<'_>>,
     ) {
-        if let Some((plan, cost_table)) = plan {
-            for (share, load) in self.shares.iter_mut().zip(plan.finish(full, cost_table)) {
+        if let Some(plan) = plan {
+            for (share, load) in self.shares.iter_mut().zip(plan.finish()) {
                 (share.busy_ps, share.finish_ps) = (load.busy_ps, load.finish_ps);
             }
         } else {
@@ -152,12 +150,10 @@ impl Shares {
     fn order(
         &mut self,
         leaves: &Leaves<'_>,
-        plan: Option<(&ExchangePlan<'_>, &CostTable)>,
+        plan: Option<&ExchangePlan<'_>>,
         options: &BalanceOptions,
     ) {
-        if let Some((plan, cost_table)) = plan {
-            self.exchanges = exchanges(leaves, plan, cost_table);
-        }
+        self.exchanges = plan.map(exchanges).unwrap_or_default();
         let apart: BTreeSet<u32> = self.exchanges.iter().map(|e| e.node.0).collect();
         let passes: Vec<Vec<PassKind>> = self
             .shares
@@ -215,20 +211,16 @@ impl Shares {
 }
 
 /// Returns divided nodes in the order that keeps waits short, then sent nodes, ancestors first.
-fn exchanges(
-    leaves: &Leaves<'_>,
-    plan: &ExchangePlan<'_>,
-    cost_table: &CostTable,
-) -> Vec<PrefixExchange> {
+fn exchanges(plan: &ExchangePlan<'_>) -> Vec<PrefixExchange> {
     let exchange = |common: &SharedNode, transfer| {
-        let node = leaves.forest.node(common.node);
+        let node = plan.leaves.forest.node(common.node);
         PrefixExchange {
             node: common.node,
             transfer,
             from: common.first,
             to: Span { begin: u64::from(common.first) + 1, end: u64::from(common.last) + 1 },
-            kv_bytes: cost_table.kv_bytes(node),
-            gradient_bytes: cost_table.gradient_bytes(node),
+            kv_bytes: plan.cost_table.kv_bytes(node),
+            gradient_bytes: plan.cost_table.gradient_bytes(node),
             forward_at: 0,
             backward_at: 0,
         }

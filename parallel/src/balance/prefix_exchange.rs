@@ -60,7 +60,10 @@ impl SharedNode {
 /// Segments of leaves and their common nodes.
 #[derive(Clone, Debug)]
 pub(super) struct ExchangePlan<'a> {
-    leaves: &'a Leaves<'a>,
+    pub(super) leaves: &'a Leaves<'a>,
+    /// Costs of all nodes, in picoseconds.
+    pub(super) full: &'a [u64],
+    pub(super) cost_table: CostTable,
     /// Ends of the segments, none empty.
     pub(super) ends: Vec<u32>,
     /// Ordered by node number.
@@ -69,7 +72,12 @@ pub(super) struct ExchangePlan<'a> {
 
 impl<'a> ExchangePlan<'a> {
     /// Creates a plan in which every common node is recomputed.
-    pub(super) fn new(leaves: &'a Leaves<'a>, ends: Vec<u32>) -> Self {
+    pub(super) fn new(
+        leaves: &'a Leaves<'a>,
+        full: &'a [u64],
+        cost_table: CostTable,
+        ends: Vec<u32>,
+    ) -> Self {
         let mut common = Vec::new();
         let rank_of = |leaf: usize| ends.partition_point(|end| *end as usize <= leaf) as u32;
         let mut known = BTreeSet::new();
@@ -85,17 +93,16 @@ impl<'a> ExchangePlan<'a> {
             }
         }
         common.sort_by_key(|common| common.node.0);
-        Self { leaves, ends, common }
+        Self { leaves, full, cost_table, ends, common }
     }
 
     /// Chooses the cheapest permitted exchange for each common node.
-    pub(super) fn choose(&mut self, full: &[u64], cost_table: &CostTable, above: AncestorRule) {
-        let before = sums_before(full);
-        let sent = self.sent(full, &before, cost_table, above);
+    pub(super) fn choose(&mut self, above: AncestorRule) {
+        let sent = self.sent(above);
         for (common, sent) in self.common.iter_mut().zip(sent) {
             let node = self.leaves.forest.node(common.node);
-            let cost = full[common.node.0 as usize];
-            let divided = cost_table.divided(node, cost, common.last - common.first + 1);
+            let cost = self.full[common.node.0 as usize];
+            let divided = self.cost_table.divided(node, cost, common.ranks().count() as u32);
             common.way = if node.rows().count() == 0 {
                 // A root of one token has no rows to compute or send.
                 ExchangeChoice::Recompute
@@ -110,7 +117,7 @@ impl<'a> ExchangePlan<'a> {
         match above {
             AncestorRule::Any => {}
             AncestorRule::Computed => self.leave_out_below(),
-            AncestorRule::Divided => self.divide_above(full, cost_table),
+            AncestorRule::Divided => self.divide_above(),
         }
     }
 
@@ -129,19 +136,16 @@ impl<'a> ExchangePlan<'a> {
     }
 
     /// Divides every ancestor of an exchanged node, at any cost; children come first.
-    fn divide_above(&mut self, full: &[u64], cost_table: &CostTable) {
+    fn divide_above(&mut self) {
         let mut read = BTreeSet::new();
         for common in self.common.iter_mut().rev() {
             let node = self.leaves.forest.node(common.node);
             let has_rows = node.rows().count() > 0;
             if common.way == ExchangeChoice::Recompute && has_rows && read.contains(&common.node.0)
             {
-                let ranks = common.last - common.first + 1;
-                common.way = ExchangeChoice::Divide(cost_table.divided(
-                    node,
-                    full[common.node.0 as usize],
-                    ranks,
-                ));
+                let (cost, ranks) = (self.full[common.node.0 as usize], common.ranks().count());
+                let divided = self.cost_table.divided(node, cost, ranks as u32);
+                common.way = ExchangeChoice::Divide(divided);
             }
             if common.way != ExchangeChoice::Recompute {
                 read.extend(node.parent.map(|parent| parent.0));
@@ -151,14 +155,9 @@ impl<'a> ExchangePlan<'a> {
 
     /// Selects the nodes to send, deepest first, as long as the receiver has enough other work. Divided nodes
     /// run before sent ones, so no divided node may have a sent ancestor.
-    fn sent(
-        &self,
-        full: &[u64],
-        before: &[u64],
-        cost_table: &CostTable,
-        above: AncestorRule,
-    ) -> Vec<bool> {
-        let shared = self.shared_with_next(full);
+    fn sent(&self, above: AncestorRule) -> Vec<bool> {
+        let before = sums_before(self.full);
+        let shared = self.shared_with_next();
         // The work of a rank outside the subtree of a node that it shares only with the previous rank. Nodes
         // shared with the next rank are not below that node: a third rank would share it.
         let outside = |rank: usize, node: NodeId| {
@@ -175,9 +174,10 @@ impl<'a> ExchangePlan<'a> {
             if common.first + 1 != common.last || !open[to] {
                 continue;
             }
-            let (cost, node) = (full[common.node.0 as usize], self.leaves.forest.node(common.node));
-            if cost_table.sent_ps(node) >= cost {
-                let is_divided = cost_table.divided(node, cost, 2).sum_ps() < cost;
+            let node = self.leaves.forest.node(common.node);
+            let cost = self.full[common.node.0 as usize];
+            if self.cost_table.sent_ps(node) >= cost {
+                let is_divided = self.cost_table.divided(node, cost, 2).sum_ps() < cost;
                 open[to] = !is_divided && above != AncestorRule::Divided;
                 continue;
             }
@@ -189,7 +189,7 @@ impl<'a> ExchangePlan<'a> {
     }
 
     /// Returns, for each rank, the cost of the nodes shared with the next rank but not with the previous.
-    fn shared_with_next(&self, full: &[u64]) -> Vec<u64> {
+    fn shared_with_next(&self) -> Vec<u64> {
         let mut begin = 0;
         let mut sums = Vec::with_capacity(self.ends.len());
         for end in &self.ends[..self.ends.len() - 1] {
@@ -197,7 +197,7 @@ impl<'a> ExchangePlan<'a> {
             let fork = self.leaves.fork(*end as usize);
             let path = fork.into_iter().flat_map(|fork| self.leaves.forest.path(fork));
             let new = path.take_while(|node| node.0 >= first);
-            sums.push(new.map(|node| full[node.0 as usize]).sum());
+            sums.push(new.map(|node| self.full[node.0 as usize]).sum());
             begin = *end as usize;
         }
         sums.push(0);
@@ -205,8 +205,8 @@ impl<'a> ExchangePlan<'a> {
     }
 
     /// Returns the busy and finish times of each rank.
-    pub(super) fn finish(&self, full: &[u64], cost_table: &CostTable) -> Vec<Load> {
-        let before = sums_before(full);
+    pub(super) fn finish(&self) -> Vec<Load> {
+        let before = sums_before(self.full);
         let mut alone_ps: Vec<u64> = Vec::with_capacity(self.ends.len());
         let mut begin = 0;
         for end in &self.ends {
@@ -216,16 +216,18 @@ impl<'a> ExchangePlan<'a> {
             begin = *end as usize;
         }
         for common in &self.common {
-            let cost = full[common.node.0 as usize];
-            let node = self.leaves.forest.node(common.node);
-            let others = common.first as usize + 1..=common.last as usize;
-            match common.way {
-                ExchangeChoice::Recompute => alone_ps[others].iter_mut().for_each(|ps| *ps += cost),
+            let cost = self.full[common.node.0 as usize];
+            let of_others = match common.way {
+                ExchangeChoice::Recompute => cost,
                 ExchangeChoice::Send => {
-                    alone_ps[others].iter_mut().for_each(|ps| *ps += cost_table.sent_ps(node))
+                    self.cost_table.sent_ps(self.leaves.forest.node(common.node))
                 }
-                ExchangeChoice::Divide(_) => alone_ps[common.first as usize] -= cost,
-            }
+                ExchangeChoice::Divide(_) => {
+                    alone_ps[common.first as usize] -= cost;
+                    continue;
+                }
+            };
+            alone_ps[common.ranks()].iter_mut().skip(1).for_each(|ps| *ps += of_others);
         }
         self.play(&alone_ps)
     }

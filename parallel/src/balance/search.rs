@@ -18,22 +18,20 @@ const ROUNDS_MAX: usize = 8;
 /// Returns the best segments found and their exchanges.
 pub(super) fn with_exchange<'a>(
     leaves: &'a Leaves<'a>,
-    full: &[u64],
-    cost_table: &CostTable,
+    full: &'a [u64],
     starts: &[u32],
     options: &BalanceOptions,
 ) -> ExchangePlan<'a> {
+    let cost_table = CostTable::new(&options.model, &options.machine);
     // Finish time of the last rank, then total busy time.
     let price = |plan: &ExchangePlan<'_>| {
-        let loads = plan.finish(full, cost_table);
+        let loads = plan.finish();
         let busy_ps = loads.iter().map(|load| u128::from(load.busy_ps)).sum::<u128>();
         (loads.iter().map(|load| load.finish_ps).max(), busy_ps)
     };
     let cut = |charges: &Charges| {
-        ExchangePlan::new(
-            leaves,
-            Segments::new(leaves, &charges.first, &charges.again).cut(starts, options.ranks),
-        )
+        let segments = Segments::new(leaves, &charges.first, &charges.again);
+        ExchangePlan::new(leaves, full, cost_table, segments.cut(starts, options.ranks))
     };
     let mut charges = Charges { first: full.to_vec(), again: full.to_vec() };
     let mut best = cut(&charges);
@@ -46,7 +44,7 @@ pub(super) fn with_exchange<'a>(
     for _ in 0..ROUNDS_MAX {
         let chosen = aboves.iter().map(|above| {
             let mut chosen = plan.clone();
-            chosen.choose(full, cost_table, *above);
+            chosen.choose(*above);
             (price(&chosen), chosen)
         });
         let Some((chosen_price, chosen)) = chosen.min_by_key(|(price, _)| *price) else { break };
@@ -54,7 +52,7 @@ pub(super) fn with_exchange<'a>(
         if chosen_price < best_price {
             (best, best_price) = (plan.clone(), chosen_price);
         }
-        let next = Charges::of_plan(leaves, full, cost_table, &plan);
+        let next = Charges::of_plan(&plan);
         if next == charges {
             break;
         }
@@ -73,12 +71,8 @@ struct Charges {
 
 impl Charges {
     /// Charges shared nodes as exchanged in the plan, and other nodes as if sent.
-    fn of_plan(
-        leaves: &Leaves<'_>,
-        full: &[u64],
-        cost_table: &CostTable,
-        plan: &ExchangePlan<'_>,
-    ) -> Self {
+    fn of_plan(plan: &ExchangePlan<'_>) -> Self {
+        let ExchangePlan { leaves, full, cost_table, .. } = *plan;
         let sent =
             |(id, cost): (u32, &u64)| cost_table.sent_ps(leaves.forest.node(NodeId(id))).min(*cost);
         let mut charges = Self { first: full.to_vec(), again: (0..).zip(full).map(sent).collect() };
