@@ -45,58 +45,51 @@ pub enum ExpertsError {
         /// Its microbatch.
         microbatch: u32,
     },
-    /// Expert capacity limits.
-    #[error(
-        "capacity limit: the rows that an expert accepts depend on every copy of a row; accepted: none"
-    )]
-    CapacityLimit,
-    /// Token dropping.
-    #[error(
-        "token dropping: a shared row is dropped for all its sequences or for none; accepted: none"
-    )]
-    TokenDropping,
-    /// Expert-choice routing.
-    #[error("expert choice: experts choose among all copies of a row; accepted: top_k")]
-    ExpertChoice,
-    /// Sinkhorn routing.
-    #[error(
-        "sinkhorn: a row's experts depend on all rows of the baseline's microbatch; accepted: top_k"
-    )]
-    Sinkhorn,
-    /// Balanced assignment.
-    #[error("balanced assignment: a row's experts depend on all copies of a row; accepted: top_k")]
-    BalancedAssignment,
-    /// Router jitter.
-    #[error(
-        "router jitter: the baseline draws different noise for every copy of a row; accepted: none"
-    )]
-    Jitter,
-    /// Statistics that include padding rows.
-    #[error(
-        "statistics that count padding: the baseline's padding rows do not run; accepted: none"
-    )]
-    CountsPadding,
+    /// A feature of the router that a shared prefix cannot reproduce.
+    #[error("{0}")]
+    Router(&'static str),
 }
 
 /// Checks a router.
 pub(super) fn router(router: &Router) -> Result<(), ExpertsError> {
-    match router.selection {
-        Selection::TopK => {}
-        Selection::ExpertChoice => return Err(ExpertsError::ExpertChoice),
-        Selection::Sinkhorn => return Err(ExpertsError::Sinkhorn),
-        Selection::BalancedAssignment => return Err(ExpertsError::BalancedAssignment),
-    }
-    if router.capacity_limit {
-        return Err(ExpertsError::CapacityLimit);
-    }
-    if router.drops_tokens {
-        return Err(ExpertsError::TokenDropping);
-    }
-    if router.jitter {
-        return Err(ExpertsError::Jitter);
-    }
-    if router.counts_padding {
-        return Err(ExpertsError::CountsPadding);
+    let selected = |selection| router.selection == selection;
+    let refused = [
+        (
+            selected(Selection::ExpertChoice),
+            "expert choice: experts choose among all copies of a row; accepted: top_k",
+        ),
+        (
+            selected(Selection::Sinkhorn),
+            "sinkhorn: a row's experts depend on all rows of the baseline's microbatch; \
+             accepted: top_k",
+        ),
+        (
+            selected(Selection::BalancedAssignment),
+            "balanced assignment: a row's experts depend on all copies of a row; accepted: top_k",
+        ),
+        (
+            router.capacity_limit,
+            "capacity limit: the rows that an expert accepts depend on every copy of a row; \
+             accepted: none",
+        ),
+        (
+            router.drops_tokens,
+            "token dropping: a shared row is dropped for all its sequences or for none; \
+             accepted: none",
+        ),
+        (
+            router.jitter,
+            "router jitter: the baseline draws different noise for every copy of a row; \
+             accepted: none",
+        ),
+        (
+            router.counts_padding,
+            "statistics that count padding: the baseline's padding rows do not run; \
+             accepted: none",
+        ),
+    ];
+    if let Some((_, reason)) = refused.into_iter().find(|(is_set, _)| *is_set) {
+        return Err(ExpertsError::Router(reason));
     }
     finite("aux_coefficient", router.aux_coefficient)?;
     finite("z_coefficient", router.z_coefficient)?;

@@ -381,14 +381,21 @@ fn refuses_routers_that_a_shared_prefix_cannot_reproduce() {
         change(&mut router);
         refused(&ok, &router)
     };
-    assert_eq!(with(&|r| r.capacity_limit = true), ExpertsError::CapacityLimit);
-    assert_eq!(with(&|r| r.drops_tokens = true), ExpertsError::TokenDropping);
-    assert_eq!(with(&|r| r.jitter = true), ExpertsError::Jitter);
-    assert_eq!(with(&|r| r.counts_padding = true), ExpertsError::CountsPadding);
-    assert_eq!(with(&|r| r.selection = Selection::ExpertChoice), ExpertsError::ExpertChoice);
-    assert_eq!(with(&|r| r.selection = Selection::Sinkhorn), ExpertsError::Sinkhorn);
-    let balanced = with(&|r| r.selection = Selection::BalancedAssignment);
-    assert_eq!(balanced, ExpertsError::BalancedAssignment);
+    type Change = fn(&mut Router);
+    let changes: [(&str, Change); 7] = [
+        ("capacity limit", |r| r.capacity_limit = true),
+        ("token dropping", |r| r.drops_tokens = true),
+        ("router jitter", |r| r.jitter = true),
+        ("statistics that count padding", |r| r.counts_padding = true),
+        ("expert choice", |r| r.selection = Selection::ExpertChoice),
+        ("sinkhorn", |r| r.selection = Selection::Sinkhorn),
+        ("balanced assignment", |r| r.selection = Selection::BalancedAssignment),
+    ];
+    for (feature, change) in changes {
+        let error = with(&change);
+        assert!(matches!(error, ExpertsError::Router(_)), "{error:?}");
+        assert!(error.to_string().starts_with(&format!("{feature}: ")), "{error}");
+    }
     assert_eq!(
         with(&|r| r.aux_coefficient = f64::INFINITY).to_string(),
         "aux_coefficient is inf; accepted: finite numbers"
