@@ -41,7 +41,7 @@ pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
         let bar = |(op, time): (&StageOp, &crate::pipeline::TimeSpan)| Bar {
             class: format!("{} g{}", PHASES[op.kind as usize].0, op.group % 3),
             label: format!("{}.{}", op.group, op.index),
-            tooltip: op_label(op),
+            tooltip: format!("{}, {} rows", op.unit(), op.rows.count()),
             start_ns: time.start_ns,
             end_ns: time.end_ns,
         };
@@ -49,13 +49,6 @@ pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
     };
     let rows: Vec<Row> = stages.stages.iter().zip(&times.ops).enumerate().map(row).collect();
     rows::svg("Ops of each stage over time", &rows, &PHASES, times.makespan_ns)
-}
-
-fn op_label(op: &StageOp) -> String {
-    let what = if op.kind.is_prefix() { "chunk" } else { "microbatch" };
-    let way = if op.kind.is_forward() { "forward" } else { "backward" };
-    let StageOp { index, group, part, rows, .. } = op;
-    format!("{what} {index} {way} of group {group}, part {part}, {} rows", rows.count())
 }
 
 /// Draws one rank's steps and copies over time: one row for the steps and one per link.

@@ -2,18 +2,44 @@
 
 use super::PipelineError;
 use super::chunks::{Costs, cut};
-use super::lists::StageOpKind;
+use super::lists::{StageOp, StageOpKind};
 use super::spec::{OPS_MAX, Pipeline};
 use dormouse_schedule::check_range;
 
 /// Identifies an op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PipelineUnit {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PipelineUnit {
     pub(super) kind: StageOpKind,
     pub(super) group: u32,
     /// Chunk or microbatch number.
     pub(super) index: u32,
     pub(super) part: u32,
+}
+
+impl PipelineUnit {
+    /// Returns the op of another part whose result this one receives: the same chunk or microbatch on the
+    /// previous part (forward) or the next (backward).
+    fn source(self) -> Option<Self> {
+        self.on_part(!self.kind.is_forward())
+    }
+
+    /// Returns the op of another part that receives this op's result.
+    pub(crate) fn target(self) -> Option<Self> {
+        self.on_part(self.kind.is_forward())
+    }
+
+    /// Returns the same chunk or microbatch on the next part, or on the previous one.
+    fn on_part(self, next: bool) -> Option<Self> {
+        let part = if next { self.part + 1 } else { self.part.checked_sub(1)? };
+        Some(Self { part, ..self })
+    }
+}
+
+impl StageOp {
+    pub(crate) const fn unit(&self) -> PipelineUnit {
+        let Self { kind, group, index, part, .. } = *self;
+        PipelineUnit { kind, group, index, part }
+    }
 }
 
 /// One group's range of op numbers: part by part, each with its chunk forwards, microbatch forwards,
@@ -154,19 +180,14 @@ impl Graph {
         })
     }
 
-    /// Returns the op of another part whose result this one receives: the same chunk or microbatch on the
-    /// previous part (forward) or the next (backward).
+    /// See [`PipelineUnit::source`].
     pub(super) fn source(&self, id: usize) -> Option<usize> {
-        let unit = self.unit(id);
-        let part = if unit.kind.is_forward() { unit.part.checked_sub(1)? } else { unit.part + 1 };
-        self.id(PipelineUnit { part, ..unit })
+        self.id(self.unit(id).source()?)
     }
 
-    /// Returns the op of another part that receives this op's result.
+    /// See [`PipelineUnit::target`].
     pub(super) fn target(&self, id: usize) -> Option<usize> {
-        let unit = self.unit(id);
-        let part = if unit.kind.is_forward() { unit.part + 1 } else { unit.part.checked_sub(1)? };
-        self.id(PipelineUnit { part, ..unit })
+        self.id(self.unit(id).target()?)
     }
 
     /// Returns whether an op's result is sent to another stage.

@@ -292,8 +292,7 @@ impl<'a> TransferReplay<'a> {
                 others.iter().all(|posted| posted.id != id)
             })
         };
-        let batch = steps[..walker.step].iter().rev();
-        let step = batch.take(walker.open.max(1) as usize + steps.len()).find(unmatched)?;
+        let step = steps[..walker.step].iter().rfind(unmatched)?;
         let (from, to, id) = self.ends(stage, *step)?;
         let peer = if step.kind == StageStepKind::Send { to } else { from };
         let verb = if step.kind == StageStepKind::Send { "send to" } else { "receive from" };

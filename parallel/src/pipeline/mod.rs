@@ -53,6 +53,7 @@ mod verify;
 
 pub use crate::simulate::TimeSpan;
 pub use error::PipelineError;
+pub(crate) use graph::PipelineUnit;
 pub use lists::{
     Payload, PipelineReport, StageList, StageOp, StageOpKind, StagePeak, StageStep, StageStepKind,
     StageTransfer, Stages, TransferShape,

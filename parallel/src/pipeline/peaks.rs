@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::lists::{StageOp, StageOpKind, StagePeak};
+use super::lists::{StageOp, StagePeak};
 use super::spec::RowBytes;
 
 /// Returns the peak memory of a list, which depends only on the order of ops.
@@ -16,31 +16,20 @@ pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
     let mut chunks: BTreeMap<u32, u32> = BTreeMap::new();
     let mut microbatches: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     for op in ops {
-        let rows = op.rows.count();
-        let [boundary, saved, microbatch] =
-            [row_bytes.boundary, row_bytes.prefix_saved, row_bytes.microbatch_saved]
-                .map(|bytes| rows.saturating_mul(bytes));
-        match op.kind {
-            StageOpKind::PrefixForward => {
-                *chunks.entry(op.group).or_default() += 1;
-                held.boundary_bytes = held.boundary_bytes.saturating_add(boundary);
-                held.prefix_bytes = held.prefix_bytes.saturating_add(saved);
-            }
-            StageOpKind::MicrobatchForward => {
-                *microbatches.entry((op.group, op.index)).or_default() += 1;
-                held.in_flight_parts += 1;
-                held.microbatch_bytes = held.microbatch_bytes.saturating_add(microbatch);
-            }
-            StageOpKind::MicrobatchBackward => {
-                release(&mut microbatches, (op.group, op.index));
-                held.in_flight_parts = held.in_flight_parts.saturating_sub(1);
-                held.microbatch_bytes = held.microbatch_bytes.saturating_sub(microbatch);
-            }
-            StageOpKind::PrefixBackward => {
-                release(&mut chunks, op.group);
-                held.boundary_bytes = held.boundary_bytes.saturating_sub(boundary);
-                held.prefix_bytes = held.prefix_bytes.saturating_sub(saved);
-            }
+        let (rows, begins) = (op.rows.count(), op.kind.is_forward());
+        let hold = |bytes: &mut u64, row_bytes: u64| {
+            let own = rows.saturating_mul(row_bytes);
+            *bytes = if begins { bytes.saturating_add(own) } else { bytes.saturating_sub(own) };
+        };
+        if op.kind.is_prefix() {
+            count(&mut chunks, op.group, begins);
+            hold(&mut held.boundary_bytes, row_bytes.boundary);
+            hold(&mut held.prefix_bytes, row_bytes.prefix_saved);
+        } else {
+            count(&mut microbatches, (op.group, op.index), begins);
+            hold(&mut held.microbatch_bytes, row_bytes.microbatch_saved);
+            let parts = held.in_flight_parts;
+            held.in_flight_parts = if begins { parts + 1 } else { parts.saturating_sub(1) };
         }
         held.live_groups = chunks.len() as u32;
         held.in_flight = microbatches.len() as u32;
@@ -53,8 +42,11 @@ pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
     peak
 }
 
-fn release<K: Ord>(held: &mut BTreeMap<K, u32>, key: K) {
-    if let Some(count) = held.get_mut(&key) {
+/// Counts one more of `key`, or one less.
+fn count<K: Ord>(held: &mut BTreeMap<K, u32>, key: K, begins: bool) {
+    if begins {
+        *held.entry(key).or_default() += 1;
+    } else if let Some(count) = held.get_mut(&key) {
         *count -= 1;
         if *count == 0 {
             held.remove(&key);

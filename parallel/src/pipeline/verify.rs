@@ -2,7 +2,7 @@
 
 use super::PipelineError;
 use super::exchange::stage_op;
-use super::graph::{Graph, PipelineUnit};
+use super::graph::Graph;
 use super::lists::{StageList, StageOp, StageStepKind, Stages};
 use super::meet::{PipelineTimes, TransferReplay, TransferTiming};
 use super::peaks::peak;
@@ -83,11 +83,10 @@ fn ids(
     for (stage, list) in (0..).zip(stages) {
         let mut of_stage = Vec::with_capacity(list.ops.len());
         for op in &list.ops {
-            let StageOp { kind, group, index, part, .. } = *op;
-            let unit = PipelineUnit { kind, group, index, part };
+            let unit = op.unit();
             let fault = |problem| PipelineError::Op { stage, op: unit.to_string(), problem };
             let id = graph.id(unit).ok_or_else(|| fault("is not an op of the pipeline"))?;
-            if graph.stage(part) != stage {
+            if graph.stage(unit.part) != stage {
                 return Err(fault("is on another stage"));
             }
             if std::mem::replace(&mut seen[id], true) {

@@ -3,30 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::world::{SimulatedRank, SimulatedStep, StepExchange, World};
-use crate::pipeline::{Pipeline, PipelineError, StageOp, StageOpKind, Stages};
-
-/// Identifies an op: kind, group, index, part.
-type Key = (StageOpKind, u32, u32, u32);
-
-fn key(op: &StageOp) -> Key {
-    (op.kind, op.group, op.index, op.part)
-}
-
-/// Returns the op that receives what `op` sends: the same chunk or microbatch on the next part.
-fn target(op: &StageOp) -> Key {
-    let part = if op.kind.is_forward() { op.part + 1 } else { op.part.saturating_sub(1) };
-    (op.kind, op.group, op.index, part)
-}
-
-/// Returns the forward whose blocks a backward frees.
-fn forward_of(op: &StageOp) -> Key {
-    let kind = if op.kind.is_prefix() {
-        StageOpKind::PrefixForward
-    } else {
-        StageOpKind::MicrobatchForward
-    };
-    (kind, op.group, op.index, op.part)
-}
+use crate::pipeline::{Pipeline, PipelineError, PipelineUnit, StageOp, Stages};
 
 impl World {
     /// Converts op lists into ranks; transfers overlap compute. The boundary and saved bytes of a chunk,
@@ -37,11 +14,11 @@ impl World {
     pub fn of_stages(pipeline: &Pipeline, stages: &Stages) -> Result<Self, PipelineError> {
         let op_ns = stages.op_ns(pipeline)?;
         let mut exchanges = Vec::new();
-        let mut sent: BTreeMap<Key, u32> = BTreeMap::new();
+        let mut sent: BTreeMap<PipelineUnit, u32> = BTreeMap::new();
         for (stage, list) in (0..).zip(&stages.stages) {
             for op in &list.ops {
-                if let Some(send) = op.sends {
-                    sent.insert(target(op), exchanges.len() as u32);
+                if let Some((send, target)) = op.sends.zip(op.unit().target()) {
+                    sent.insert(target, exchanges.len() as u32);
                     exchanges.push(StepExchange { from: stage, to: send.peer, bytes: send.bytes });
                 }
             }
@@ -63,13 +40,15 @@ fn rank(
     pipeline: &Pipeline,
     ops: &[StageOp],
     op_ns: &[u64],
-    sent: &BTreeMap<Key, u32>,
+    sent: &BTreeMap<PipelineUnit, u32>,
 ) -> SimulatedRank {
     let row_bytes = &pipeline.row_bytes;
     let mut rank = SimulatedRank::default();
-    let mut blocks: BTreeMap<Key, u32> = BTreeMap::new();
+    // The blocks of forwards whose backward has not run.
+    let mut blocks = BTreeMap::new();
     for (op, compute_ns) in ops.iter().zip(op_ns) {
         let mut step = SimulatedStep { compute_ns: *compute_ns, ..SimulatedStep::default() };
+        let place = (op.kind.is_prefix(), op.group, op.index, op.part);
         if op.kind.is_forward() {
             let row = if op.kind.is_prefix() {
                 row_bytes.boundary.saturating_add(row_bytes.prefix_saved)
@@ -77,17 +56,17 @@ fn rank(
                 row_bytes.microbatch_saved
             };
             let block = rank.block_bytes.len() as u32;
-            blocks.insert(key(op), block);
+            blocks.insert(place, block);
             rank.block_bytes.push(op.rows.count().saturating_mul(row));
             step.allocates.push(block);
         } else {
-            step.frees.extend(blocks.get(&forward_of(op)));
+            step.frees.extend(blocks.remove(&place));
         }
         if op.receives.is_some() {
-            step.receives.extend(sent.get(&key(op)));
+            step.receives.extend(sent.get(&op.unit()));
         }
         if op.sends.is_some() {
-            step.sends.extend(sent.get(&target(op)));
+            step.sends.extend(op.unit().target().and_then(|target| sent.get(&target)));
         }
         rank.steps.push(step);
     }
