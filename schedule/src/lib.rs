@@ -35,12 +35,14 @@ mod limits;
 mod model;
 mod op;
 mod plan;
+mod search;
 pub mod tree_planner;
 
 pub use error::{Disorder, PlanError, Remedy};
 pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, SCORES_MAX, TOKENS_MAX};
 pub use op::{Member, NodeId, Op, OpId, OpKind, PlanNode, Residency, Score, Span};
 pub use plan::{PLAN_VERSION, Plan};
+pub use search::bisect;
 
 pub use model::{Machine, ModelShape, count as check_range};
 pub use tree_planner::{Loss, PlanOptions, Prediction, Scoring, TreeVerdict, Verdict};

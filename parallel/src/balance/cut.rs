@@ -12,7 +12,7 @@
 //! maximal length use the fewest ranks, and a binary search finds the smallest cap that fits the ranks.
 
 use super::leaves::Leaves;
-use dormouse_schedule::NodeId;
+use dormouse_schedule::{NodeId, bisect};
 
 /// Segment costs in constant time.
 #[derive(Debug)]
@@ -45,17 +45,11 @@ impl<'a> Segments<'a> {
     /// segments may begin, and the end. Unneeded ranks are omitted.
     pub(super) fn cut(&self, starts: &[u32], ranks: u32) -> Vec<u32> {
         let pieces = starts.windows(2).map(|pair| self.cost(pair[0] as usize, pair[1] as usize));
-        let mut low = pieces.max().unwrap_or(0);
-        let mut high = self.cost(0, self.leaves.count());
-        while low < high {
-            let cap = low + (high - low) / 2;
-            if self.reach(starts, cap, ranks as usize).is_some() {
-                high = cap;
-            } else {
-                low = cap + 1;
-            }
-        }
-        self.reach(starts, high, ranks as usize).unwrap_or_else(|| vec![self.leaves.count() as u32])
+        let reach = |cap| self.reach(starts, cap, ranks as usize);
+        let count = self.leaves.count();
+        let (low, high) = (pieces.max().unwrap_or(0), self.cost(0, count));
+        let cap = bisect(low, high, |cap| reach(cap).is_some());
+        reach(cap).unwrap_or_else(|| vec![count as u32])
     }
 
     /// Returns the ends of at most `ranks` segments of maximal length within the cap, if possible.

@@ -2,6 +2,7 @@
 
 use super::cut::path_sums;
 use super::leaves::Leaves;
+use dormouse_schedule::bisect;
 
 /// Returns a lower bound on the largest cost over all assignments of leaves to ranks, contiguous or not,
 /// where a node costs `full` for one rank and `again ≤ full` for every other with a leaf below it.
@@ -16,12 +17,7 @@ pub(super) fn least_largest(leaves: &Leaves<'_>, full: &[u64], again: &[u64], ra
         copies_cost(leaves, full, again, &again_path, cap)
             .is_some_and(|sum| sum <= u128::from(cap) * u128::from(ranks))
     };
-    let (mut low, mut high) = (0_u64, full.iter().sum());
-    while low < high {
-        let cap = low + (high - low) / 2;
-        if fits(cap) { high = cap } else { low = cap + 1 }
-    }
-    high
+    bisect(0, full.iter().sum(), fits)
 }
 
 /// Returns the cost of all nodes with the copies that `cap` forces; `None` if a path does not fit.

@@ -2,6 +2,7 @@
 
 use super::spec::{NS_MAX, Pipeline, PipelineGroup, StageShare};
 use dormouse_residency::copy_ns;
+use dormouse_schedule::bisect;
 
 /// A scale of 1, in thousandths.
 pub(super) const PERMILLE: u32 = 1000;
@@ -38,18 +39,11 @@ pub(super) fn cut(group: &PipelineGroup, wanted: u32, multiple: u32) -> Vec<u64>
     let whole = until(rows);
     let mut ends = Vec::with_capacity(wanted as usize);
     let mut last = 0;
-    for chunk in 1..u128::from(wanted) {
+    for chunk in 1..wanted {
         // The smallest multiple that reaches this share of the cost.
-        let (mut low, mut high) = (last / multiple + 1, rows / multiple);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if until(middle * multiple) * u128::from(wanted) < whole * chunk {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        let end = low * multiple;
+        let reaches =
+            |count| until(count * multiple) * u128::from(wanted) >= whole * u128::from(chunk);
+        let end = bisect(last / multiple + 1, rows / multiple, reaches) * multiple;
         if end >= rows {
             break;
         }

@@ -6,7 +6,7 @@ use super::{
     GroupCut, History, LengthPredictor, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, RolloutError,
     RolloutRequest, StepOptions, WORKERS_MAX, tier_sizes,
 };
-use dormouse_schedule::{Span, TOKENS_MAX, check_range};
+use dormouse_schedule::{Span, TOKENS_MAX, bisect, check_range};
 
 /// Prompts of similar length and the workers that generate them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,16 +169,9 @@ fn group_cuts(works: &[u64], groups: usize, cut: GroupCut) -> Vec<usize> {
 
 /// Cuts into nonempty runs whose largest sum is smallest, by binary search over the cap.
 fn equal_work(works: &[u64], groups: usize) -> Vec<usize> {
-    let (mut low, mut high) = (works.iter().max().copied().unwrap_or(0), works.iter().sum::<u64>());
-    while low < high {
-        let middle = low.midpoint(high);
-        if cuts_within(works, groups, middle).last() == Some(&works.len()) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    cuts_within(works, groups, low)
+    let largest = works.iter().max().copied().unwrap_or(0);
+    let fits = |cap| cuts_within(works, groups, cap).last() == Some(&works.len());
+    cuts_within(works, groups, bisect(largest, works.iter().sum(), fits))
 }
 
 /// Returns cuts in which each run takes all that fits within `cap`, leaving one for each later run.

@@ -3,7 +3,7 @@
 use crate::tree_planner::microbatches::SubtreePart;
 use crate::tree_planner::order::{LeastMemory, PeakParts};
 use crate::tree_planner::tree::PlanTree;
-use crate::{Op, OpId, PlanError, Remedy, Residency};
+use crate::{Op, OpId, PlanError, Remedy, Residency, bisect};
 
 /// The leaves of one node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,16 +53,8 @@ pub(crate) fn most_rows(tree: &PlanTree, device: u64, choices: &[Residency]) -> 
     if fits(most) {
         return Some(most);
     }
-    let (mut least, mut too_many) = (0, most);
-    while too_many - least > 1 {
-        let rows = least + (too_many - least) / 2;
-        if fits(rows) {
-            least = rows;
-        } else {
-            too_many = rows;
-        }
-    }
-    (least > 0).then_some(least)
+    let too_many = bisect(1, most.into(), |rows| !fits(rows as u32));
+    (too_many > 1).then_some(too_many as u32 - 1)
 }
 
 /// Returns the error for a tier that is too small, with the op that needs the most of it.
