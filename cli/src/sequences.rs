@@ -1,10 +1,12 @@
 //! Sequences: 32-bit ids in one buffer, and scoring, group and kind of each sequence.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
 
 use dormouse_schedule::forest::SEQUENCES_MAX;
 use dormouse_schedule::{Loss, Scoring, Span, TOKENS_MAX};
+use serde::Deserialize;
 
 /// Maximum number of token ids of all sequences (32 GiB). Small in tests, which reach it.
 pub const IDS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 33 };
@@ -61,11 +63,22 @@ impl TokenIds for Vec<i64> {
     }
 }
 
-/// The group identifier of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A group identifier in a file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(untagged)]
 pub(crate) enum Name<'a> {
     Number(i64),
-    Text(&'a str),
+    #[serde(borrow)]
+    Text(Cow<'a, str>),
+}
+
+impl Name<'_> {
+    fn to_owned(&self) -> Name<'static> {
+        match self {
+            Self::Number(number) => Name::Number(*number),
+            Self::Text(text) => Name::Text(Cow::Owned(text.to_string())),
+        }
+    }
 }
 
 /// The labels that carry loss, if the row specifies them.
@@ -117,8 +130,7 @@ pub struct Sequences {
 /// Groups, numbered by first occurrence.
 #[derive(Clone, Debug, Default)]
 struct Groups {
-    numbers: BTreeMap<i64, u32>,
-    texts: BTreeMap<String, u32>,
+    numbers: BTreeMap<Name<'static>, u32>,
     /// Tokens that the sequences of each group share, if only lengths are known.
     shared: Vec<u64>,
     of_sequence: Vec<u32>,
@@ -175,7 +187,7 @@ impl Sequences {
             return Err(Refusal::new("sequences", number + 1, format!("{SEQUENCES_MAX} in all")));
         }
         let (tokens, prompt) = self.push_tokens(row.tokens)?;
-        let group = self.groups.push(row.group, number)?;
+        let group = self.groups.push(row.group.as_ref(), number)?;
         if let RowTokens::Length { prompt, .. } = row.tokens {
             self.push_shared(group, prompt)?;
         }
@@ -260,7 +272,7 @@ impl Sequences {
 }
 
 impl Groups {
-    fn push(&mut self, name: Option<Name<'_>>, sequence: usize) -> Result<Option<u32>, Refusal> {
+    fn push(&mut self, name: Option<&Name<'_>>, sequence: usize) -> Result<Option<u32>, Refusal> {
         let Some(name) = name else {
             if self.of_sequence.is_empty() {
                 return Ok(None);
@@ -280,13 +292,10 @@ impl Groups {
             let seen = format!("a string of {} bytes", text.len());
             return Err(Refusal::new("group", seen, format!("at most {GROUP_BYTES_MAX} bytes")));
         }
-        let next = (self.numbers.len() + self.texts.len()) as u32;
-        let group = match name {
-            Name::Number(number) => *self.numbers.entry(number).or_insert(next),
-            Name::Text(text) => match self.texts.get(text) {
-                Some(group) => *group,
-                None => *self.texts.entry(text.to_owned()).or_insert(next),
-            },
+        let next = self.numbers.len() as u32;
+        let group = match self.numbers.get(name) {
+            Some(group) => *group,
+            None => *self.numbers.entry(name.to_owned()).or_insert(next),
         };
         self.of_sequence.push(group);
         Ok(Some(group))

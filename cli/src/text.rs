@@ -43,14 +43,11 @@ pub(crate) fn things(number: u64, one: &str, many: &str) -> String {
 
 /// Formats floating-point operations with a unit.
 pub(crate) fn operations(mut flops: f64) -> String {
-    let mut units = OPERATIONS.iter();
-    let mut unit = units.next();
-    while flops >= 1000.0
-        && let Some(next) = units.next()
-    {
-        (flops, unit) = (flops / 1000.0, Some(next));
+    let mut unit = 0;
+    while flops >= 1000.0 && unit + 1 < OPERATIONS.len() {
+        (flops, unit) = (flops / 1000.0, unit + 1);
     }
-    format!("{flops:.2} {}FLOP", unit.unwrap_or(&""))
+    format!("{flops:.2} {}FLOP", OPERATIONS[unit])
 }
 
 /// Formats seconds with a unit.

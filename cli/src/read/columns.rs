@@ -135,7 +135,7 @@ impl<'a> Columns<'a> {
                 tokens: RowTokens::Ids(ids),
                 weight,
                 loss: loss.clone(),
-                group,
+                group: group.clone(),
                 kind,
             })
         };
@@ -213,9 +213,9 @@ fn weight(array: &ArrayRef, row: usize) -> f64 {
 
 fn name(array: &dyn Array, row: usize) -> Result<Name<'_>, Refusal> {
     match array.data_type() {
-        DataType::Utf8 => Ok(Name::Text(array.as_string::<i32>().value(row))),
-        DataType::LargeUtf8 => Ok(Name::Text(array.as_string::<i64>().value(row))),
-        DataType::Utf8View => Ok(Name::Text(array.as_string_view().value(row))),
+        DataType::Utf8 => Ok(Name::Text(array.as_string::<i32>().value(row).into())),
+        DataType::LargeUtf8 => Ok(Name::Text(array.as_string::<i64>().value(row).into())),
+        DataType::Utf8View => Ok(Name::Text(array.as_string_view().value(row).into())),
         DataType::Dictionary(..) => {
             let of = array.as_any_dictionary();
             // The reader checks that each key is in range.

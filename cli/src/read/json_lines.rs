@@ -80,8 +80,7 @@ pub(super) fn read(
                 what: without_place(&error),
             })?;
         let place = Place::Line(line);
-        let group = record.group.map(Group::of).transpose();
-        let row = group.and_then(|group| sequences.push(&record.row(group.as_ref())?));
+        let row = record.row().and_then(|row| sequences.push(&row));
         row.map_err(|refusal| ReadError::Value { file: file.to_owned(), place, refusal })?;
     }
     Ok(())
@@ -104,50 +103,32 @@ fn without_place(error: &serde_json::Error) -> String {
 }
 
 impl Record<'_> {
-    fn row<'a>(&'a self, group: Option<&'a Group>) -> Result<Row<'a>, Refusal> {
+    fn row(&self) -> Result<Row<'_>, Refusal> {
         Ok(Row {
             tokens: self.tokens()?,
             weight: self.weight,
             loss: self.loss.map(loss).transpose()?,
-            group: group.map(Group::name),
+            group: self.group.map(group).transpose()?,
             kind: self.kind,
         })
     }
 
     fn tokens(&self) -> Result<RowTokens<'_>, Refusal> {
-        let fields = [
-            ("ids", self.ids.is_some()),
-            ("prompt_ids", self.prompt_ids.is_some()),
-            ("response_ids", self.response_ids.is_some()),
-            ("length", self.length.is_some()),
-            ("prompt_length", self.prompt_length.is_some()),
-        ];
-        match self {
-            Self {
-                ids: Some(ids),
-                prompt_ids: None,
-                response_ids: None,
-                length: None,
-                prompt_length: None,
-                ..
-            } => Ok(RowTokens::Ids(ids)),
-            Self {
-                ids: None,
-                prompt_ids: Some(prompt),
-                response_ids: Some(response),
-                length: None,
-                prompt_length: None,
-                ..
-            } => Ok(RowTokens::Prompted { prompt, response }),
-            Self {
-                ids: None, prompt_ids: None, response_ids: None, length: Some(tokens), ..
-            } => Ok(RowTokens::Length { tokens: *tokens, prompt: self.prompt_length }),
-            _ => {
-                let seen: Vec<&str> = fields
-                    .into_iter()
-                    .filter(|(_, is_there)| *is_there)
-                    .map(|(name, _)| name)
-                    .collect();
+        match (&self.ids, &self.prompt_ids, &self.response_ids, self.length, self.prompt_length) {
+            (Some(ids), None, None, None, None) => Ok(RowTokens::Ids(ids)),
+            (None, Some(prompt), Some(response), None, None) => {
+                Ok(RowTokens::Prompted { prompt, response })
+            }
+            (None, None, None, Some(tokens), prompt) => Ok(RowTokens::Length { tokens, prompt }),
+            (ids, prompt, response, length, prompt_length) => {
+                let fields = [
+                    ids.is_some().then_some("ids"),
+                    prompt.is_some().then_some("prompt_ids"),
+                    response.is_some().then_some("response_ids"),
+                    length.is_some().then_some("length"),
+                    prompt_length.is_some().then_some("prompt_length"),
+                ];
+                let seen: Vec<&str> = fields.into_iter().flatten().collect();
                 let seen = if seen.is_empty() { "missing".to_owned() } else { seen.join(" and ") };
                 let accepted = "ids; or prompt_ids and response_ids; or length, optionally with \
                                 prompt_length";
@@ -168,27 +149,10 @@ fn loss(value: &RawValue) -> Result<RowLoss, Refusal> {
     Ok(RowLoss::Spans(spans.into_iter().map(|(begin, end)| Span { begin, end }).collect()))
 }
 
-/// A group in a line.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Group {
-    Number(i64),
-    Text(String),
-}
-
-impl Group {
-    fn of(value: &RawValue) -> Result<Self, Refusal> {
-        let text = value.get();
-        serde_json::from_str(text)
-            .map_err(|_| Refusal::new("group", shown(text), "an integer or a string"))
-    }
-
-    fn name(&self) -> Name<'_> {
-        match self {
-            Self::Number(number) => Name::Number(*number),
-            Self::Text(text) => Name::Text(text),
-        }
-    }
+fn group(value: &RawValue) -> Result<Name<'_>, Refusal> {
+    let text = value.get();
+    serde_json::from_str(text)
+        .map_err(|_| Refusal::new("group", shown(text), "an integer or a string"))
 }
 
 /// Truncates a value for an error message.
