@@ -64,17 +64,16 @@ impl Costs<'_> {
     }
 
     /// Adds the overhead of an op; at least 1 ns, so that an op ends after it starts.
-    fn op_ns(self, compute_ns: u64) -> u64 {
+    pub(super) fn op_ns(self, compute_ns: u64) -> u64 {
         compute_ns.saturating_add(self.0.rates.op_overhead_ns).clamp(1, NS_MAX)
     }
 
     /// Returns the compute time of prefix rows `[begin, end)`, without overhead.
-    fn prefix_ns(
+    pub(super) fn prefix_ns(
         self,
         group: &PipelineGroup,
         share: StageShare,
-        begin: u64,
-        end: u64,
+        [begin, end]: [u64; 2],
         part: u32,
     ) -> u64 {
         let permille = Self::permille(&self.0.prefix_permille, part);
@@ -82,23 +81,10 @@ impl Costs<'_> {
         until(end) - until(begin)
     }
 
-    fn microbatch_compute_ns(self, ns: u64, part: u32) -> u64 {
+    /// Returns the compute time of a microbatch on a part, without overhead.
+    pub(super) fn microbatch_ns(self, ns: u64, part: u32) -> u64 {
         let permille = u128::from(Self::permille(&self.0.microbatch_permille, part));
         u64::try_from(u128::from(ns) * permille / u128::from(PERMILLE)).unwrap_or(u64::MAX)
-    }
-
-    pub(super) fn chunk_ns(
-        self,
-        group: &PipelineGroup,
-        share: StageShare,
-        rows: [u64; 2],
-        part: u32,
-    ) -> u64 {
-        self.op_ns(self.prefix_ns(group, share, rows[0], rows[1], part))
-    }
-
-    pub(super) fn microbatch_ns(self, ns: u64, part: u32) -> u64 {
-        self.op_ns(self.microbatch_compute_ns(ns, part))
     }
 
     pub(super) fn transfer_ns(self, rows: u64) -> u64 {
@@ -126,11 +112,12 @@ impl Costs<'_> {
         let mut sum = 0_u64;
         for group in &self.0.groups {
             for share in [group.forward, group.backward] {
-                sum = sum.saturating_add(self.prefix_ns(group, share, 0, group.prefix_rows, part));
+                let whole = self.prefix_ns(group, share, [0, group.prefix_rows], part);
+                sum = sum.saturating_add(whole);
             }
             for microbatch in &group.microbatches {
                 let ns = [microbatch.forward_ns, microbatch.backward_ns];
-                let ns = ns.map(|ns| self.microbatch_compute_ns(ns, part).min(NS_MAX));
+                let ns = ns.map(|ns| self.microbatch_ns(ns, part).min(NS_MAX));
                 sum = sum.saturating_add(ns[0] + ns[1]);
             }
         }

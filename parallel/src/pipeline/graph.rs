@@ -116,7 +116,7 @@ impl Graph {
                             let rows = place.rows(index);
                             let share =
                                 if kind.is_forward() { group.forward } else { group.backward };
-                            (costs.chunk_ns(group, share, rows, part), rows[1] - rows[0])
+                            (costs.prefix_ns(group, share, rows, part), rows[1] - rows[0])
                         } else {
                             let microbatch = &group.microbatches[index as usize];
                             let ns = if kind.is_forward() {
@@ -127,7 +127,7 @@ impl Graph {
                             (costs.microbatch_ns(ns, part), microbatch.rows)
                         };
                         self.units.push(PipelineUnit { kind, group: number, index, part });
-                        self.op_ns.push(ns);
+                        self.op_ns.push(costs.op_ns(ns));
                         self.transfer_ns.push(costs.transfer_ns(rows));
                     }
                 }

@@ -19,10 +19,7 @@ impl Stages {
         pipeline: &Pipeline,
         meeting: TransferTiming,
     ) -> Result<PipelineTimes, PipelineError> {
-        pipeline.check()?;
-        self.check_indices()?;
-        let graph = Graph::new(pipeline, self.report.chunks)?;
-        let ids = ids(pipeline, &graph, &self.stages)?;
+        let (graph, ids) = self.graph(pipeline)?;
         check_steps(&graph, &self.stages, &ids)?;
         TransferReplay::new(&graph, &self.stages, &ids, meeting).run()
     }
@@ -32,11 +29,9 @@ impl Stages {
     /// # Errors
     /// `Op` for an unknown, missing or duplicate op; the errors of an invalid pipeline.
     pub fn op_ns(&self, pipeline: &Pipeline) -> Result<Vec<Vec<u64>>, PipelineError> {
-        pipeline.check()?;
-        self.check_indices()?;
-        let graph = Graph::new(pipeline, self.report.chunks)?;
+        let (graph, ids) = self.graph(pipeline)?;
         let cost = |ids: Vec<usize>| ids.into_iter().map(|id| graph.op_ns[id]).collect();
-        Ok(ids(pipeline, &graph, &self.stages)?.into_iter().map(cost).collect())
+        Ok(ids.into_iter().map(cost).collect())
     }
 
     /// Checks P1 to P3 of the module, and that no timing mode ([`TransferTiming::ALL`]) deadlocks.
@@ -52,12 +47,11 @@ impl Stages {
         }
         Ok(())
     }
-}
 
-impl Stages {
-    /// Checks what the other checks index by: the number of chunks, the rows and the peers of lists that
-    /// may come from outside.
-    fn check_indices(&self) -> Result<(), PipelineError> {
+    /// Returns the graph of the lists and its ids of their ops. Checks first what the other checks index
+    /// by: the number of chunks, the rows and the peers of lists that may come from outside.
+    fn graph(&self, pipeline: &Pipeline) -> Result<(Graph, Vec<Vec<usize>>), PipelineError> {
+        pipeline.check()?;
         check_range("chunks of the report", self.report.chunks, 1, CHUNKS_MAX)?;
         let last = (self.stages.len() as u64).saturating_sub(1);
         for op in self.stages.iter().flat_map(|stage| &stage.ops) {
@@ -66,7 +60,9 @@ impl Stages {
                 check_range("peer of a transfer", transfer.peer.into(), 0, last)?;
             }
         }
-        Ok(())
+        let graph = Graph::new(pipeline, self.report.chunks)?;
+        let ids = ids(pipeline, &graph, &self.stages)?;
+        Ok((graph, ids))
     }
 }
 

@@ -5,24 +5,18 @@ use super::world::{BLOCKS_MAX, STEPS_MAX, SimulatedRank, World, capacity_bytes, 
 use dormouse_residency::{LinkDirection, Tier};
 use dormouse_schedule::{PlanError, check_range};
 
-/// Number of sends and receives of an exchange.
-#[derive(Clone, Copy, Default)]
-struct Ends {
-    sent: u32,
-    received: u32,
-}
-
 pub(super) fn check(world: &World) -> Result<(), SimulateError> {
     let steps = world.ranks.iter().map(|rank| rank.steps.len()).sum();
     let blocks = world.ranks.iter().map(|rank| rank.block_bytes.len()).sum();
     check_sizes(steps, blocks)?;
     check_range("exchanges", world.exchanges.len() as u64, 0, BLOCKS_MAX as u64)?;
-    let mut ends = vec![Ends::default(); world.exchanges.len()];
+    // Numbers of sends and receives of each exchange.
+    let mut ends = vec![[0_u32; 2]; world.exchanges.len()];
     for (number, rank) in world.ranks.iter().enumerate() {
         check_blocks(number, rank)?;
         count_ends(world, number as u32, rank, &mut ends)?;
     }
-    match ends.iter().position(|ends| [ends.sent, ends.received] != [1, 1]) {
+    match ends.iter().position(|ends| *ends != [1, 1]) {
         None => Ok(()),
         Some(exchange) => Err(SimulateError::Exchange {
             exchange: exchange as u32,
@@ -41,7 +35,7 @@ fn count_ends(
     world: &World,
     number: u32,
     rank: &SimulatedRank,
-    ends: &mut [Ends],
+    ends: &mut [[u32; 2]],
 ) -> Result<(), SimulateError> {
     for step in &rank.steps {
         let sends = step.sends.iter().map(|exchange| (*exchange, true));
@@ -55,8 +49,7 @@ fn count_ends(
                     problem: "belongs to another rank",
                 });
             }
-            let ends = &mut ends[exchange as usize];
-            let count = if sends { &mut ends.sent } else { &mut ends.received };
+            let count = &mut ends[exchange as usize][usize::from(!sends)];
             *count = count.saturating_add(1);
         }
     }
