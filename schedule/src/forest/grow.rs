@@ -89,12 +89,6 @@ impl GrowingForest {
         Ok(sequence as u32)
     }
 
-    /// Returns the number of sequences.
-    #[must_use]
-    pub fn sequences(&self) -> usize {
-        self.endings.len()
-    }
-
     /// Returns the number of tree tokens, each of which uses four bytes.
     #[must_use]
     pub fn tree_tokens(&self) -> u64 {
