@@ -1,5 +1,5 @@
-//! Files that lie: cut off, flipped, with lengths nobody can hold. Each is read or refused by name,
-//! within a bound of memory; nothing panics, aborts or is lost in silence.
+//! Damaged files: truncated, with flipped bytes, with huge lengths. Each is read or refused with an error,
+//! within a memory limit; nothing panics, aborts or is lost silently.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -21,11 +21,11 @@ use common::tables::{Way, ways, write};
 use dormouse_cli::read::read;
 use dormouse_cli::{ReadError, Sequences};
 
-/// Bytes that reading one of these files of a few kB may hold at a time.
+/// Maximum bytes allocated at a time while one of these files of a few kB is read.
 const HELD_BYTES_MAX: usize = 1 << 27;
 const ROWS: usize = 12;
 
-/// The system allocator, counting what the current thread holds of it.
+/// The system allocator with a count of the current thread's bytes.
 struct Counting;
 
 thread_local! {
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.get().wrapping_add(layout.size());
         HELD.set(held);
-        // What was made on another thread and freed here is below 0.
+        // Memory allocated on another thread and freed here makes the count negative.
         if held < usize::MAX / 2 {
             MOST.set(MOST.get().max(held));
         }
@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A table with what is read and what is not.
+/// A table with columns that are read and columns that are ignored.
 fn table() -> RecordBatch {
     let mut ids = ListBuilder::new(PrimitiveBuilder::<Int64Type>::new());
     (0..ROWS as i64).for_each(|row| ids.append_value((0..9).map(|at| Some((row * at) % 50))));
@@ -74,7 +74,7 @@ fn table() -> RecordBatch {
     .unwrap()
 }
 
-/// A file that is changed where it lies: written anew each time, it would go to the disk each time.
+/// A file that is changed in place: rewriting it each time would write to the disk each time.
 struct Victim {
     path: PathBuf,
     file: File,
@@ -83,7 +83,7 @@ struct Victim {
 }
 
 impl Victim {
-    /// The table as written in one of the ways.
+    /// The table in one format.
     fn new(here: &Folder, way: Way) -> Self {
         let path = here.path().join("hostile");
         write(&table(), way, 5, &path);
@@ -91,7 +91,7 @@ impl Victim {
         Self { whole: fs::read(&path).unwrap(), path, file, way }
     }
 
-    /// Reads it with some bytes changed: how many sequences there are in it, or why not.
+    /// Reads it with some bytes changed; returns the number of sequences or the error.
     fn with(&self, at: usize, bytes: &[u8]) -> Result<usize, ReadError> {
         self.file.write_all_at(bytes, at as u64).unwrap();
         let read = self.read(&format!("{:?} with {bytes:?} at {at}", self.way));
@@ -99,13 +99,13 @@ impl Victim {
         read
     }
 
-    /// Reads it up to a byte, and never beyond it again.
+    /// Truncates the file and reads it.
     fn until(&self, end: usize) -> Result<usize, ReadError> {
         self.file.set_len(end as u64).unwrap();
         self.read(&format!("{:?} until {end}", self.way))
     }
 
-    /// Holds a read to what all must keep.
+    /// Checks what every read guarantees.
     fn read(&self, what: &str) -> Result<usize, ReadError> {
         let held = HELD.get();
         MOST.set(held);
@@ -146,7 +146,7 @@ fn no_changed_byte_aborts_the_program() {
     for (number, way) in ways().into_iter().enumerate() {
         let victim = Victim::new(&here, way);
         let (mut read, mut refused) = (0, 0);
-        // Every second byte, and those between in the next way, which has most of its bytes alike.
+        // Every second byte, and the others in the next format, most of whose bytes are the same.
         for (at, byte) in victim.whole.iter().enumerate().skip(number % 2).step_by(2) {
             let value = [0, 0xff, byte ^ 1][at % 3];
             match victim.with(at, &[value]) {
@@ -174,14 +174,14 @@ fn no_changed_length_aborts_the_program() {
     }
 }
 
-/// Says what a file of these bytes is refused for.
+/// Returns the error of a file of these bytes.
 fn refusal(here: &Folder, bytes: &[u8]) -> String {
     let path = here.put("hostile", bytes);
     let refused = read(&path, "input_ids", &mut Sequences::new(1000)).unwrap_err().to_string();
     refused.replace(&path.display().to_string(), "hostile")
 }
 
-/// A compressed buffer says how long it will be, which the reader asks for at once.
+/// A compressed buffer states its decompressed length, which the reader allocates at once.
 #[test]
 fn refuses_a_false_decompressed_length() {
     let here = Folder::new();
@@ -204,7 +204,7 @@ fn refuses_a_false_decompressed_length() {
     assert_eq!(seen, 4);
 }
 
-/// Compressed, a byte may stand for many: what is possible, but more than there is memory for.
+/// A compressed byte may stand for many: the claimed length is possible but exceeds memory.
 #[test]
 fn lack_of_memory_is_an_error() {
     let here = Folder::new();
@@ -235,7 +235,8 @@ fn lack_of_memory_is_an_error() {
     assert!(said.ends_with(&format!(" needs {lie} bytes, more than available memory\n")), "{said}");
 }
 
-/// The schema's first field, which no writer here writes, is made to lie where its second does.
+/// The offset of the schema's first field, the endianness, which these writers omit, is set to that of the
+/// second.
 #[test]
 fn refuses_big_endian_numbers() {
     let here = Folder::new();
@@ -253,14 +254,18 @@ fn refuses_big_endian_numbers() {
         };
         let step = i32::from_le_bytes(bytes[table..table + 4].try_into().unwrap());
         let fields = (table as i64 - i64::from(step)) as usize + 4;
-        assert_eq!(bytes[fields..fields + 2], [0, 0], "little-endian is what is not said");
+        assert_eq!(
+            bytes[fields..fields + 2],
+            [0, 0],
+            "the field is omitted: little-endian is the default"
+        );
         bytes.copy_within(fields + 2..fields + 4, fields);
         let said = refusal(&here, &bytes);
         assert_eq!(said, "hostile is damaged: its numbers are big-endian; accepted: little-endian");
     }
 }
 
-/// Groups in groups, deeper than the reader's recursion has stack for. Nothing else of a file.
+/// Groups nested deeper than the reader's stack allows, and no other content.
 #[test]
 fn refuses_a_schema_that_is_too_deep() {
     let here = Folder::new();
@@ -281,9 +286,8 @@ fn refuses_a_schema_that_is_too_deep() {
     assert_eq!(refusal(&here, &bytes), wanted);
 }
 
-/// 200 bytes that stand for two thousand million ids of one row, or for as many as accepted after a
-/// page of others:
-/// `testdata/write_hostile.py` has how.
+/// 200 bytes that claim two thousand million ids in one row, or the accepted maximum after a page of others.
+/// Written by `testdata/write_hostile.py`.
 #[test]
 fn refuses_pages_with_too_many_values() {
     let here = Folder::new();
@@ -312,7 +316,7 @@ fn refuses_data_after_the_end_of_a_stream() {
     }
 }
 
-/// Lines as no writer should write them, and what becomes of them.
+/// Unusual lines and their results.
 #[test]
 fn an_error_names_the_line_and_the_character() {
     let here = Folder::new();

@@ -158,7 +158,7 @@ fn refuses_formats_with_a_footer_from_a_pipe() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // One byte at a time: a pipe may give less than is asked for.
+        // One byte at a time: a read from a pipe may return fewer bytes than requested.
         let mut input = child.stdin.take().unwrap();
         head.iter().for_each(|byte| input.write_all(&[*byte]).unwrap());
         drop(input);
@@ -188,7 +188,7 @@ fn lengths_and_ids_of_the_same_groups_are_the_same_plan() {
     let here = Folder::new();
     example(&here);
     let response = |group: usize, index: usize| -> Vec<usize> {
-        // Nothing shared beyond the prompt: a first token of each response's own.
+        // Each response has a different first token, so only the prompt is shared.
         (0..5 + index).map(|at| 10 + 40 * group + 10 * index + at).collect()
     };
     let (mut of_ids, mut of_lengths) = (String::new(), String::new());
@@ -243,7 +243,7 @@ fn writes_the_output_files() {
     let (names, texts) = out(&[]);
     assert_eq!(names, ["page.html", "plan.json", "report.json"]);
     assert!(texts[0].contains("<th>batch: compression</th><td>3.846</td>"), "{}", texts[0]);
-    assert!(!texts[0].contains("<svg"), "no picture over a time that is not known");
+    assert!(!texts[0].contains("<svg"), "no picture without known times");
 
     let (names, texts) = out(&["-M", "machine.json", "-b", "2048", "-r", "2", "-s", "3"]);
     let wanted = [
@@ -277,7 +277,7 @@ fn refuses_a_description_that_is_too_long() {
     here.put("model.json", vec![b' '; (1 << 20) + 1]);
     let said = here.refusal(&["batch.jsonl", "-m", "model.json"]);
     assert_eq!(said, "dormouse: model.json is longer than 1048576 bytes; accepted: at most that\n");
-    // What has no end is no larger, and what is no file no smaller.
+    // A device file without end, and a folder.
     let said = here.refusal(&["batch.jsonl", "-m", "/dev/zero"]);
     assert_eq!(said, "dormouse: /dev/zero is longer than 1048576 bytes; accepted: at most that\n");
     let said = here.refusal(&["batch.jsonl", "-m", "."]);

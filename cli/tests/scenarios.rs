@@ -1,4 +1,4 @@
-//! Readable scenarios: `testdata/*.txt`, each arguments, files, and what the program says.
+//! Readable scenarios: `testdata/*.txt`, each with arguments, files, and the program's output.
 //!
 //! ```text
 //! $ plan batch.jsonl --json
@@ -9,7 +9,7 @@
 //! …
 //! ---- stderr
 //! ```
-//! `UPDATE=1 cargo test -p dormouse-cli` rewrites what is expected; read the diff.
+//! `UPDATE=1 cargo test -p dormouse-cli` rewrites the expectations; read the diff.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -19,7 +19,7 @@ use std::path::Path;
 
 use common::{Folder, dormouse};
 
-/// A scenario: its first line, its files by name, and the text before what is expected.
+/// A scenario: its first line, its files by name, and the text before the expectations.
 struct Scenario {
     arguments: Vec<String>,
     files: Vec<(String, String)>,

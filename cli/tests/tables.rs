@@ -1,4 +1,4 @@
-//! Parquet and Arrow IPC: what is read of them is what JSON lines say, whatever their types.
+//! Parquet and Arrow IPC of every accepted type give the same sequences as JSON lines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -25,7 +25,7 @@ use proptest::prelude::*;
 
 const VOCAB: u32 = 1000;
 
-/// A row as a text has it.
+/// A row as a JSON line.
 #[derive(Clone, Debug, serde::Serialize)]
 struct Line {
     ids: Vec<i64>,
@@ -115,7 +115,7 @@ impl Rows {
         }
     }
 
-    /// A table with a column that is nobody's first, and one last.
+    /// A table whose first and last columns are ignored.
     fn table(&self, style: Style) -> RecordBatch {
         let ids = match style.ids {
             0 => self.ids::<Int32Type>(style.lists),
@@ -162,7 +162,7 @@ impl Rows {
     }
 }
 
-/// Which types a table's columns have.
+/// Types of a table's columns.
 #[derive(Clone, Copy, Debug)]
 struct Style {
     ids: u8,
@@ -170,7 +170,7 @@ struct Style {
     integers: u8,
 }
 
-/// How lists of ids are held.
+/// Type of the lists of ids.
 #[derive(Clone, Copy, Debug)]
 enum Lists {
     Plain,
@@ -338,7 +338,7 @@ fn an_error_names_the_row_of_a_null() {
     assert_eq!(refusal(&here, vec![("input_ids", ids()), ("weight", values)]), wanted);
 }
 
-/// What pyarrow 26 writes: `testdata/write_tables.py` has how.
+/// Files of pyarrow 26, written by `testdata/write_tables.py`.
 #[test]
 fn reads_files_of_pyarrow() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata");
@@ -366,7 +366,7 @@ fn reads_the_named_column() {
     assert_eq!(sequences.count(), 2);
 }
 
-/// Rows of one length, and weights that are whole, as counts and rewards are.
+/// Rows of one length, and integer weights.
 #[test]
 fn reads_fixed_size_lists_and_integer_weights() {
     let here = Folder::new();
@@ -384,7 +384,7 @@ fn reads_fixed_size_lists_and_integer_weights() {
     }
 }
 
-/// A dictionary may hold a null for a key that is there.
+/// A dictionary may have a null value for a valid key.
 #[test]
 fn refuses_a_null_in_a_dictionary() {
     let here = Folder::new();

@@ -1,4 +1,4 @@
-//! What tests of the program share: folders of their own, and the program itself.
+//! Helpers of the program's tests: temporary folders and the program itself.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dormouse_cli::Report;
 
-/// A folder that is gone with the test.
+/// A folder that is removed after the test.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -38,7 +38,7 @@ impl Folder {
         path
     }
 
-    /// The report of a plan with these arguments, made here.
+    /// The report of a plan with these arguments, computed in this process.
     pub(crate) fn report(&self, arguments: &[&str]) -> Report {
         let all: Vec<&str> =
             ["plan", "--json"].into_iter().chain(arguments.iter().copied()).collect();
@@ -48,12 +48,12 @@ impl Folder {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// What is said of a plan that is refused.
+    /// The error of a refused plan.
     pub(crate) fn refusal(&self, arguments: &[&str]) -> String {
         let all: Vec<&str> = ["plan"].into_iter().chain(arguments.iter().copied()).collect();
         let output = dormouse(&self.0, &all);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
-        assert!(output.stdout.is_empty(), "nothing is printed of what is not made");
+        assert!(output.stdout.is_empty(), "a refused plan prints nothing to standard output");
         String::from_utf8(output.stderr).unwrap()
     }
 }
@@ -64,7 +64,7 @@ impl Drop for Folder {
     }
 }
 
-/// The program, to be run in a folder with nothing to read.
+/// The program in a folder, with empty standard input.
 pub(crate) fn program(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
     command.current_dir(folder).stdin(Stdio::null());

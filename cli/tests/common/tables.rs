@@ -1,4 +1,4 @@
-//! Tables written in every way that is read.
+//! Tables in every accepted format.
 
 use std::fs::File;
 use std::path::Path;

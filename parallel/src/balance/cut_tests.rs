@@ -1,4 +1,4 @@
-//! Cuts, bounds and words against models that know no prefix sums.
+//! Compares cuts, bounds and collective orders with models without prefix sums.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use super::{BalanceUnit, CollectiveOrder, PassKind, Workload, limit};
 use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 
-/// A forest, what its nodes cost first and again, and a group for each leaf.
+/// A forest, the first and repeated costs of its nodes, and a group for each leaf.
 #[derive(Clone, Debug)]
 struct Case {
     forest: Forest,
@@ -45,7 +45,7 @@ impl Case {
         paths.flatten().map(|id| id.0).collect()
     }
 
-    /// Nodes of leaves before the segment cost again, the others in full.
+    /// Nodes shared with earlier leaves cost `again`, others `full`.
     fn segment(&self, leaves: &Leaves<'_>, begin: usize, end: usize) -> u64 {
         let before = self.paths(leaves, 0..begin);
         let cost =
@@ -84,11 +84,12 @@ impl Case {
         best
     }
 
-    /// Least largest rank over all choices of who pays a node in full, given who needs it.
+    /// Smallest maximum cost over all choices of the rank that pays a node in full, given the ranks that need
+    /// it.
     fn best_owners(&self, needs: &[BTreeSet<u32>]) -> u64 {
         let mut loads: Vec<u64> =
             needs.iter().map(|need| need.iter().map(|id| self.again[*id as usize]).sum()).collect();
-        // Who pays matters only where the two differ.
+        // The choice matters only if the two costs differ.
         let nodes: Vec<u32> = (0..self.full.len() as u32)
             .filter(|id| self.full[*id as usize] > self.again[*id as usize])
             .collect();
@@ -143,7 +144,7 @@ proptest! {
         prop_assert_eq!(largest, case.best_cut(&leaves, &starts, ranks as usize));
     }
 
-    /// Starts are where no group has leaves on both sides.
+    /// No group has leaves on both sides of a start.
     #[test]
     fn starts_lie_between_units(case in case(18)) {
         let leaves = Leaves::of(&case.forest);
@@ -219,7 +220,7 @@ proptest! {
             let dummies: u32 = kinds.iter().map(|kind| agreed.dummies(rank, *kind)).sum();
             prop_assert_eq!(dummies as usize, agreed.kinds.len() - word.len());
         }
-        prop_assert!(served.iter().all(|served| *served), "an op nobody needs");
+        prop_assert!(served.iter().all(|served| *served), "an op that no rank needs");
         let all_alike = words.windows(2).all(|pair| pair[0] == pair[1]);
         if let (true, Some(word)) = (all_alike, words.first()) {
             prop_assert_eq!(&agreed.kinds, word);

@@ -1,5 +1,4 @@
-//! Shares against what they must hold, whatever the method: every sequence once, units whole,
-//! bounds kept, waits counted, and nothing that depends on numbering.
+//! Checks shares of every method: each sequence once, units whole, bounds, waits, independence of numbering.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +9,7 @@ use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
-/// PrefixExchange is never predicted slower, and what is predicted is what playing it through takes.
+/// Exchange is never predicted slower than recomputing, and a replay takes the predicted time.
 fn played_through(case: &Case) -> Result<(), TestCaseError> {
     let forest = case.forest();
     let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
@@ -26,8 +25,8 @@ fn played_through(case: &Case) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// What is divided comes before what is sent. Here a node is dearer to send than to compute, cheaper
-/// to divide, and reads one worth sending.
+/// Divided nodes run before sent ones. One node here costs more to send than to compute, less to divide, and
+/// its parent is worth sending.
 #[test]
 fn no_divided_node_has_a_sent_ancestor() {
     const NO: u32 = NO_PARENT;
@@ -55,7 +54,7 @@ fn no_divided_node_has_a_sent_ancestor() {
     played_through(&case).unwrap();
 }
 
-/// Ranks by the sequences on them, from the public lists.
+/// The nodes that a share needs, from its sequences.
 fn nodes_of(forest: &Forest, share: &RankShare) -> BTreeSet<u32> {
     let ends = share.sequences.iter().map(|s| forest.endings()[*s as usize].node);
     ends.flat_map(|node| forest.path(node)).map(|node| node.0).collect()
@@ -82,7 +81,7 @@ proptest! {
                 for sequence in &share.sequences {
                     prop_assert!(rank_of.insert(*sequence, rank).is_none(), "twice");
                 }
-                // Every row of a path once, and every leaf of the runs is some sequence's end.
+                // Each row of a path counts once, and a sequence ends in each leaf of the runs.
                 let nodes = nodes_of(&forest, share);
                 prop_assert_eq!(share.features.rows, nodes.iter().map(|n| rows(&forest, *n)).sum::<u64>());
                 let leaves = nodes.iter().filter(|n| forest.is_leaf(NodeId(**n))).count() as u64;
@@ -122,7 +121,7 @@ proptest! {
         }
     }
 
-    /// Numbers of sequences and of groups are names: other names, the same shares.
+    /// Renumbering sequences and groups does not change shares.
     #[test]
     fn the_numbering_of_sequences_does_not_matter(case in case(), shift in 1_usize..40) {
         let forest = case.forest();
@@ -160,7 +159,7 @@ proptest! {
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             let costs = options.rates.node_costs_ps(&forest, &[], options.microbatch_tokens).unwrap();
             for share in &shares.shares {
-                prop_assert_eq!(share.finish_ps, share.features.rows, "one picosecond a row");
+                prop_assert_eq!(share.finish_ps, share.features.rows, "one picosecond per row");
                 let nodes = nodes_of(&forest, share);
                 prop_assert_eq!(share.busy_ps, nodes.iter().map(|id| costs[*id as usize]).sum::<u64>());
             }
@@ -173,7 +172,7 @@ proptest! {
         played_through(&case)?;
     }
 
-    /// In lockstep, ranks nest their own forwards and backwards, and count their microbatches.
+    /// If ops contain collectives, ranks nest their own forwards and backwards and count their microbatches.
     #[test]
     fn own_ops_nest(case in case()) {
         let forest = case.forest();
@@ -223,12 +222,12 @@ proptest! {
     }
 }
 
-/// Who takes part.
+/// Ranks that take part.
 fn parties(exchange: &PrefixExchange) -> Vec<u32> {
     [exchange.from].into_iter().chain(exchange.to.begin as u32..exchange.to.end as u32).collect()
 }
 
-/// Shares as their lists say, one picosecond a row.
+/// An independent model of shares, one picosecond per row.
 struct Model<'a> {
     forest: &'a Forest,
     shares: &'a Shares,
@@ -244,7 +243,7 @@ impl Model<'_> {
         nodes_of(self.forest, &self.shares.shares[rank])
     }
 
-    /// Who exchanges what is who needs it; ancestors come first; one who waits has other work.
+    /// The ranks that need a node exchange it, ancestors come first, and a receiver has other work.
     fn check_exchanges(&self) -> Result<(), TestCaseError> {
         let ranks = 0..self.shares.shares.len();
         let mut sent: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -281,7 +280,7 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// Every rank's clock, through forwards, its own work, backwards.
+    /// Finish time of each rank: forwards, its own work, backwards.
     fn play(&self) -> Vec<u64> {
         let mut clocks = vec![0_u64; self.shares.shares.len()];
         let meet = |clocks: &mut Vec<u64>, exchange: &PrefixExchange, ps: u64| {
@@ -321,7 +320,7 @@ impl Model<'_> {
     }
 }
 
-/// Whole trees, which share nothing, longest first: within 4/3 − 1/(3m) of the best assignment.
+/// Longest first is within 4/3 − 1/(3m) of the best assignment of whole trees, which share nothing.
 #[test]
 fn longest_first_is_within_its_bound() {
     for seed in 0_u64..60 {
@@ -396,14 +395,14 @@ fn refuses_invalid_input() {
     }
 }
 
-/// The largest numbers that are accepted add up without loss, the next are refused.
+/// The largest accepted numbers add up without overflow; larger ones are refused.
 #[test]
 fn refuses_costs_above_the_limit() {
     let half = COST_MAX_PS / 2;
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[2, 2, 2]).unwrap();
     let batch = Workload { forest: &forest, groups: &[], logit_rows: &[0, 1, 1] };
     let rates = Rates { logit_rows: half as f64 * 1e-15, ..Rates::default() };
-    // Femtoseconds of 64 bits reach a thousandth of the limit a row: many rows are needed.
+    // 64-bit femtoseconds allow a thousandth of the limit per row, so many rows are needed.
     let shares =
         Shares::new(&batch, &BalanceOptions { rates, exchange: true, ..options(2) }).unwrap();
     assert_eq!(shares.uncut_ps, 2 * half.div_ceil(1_000));

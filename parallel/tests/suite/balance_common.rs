@@ -1,4 +1,4 @@
-//! Forests whose sequences may end inside, and options that cost little to read.
+//! Forests with sequences that end inside paths, and options with simple costs.
 
 use dormouse_parallel::balance::{BalanceMethod, BalanceOptions, BalanceUnit};
 use dormouse_schedule::cost::Rates;
@@ -15,7 +15,7 @@ pub(crate) fn with_endings(parents: &[u32], lengths: &[u64], endings: &[(u32, u6
     Forest::from_nodes_with(parents, lengths, &endings).unwrap()
 }
 
-/// One picosecond a row, nothing else; 8 bytes of K and V a row, 16 of their gradients.
+/// Rows cost one picosecond, other features nothing; K and V take 8 bytes per row, gradients 16.
 pub(crate) fn options(ranks: u32) -> BalanceOptions {
     BalanceOptions {
         ranks,
@@ -38,7 +38,7 @@ pub(crate) fn options(ranks: u32) -> BalanceOptions {
     }
 }
 
-/// A forest, whose its sequences are, and where they go.
+/// A forest, the groups of its sequences, the number of ranks and the link rate.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) parents: Vec<u32>,
@@ -55,7 +55,7 @@ impl Case {
     }
 }
 
-/// Forests with ends inside, in any order of sequences.
+/// Forests with sequences that end inside paths, in any order.
 pub(crate) fn case() -> impl Strategy<Value = Case> {
     let nodes = 24;
     let shape = prop::collection::vec((any::<prop::sample::Index>(), 1_u64..60), 1..nodes);
@@ -86,7 +86,7 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Every method, unit and exchange there is.
+/// All valid combinations of method, unit and exchange.
 pub(crate) fn every_option(case: &Case) -> Vec<BalanceOptions> {
     let mut all = Vec::new();
     for method in [BalanceMethod::Contiguous, BalanceMethod::Greedy, BalanceMethod::LongestFirst] {

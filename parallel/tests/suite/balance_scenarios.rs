@@ -39,7 +39,7 @@ impl Scenario {
         };
         let options = &mut self.options;
         match key {
-            // Parent (`root` for none) and tokens; `inside` a node, after so many tokens.
+            // Parent (`root` for none) and tokens; `inside` names a node and the tokens at the end.
             "node" => {
                 let (parent, tokens) = pair(value);
                 self.parents.push(parent);

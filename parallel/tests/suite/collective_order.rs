@@ -1,4 +1,4 @@
-//! What ranks run together against the plans they make of their shares: op for op the same kinds.
+//! Compares the collective order of shares with the ops of the ranks' plans.
 
 use crate::balance_common::{case, every_option, options};
 use crate::batch::Batch;
@@ -7,7 +7,7 @@ use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
-/// What a rank makes of its share: all shared, room for everything; `change` may make it otherwise.
+/// The passes of a rank's plan: always shared, unlimited memory, unless `change` sets other options.
 fn word_of(
     forest: &Forest,
     shares: &Shares,
@@ -75,8 +75,8 @@ proptest! {
         }
     }
 
-    /// Nodes cut into blocks, nodes that run forward twice: the words of such plans take the place of
-    /// those assumed, and all that depends on them.
+    /// Passes of plans with blocks or second forwards replace the assumed passes and all that depends on
+    /// them.
     #[test]
     fn other_plans_bring_their_words(
         case in case(),
@@ -115,14 +115,14 @@ proptest! {
         }
     }
 
-    /// What is exchanged has rows; and where ops hold collectives, which come after, it reads nothing
-    /// that ranks compute among them.
+    /// Exchanged nodes have rows. If ops contain collectives, exchanged nodes run before the ops, so their
+    /// ancestors with rows are exchanged too.
     #[test]
     fn ancestors_of_exchanged_nodes_are_exchanged_before(case in case()) {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
         for mut options in every_option(&case).into_iter().filter(|options| options.exchange) {
-            // Ops of a node cost, so that short ones are computed again rather than exchanged.
+            // The ops of a node have a cost, so short nodes are recomputed rather than exchanged.
             options.rates.nodes = 4e-12;
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             let mut done: Vec<NodeId> = Vec::new();
@@ -137,8 +137,8 @@ proptest! {
     }
 }
 
-/// A cut below a root so short that dividing it does not pay: ranks that may compute it first do so,
-/// those with collectives in ops divide it for the sake of the long node below, or exchange neither.
+/// The root is too short to divide. Ranks recompute it, unless ops contain collectives: then it is divided
+/// for the long node below it, or neither is exchanged.
 #[test]
 fn a_short_root_is_divided_for_its_descendants() {
     let shares = |root: u64, child: u64, in_lockstep: bool| {
@@ -147,7 +147,7 @@ fn a_short_root_is_divided_for_its_descendants() {
         let batch = Workload { forest: &forest, groups: &[], logit_rows: &[] };
         let mut options = BalanceOptions { exchange: true, ..options(2) };
         options.ops_hold_collectives = in_lockstep;
-        // An op takes as long as 1,000 rows, 50 bytes over the link as long as one.
+        // An op costs as much as 1,000 rows, and 50 bytes over the link as much as one row.
         options.machine.op_overhead_ns = 1;
         options.machine.link_bytes_per_s = 50_000_000_000_000;
         Shares::new(&batch, &options).unwrap()
@@ -158,17 +158,17 @@ fn a_short_root_is_divided_for_its_descendants() {
     };
     assert_eq!(exchanged(3, 30_000, false), [1]);
     assert_eq!(exchanged(3, 30_000, true), [0, 1]);
-    // What the child saves is less than what dividing the root as well costs.
+    // The child saves less than dividing the root costs.
     assert_eq!(exchanged(3, 12_000, false), [1]);
     assert_eq!(exchanged(3, 12_000, true), [0_u32; 0]);
-    // An op and a byte or two each way, and half of two rows instead of both.
+    // Each way costs an op and one or two bytes; each rank computes one row of two.
     let largest = |in_lockstep| shares(3, 30_000, in_lockstep).largest_ps;
     assert_eq!(largest(true), largest(false) + 2 * 1_000 + 2 + 1 - 2);
-    // A root of one token has no rows: nobody computes it, and it is in nobody's way.
+    // A root of one token has no rows, so it neither runs nor blocks an exchange.
     assert_eq!(exchanged(1, 30_000, true), [1]);
 }
 
-/// A node of no rows costs its ops by these rates, and is still not sent to whoever has time for it.
+/// A node without rows is not sent, although its ops have a cost at these rates.
 #[test]
 fn nodes_without_rows_are_not_sent() {
     let parents = [NO_PARENT, NO_PARENT, 1, 1, NO_PARENT];
@@ -181,7 +181,7 @@ fn nodes_without_rows_are_not_sent() {
     assert_eq!(shares.exchanges, []);
 }
 
-/// A node that runs forward twice is one forward more for all; another rank has a dummy there.
+/// A second forward on one rank is a dummy forward on the other.
 #[test]
 fn a_second_forward_has_a_dummy_on_other_ranks() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, NO_PARENT, 3], &[9, 4, 4, 9, 4]).unwrap();
@@ -201,7 +201,7 @@ fn a_second_forward_has_a_dummy_on_other_ranks() {
     assert_eq!(error.to_string(), "passes of ranks is 1; accepted: 2 to 2");
 }
 
-/// A plan short of memory has a word of its own: its second forwards are forwards.
+/// Second forwards of a plan with little memory count as forwards.
 #[test]
 fn passes_contain_all_ops_that_run() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[40, 4, 4]).unwrap();

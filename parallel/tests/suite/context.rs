@@ -45,7 +45,7 @@ proptest! {
         for shard in &shards.ranks {
             let (mut local, mut pairs) = (0, 0);
             for run in &shard.runs {
-                prop_assert_eq!(run.local.begin, local, "rows stand one after another");
+                prop_assert_eq!(run.local.begin, local, "rows are contiguous");
                 prop_assert_eq!(run.local.count(), run.rows.count());
                 prop_assert_eq!(run.positions.count(), run.rows.count());
                 local = run.local.end;
@@ -56,7 +56,7 @@ proptest! {
                     prop_assert_eq!(run.piece, number);
                     let position = run.positions.begin + at as u64;
                     prop_assert_eq!(position, piece.first_position + offset);
-                    // Its prefix's keys, and its own up to itself.
+                    // The prefix's keys, and its own keys up to the row.
                     pairs += piece.first_position + offset + 1;
                     let keys_after = run.rows.end - 1 - row;
                     prop_assert_eq!(run.own_keys - keys_after, offset + 1, "mask aligned at the end");
@@ -74,22 +74,22 @@ proptest! {
         prop_assert!(shards.rank_rows.is_multiple_of(multiple.into()));
         let chunks = match cut { ShardCut::Contiguous => 1, ShardCut::Balanced { chunks } => chunks, _ => 2 };
         let spare = u64::from(ranks * chunks) * u64::from(multiple);
-        prop_assert!(shards.rank_rows * u64::from(ranks) < shards.rows + spare, "padding is least");
+        prop_assert!(shards.rank_rows * u64::from(ranks) < shards.rows + spare, "padding is minimal");
     }
 
-    /// Two chunks each: no pairing has a less busy busiest rank.
+    /// With two chunks per rank, no other pairing has a smaller maximum load.
     #[test]
     fn two_balanced_chunks_are_paired_optimally(pieces in pieces(), ranks in 1u32..5) {
         let shard = |ranks, cut| Shards::of(&pieces, &ShardOptions { ranks, cut, multiple: 1 });
         let dealt = shard(ranks, ShardCut::Balanced { chunks: 2 }).unwrap();
         let most = dealt.ranks.iter().map(|shard| shard.pairs).max().unwrap();
-        // As many ranks as there are chunks have one each.
+        // With one chunk per rank, each rank has one.
         let alone = shard(2 * ranks, ShardCut::Contiguous).unwrap();
         let mut chunks: Vec<u64> = alone.ranks.iter().map(|shard| shard.pairs).collect();
         prop_assert_eq!(most, best(&mut chunks));
     }
 
-    /// More chunks: loads differ by no more than two chunks do.
+    /// With more chunks, loads differ by at most two chunks.
     #[test]
     fn dealt_loads_differ_by_less_than_chunks(
         pieces in pieces(), ranks in 1u32..5, chunks in 2u32..7,
@@ -145,7 +145,7 @@ proptest! {
     }
 }
 
-/// The least busiest pair of every perfect matching.
+/// The smallest maximum pair over all perfect matchings.
 fn best(chunks: &mut Vec<u64>) -> u64 {
     let Some(first) = chunks.pop() else { return 0 };
     let mut least = u64::MAX;
@@ -176,13 +176,13 @@ fn moments(layers: u32) -> Vec<Mark> {
         .collect()
 }
 
-/// Walks the moments with what has been gathered so far.
+/// Visits the moments in order and tracks the gathered layers.
 fn replay(exchange: &KvExchange, layers: u32, options: &KvExchangeOptions) {
     let moments = moments(layers);
     let when = |mark: Mark| moments.iter().position(|at| *at == mark).unwrap();
     let issues: Vec<usize> = exchange.transfers.iter().map(|one| when(one.issue)).collect();
     assert!(issues.is_sorted(), "every rank issues collectives in one order");
-    // Of a prefix without rows nothing is exchanged, and nothing missed.
+    // A prefix without rows is not exchanged.
     let read = exchange.prefix.kv_bytes_sent > 0;
     let mut held = vec![[false; 2]; layers as usize]; // the prefix's, its own
     let (mut most, mut reduced) = (0, vec![[0; 2]; layers as usize]);
@@ -252,7 +252,7 @@ fn zigzag_is_even_for_a_causal_prefix_and_contiguous_is_not() {
 
 #[test]
 fn balanced_shards_of_many_suffixes_are_more_even_than_zigzag() {
-    // Lengths fall: later chunks of the packed row see less of their own past.
+    // Lengths decrease: later chunks of the packed row have fewer keys of their own.
     let microbatch: Vec<Piece> =
         [900, 500, 300, 200, 100, 24, 12, 12].map(|rows| piece(100, rows)).into();
     let imbalance = |cut| {
@@ -299,5 +299,5 @@ fn refuses_values_out_of_range_and_different_groups() {
     }
     let largest = KvShape { layers: 4096, row_bytes: 1 << 30, gradient_row_bytes: 1 << 30 };
     let exchange = KvExchange::of(&two, &two, &largest, &options).unwrap();
-    assert_eq!(exchange.gathered_peak_bytes, u64::MAX, "beyond 64 bits it stops there");
+    assert_eq!(exchange.gathered_peak_bytes, u64::MAX, "bytes saturate at 64 bits");
 }

@@ -1,4 +1,4 @@
-//! Pictures as recorded, well formed, and with nothing that runs or is fetched.
+//! Pictures match the recordings, are well formed, and contain no scripts or links.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn pipeline(groups: usize) -> Pipeline {
     }
 }
 
-/// What is drawn, without the style, which would hide it in a diff.
+/// The picture without its style, which would clutter a diff.
 fn drawn(svg: &str) -> String {
     let (head, rest) = svg.split_once("<style>").unwrap();
     let (_, tail) = rest.split_once("</style>\n").unwrap();
@@ -46,7 +46,7 @@ fn as_recorded(file: &str, got: &str) {
     assert_eq!(got, fs::read_to_string(&path).unwrap(), "{}", path.display());
 }
 
-/// Every element closed, in order; what stands between them holds no bare `<` or `&`.
+/// Elements are closed in order; the text between them has no unescaped `<` or `&`.
 fn well_formed(text: &str) {
     const VOID: [&str; 1] = ["meta"];
     let mut open: Vec<&str> = Vec::new();
@@ -98,7 +98,7 @@ fn a_page_is_self_contained_and_has_no_scripts() {
         assert!(!without_namespace.contains(fetched), "{fetched}");
     }
     assert_eq!(page.matches("<svg").count(), 2, "ops and bytes");
-    // 3 groups × 2 stages × (2 + 2 chunks, 1 + 1 microbatches), each pointed at.
+    // 3 groups × 2 stages × (2 + 2 chunks, 1 + 1 microbatches), each with a tooltip.
     assert_eq!(page.matches(" rows: ").count(), 36);
     assert!(page.contains(&format!("<td>{:.1} %</td>", 100.0 * stages.report.bubble)));
     assert!(page.contains("<th>stage 1, peak</th><td>"));
@@ -129,7 +129,7 @@ fn a_picture_counts_omitted_bars() {
     assert!(svg.contains(&format!("{half} of {} points drawn", half + 3)));
 }
 
-/// Times that run backwards are nobody's, but may be read from a file: they are drawn as nothing.
+/// A file may contain bars that end before they start; they are drawn with no width.
 #[test]
 fn draws_times_that_decrease() {
     let case = pipeline(1);

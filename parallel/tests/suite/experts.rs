@@ -1,5 +1,5 @@
-//! Routers' losses: the dense run's loss and its gradient, copy by copy, against what is captured
-//! once, added up by copies and fed back. In FP64, to 1e-12.
+//! Compares router losses and gradients of the dense run, copy by copy, with statistics that are captured
+//! once and weighted by copies, in FP64, to 1e-12.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ type Statistic = [[f64; EXPERTS]; LAYERS];
 /// By physical row.
 type Rows = BTreeMap<(u32, u64), Statistic>;
 
-/// What routers say of each physical row: probabilities, which are its own, and its k best.
+/// The routing of each physical row: its probabilities and its k best experts.
 #[derive(Debug)]
 struct Routed {
     probabilities: Rows,
@@ -104,8 +104,8 @@ fn add(sum: &mut Statistic, factor: f64, more: &Statistic) {
     }
 }
 
-/// The dense run: each scope's rows with every copy, its loss by the formula as it is written, and
-/// the gradient that each copy adds to its physical row.
+/// The dense run: the loss of each scope over all copies, by the literal formula, and the gradient that each
+/// copy adds to its physical row.
 fn dense(case: &Case, routed: &Routed) -> (f64, Rows) {
     let (mut loss, mut gradients) = (0.0, Rows::new());
     let mut running = Statistic::default();
@@ -130,7 +130,7 @@ fn dense(case: &Case, routed: &Routed) -> (f64, Rows) {
         }
         for layer in 0..LAYERS {
             for expert in 0..EXPERTS {
-                // f, and what one probability adds to P.
+                // f, and the contribution of one probability to P.
                 let (f, each) = match case.baseline.formula {
                     Formula::Switch => (counts[layer][expert] / (k * t), 1.0 / t),
                     Formula::PooledLayers => {
@@ -153,7 +153,7 @@ fn dense(case: &Case, routed: &Routed) -> (f64, Rows) {
     (loss, gradients)
 }
 
-/// The shared run: C and R of each portion, added up by copies, and what goes back to its rows.
+/// The shared run: C and R of each portion, weighted by copies, and the gradient of its rows.
 fn shared(case: &Case, accounting: &Accounting, routed: &Routed) -> (f64, Rows) {
     let rows_of = |portion: &dormouse_parallel::experts::Portion| {
         let node = portion.node.0;
@@ -297,7 +297,7 @@ proptest! {
         prop_assert_eq!(weighted, counts);
     }
 
-    /// Cut at microbatches, each part is exactly a scope of its own.
+    /// With `CutAtMicrobatches`, each part equals a separate scope.
     #[test]
     fn the_approximation_is_what_its_name_says(
         mut case in cases(), microbatches in prop::collection::vec(0u32..3, 9), seed: u64,
@@ -335,7 +335,7 @@ fn group() -> Vec<Vec<u8>> {
     tokens.map(<[u8]>::to_vec).into()
 }
 
-/// Multiplicity 1, R without gradient, last tokens left out: each is seen.
+/// Detects multiplicity 1, R without gradient, and omitted last tokens.
 #[test]
 fn wrong_accounting_changes_loss_or_gradient() {
     for formula in 0..3 {
@@ -352,12 +352,12 @@ fn wrong_accounting_changes_loss_or_gradient() {
             let (wrong, back) = shared(&case, &once, &routed);
             assert!((wrong - loss).abs() > 1e-3 * loss && distance(&gradient, &back) > 1e-2);
 
-            // R of what a scope did not run itself, presented without gradient.
+            // R of portions that another microbatch ran, without gradient.
             let (_, mut back) = shared(&case, &accounting, &routed);
             back.retain(|row, _| case.forest.is_leaf(NodeId(row.0)));
             assert!(distance(&gradient, &back) > 0.5);
 
-            // The dense run feeds last tokens and the plan does not, or the other way.
+            // Exactly one of the dense run and the plan runs the rows of last tokens.
             let mut other = Case {
                 baseline: case.baseline.clone(),
                 ..self::case(&group(), 9, formula, &[0, 0, 0, 1], feeds)

@@ -1,10 +1,10 @@
-//! Forests by the definition: a node goes on while all sequences that have not ended agree.
+//! Forests by definition: a node continues while all unfinished sequences have the same token.
 
 use dormouse_schedule::forest::{Ending, Forest, NO_PARENT};
 use serde_json::{Value, json};
 
-/// A forest of some sequences of token ids. A node also stops after `block` tokens, so that
-/// sequences end at the ends of nodes that go on.
+/// The forest of sequences of token ids. A node has at most `block` tokens, so that sequences end at the ends
+/// of nodes with children.
 pub(crate) fn forest(sequences: &[Vec<u8>], block: usize) -> Forest {
     let mut nodes: Vec<Value> = Vec::new();
     let mut endings: Vec<Value> = vec![Value::Null; sequences.len()];
@@ -65,8 +65,8 @@ fn grow(
     }
 }
 
-/// The physical row that holds a sequence's row: its node, and its position. A row is its label's
-/// node's; a sequence's last row has no label and stays in the node the sequence ends in.
+/// The node and position of a sequence's row. A row belongs to the node of its label; a sequence's last row
+/// has no label and belongs to the node in which the sequence ends.
 pub(crate) fn physical(forest: &Forest, sequence: usize, row: u64) -> (u32, u64) {
     let ending = forest.endings()[sequence];
     let label = (row + 1).min(ending.tokens - 1);

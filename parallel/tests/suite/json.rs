@@ -1,4 +1,4 @@
-//! The names others read stay: `tests/testdata/rooms.json`, renewed like the scenarios.
+//! JSON forms match the recording `tests/testdata/rooms.json`; `UPDATE=1` rewrites it.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ use crate::experts::router;
 struct Recorded(Map<String, Value>);
 
 impl Recorded {
-    /// Keeps a value under a name, once it has been read back as it was.
+    /// Records a value under a name after checking that its JSON reads back as an equal value.
     fn keep<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
         &mut self,
         name: &str,

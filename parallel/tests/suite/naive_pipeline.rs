@@ -1,6 +1,7 @@
-//! Lists carried out tick by tick, as a person with a clock would: no heaps, no closed forms.
+//! Runs op lists tick by tick, without heaps or closed forms.
 //!
-//! Written from docs/method.md §9 and the words on `TransferTiming`, not from the code it is held against.
+//! Written from docs/method.md §9 and the documentation of `TransferTiming`, independently of the code under
+//! test.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ pub(crate) fn name(op: &StageOp) -> Name {
     (op.kind, op.group, op.index, op.part)
 }
 
-/// Every op that must end before this one starts, wherever it runs.
+/// All ops that must end before this one starts, on any stage.
 pub(crate) fn needs(op: &StageOp, parts: u32, chunks: u32, microbatches: u32) -> Vec<Name> {
     use StageOpKind::*;
     let StageOp { kind, group, index, part, .. } = *op;
@@ -58,10 +59,10 @@ pub(crate) fn chunks(stages: &Stages) -> BTreeMap<u32, u32> {
 struct Channel {
     sends: Vec<(Name, u64)>,
     receives: Vec<(Name, u64)>,
-    /// Transfers begun, and the end of the last.
+    /// Number of started transfers, and the end of the last.
     begun: usize,
     free: u64,
-    /// Ends of those under way.
+    /// End times of running transfers.
     ends: Vec<(usize, u64)>,
 }
 
@@ -73,7 +74,7 @@ struct Clock<'a> {
     now: u64,
     at: Vec<usize>,
     running: Vec<Option<u64>>,
-    /// What each stage has posted of its open batch and is not done: (sends, transfer).
+    /// Unfinished transfers of each stage's open batch: (sends, transfer).
     open: Vec<BTreeSet<(bool, Name)>>,
     channels: BTreeMap<(u32, u32), Channel>,
     computed: BTreeSet<Name>,
@@ -81,8 +82,7 @@ struct Clock<'a> {
     times: Vec<Vec<TimeSpan>>,
 }
 
-/// When each op runs; `None` where the lists do not come to their end, or an op starts before what
-/// it needs.
+/// Times of all ops; `None` if the lists deadlock or an op starts before an op that it needs.
 pub(crate) fn run(
     pipeline: &Pipeline,
     stages: &Stages,
@@ -121,7 +121,7 @@ pub(crate) fn run(
     None
 }
 
-/// What each op costs by the pipeline's own words, for pipelines without pairs or scaled parts.
+/// The time of each op, for pipelines without pairs or scaled parts.
 fn costs(pipeline: &Pipeline, stages: &Stages) -> Vec<Vec<u64>> {
     let cost = |op: &StageOp| {
         let group = &pipeline.groups[op.group as usize];
@@ -150,8 +150,8 @@ fn transfer_ns(pipeline: &Pipeline, op: &StageOp) -> u64 {
 }
 
 impl Clock<'_> {
-    /// One thing that happens now, if any does. `None` where an op starts too early or ends of
-    /// different transfers meet.
+    /// Performs one event of the current tick, if any. `None` if an op starts too early or the ends of
+    /// different transfers are matched.
     fn moves(&mut self) -> Option<bool> {
         for stage in 0..self.at.len() {
             if self.stage_moves(stage)? {

@@ -1,5 +1,4 @@
-//! One rank's steps and copies, tick by tick, from the rules that `simulate` states: no heap, no
-//! tickets, every question answered by looking at everything.
+//! Runs one rank's steps and copies tick by tick, by the rules of `simulate`, without heaps or tickets.
 
 use dormouse_parallel::simulate::*;
 
@@ -26,7 +25,7 @@ struct Block {
     bytes: u64,
     at: At,
     wish: Option<Tier>,
-    /// When it began to stand in line for its next link, counted over all of the run.
+    /// Order in which it joined the queue of its next link.
     turn: u64,
 }
 
@@ -60,7 +59,7 @@ const fn ends(link: LinkDirection) -> [Tier; 2] {
     }
 }
 
-/// What happens, or the step that is waited before for ever.
+/// The timeline, or the step that never starts.
 pub(crate) fn run(rank: &SimulatedRank) -> Result<Outcome, usize> {
     let block = |bytes: &u64| Block { bytes: *bytes, at: At::Nowhere, wish: None, turn: 0 };
     let mut clock = Clock {
@@ -79,7 +78,7 @@ pub(crate) fn run(rank: &SimulatedRank) -> Result<Outcome, usize> {
     };
     clock.reach();
     clock.go_on();
-    // Every step and every copy that may be told takes at most a few tens of ticks.
+    // Every generated step and copy takes at most a few tens of ticks.
     for _ in 0..20_000 {
         while clock.something_ends() {
             clock.go_on();
@@ -131,7 +130,7 @@ impl Clock<'_> {
         }
     }
 
-    /// The first thing that ends now: the step, else the first link's copy.
+    /// Ends the step, or else the first link's copy, that ends in this tick.
     fn something_ends(&mut self) -> bool {
         if self.ends == Some(self.now) {
             self.ends = None;

@@ -1,4 +1,4 @@
-//! Lists of random pipelines against a clock that ticks: nothing waits for ever, nothing is early.
+//! Compares op lists of random pipelines with a tick-by-tick replay.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,7 +56,7 @@ prop_compose! {
     }
 }
 
-/// Every op of every part is in one list, on its part's stage, with the rows it should have.
+/// Every op of every part is in one list, on its part's stage, with the right rows.
 fn holds_every_op(case: &Pipeline, stages: &Stages) {
     let chunks = naive_pipeline::chunks(stages);
     let mut wanted = BTreeSet::new();
@@ -88,7 +88,7 @@ fn holds_every_op(case: &Pipeline, stages: &Stages) {
         let computes = |step: &StageStep| step.kind == StageStepKind::Compute;
         let batches = stage.steps.split(computes).filter(|batch| !batch.is_empty());
         for (number, batch) in (1..).zip(batches) {
-            assert!(batch.iter().all(|step| step.batch == number), "one number a batch");
+            assert!(batch.iter().all(|step| step.batch == number), "one number per batch");
         }
     }
     assert!(wanted.is_empty(), "missing: {wanted:?} of {seen}");
@@ -97,7 +97,7 @@ fn holds_every_op(case: &Pipeline, stages: &Stages) {
     }
 }
 
-/// Counted op by op: groups with a chunk forward and not all chunks backward; microbatches likewise.
+/// Maximum groups and microbatches alive, counted op by op.
 fn most_held(stage: &StageList) -> (u32, u32) {
     let (mut groups, mut microbatches) = (BTreeMap::new(), BTreeMap::new());
     let (mut most_groups, mut most_microbatches) = (0, 0);
@@ -115,8 +115,8 @@ fn most_held(stage: &StageList) -> (u32, u32) {
     (most_groups as u32, most_microbatches as u32)
 }
 
-/// What is in a timeline, whatever made it: ops of a stage one after another, each after what it
-/// needs and, from another stage, after its transfer.
+/// Ops of a stage do not overlap; each starts after the ops that it needs and after transfers from other
+/// stages.
 fn in_time(case: &Pipeline, stages: &Stages, times: &PipelineTimes) {
     let chunks = naive_pipeline::chunks(stages);
     let mut ends = BTreeMap::new();
@@ -147,8 +147,8 @@ fn in_time(case: &Pipeline, stages: &Stages, times: &PipelineTimes) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
 
-    /// The bar: never a deadlock, under any way transfers meet; nothing lost, nothing early, no
-    /// bound exceeded, no bubble below what is possible.
+    /// Lists never deadlock in any timing mode, contain every op, respect dependencies and bounds, and have a
+    /// bubble of at least its lower bound.
     #[test]
     fn lists_are_valid(case in pipeline()) {
         let stages = case.plan().unwrap();
@@ -177,7 +177,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// A clock that ticks agrees on every op of every way transfers meet, to the nanosecond.
+    /// The tick-by-tick replay gives the same times in every timing mode.
     #[test]
     fn times_match_the_naive_replay(case in pipeline()) {
         let stages = case.plan().unwrap();
@@ -187,7 +187,7 @@ proptest! {
         }
     }
 
-    /// The simulator of ranks, given the same lists, agrees too, and on what they hold.
+    /// The simulator of ranks gives the same times and peak bytes for the same lists.
     #[test]
     fn simulated_ranks_match_the_stages(mut case in pipeline()) {
         case.blocking = false;
@@ -207,7 +207,7 @@ proptest! {
         prop_assert_eq!(timeline.total_ns, times.makespan_ns);
     }
 
-    /// A list with two steps swapped is found at fault exactly where the clock finds it so.
+    /// The check refuses a list with two swapped steps exactly if the tick-by-tick replay does.
     #[test]
     fn check_finds_swapped_steps(case in pipeline(), at in any::<prop::sample::Index>(), far in 1usize..4) {
         let mut stages = case.plan().unwrap();
@@ -216,13 +216,13 @@ proptest! {
         let first = at.index(steps.len());
         let second = (first + far).min(steps.len() - 1);
         steps.swap(first, second);
-        // A clock stops at the first meeting that fails; `check` tries all.
+        // The replay stops at the first mode that fails; `check` tries all.
         let holds = TransferTiming::ALL.iter().all(|meeting| naive_pipeline::run(&case, &stages, *meeting).is_some());
         let checked = stages.check(&case);
         prop_assert_eq!(checked.is_ok(), holds, "{:?}", checked);
     }
 
-    /// Plans depend on nothing but the pipeline, and travel as JSON.
+    /// Equal pipelines give equal plans, and plans read back from JSON.
     #[test]
     fn plans_are_deterministic_and_round_trip(case in pipeline()) {
         let stages = case.plan().unwrap();
@@ -230,7 +230,7 @@ proptest! {
         let text = serde_json::to_string(&(&case, &stages)).unwrap();
         let (read, mut back): (Pipeline, Stages) = serde_json::from_str(&text).unwrap();
         prop_assert_eq!(read, case);
-        // A bubble may lose its last digit on the way.
+        // A bubble may lose its last digit in JSON.
         prop_assert!((back.report.bubble - stages.report.bubble).abs() < 1e-12);
         prop_assert!((back.report.bubble_bound - stages.report.bubble_bound).abs() < 1e-12);
         (back.report.bubble, back.report.bubble_bound) =
@@ -271,7 +271,7 @@ fn microbatches_of(stage: &StageList) -> Vec<(bool, u32, u32)> {
     microbatches.map(|op| (op.kind.is_forward(), op.index, op.virtual_stage)).collect()
 }
 
-/// So many forwards, then one of each by turns, then the backwards left.
+/// `warm_up` forwards, then alternating forwards and backwards, then the remaining backwards.
 fn one_f_one_b<T: Copy>(forwards: &[T], backwards: &[T], warm_up: usize) -> Vec<(bool, T)> {
     let warm_up = warm_up.min(forwards.len());
     let mut list: Vec<(bool, T)> =
@@ -289,7 +289,7 @@ fn one_f_one_b<T: Copy>(forwards: &[T], backwards: &[T], warm_up: usize) -> Vec<
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Group by group, microbatches run as 1F1B has them: `p − 1 − s` forwards, then one of each.
+    /// Group by group, microbatches run 1F1B: `p − 1 − s` forwards, then alternating.
     #[test]
     fn one_group_is_1f1b(stages in 1u32..9, microbatches in 1usize..20, prefix in 1u64..6) {
         let plan = uniform(stages, 1, 2, microbatches, prefix).plan().unwrap();
@@ -303,7 +303,7 @@ proptest! {
         }
     }
 
-    /// Interleaved, in turns of as many microbatches as stages: `2(p − 1 − s) + (v − 1)p` forwards first.
+    /// Interleaved 1F1B, in turns of p microbatches: `2(p − 1 − s) + (v − 1)p` forwards first.
     #[test]
     fn one_group_is_interleaved_1f1b(stages in 2u32..6, virtual_stages in 2u32..4, turns in 1u32..4) {
         let microbatches = stages * turns;
@@ -343,7 +343,7 @@ proptest! {
         prop_assert_eq!(report.makespan_ns, report.ideal_ns + bubble);
     }
 
-    /// Chosen chunks are as good as any of those tried, but for the slack that prefers fewer.
+    /// The chosen number of chunks is the best of those tried, except for the slack that prefers fewer.
     #[test]
     fn chosen_chunks_are_the_best_tried(
         mut case in pipeline(),
@@ -375,7 +375,8 @@ fn the_bubble_meets_the_bar() {
     let near = |seen: f64, wanted: f64| (seen - wanted).abs() < 1e-3;
     assert!(near(bubble(PipelineOrder::GroupByGroup, 1, 1), 45.0 / 39.0), "whole prefix: 115 %");
     assert!(near(bubble(PipelineOrder::GroupByGroup, 8, 1), 9.0 / 39.0), "8 chunks: 23 %");
-    // Limit 12 %; 9/156 is what a microbatch's way there and back costs once in all four groups.
+    // The limit is 12 %; 9/156 is the time of one microbatch through all stages and back, once for four
+    // groups.
     assert!(
         near(bubble(PipelineOrder::Stream, 8, 4), 9.0 / 156.0),
         "{}",
@@ -384,7 +385,8 @@ fn the_bubble_meets_the_bar() {
     assert!(bubble(PipelineOrder::Stream, 0, 4) <= 0.058);
 }
 
-/// Of all swaps of two neighbours in one plan, those that break it are found, and they are most.
+/// Of all swaps of neighbouring steps in one plan, the check refuses the harmful ones, which are the
+/// majority.
 #[test]
 fn check_finds_every_harmful_swap() {
     let bounds = MemoryBounds { live_groups_max: 2, in_flight_max: 3 };
@@ -538,7 +540,7 @@ fn parts_may_differ() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Stages of a pipeline made of plans do, together, the work that the plans predict.
+    /// The stages of a pipeline made from plans together do the predicted work.
     #[test]
     fn a_pipeline_of_plans_does_their_work(
         prompts in prop::collection::vec((2u64..400, 1usize..9), 1..4),
@@ -576,7 +578,7 @@ proptest! {
         let seen: u64 = stages.op_ns(&case).unwrap().iter().flatten().sum();
         let wanted: f64 = plans.iter().map(|plan| plan.predict().flops_shared).sum();
         prop_assert!((seen as f64 - wanted).abs() < 1e-3 * wanted + 100.0, "{} {}", seen, wanted);
-        // All parts' bytes of a row are all layers'.
+        // The bytes of a row of all parts are those of all layers.
         let parts = u64::from(case.stages * case.virtual_stages);
         prop_assert_eq!(case.row_bytes.prefix_saved * parts, 640 * 12);
         prop_assert_eq!(case.row_bytes.boundary * parts, 2 * 2 * 8 * (2 + 4) * 12);
@@ -612,7 +614,7 @@ fn refuses_plans_without_flops_per_s() {
     assert!(refused(&[tree]).contains("plans of flat groups is 0; accepted: 1 to"));
 }
 
-/// Lists may come from outside: what is not there is said, and nothing is asked of the system for it.
+/// Lists may come from outside: unknown indices are refused, and no memory is allocated for them.
 #[test]
 fn refuses_lists_that_do_not_match_the_pipeline() {
     let case = Pipeline {
@@ -642,7 +644,7 @@ fn refuses_lists_that_do_not_match_the_pipeline() {
     let error =
         refused(&|it| it.stages[0].ops[0].rows = dormouse_schedule::Span { begin: 3, end: 2 });
     assert!(error.contains("first row of an op"), "{error}");
-    // What would run without what it needs: nothing is sent, and nothing waits for it.
+    // An op without its receive would run before its input exists.
     let error = refused(&|it| {
         for stage in &mut it.stages {
             stage.steps.retain(|step| step.kind == StageStepKind::Compute);

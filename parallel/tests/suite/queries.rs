@@ -47,7 +47,7 @@ fn answer(request: &Value) -> Result<Value, QueryError> {
     Ok(reply["answer"].clone())
 }
 
-/// What the documentation shows of an answer.
+/// The part of an answer that the documentation shows.
 fn shown(value: Value) -> Value {
     match value {
         Value::String(text) if text.chars().count() > SHOWN => {
@@ -70,8 +70,8 @@ fn inline(value: &Value) -> String {
     }
 }
 
-/// JSON in few lines: what does not fit on one is taken apart, its small parts side by side.
-/// `column` is where the value begins.
+/// JSON in few lines: a value that does not fit on one line is split, with its small parts side by side.
+/// `column` is the column at which the value begins.
 fn print(value: &Value, indent: usize, column: usize) -> String {
     let flat = inline(value);
     let items: Vec<(String, &Value)> = match value {
@@ -165,7 +165,7 @@ fn pages() -> BTreeMap<String, String> {
     pages
 }
 
-/// One page per query, its answer computed, and nothing else in the folder.
+/// The folder has one page per query, with its computed answer, and no other file.
 #[test]
 fn the_documentation_is_generated() {
     let (docs, pages) = (folder("../docs/queries"), pages());
@@ -215,14 +215,14 @@ fn an_error_names_the_unknown_query_or_field() {
     assert!(matches!(query("{\"version\": 1, \"query\": \"plan\"} x"), Err(QueryError::Json(_))));
 }
 
-/// Every object of every example, one field more: no depth is too deep to be looked at.
+/// An additional field in any object of any example is refused, at every depth.
 #[test]
 fn refuses_an_unknown_field_at_any_depth() {
     let mut tried = 0;
     for Example { name, request } in examples() {
         let whole: Value = serde_json::from_str(&request).unwrap();
         for pointer in objects(&whole) {
-            // A tagged enum keeps no place for what it does not know (see Q1).
+            // Serde ignores unknown fields of an internally tagged enum (see Q1).
             if pointer.contains("/collectives/") {
                 continue;
             }
@@ -230,7 +230,7 @@ fn refuses_an_unknown_field_at_any_depth() {
             let object = request.pointer_mut(&pointer).unwrap().as_object_mut().unwrap();
             object.insert("microbatch_tokenz".to_owned(), json!(1));
             let said = refusal(&request);
-            // A choice has one name: with two it is no JSON of its type.
+            // An externally tagged enum has one key; a second one is a type error.
             let named = said.contains("microbatch_tokenz")
                 || said.starts_with("invalid request: field ") && said.contains(": expected");
             assert!(named, "{name} at {pointer}: {said}");
@@ -258,8 +258,8 @@ fn places(value: &Value) -> Vec<(String, Value)> {
     found
 }
 
-/// Every number of every example, at and past what its type holds: an answer or a sentence, never
-/// a panic.
+/// Every number of every example at and beyond the range of its type gives an answer or an error, never a
+/// panic.
 #[test]
 fn extreme_numbers_do_not_panic() {
     let ends = [
@@ -299,7 +299,7 @@ fn returns_the_error_of_the_module() {
     assert!(refusal(&request).starts_with("node 2 has parent 2"));
 }
 
-/// The request's types and the answer's are the room's own: the same without JSON.
+/// Requests and answers are the types of the modules: a direct call gives the same answer.
 #[test]
 fn answers_equal_those_of_the_modules() {
     let request = request("shares");

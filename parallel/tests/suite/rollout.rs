@@ -1,5 +1,5 @@
-//! Rollout assignment: tiers against every split, groups against every cut, migrations against what
-//! they promise, and two steps simulated worker by worker.
+//! Compares tiers with every split and groups with every cut, checks migrations, and simulates two steps
+//! worker by worker.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ fn assign(lengths: &[u64], responses: u32, options: &StepOptions) -> Assignment 
     Assignment::of(&history(lengths), &requests, &LengthPredictor::default(), options).unwrap()
 }
 
-/// Every split of a number into so many parts of at least one.
+/// All splits of a number into `parts` parts of at least one.
 fn splits(whole: usize, parts: usize) -> Vec<Vec<usize>> {
     if parts == 1 {
         return vec![vec![whole]];
@@ -132,7 +132,7 @@ proptest! {
         prop_assert_eq!(most, splits(lengths.len(), groups).iter().map(largest).min().unwrap());
     }
 
-    /// No split of the workers makes the latest time, by its place on the line, less.
+    /// No other split of the workers has a smaller maximum weighted time.
     #[test]
     fn tier_sizes_are_the_best_split(
         groups in prop::collection::vec(
@@ -143,8 +143,8 @@ proptest! {
         let workers = groups.len() + (spare * (prompts.min(8).max(groups.len()) - groups.len()) as f64) as usize;
         let sizes = tier_sizes(&curve(), &groups, workers as u32, slope).unwrap();
         let sizes: Vec<usize> = sizes.into_iter().map(|size| size as usize).collect();
-        prop_assert_eq!(sizes.iter().sum::<usize>(), workers, "all are given out");
-        // Time of a tier by definition: the longest prompts one of its workers can be dealt.
+        prop_assert_eq!(sizes.iter().sum::<usize>(), workers, "all workers are used");
+        // The time of a tier by definition: its longest prompts on one worker.
         let latest = |split: &Vec<usize>| {
             let time = |number: usize| {
                 let mut longest = groups[number].clone();
@@ -232,7 +232,7 @@ proptest! {
             prop_assert_eq!(one.recompute_tokens, 50 + one.tokens);
             let Destination::Worker(to) = one.to else { continue };
             prop_assert!(longest(to) > longest(one.from) && longest(to) > one.tokens);
-            prop_assert!(on(to).any(|one| !one.finished), "its step is not over");
+            prop_assert!(on(to).any(|one| !one.finished), "its step has not ended");
             let left = here.rollouts.iter().filter(|one| one.worker == to && !one.finished).count();
             prop_assert!(left <= batch_max as usize);
         }
@@ -248,7 +248,7 @@ fn noise(seed: u64, at: u64) -> f64 {
     ((x ^ (x >> 29)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Share of time workers idle in two steps, the second of which a worker begins as it ends the first.
+/// Idle share of the workers over two steps; a worker begins the second when it ends the first.
 fn idle(steps: [&Assignment; 2], lengths: [&[u64]; 2]) -> f64 {
     let mut ends = vec![0.0; steps[0].workers as usize];
     for (step, lengths) in steps.into_iter().zip(lengths) {
@@ -315,7 +315,7 @@ fn sized_tiers_end_closer_together_than_equal_tiers() {
     assert!(sloped[3] < sizes[3], "the longest group may take five times as long: {sloped:?}");
 }
 
-/// One long prompt sets the time; the workers left go where it is latest of those that can grow.
+/// One long prompt sets the time; remaining workers go to the slowest tier that can grow.
 #[test]
 fn remaining_workers_go_to_the_slowest_tier() {
     let groups = vec![vec![(100, 1)], vec![(20, 1); 4], vec![(10, 1); 4]];
@@ -341,7 +341,7 @@ fn a_prediction_is_a_quantile_of_the_last_steps() {
         assert_eq!(all.iter().map(|one| one.known).collect::<Vec<_>>(), [true, true, false, true]);
         all.iter().map(|one| one.tokens).collect::<Vec<_>>()
     };
-    // The median of 10 11 12 13 900 is not moved by the stray; a new prompt is like the known ones.
+    // The outlier does not move the median of 10 11 12 13 900; a new prompt has the median of the known ones.
     assert_eq!(of(3, 500), [12, 40, 12, 99]);
     assert_eq!(of(3, 1000), [900, 40, 900, 900]);
     assert_eq!(of(1, 500), [11, 40, 11, 99]);

@@ -1,11 +1,11 @@
-//! The simulator against closed forms, bounds, and a clock that ticks.
+//! Compares the simulator with closed forms, bounds and a tick-by-tick replay.
 
 use crate::batch::FlatGroup;
 use dormouse_parallel::simulate::*;
 use dormouse_schedule::{Machine, ModelShape, Plan, PlanOptions};
 use proptest::prelude::*;
 
-/// A byte takes a nanosecond over every link.
+/// Every link carries a byte per nanosecond.
 fn machine() -> Machine {
     let rate = 1_000_000_000;
     Machine {
@@ -31,8 +31,8 @@ fn sleep(block: u32) -> BlockSleep {
     BlockSleep { block, tier: Tier::Host }
 }
 
-/// Layers asleep, then a lead, then their backward in order; a window or a device bounds how many
-/// are awake.
+/// Layers fall asleep; after a lead their backwards run in order. A window or the device's bytes bound the
+/// awake layers.
 fn wake(
     load: &[u64],
     compute: &[u64],
@@ -43,7 +43,7 @@ fn wake(
     let count = load.len() as u32;
     let all: Vec<u32> = (0..count).collect();
     let mut steps = vec![
-        // Made one after another, so that a small device holds them, and long asleep.
+        // Layers are allocated one after another, so that a small device suffices, and sleep early.
         SimulatedStep::default(),
     ];
     steps.extend(all.iter().map(|block| SimulatedStep {
@@ -70,8 +70,8 @@ fn wake(
 }
 
 proptest! {
-    /// docs/method.md §5, equal layers and room for two or more: the least stall, to the nanosecond,
-    /// whether a window of layers bounds waking or the device's bytes do.
+    /// docs/method.md §5, equal layers and room for at least two: the stall is the minimum, to the
+    /// nanosecond, under a window of layers and under a limit of bytes.
     #[test]
     fn the_stall_is_the_closed_forms(
         layers in 1u64..20,
@@ -109,8 +109,8 @@ proptest! {
         prop_assert!(seen.waits.wakes_ns as i64 >= stall_bound(&load, &compute, lead, room));
     }
 
-    /// A's writes obey the time-reversed bound: making layers that sleep takes exactly as long as
-    /// waking and consuming them in the reverse order.
+    /// Writes of phase A obey the time-reversed bound: producing sleeping layers takes exactly as long as
+    /// waking and consuming them in reverse order.
     #[test]
     fn sleeping_is_waking_backwards(
         layers in prop::collection::vec((1u64..30, 0u64..30), 1..12),
@@ -155,7 +155,7 @@ fn stall_bound(load: &[u64], compute: &[u64], lead: u64, room: u64) -> i64 {
 }
 
 prop_compose! {
-    /// Programs that make sense: blocks are made, used while there, and freed or not.
+    /// Valid programs: blocks are allocated, used while they exist, and freed or kept.
     fn program()(
         sizes in prop::collection::vec(0u64..12, 1..7),
         times in prop::collection::vec(0u64..9, 3..14),
@@ -207,7 +207,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
 
-    /// A clock that ticks agrees on every step, every copy and every byte, and on what sticks.
+    /// The tick-by-tick replay gives the same steps, copies, bytes and deadlocks.
     #[test]
     fn a_rank_matches_the_naive_simulation(rank in program()) {
         let seen = match alone(rank.clone()) {
@@ -237,7 +237,7 @@ proptest! {
         }
     }
 
-    /// Bounds of tiers hold at every sample, and samples are where bytes change.
+    /// Every sample is within the bounds of the tiers, and consecutive samples differ.
     #[test]
     fn tiers_never_exceed_their_capacity(rank in program()) {
         let Ok(seen) = alone(rank.clone()) else { return Ok(()) };
@@ -263,7 +263,7 @@ proptest! {
     }
 }
 
-/// A group whose layers' saved bytes and times are easy to see.
+/// A group with simple saved bytes and times per layer.
 fn group(layers: u32, prompt: u64, responses: usize, machine: Machine) -> FlatGroup {
     let options = PlanOptions {
         vocab: 50,
@@ -289,19 +289,19 @@ fn group(layers: u32, prompt: u64, responses: usize, machine: Machine) -> FlatGr
 }
 
 proptest! {
-    /// The stall a plan predicts is the one its steps have, but for a nanosecond a step of rounding.
+    /// The predicted stall of a plan equals that of its steps, within a nanosecond per step of rounding.
     #[test]
     fn a_flat_group_stalls_as_predicted(
         layers in 1u32..12,
         prompt in 2u64..200,
-        // More than one microbatch: by the last, all that should sleep does.
+        // With several microbatches, all layers are asleep before the last one.
         responses in 3usize..9,
         wake_bytes_per_s in 1u64..1 << 24,
     ) {
         let machine = Machine {
             flops_per_s: 1_000_000_000,
             wake_bytes_per_s,
-            // PrefixSleep long before the last microbatch: the closed form has no sleeping in it.
+            // Layers sleep long before the last microbatch, because the closed form omits sleeping.
             sleep_bytes_per_s: u64::MAX,
             ..Machine::default()
         };
@@ -316,7 +316,7 @@ proptest! {
         prop_assert_eq!(seen.waits.room_ns, 0);
     }
 
-    /// What never sleeps peaks where the prediction says, and computes what it counts.
+    /// A plan without sleep has the predicted peak and compute time.
     #[test]
     fn a_flat_group_awake_peaks_as_predicted(
         layers in 1u32..12,
@@ -337,7 +337,7 @@ proptest! {
     }
 }
 
-/// Layer by layer, A and C hold a window, not the prefix.
+/// Phases A and C hold a window of layers, not the whole prefix.
 #[test]
 fn sleeping_layer_by_layer_lowers_the_peak() {
     let machine = Machine {
@@ -366,8 +366,8 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
     assert_eq!(host.end_ns, never.end_ns);
     assert_eq!(host.link_busy_ns[LinkDirection::Sleep as usize], 8 * layer);
     assert_eq!(host.link_busy_ns[LinkDirection::Wake as usize], 8 * layer);
-    // A layer's output is the next one's input: it leaves when that one is done. Block 0 is the
-    // boundary, block l + 1 is layer l.
+    // A layer leaves when the next one, which reads its output, is done. Block 0 is the boundary, block l + 1
+    // is layer l.
     for copy in host.copies.iter().filter(|copy| copy.link == LinkDirection::Sleep) {
         let next = (copy.block as usize).min(7);
         assert!(copy.start_ns >= host.steps[next].end_ns, "{copy:?}");
@@ -378,7 +378,8 @@ fn sleeping_layer_by_layer_lowers_the_peak() {
     assert!(error.to_string().starts_with("flops_per_s is 0; accepted: 1 to "));
 }
 
-/// Two ranks: one makes K and V, sends them, and waits for gradients; the slowest and a ring end it.
+/// One rank computes K and V, sends them and waits for gradients; the end is that of the slowest rank and the
+/// ring.
 #[test]
 fn a_step_ends_with_the_slowest_rank_and_the_collective() {
     let rank = |steps| SimulatedRank { steps, ..SimulatedRank::default() };

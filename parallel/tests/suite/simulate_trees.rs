@@ -1,4 +1,4 @@
-//! Trees' plans, replayed: what ops were predicted to hold and to take against what happens.
+//! Compares predicted bytes and times of trees' plans with their simulation.
 
 use crate::balance_common::case;
 use crate::batch::Batch;
@@ -8,7 +8,7 @@ use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
-/// An operation a nanosecond; links that carry whatever there is at once.
+/// One operation per nanosecond; links take no time.
 fn machine() -> Machine {
     Machine {
         flops_per_s: 1_000_000_000,
@@ -51,7 +51,7 @@ fn batch(forest: Forest, last_layer_dead: bool) -> Batch {
     }
 }
 
-/// A plan, where memory allows one.
+/// A plan, if one fits.
 fn planned(batch: &Batch) -> Result<Plan, TestCaseError> {
     batch.plan().map_err(|error| TestCaseError::reject(error.to_string()))
 }
@@ -61,12 +61,12 @@ fn replay(plan: &Plan) -> Result<RankTimeline, SimulateError> {
     Ok(World { ranks: vec![rank], ..World::default() }.run()?.ranks.remove(0))
 }
 
-/// Bytes of a plan's ops at their most.
+/// Maximum bytes of a plan's ops.
 fn most(plan: &Plan, of: fn(&Op) -> u64) -> u64 {
     plan.ops().iter().map(of).max().unwrap()
 }
 
-/// Each op is a step, and holds while it runs what the plan says.
+/// Each op is a step and holds the bytes of the plan while it runs.
 fn ops_hold_what_they_should(plan: &Plan, timeline: &RankTimeline) {
     let ops = &plan.ops()[..plan.ops().len() - 1];
     assert_eq!(timeline.steps.len(), ops.len());
@@ -76,7 +76,7 @@ fn ops_hold_what_they_should(plan: &Plan, timeline: &RankTimeline) {
     }
 }
 
-/// What a plan's ops take, its stalls apart.
+/// Seconds of a plan's ops without stalls.
 fn busy_s(plan: &Plan) -> f64 {
     let it = plan.predict();
     it.seconds_shared.unwrap() - it.wake_stall_s.unwrap_or(0.0) - it.sleep_stall_s.unwrap_or(0.0)
@@ -85,7 +85,7 @@ fn busy_s(plan: &Plan) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig { max_global_rejects: 8_000, ..ProptestConfig::with_cases(200) })]
 
-    /// With room for everything, and with nowhere to sleep, what happens is what was predicted.
+    /// Without sleep the simulation matches the prediction, with unlimited memory and with recomputing.
     #[test]
     fn a_plan_without_sleep_matches_the_prediction(case in case(), dead: bool, short in 0_u64..=100) {
         let mut batch = batch(case.forest(), dead);
@@ -104,9 +104,8 @@ proptest! {
         prop_assert_eq!(stall_ns(&timeline), 0);
     }
 
-    /// A plan made for so much memory runs in so much, however slow its links are, and takes at
-    /// least what its ops compute; over links that take no time it takes no more, and its tiers hold
-    /// what was predicted.
+    /// A plan within a memory limit is simulated within that limit at any link rate. It takes its compute
+    /// time and stalls; with links that take no time it has no stall.
     #[test]
     fn sleeping_plans_fit_the_device(
         case in case(),
@@ -129,7 +128,7 @@ proptest! {
         let copies = timeline.copies.len() as u64;
         prop_assert!(stall_ns(&timeline) <= copies, "a copy is a nanosecond at most");
         prop_assert_eq!(timeline.end_ns, timeline.compute_ns + stall_ns(&timeline));
-        prop_assert_eq!(timeline.demand_wakes, 0, "all is woken ahead");
+        prop_assert_eq!(timeline.demand_wakes, 0, "all blocks wake ahead of need");
         let slow = Machine { sleep_bytes_per_s: rate, wake_bytes_per_s: rate, ..machine() };
         batch.machine = Some(slow);
         let plan = planned(&batch)?;
@@ -137,11 +136,11 @@ proptest! {
         prop_assert!(timeline.peak.device_bytes <= batch.device_bytes);
         prop_assert!(timeline.peak.host_bytes <= most(&plan, |op| op.host_bytes));
         prop_assert_eq!(timeline.end_ns, timeline.compute_ns + stall_ns(&timeline));
-        prop_assert_eq!(timeline.demand_wakes, 0, "all is woken ahead");
+        prop_assert_eq!(timeline.demand_wakes, 0, "all blocks wake ahead of need");
     }
 }
 
-/// By hand: a root that sleeps around two inner children, its layers of 100 ns forward.
+/// Calculated by hand: a sleeping root with two inner children, layers of 100 ns forward.
 #[test]
 fn a_root_sleeps_while_its_subtree_runs() {
     let parents = [NO_PARENT, 0, 1, 1, 0, 4, 4];
@@ -149,7 +148,7 @@ fn a_root_sleeps_while_its_subtree_runs() {
     let mut batch = batch(forest, false);
     let awake = batch.plan().unwrap();
     let all = replay(&awake).unwrap().peak.device_bytes;
-    // 200 rows of 5 layers, 100 bytes each: what sleeps of the root but its window of two layers.
+    // 200 rows of 5 layers, 100 bytes each: the root's saved bytes without its window of two layers.
     batch.device_bytes = all - 60_000;
     batch.host_bytes = 1 << 30;
     let plan = batch.plan().unwrap();

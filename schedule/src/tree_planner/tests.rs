@@ -1,4 +1,4 @@
-//! What is chosen, held against every choice there is.
+//! Compares the planner's choices with all possible choices.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ use crate::Residency;
 use crate::forest::{Forest, NO_PARENT};
 use crate::{Machine, ModelShape};
 
-/// What a plan is made of, in one place, to vary.
+/// The inputs of a plan, in one place.
 struct Batch {
     forest: Forest,
     scoring: Vec<Scoring>,
@@ -75,7 +75,7 @@ fn batch((parents, lengths): &(Vec<u32>, Vec<u64>), microbatch_rows: u32, from: 
     }
 }
 
-/// All that is made of a batch before anything is chosen, handed to `with`.
+/// Calls `with` with everything that is computed before a residency is chosen.
 fn given<T>(
     batch: &Batch,
     with: impl FnOnce(&ResidencyProblem<'_>, &LeastMemory, &Draft<'_>) -> T,
@@ -87,7 +87,7 @@ fn given<T>(
     draft.given(|given, least| with(given, least, &draft))
 }
 
-/// The most bytes of any op.
+/// Maximum bytes of any op.
 fn device_peak(given: &ResidencyProblem<'_>, draft: &Draft<'_>, residency: &[Residency]) -> u64 {
     draft.ops(given, residency).iter().map(|op| op.device_bytes).max().unwrap_or(0)
 }
@@ -96,7 +96,7 @@ fn keep_peak(given: &ResidencyProblem<'_>, draft: &Draft<'_>) -> u64 {
     device_peak(given, draft, &given.all(Residency::Keep).residency)
 }
 
-/// Device memory from the least to more than is ever held, and host memory for some of it.
+/// Device memory from the minimum to more than any plan holds, and some host memory.
 fn budgets(
     given: &ResidencyProblem<'_>,
     least: &LeastMemory,
@@ -108,7 +108,7 @@ fn budgets(
     (0..12).map(move |step| (least + (most - least) * step / 10, host))
 }
 
-/// Every choice for the nodes that are not leaves.
+/// All residencies of the nodes with children.
 fn assignments(tree: &PlanTree) -> Vec<Vec<Residency>> {
     let mut all = vec![vec![Residency::Keep; tree.len()]];
     for node in (0..tree.len()).filter(|id| !tree.is_leaf(*id)) {
@@ -128,7 +128,7 @@ fn inner_count(batch: &Batch) -> usize {
     (0..forest.nodes().len() as u32).filter(|id| !forest.is_leaf(crate::NodeId(*id))).count()
 }
 
-/// The cheapest of all assignments that fit: by the bytes of the ops they give.
+/// The cheapest of all assignments whose ops fit.
 fn cheapest(
     given: &ResidencyProblem<'_>,
     draft: &Draft<'_>,
@@ -150,7 +150,7 @@ fn cost(given: &ResidencyProblem<'_>, residency: &[Residency]) -> f64 {
     residency.iter().enumerate().map(|(node, choice)| given.costs.of(node, *choice)).sum()
 }
 
-/// Seconds that the plan of these residencies is predicted to take.
+/// Predicted seconds of the plan with these residencies.
 fn seconds(given: &ResidencyProblem<'_>, draft: &Draft<'_>, residency: &[Residency]) -> f64 {
     let choice = &ResidencyChoice { residency: residency.to_vec(), gap: 0.0 };
     let ops = &draft.ops(given, residency);
@@ -158,7 +158,7 @@ fn seconds(given: &ResidencyProblem<'_>, draft: &Draft<'_>, residency: &[Residen
     made.predict(draft.microbatch_rows, &[]).0.seconds_shared.unwrap()
 }
 
-/// Peak of a subtree on the device, op by op, for parts in an order and residencies given.
+/// Device peak of a subtree, op by op, for a given order of parts and given residencies.
 fn peak(
     given: &ResidencyProblem<'_>,
     node: usize,
@@ -172,7 +172,7 @@ fn peak(
     let mut most = if root { 0 } else { above + bytes.own(choice) };
     let parts = &orders[node];
     for (at, part) in parts.iter().enumerate() {
-        // The window is there until the first part is over, and again when the last begins.
+        // The window is held during the first part, and from the start of the last.
         let edge = at == 0 || at + 1 == parts.len();
         let held = above + bytes.held(choice, edge);
         most = most.max(match part {
@@ -215,7 +215,7 @@ fn permutations(parts: &[SubtreePart]) -> Vec<Vec<SubtreePart>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// The residency chosen is the cheapest of all that fit, and none is missed.
+    /// The chosen residency is the cheapest of all that fit, and a plan is found if any fits.
     #[test]
     fn the_choice_is_optimal(
         shape in forests(12),
@@ -232,7 +232,7 @@ proptest! {
                 prop_assert_eq!(ours.is_some(), best.is_some());
                 if let (Some(ours), Some(best)) = (ours, best) {
                     let cost = cost(given, &ours.residency);
-                    // Rounded lists say how far off they may be; here few are.
+                    // Rounded lists have a gap; few lists are rounded here.
                     prop_assert!(cost <= best + ours.gap + best * 1e-12, "{} {}", cost, best);
                     prop_assert!(ours.gap >= cost - best - best * 1e-12);
                     prop_assert!(host.is_some() || ours.gap == 0.0, "{}", ours.gap);
@@ -242,7 +242,7 @@ proptest! {
         })?;
     }
 
-    /// ParetoLists that are too long lose little, and say at least how much; what fits one tier still fits.
+    /// Shortened Pareto lists lose little, the gap bounds the loss, and a plan that fits one tier is found.
     #[test]
     fn the_gap_bounds_the_loss_of_rounded_lists(
         shape in forests(12),
@@ -271,7 +271,7 @@ proptest! {
         })?;
     }
 
-    /// Of all residencies that fit, none is predicted to take less time.
+    /// No other residency that fits has a smaller predicted time.
     #[test]
     fn no_other_choice_has_a_faster_prediction(
         shape in forests(9),
@@ -300,7 +300,7 @@ proptest! {
         })?;
     }
 
-    /// No order of parts and no residency needs less than what was found to be least.
+    /// No order of parts and no residency needs less memory than `LeastMemory`.
     #[test]
     fn the_least_peak_is_least_over_all_orders(
         shape in forests(8),
@@ -315,13 +315,13 @@ proptest! {
             let pairs = orders.iter().flat_map(|o| residencies.iter().map(move |r| (o, r)));
             let best = pairs.map(|(o, r)| peak(given, root, 0, o, r)).min().unwrap();
             prop_assert_eq!(least.bytes, best);
-            // And the ops of that order and residency have that peak.
+            // The ops of that order and residency have that peak.
             prop_assert_eq!(device_peak(given, draft, &least.residency), best);
             Ok(())
         })?;
     }
 
-    /// What is said to be the most rows of a microbatch fits.
+    /// The returned maximum rows of a microbatch fit.
     #[test]
     fn the_most_rows_of_a_microbatch_fit(shape in forests(12), from in 1_u64..60, share in 0_u64..=10) {
         let batch = batch(&shape, 1, from);
@@ -336,7 +336,7 @@ proptest! {
         })?;
     }
 
-    /// Leaves of one row fill microbatches, and then one row more does not fit.
+    /// With leaves of one row all microbatches are full, so one more row does not fit.
     #[test]
     fn one_more_row_of_a_microbatch_does_not_fit(
         prompt in 2_u64..20, leaves in 1_usize..30, share in 0_u64..10,
@@ -354,14 +354,14 @@ proptest! {
     }
 }
 
-/// The least peak with microbatches of so many rows, packed.
+/// The smallest peak with packed microbatches of `rows` rows.
 fn packed_peak(given: &ResidencyProblem<'_>, rows: u32) -> u64 {
     let items = Microbatches::new(given.tree, rows.into());
     LeastMemory::new(given.tree, &items).bytes
 }
 
-/// A chain of nodes with a leaf at each has more ways to share memory than lists hold: the choice
-/// still fits, and says how far from the best it may be.
+/// A chain of nodes with a leaf at each has more Pareto points than lists hold: the choice still fits and
+/// reports its gap.
 #[test]
 fn the_gap_of_long_lists_is_small() {
     let count = 40_u32;
@@ -402,7 +402,7 @@ fn ends_of_equal_parts_stay_the_ends() {
     });
 }
 
-/// Leaves of 8 rows run one by one in microbatches of 15 as of 7, 3 or 1: it stays at the most that fit.
+/// Leaves of 8 rows run one by one in microbatches of 15, 7, 3 or 1 rows: the largest that fits is chosen.
 #[test]
 fn the_largest_of_equally_fast_sizes_is_chosen() {
     let mut batch = batch(&(vec![NO_PARENT, 0, 0, 0], vec![20, 8, 8, 8]), 0, 20);
@@ -414,7 +414,7 @@ fn the_largest_of_equally_fast_sizes_is_chosen() {
     assert_eq!(plan.microbatch_rows(), 15);
 }
 
-/// Beside a prompt that keeps there is room for one row, which is not worth calling a microbatch.
+/// A prompt that keeps its tensors leaves room for one row, below an eighth of the largest size.
 #[test]
 fn sizes_below_an_eighth_are_not_tried() {
     let shape = ([vec![NO_PARENT], vec![0; 64]].concat(), [vec![40], vec![1; 64]].concat());
@@ -425,7 +425,7 @@ fn sizes_below_an_eighth_are_not_tried() {
     assert_eq!((plan.microbatch_rows(), plan.nodes()[0].residency), (31, Residency::Recompute));
 }
 
-/// A root of one token over two that share and one alone, a tree of two, a longer one, a sequence.
+/// A root of one token with two sharing children and a leaf, a tree of two, a longer one, a sequence.
 #[test]
 fn the_topmost_nodes_that_fit_a_microbatch_are_separated() {
     let none = NO_PARENT;
@@ -440,7 +440,7 @@ fn the_topmost_nodes_that_fit_a_microbatch_are_separated() {
     assert_eq!([tops(6), tops(5)], [Some(vec![5]), None]);
 }
 
-/// Of two nodes below it, a node wakes in the link's time that their own waking leaves.
+/// The lead of a node with two inner descendants is the link time that their wakes leave.
 #[test]
 fn the_lead_excludes_link_time_of_descendants() {
     let mut batch = batch(&(vec![NO_PARENT, 0, 1, 2], vec![21, 10, 10, 10]), 10, 40);
@@ -464,7 +464,7 @@ fn the_lead_excludes_link_time_of_descendants() {
     });
 }
 
-/// Where both tiers are short and lists are cut, sleeping is still found where nothing else fits.
+/// With both tiers short and lists shortened, sleeping is found if nothing else fits.
 #[test]
 fn sleeping_is_found_if_nothing_else_fits() {
     let batch = batch(&(vec![NO_PARENT, 0, 1, 1], vec![30, 4, 2, 2]), 2, 1);

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use dormouse_schedule::forest::{Forest, TokenInt};
 use dormouse_schedule::{Loss, Plan, PlanError, PlanOptions, Scoring};
 
-/// A forest, its scoring and how to run it.
+/// A forest, its scoring and its options.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) forest: Forest,
@@ -40,8 +40,7 @@ pub(crate) fn from_slices<I: TokenInt>(
     Forest::from_ids(&sequences.concat(), &offsets, kinds, vocab)
 }
 
-/// A prompt and its responses, each with its length and weight, of which the runtime decides what
-/// sleeps.
+/// A prompt and its responses, each with its length and weight; the runtime decides residency.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlatGroup {
     pub(crate) prompt: u64,

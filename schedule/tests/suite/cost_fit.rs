@@ -52,7 +52,7 @@ fn exact_samples_recover_their_rates() {
     }
 }
 
-/// Steps measured 5 % wrong either way: the errors reported are those of the rates reported.
+/// With measurements off by 5 %, the reported errors are those of the reported rates.
 #[test]
 fn reported_errors_match_the_rates() {
     let steps = steps(101, &TRUE, 0.05);
@@ -66,7 +66,7 @@ fn reported_errors_match_the_rates() {
     assert!(fit.rates.to_array().iter().all(|rate| *rate >= 0.0));
 }
 
-/// A long step measured wrong bends an absolute fit, hardly a relative one.
+/// A wrong measurement of a long step changes an absolute fit much, a relative one little.
 #[test]
 fn weighting_selects_the_minimised_error() {
     let sample =
@@ -94,7 +94,7 @@ fn unvaried_features_are_absent_or_dependent() {
     assert_eq!(pair, [Standing::Positive, Standing::Dependent]);
     assert!((fit.rates.rows + 2.0 * fit.rates.logit_rows - 0.2).abs() < 1e-12);
     assert!(fit.worst_relative_error < 1e-12);
-    // Steps that get cheaper by the row: no rate is below 0.
+    // Steps that cost less with more rows: no rate is below 0.
     let fit = Fit::new(&[sample(10, 9.0), sample(20, 7.0)], Weighting::Absolute).unwrap();
     assert_eq!((fit.rates.rows, fit.rates.logit_rows), (0.0, 0.0));
     assert!((fit.rates.leaves - 8.0 / 3.0).abs() < 1e-12);
@@ -118,7 +118,7 @@ fn invalid_samples_are_refused() {
     assert!(fit.unwrap().worst_relative_error < 1e-9);
 }
 
-/// The names others read stay, and what is read back has the same bits.
+/// JSON matches the recording and reads back with the same bits.
 #[test]
 fn json_is_stable() {
     let fit = Fit::new(&steps(50, &TRUE, 0.03), Weighting::Relative).unwrap();
@@ -167,7 +167,7 @@ fn counted_rates_agree_with_the_prediction() {
     assert!(Rates::counted(&ModelShape { layers: 0, ..model }, &machine).is_err());
 }
 
-/// Nodes in picoseconds: every feature at its rate, a leaf charged for its part of a microbatch.
+/// Node costs are in picoseconds: each feature at its rate, and a leaf's part of a microbatch.
 #[test]
 fn nodes_cost_the_sum_of_their_features() {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 1, 1], &[4, 3, 6, 2]).unwrap();

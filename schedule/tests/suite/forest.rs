@@ -17,7 +17,7 @@ fn forest(sequences: &[Sequence]) -> Forest {
     from_slices(&slices, &kinds, VOCAB).unwrap()
 }
 
-/// Parents, lengths: what a forest is given as when ids are not known.
+/// Parents and lengths, as for `Forest::from_nodes`.
 fn shape(forest: &Forest) -> (Vec<u32>, Vec<u64>) {
     let node = |node: &dormouse_schedule::forest::Node| {
         (node.parent.map_or(NO_PARENT, |parent| parent.0), node.tokens.count())
@@ -53,7 +53,7 @@ proptest! {
         if one_kind {
             sequences.iter_mut().for_each(|(kind, _)| *kind = 0);
         }
-        // What lies before the first offset and after the last is nobody's, and not looked at.
+        // Ids before the first offset and after the last belong to no sequence and are not read.
         let mut ids = vec![-9_i64; before];
         let mut offsets = vec![before as u64];
         for (_, sequence) in &sequences {
@@ -142,7 +142,7 @@ proptest! {
             prop_assert_eq!(node.tokens.begin, was.tokens.begin);
             prop_assert!(node.tokens.end <= was.tokens.end);
             prop_assert_eq!(node.parent.map(|up| part.nodes[up.0 as usize]), was.parent);
-            // Its sequence runs to its end, and no lower one of the part.
+            // Its sequence is the lowest of the part that contains all of its tokens.
             let path = |at: u32| (chosen[at as usize].0, chosen[at as usize].1.get(..node.tokens.end as usize));
             let whole = path(node.sequence);
             prop_assert!(whole.1.is_some());
@@ -152,7 +152,7 @@ proptest! {
             let was = forest.endings()[*at as usize];
             prop_assert_eq!((part.nodes[ending.node.0 as usize], ending.tokens), (was.node, was.tokens));
         }
-        // What it says of itself is so: read back as a shape, it is the same.
+        // A forest built from the shape of the part is equal.
         if !picks.is_empty() {
             let (parents, lengths) = shape(&part.forest);
             let read = Forest::from_nodes_with(&parents, &lengths, part.forest.endings());
@@ -183,7 +183,7 @@ proptest! {
         prop_assert_eq!(forest.part_of_sequences(&all).unwrap().forest, forest);
     }
 
-    /// Long runs: differences on either side of whatever is compared or checked at a time.
+    /// Runs are long enough for differences in every part of a compared stride.
     #[test]
     fn differences_in_long_sequences_are_found(
         length in 1_usize..1200,
@@ -227,7 +227,7 @@ proptest! {
     }
 }
 
-/// Half a million ids: more than lie together in whatever a growing forest keeps them in.
+/// The ids exceed one chunk of a growing forest.
 #[test]
 fn a_forest_grows_beyond_one_chunk() {
     let long = |first: u32, count: u32| (first..first + count).collect::<Vec<u32>>();

@@ -39,7 +39,7 @@ fn ids_offsets_and_kinds_are_checked() {
     assert!(refusal(from(&many, &[])).starts_with("sequences is 8388609"));
 }
 
-/// The first as one reads the sequences, whichever sorting comes upon.
+/// The first in the order of the input, not of the sort.
 #[test]
 fn the_first_id_outside_the_vocabulary_is_named() {
     let first = |sequences: &[&[i64]]| refusal(from_slices(sequences, &[], 5));
@@ -47,7 +47,7 @@ fn the_first_id_outside_the_vocabulary_is_named() {
     assert_eq!(said, "sequence 1 has token id 5 at 1; accepted: 0 to 4");
     assert!(first(&[&[1, 2, 3], &[1, 2, -1, 7]]).starts_with("sequence 1 has token id -1 at 2"));
     assert!(first(&[&[i64::MIN]]).contains("token id -9223372036854775808 at 0"));
-    assert!(first(&[&[1 << 32]]).contains("token id 4294967296 at 0"), "not cut to 32 bits");
+    assert!(first(&[&[1 << 32]]).contains("token id 4294967296 at 0"), "not truncated to 32 bits");
     let narrow = from_slices(&[&[-2_i32][..]], &[], u32::MAX);
     assert!(refusal(narrow).contains("token id -2 at 0; accepted: 0 to 4294967294"));
     let unsigned = from_slices(&[&[u32::MAX][..]], &[], u32::MAX);
@@ -68,7 +68,7 @@ fn a_refused_sequence_leaves_a_growing_forest_unchanged() {
     );
     assert_eq!(growing.freeze(), before);
     assert_eq!(growing.tree_tokens(), 3);
-    assert_eq!(growing.add(&[1_u32, 2, 4], 0).unwrap(), 1, "what was refused has no number");
+    assert_eq!(growing.add(&[1_u32, 2, 4], 0).unwrap(), 1, "a refused sequence has no number");
     assert!(refusal(GrowingForest::new(0)).starts_with("vocab is 0"));
 }
 

@@ -21,7 +21,7 @@ struct Case {
     parents: Vec<u32>,
     lengths: Vec<u64>,
     endings: Vec<Ending>,
-    /// What is done with the forest.
+    /// Operations on the forest.
     asked: Vec<(String, Vec<u64>)>,
 }
 
@@ -74,7 +74,7 @@ impl Case {
         Forest::from_ids(&ids, &offsets, &self.kinds, VOCAB)
     }
 
-    /// The letters of a node, or as many dots; `numbers` are those its sequences have in the case.
+    /// The letters of a node, or a dot per token; `numbers` maps its sequences to those of the case.
     fn letters(&self, numbers: &[u32], node: &dormouse_schedule::forest::Node) -> String {
         let (begin, end) = (node.tokens.begin as usize, node.tokens.end as usize);
         match self.sequences.get(numbers[node.sequence as usize] as usize) {

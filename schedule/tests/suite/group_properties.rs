@@ -65,7 +65,7 @@ proptest! {
         prop_assert!(twice.speedup > 1.0, "{}", twice.speedup);
     }
 
-    /// Whatever is completed, the plan ends up where a list and a cursor would.
+    /// For any completions, the plan has the same state as a list with a cursor.
     #[test]
     fn completion_order_matches_a_cursor_model(
         steps in prop::collection::vec((any::<bool>(), 0u64..8), 0..40),
@@ -128,8 +128,8 @@ fn the_stall_is_predicted_if_rates_are_known() {
         assert_eq!(stall(&case), None);
     }
     case.machine = rates(1, u64::MAX);
-    assert_eq!(stall(&case), Some(0.0), "an endless link");
-    // Endless compute: every load is waited for, 100 rows of 64 bytes in each of 3 layers.
+    assert_eq!(stall(&case), Some(0.0), "an infinitely fast link");
+    // Infinitely fast compute waits for every load: 100 rows of 64 bytes in each of 3 layers.
     case.machine = rates(u64::MAX, 100);
     assert!((stall(&case).unwrap() - 3.0 * 64.0).abs() < 1e-6);
     case.last_layer_dead = true;
@@ -164,7 +164,7 @@ fn ops_repeat_until_completed_in_order() {
     assert_eq!(
         plan.complete(OpId(0)),
         Err(PlanError::Order { seen: 0, disorder: Disorder::Early, expected: None }),
-        "nothing was given yet"
+        "no op was returned yet"
     );
     let first = plan.next_op().clone();
     assert_eq!(*plan.next_op(), first);
@@ -184,7 +184,7 @@ fn ops_repeat_until_completed_in_order() {
     assert!(refused(&mut plan, done.id.0).contains("marks the end of the plan"));
 }
 
-/// Token ids are the forest's to check.
+/// The forest checks token ids.
 fn ids_refused(sequences: &[&[i64]]) -> String {
     from_slices(sequences, &[], 50).unwrap_err().to_string()
 }

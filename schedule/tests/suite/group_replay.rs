@@ -7,7 +7,7 @@ use crate::batch::{FlatGroup, from_slices};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
-/// A token and where it stands. Every token of a case has an id of its own.
+/// A token and its position. All tokens of a case have different ids.
 type Key = (i64, u64);
 
 /// One row of one layer's attention.
@@ -16,7 +16,7 @@ struct Row {
     query: Key,
     /// Unmasked keys, in order.
     keys: Vec<Key>,
-    /// What the row's logits are compared with, and the weight of that, where they are.
+    /// The label of the row's logits and its weight, if it has one.
     label: Option<(i64, f64)>,
 }
 
@@ -35,7 +35,7 @@ fn model() -> ModelShape {
     }
 }
 
-/// A group with an id of its own for each token.
+/// A group whose tokens all have different ids.
 #[derive(Clone)]
 struct Case {
     prompt: Vec<i64>,
@@ -67,7 +67,7 @@ fn at_positions(tokens: &[i64], first: u64) -> Vec<Key> {
     tokens.iter().copied().zip(first..).collect()
 }
 
-/// `rows` after `before`: each sees all of that and its own past.
+/// `rows` after `before`: each sees all keys of `before` and its own earlier rows.
 fn causal(rows: &[Key], before: &[Key]) -> Vec<Row> {
     (0..rows.len())
         .map(|index| Row {
@@ -116,7 +116,7 @@ fn replay(plan: &mut Plan, case: &Case) -> Replayed {
                 assert!(members.is_sorted_by(|a, b| a.sequence < b.sequence), "{members:?}");
                 let mut row = 0;
                 for member in &members {
-                    assert_eq!(member.rows.begin, row, "members lie one after another");
+                    assert_eq!(member.rows.begin, row, "members are contiguous");
                     row = member.rows.end;
                     let rows = suffix(case, member, &boundary);
                     let before = done.suffixes.insert(member.sequence, rows);
@@ -243,7 +243,7 @@ proptest! {
         let options = plan.options();
         if lengths.len() > 1 {
             let by_ids = Plan::new(&by_ids, &scoring, options).unwrap();
-            prop_assert_eq!(plan.ops(), by_ids.ops(), "ids and lengths plan alike");
+            prop_assert_eq!(plan.ops(), by_ids.ops(), "plans from ids and from lengths are equal");
         }
     }
 }

@@ -112,7 +112,7 @@ fn scenarios() {
     crate::scenario_files::scenarios("flat", 10, |input| print(&parse(input)));
 }
 
-/// The names others read stay: `tests/testdata/plan.json`, renewed like the scenarios.
+/// JSON matches the recording `tests/testdata/plan.json`; `UPDATE=1` rewrites it.
 #[test]
 fn json_is_as_recorded() {
     let input = "prompt 4\nmicrobatch_rows 2\nflops_per_s 1000\nwake_bytes_per_s 10\n\

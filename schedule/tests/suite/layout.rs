@@ -37,7 +37,7 @@ fn options(multiple: u32) -> LayoutOptions {
 /// A key: a token of a sequence itself, or of the path of a node.
 type Key = (Option<u32>, Option<u32>, u64);
 
-/// What the dense run lets each token see: its path's keys before its piece, then its own past.
+/// The keys of each token in the dense run: those of its path before its piece, then its own.
 fn wanted(pieces: &[Piece]) -> Vec<((u32, u32), BTreeSet<Key>)> {
     let mut rows = Vec::new();
     for piece in pieces {
@@ -62,7 +62,7 @@ fn count(ends: &[i32], at: usize) -> usize {
     (ends[at + 1] - ends[at]) as usize
 }
 
-/// What the two attention calls let a row see.
+/// The keys of a row in the two attention calls.
 fn seen(packed: &Packed, row: usize) -> BTreeSet<Key> {
     let (at, _) = segment(&packed.prefix, row);
     let node = packed.prefix_nodes[at].map(|node| node.0);
@@ -181,7 +181,7 @@ proptest! {
         prop_assert_eq!(cost, best(&rows, budget, multiple, &mut Vec::new()));
     }
 
-    /// Far more pieces than brute force takes: against the quadratic recurrence.
+    /// Compares with the quadratic recurrence, for more pieces than brute force can try.
     #[test]
     fn padded_packing_is_optimal_over_all_cuts(
         mut rows in proptest::collection::vec(1u64..400, 1..120),
@@ -206,7 +206,7 @@ proptest! {
     }
 }
 
-/// Fewest microbatches, then fewest padded rows, of every way to put pieces into microbatches.
+/// Fewest microbatches, then fewest padded rows, over all partitions of the pieces.
 fn best(
     rows: &[u64],
     budget: u64,

@@ -8,22 +8,22 @@ use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
-/// What a node has on the device.
+/// A node's tensors on the device.
 #[derive(Debug)]
 struct Held {
-    /// Layers of what it saves.
+    /// Layers of its saved tensors.
     layers: u64,
     asleep: bool,
     has_graph: bool,
 }
 
-/// Carries out ops and checks that each may be.
+/// Runs ops and checks that each is allowed.
 struct Replay<'a> {
     plan: &'a Plan,
     batch: &'a Batch,
     sequences: &'a [Vec<u32>],
     held: BTreeMap<u32, Held>,
-    /// How often each node's rows ran forward first.
+    /// Number of first forwards of each node.
     forwards: Vec<u32>,
     backwards: Vec<u32>,
     again: Vec<u32>,
@@ -72,7 +72,7 @@ impl<'a> Replay<'a> {
         self.node(id).rows.count()
     }
 
-    /// Distinct rows of a node that carry loss, by looking at every sequence.
+    /// Distinct rows of a node that carry loss, counted over all sequences.
     fn scored_rows(&self, id: u32) -> u64 {
         let mut rows: Vec<u64> = Vec::new();
         for op in self.plan.ops() {
@@ -109,7 +109,7 @@ impl<'a> Replay<'a> {
         self.live_layers(id).min(self.batch.wake_window_layers.into())
     }
 
-    /// K and V of 2 bytes an element and their sums of 4, and the layers held, of all nodes.
+    /// Bytes of all nodes: K and V of 2 bytes per element, accumulators of 4, and the layers held.
     fn device_bytes(&self) -> u64 {
         let model = &self.batch.model;
         let boundary = 2 * u64::from(model.layers * model.kv_heads * model.head_dim) * (2 + 4);
@@ -174,8 +174,8 @@ impl<'a> Replay<'a> {
         self.after(op);
     }
 
-    /// By looking at every later op: microbatches of the node, and one more where the last of them is not
-    /// followed by the node's second forward or backward.
+    /// Counts later microbatches of the node, and one more unless the node's second forward or backward
+    /// follows the last of them.
     fn microbatches_left(&self, id: OpId, node: NodeId) -> u32 {
         let is_own =
             |kind: &OpKind| matches!(kind, OpKind::Microbatch { node: of, .. } if *of == node);
@@ -195,7 +195,7 @@ impl<'a> Replay<'a> {
         let (layers, has_graph) = match op.residency.unwrap() {
             Residency::Keep => (self.live_layers(id), true),
             Residency::Sleep => (self.window(id), true),
-            // One layer at a time, and nothing of it afterwards.
+            // One layer at a time, none afterwards.
             _ => (self.live_layers(id).min(1), false),
         };
         let asleep = op.residency == Some(Residency::Sleep);
@@ -203,7 +203,7 @@ impl<'a> Replay<'a> {
         0
     }
 
-    /// What the members save, and their logits.
+    /// Saved tensors and logits of the members.
     fn microbatch(&mut self, op: &Op, members: &[Member]) -> u64 {
         let (mut row, mut bytes) = (0, 0);
         for member in members {
@@ -231,8 +231,7 @@ impl<'a> Replay<'a> {
         assert!(self.backwards[below].iter().all(|count| *count == 1), "below {id}");
     }
 
-    /// Each score is of a row whose path holds the sequence's own tokens, through the one before
-    /// the label.
+    /// The path of each scored row has the sequence's tokens up to the one before the label.
     fn score(&mut self, op: &Op) {
         for score in &op.scores {
             let scoring = &self.batch.scoring[score.sequence as usize];
@@ -286,7 +285,7 @@ impl<'a> Replay<'a> {
             let again = u32::from(node.residency == Residency::Recompute);
             assert_eq!(self.again[id], again);
             let begin = node.parent.map_or(0, |parent| self.node(parent.0).rows.end);
-            assert_eq!(node.rows.begin, begin, "a path has no holes");
+            assert_eq!(node.rows.begin, begin, "a path is contiguous");
         }
         let mut wanted = BTreeMap::new();
         for (sequence, (scoring, tokens)) in
@@ -303,7 +302,7 @@ impl<'a> Replay<'a> {
         assert_eq!([predicted.peak_bytes_c, predicted.sleep_bytes], [c, asleep]);
     }
 
-    /// Of every path in turn: all awake, with logits, what may sleep; and K and V beside microbatches.
+    /// Maxima over paths: all awake, with logits, asleep; and K and V with microbatches.
     fn bounds(&self) -> [u64; 4] {
         let model = &self.batch.model;
         let boundary = 2 * u64::from(model.layers * model.kv_heads * model.head_dim) * (2 + 4);
@@ -329,7 +328,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Rows of a trie, one by one: every distinct run of tokens that has one more after it.
+/// Rows of a trie: the distinct prefixes that continue with another token.
 fn trie_rows(sequences: &[Vec<u32>]) -> usize {
     let mut rows: Vec<&[u32]> =
         sequences.iter().flat_map(|tokens| (2..=tokens.len()).map(|end| &tokens[..end])).collect();
@@ -400,7 +399,7 @@ proptest! {
         }
     }
 
-    /// Whole batches or ends of trees run as separate leaves: rows more than once, labels once.
+    /// Batches and subtrees that run as separate leaves repeat rows, but score each label once.
     #[test]
     fn separate_leaves_score_every_label_once(
         sequences in sequences(),
@@ -421,8 +420,7 @@ proptest! {
     }
 }
 
-/// Microbatches of whole sequences, longest first, each in the first with room; one that is all another's
-/// beginning runs with it.
+/// Microbatches of whole sequences, first-fit decreasing; a prefix of another sequence runs with it.
 fn microbatches_apart(forest: &Forest, microbatch_rows: u64) -> usize {
     let mut rows: Vec<u64> = forest.leaves().map(|leaf| forest.node(leaf).tokens.end - 1).collect();
     rows.retain(|rows| *rows > 0);
@@ -440,7 +438,7 @@ fn microbatches_apart(forest: &Forest, microbatch_rows: u64) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Where sharing costs more than it saves, what runs separately is no slower than the dense run.
+    /// If sharing costs more than it saves, the plan is no slower than the dense run.
     #[test]
     fn no_plan_is_slower_than_the_dense_run(
         sequences in sequences(),
@@ -454,13 +452,13 @@ proptest! {
         let plan = batch.plan().unwrap().predict();
         let apart_s = plan.flops_dense / 1e8
             + microbatches_apart(&batch.forest, microbatch_rows.into()) as f64 * op_overhead_ns as f64 * 1e-9;
-        // The dense run's microbatches are counted as if they could be filled to the last row.
+        // The dense run's microbatches are counted as if all were full.
         let dense_s = plan.seconds_dense.unwrap().max(apart_s);
         let ours_s = plan.seconds_shared.unwrap();
         prop_assert!(ours_s <= dense_s * (1.0 + 1e-9), "{} {}", ours_s, dense_s);
     }
 
-    /// What is said to be needed is enough, and a byte less is not; so many rows fit.
+    /// The reported bytes suffice, one byte less does not, and the reported rows fit.
     #[test]
     fn a_refusal_names_rows_that_fit(
         sequences in sequences(),
@@ -504,7 +502,7 @@ proptest! {
         }
     }
 
-    /// Rows left open are as many as fit, or so many fewer that it takes less time.
+    /// An open microbatch size becomes the largest that fits, or a smaller one that is faster.
     #[test]
     fn microbatches_are_not_larger_than_the_best_size(
         sequences in sequences(),
@@ -520,7 +518,7 @@ proptest! {
             ..Machine::default()
         };
         for device_bytes in device_limits(&batch) {
-            // What an op costs is not known: the most that fit.
+            // The cost of an op is unknown: the largest that fits.
             let mut open = batch.with(|it| {
                 (it.microbatch_rows, it.device_bytes, it.machine) = (0, device_bytes, Some(machine));
             });
@@ -533,7 +531,7 @@ proptest! {
             for half in 0..=3 {
                 open.microbatch_rows = (largest.microbatch_rows() >> half).max(1);
                 let fixed = open.plan().unwrap().predict();
-                // Below what lets all nodes keep, sizes differ by how microbatches happen to be packed.
+                // Below the size at which all nodes keep, times differ only by packing.
                 if fixed.host_bytes != [0; 3] || fixed.recomputed_rows > 0 || half == 0 {
                     let fixed_s = fixed.seconds_shared.unwrap();
                     prop_assert!(ours_s <= fixed_s * (1.0 + 1e-9), "{} {} {:?}", ours_s, fixed_s, half);
@@ -543,7 +541,8 @@ proptest! {
     }
 }
 
-/// K and V of the prefix with their sums are more than whole sequences save: those run separately.
+/// K and V of the prefix and their accumulators exceed the saved tensors of whole sequences, so these run
+/// separately.
 #[test]
 fn a_plan_that_fits_only_without_sharing_is_not_shared() {
     let mut batch = lengths(&[NO_PARENT, 0, 0], &[20, 2, 2], 1);
@@ -558,7 +557,7 @@ fn a_plan_that_fits_only_without_sharing_is_not_shared() {
     assert!(matches!(refused, Err(PlanError::DoesNotFit { .. })), "{refused:?}");
 }
 
-/// A batch of lengths alone, of which each sequence scores its last `scored` tokens.
+/// A batch of lengths; each sequence scores its last `scored` tokens.
 fn lengths(parents: &[u32], lengths: &[u64], scored: u64) -> Batch {
     let forest = Forest::from_nodes(parents, lengths).unwrap();
     let last = |tokens: u64| Loss::From(tokens - scored.min(tokens - 1));
@@ -570,8 +569,8 @@ fn lengths(parents: &[u32], lengths: &[u64], scored: u64) -> Batch {
     }
 }
 
-/// A root with two leaves of its own and a child with two leaves, a leaf a microbatch: microbatches left
-/// at each op, windows of each node.
+/// A root with two leaves and a child with two leaves, one leaf per microbatch: `microbatches_left` of each
+/// op, windows of each node.
 fn counted_down(device_bytes: u64) -> (Vec<u32>, Vec<Option<u32>>) {
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, 0, 3, 3], &[50, 4, 4, 50, 4, 4]).unwrap();
     let model = ModelShape {
@@ -610,11 +609,11 @@ fn a_nodes_last_microbatch_is_not_its_last_part_where_children_follow() {
     assert_eq!(windows, [Some(0), None, None, Some(0), None, None, None]);
 }
 
-/// Short of memory the two parts that need least are at the ends, and both nodes sleep.
+/// With little memory, the two smallest parts are at the ends, and both nodes sleep.
 #[test]
 fn a_microbatch_that_is_the_last_part_has_nothing_after_it() {
     let (left, windows) = counted_down(30_000);
-    assert_eq!(left, [1, 1, 0, 0], "the child runs between the root's two");
+    assert_eq!(left, [1, 1, 0, 0], "the child runs between the root's microbatches");
     assert_eq!(windows, [Some(2), None, None, Some(2), None, None, None]);
 }
 
@@ -628,7 +627,7 @@ fn chain(nodes: u32) -> (Vec<u32>, Vec<u64>) {
     ((0..nodes).map(parent).collect(), vec![2; nodes as usize])
 }
 
-/// Nothing recurses, and nothing grows with the square of nodes.
+/// Planning does not recurse and is not quadratic in nodes.
 #[test]
 fn deep_and_wide_forests_are_planned() {
     let nodes = 100_000_u32;
@@ -649,7 +648,7 @@ fn deep_and_wide_forests_are_planned() {
     }
 }
 
-/// Every sequence of a chain scores all nodes above it: an answer too long to give.
+/// Every sequence of a chain scores all nodes above it, which exceeds the limit of scores.
 #[test]
 fn more_scores_than_the_limit_are_refused() {
     let (parents, two) = chain(40_000);
@@ -691,7 +690,7 @@ fn refusals_name_the_value_and_what_is_accepted() {
     }
 }
 
-/// Bytes beyond 64 bits stop there, and then nothing fits.
+/// Bytes saturate at 64 bits, and then no plan fits.
 #[test]
 fn bytes_saturate_at_64_bits() {
     let tokens = TOKENS_MAX / 2;

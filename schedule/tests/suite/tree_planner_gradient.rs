@@ -9,10 +9,10 @@ use proptest::prelude::*;
 
 /// Two layers of linear attention on one channel, and a head.
 const PARAMETERS: [f64; 7] = [0.9, -0.7, 1.1, 0.6, 0.8, -1.2, 0.75];
-/// Of a row: K and V of both layers.
+/// K and V of a row in both layers.
 type Boundary = [f64; 4];
 
-/// Scalars, and from which others they are made by which derivatives.
+/// Scalars, with the inputs and derivatives of each.
 #[derive(Default)]
 struct Tape {
     values: Vec<f64>,
@@ -61,7 +61,7 @@ impl Tape {
 struct Run {
     tape: Tape,
     parameters: [usize; 7],
-    /// K and V of every row that may be read: the path's, then its own.
+    /// K and V of all readable rows: those of the path, then its own.
     keys: Vec<[usize; 4]>,
     first: usize,
     outputs: Vec<usize>,
@@ -130,7 +130,7 @@ fn dense(batch: &Batch, sequences: &[Vec<u32>]) -> [f64; 7] {
     sum
 }
 
-/// What a trainer has of one node.
+/// A trainer's state of one node.
 struct Live {
     boundary: Vec<Boundary>,
     sums: Vec<Boundary>,
@@ -243,7 +243,7 @@ fn distance(a: &[f64; 7], b: &[f64; 7]) -> f64 {
 }
 
 proptest! {
-    /// Whatever sleeps or runs twice, is cut in blocks or runs separately.
+    /// The gradient is the same with sleep, recomputing, blocks and separate leaves.
     #[test]
     fn the_ops_give_the_dense_gradient(
         sequences in sequences(),
@@ -271,7 +271,7 @@ proptest! {
     }
 }
 
-/// The cases above mean something: a lost sum or a weight taken twice is far off.
+/// A lost sum or a weight counted twice changes the gradient by much more than the tolerance.
 #[test]
 fn the_distance_detects_lost_gradients() {
     let sequences = [vec![0, 1, 2, 1, 0], vec![0, 1, 2, 2], vec![0, 1, 2, 1, 2]];

@@ -7,8 +7,8 @@ use dormouse_schedule::forest::{Ending, Forest, NO_PARENT};
 use dormouse_schedule::*;
 use proptest::prelude::*;
 
-/// Sequences of a small alphabet, each new or the beginning of one before it, gone on with or not:
-/// ends within others, duplicates and branches after one token.
+/// Sequences of a small alphabet, each new or a prefix of an earlier one with or without more tokens: ends
+/// inside others, duplicates and branches after one token.
 pub(crate) fn sequences() -> impl Strategy<Value = Vec<Vec<u32>>> {
     let tokens = |least| prop::collection::vec(0_u32..3, least..9);
     let rest = prop::option::of((any::<prop::sample::Index>(), 0_usize..9));
@@ -29,7 +29,7 @@ pub(crate) fn sequences() -> impl Strategy<Value = Vec<Vec<u32>>> {
     })
 }
 
-/// The forest of token sequences, by recursion: what all of a group agree on is one node.
+/// The forest of token sequences, by recursion: the common tokens of a group are one node.
 pub(crate) fn forest(sequences: &[Vec<u32>]) -> Forest {
     let mut shape = Shape { endings: vec![Ending::default(); sequences.len()], ..Shape::default() };
     let all: Vec<usize> = (0..sequences.len()).collect();

@@ -7,7 +7,7 @@ use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::{Ending, Forest, Node};
 use proptest::prelude::*;
 
-/// A sequence: its kind and its ids. In order as forests are.
+/// A sequence: its kind and its ids, in the order of forests.
 pub(crate) type Sequence = (u64, Vec<i64>);
 
 /// Every prefix of every sequence, the empty ones left out.
@@ -83,7 +83,7 @@ impl Model {
     }
 }
 
-/// Batches with much in common: each sequence is what is left of an earlier one, and some more.
+/// Batches with much in common: each sequence is a prefix of an earlier one, and some more tokens.
 /// Nested ends, duplicates, roots and nodes of one token, several trees are all frequent.
 pub(crate) fn batch() -> impl Strategy<Value = Vec<Sequence>> {
     let cut = (any::<prop::sample::Index>(), any::<prop::sample::Index>());
