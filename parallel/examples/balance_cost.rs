@@ -52,7 +52,7 @@ const MACHINE: Machine = Machine {
     op_overhead_ns: 1_000_000,
 };
 
-/// splitmix64: the same numbers everywhere.
+/// splitmix64: the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -69,8 +69,8 @@ impl Random {
     }
 }
 
-/// Parents and lengths of a forest's nodes, and the task of every leaf, until there are as many
-/// leaves or dense tokens as asked for.
+/// Parents and lengths of a forest's nodes, and the task of every leaf, up to the requested leaves or
+/// dense tokens.
 #[derive(Default)]
 struct Shape {
     parents: Vec<u32>,
@@ -151,7 +151,7 @@ impl Case {
         }))
     }
 
-    /// The shares made by one set of rates, priced by another: with sharing, and as a dense run.
+    /// Imbalance of shares made with one set of rates at other rates: with sharing, and as a dense run.
     fn priced(&self, options: &BalanceOptions, rates: &Rates) -> Result<Value, Box<dyn Error>> {
         let shares = Shares::new(&self.batch(), options)?;
         let nodes = rates.node_costs_ps(&self.forest, &[], options.microbatch_tokens)?;

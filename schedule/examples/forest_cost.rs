@@ -101,7 +101,7 @@ where
     }))
 }
 
-/// What `work` makes, and the median of the seconds it takes.
+/// Returns the result of `work` and its median seconds.
 fn median<T>(work: impl Fn() -> Result<T, PlanError>) -> Result<(T, f64), PlanError> {
     let mut seconds = Vec::with_capacity(RUNS);
     for _ in 1..RUNS {
@@ -116,7 +116,7 @@ fn median<T>(work: impl Fn() -> Result<T, PlanError>) -> Result<(T, f64), PlanEr
     Ok((made, seconds[RUNS / 2]))
 }
 
-/// Tokens of the smallest forest there is.
+/// Returns the tokens of the smallest possible forest.
 fn optimum<I: TokenInt>(ids: &[I], offsets: &[u64]) -> u64 {
     let of = |pair: &[u64]| &ids[pair[0] as usize..pair[1] as usize];
     let mut sequences: Vec<&[I]> = offsets.windows(2).map(of).collect();
@@ -134,7 +134,7 @@ fn shape(nodes: usize) -> (Vec<u32>, Vec<u64>) {
     let mut random = Random(2);
     let (mut parents, mut path) = (Vec::with_capacity(nodes), Vec::new());
     for id in 0..nodes as u32 {
-        // One node in four goes back up, by some of the way.
+        // One node in four has a parent further up the path.
         if random.below(4) == 0 && !path.is_empty() {
             path.truncate(random.below(path.len() + 1));
         }

@@ -19,7 +19,7 @@ const ROOT_TOKENS: u64 = 4_800;
 const DEPTH_MAX: usize = 12;
 const RUNS: usize = 3;
 
-/// One root, then turns that branch: each of 20 to 419 tokens under the one before, or some way up.
+/// One root, then turns of 20 to 419 tokens below the previous one or below one of its ancestors.
 fn turns(nodes: u32) -> (Vec<u32>, Vec<u64>) {
     // A linear congruential generator: the same forest everywhere.
     let mut state = 1_u64;
@@ -81,7 +81,7 @@ fn batch(nodes: u32, device_bytes: u64, host_bytes: u64) -> Batch {
     }
 }
 
-/// The best of a few runs, and what was planned.
+/// Returns the fastest of a few runs and figures of its plan.
 fn time(batch: &Batch) -> serde_json::Value {
     let mut best = f64::INFINITY;
     let mut plan = None;

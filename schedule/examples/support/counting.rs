@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, counting.
+/// The system allocator with a count of its bytes.
 pub(crate) struct Counting {
     now: AtomicUsize,
     peak: AtomicUsize,
@@ -14,7 +14,7 @@ impl Counting {
         Self { now: AtomicUsize::new(0), peak: AtomicUsize::new(0) }
     }
 
-    /// What `work` makes, and the most bytes that were out at once beyond those before it.
+    /// Returns the result of `work` and the peak bytes that it allocates.
     pub(crate) fn peak_of<T>(&self, work: impl FnOnce() -> T) -> (T, usize) {
         let before = self.now.load(Ordering::Relaxed);
         self.peak.store(before, Ordering::Relaxed);
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // A block that moves is out twice for as long as it takes.
+        // A block that moves exists twice during the copy.
         self.add(size);
         self.now.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: as this function's caller promises.

@@ -14,7 +14,7 @@ const TURN_MORE: usize = 320;
 const TURNS: usize = 7;
 /// Rollouts of one task.
 const ROLLOUTS: usize = 64;
-/// One rollout in so many is a turn's end of another: a complete prefix.
+/// One rollout in this many ends with a turn of another: a complete prefix.
 const PREFIXES: usize = 16;
 pub(crate) const VOCAB: u32 = 151_936;
 
@@ -29,7 +29,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Near enough to even for `count` far below 2^64.
+    /// Nearly uniform for `count` far below 2^64.
     pub(crate) fn below(&mut self, count: usize) -> usize {
         (self.next() % count as u64) as usize
     }
@@ -64,7 +64,7 @@ where
             let earlier = index % tasks + tasks * random.below(index / tasks);
             let (from, to) = (offsets[earlier] as usize, offsets[earlier + 1] as usize);
             let own = to - from - SYSTEM - OPENING;
-            // Late turns are where rollouts differ.
+            // Rollouts differ in late turns.
             let kept = random.below(own + 1).max(random.below(own + 1));
             ids.extend_from_within(from..from + SYSTEM + OPENING + kept);
         }
