@@ -55,6 +55,9 @@ class Share:
     """Number of microbatches per group, planned under ``budgets``."""
     probes: int = 0
     """Number of probe steps the rank needs first."""
+    check_tokens: int | None = None
+    """Length up to which the rank needs the model checked before the probes, 0 if lengths do not
+    matter; None: it needs no check."""
     passes_hold_collectives: bool = True
     """Whether passes contain collectives; shares are then padded to the largest."""
 
@@ -80,6 +83,7 @@ class Agreement:
     slots: tuple[GroupSlot, ...]
     """This rank's groups in order, the one with the most microbatches first."""
     probes: int
+    check_tokens: int | None
     passes_hold_collectives: bool
     ranks: int
 
@@ -87,7 +91,8 @@ class Agreement:
         """Returns the passes of the step that contain collectives, in order."""
         if not self.passes_hold_collectives:
             return ["average"]
-        passes = ["probe"] * self.probes
+        checks = [] if self.check_tokens is None else [f"check up to {self.check_tokens} tokens"]
+        passes = [*checks, *["probe"] * self.probes]
         for slot in self.slots:
             passes += ["prefix forward", *["microbatch"] * slot.microbatches, "prefix backward"]
         return passes
@@ -171,6 +176,7 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
     turns = [own["microbatches"][group] for group in order]
     if own["passes_hold_collectives"]:
         turns = _padded([sorted(row["microbatches"], reverse=True) for row in table])
+    needing = table if own["passes_hold_collectives"] else [own]
     groups = [*order, *[None] * (len(turns) - len(order))]
     return Agreement(
         budgets=budgets,
@@ -179,9 +185,11 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
             GroupSlot(group, microbatches)
             for group, microbatches in zip(groups, turns, strict=True)
         ),
-        probes=max(row["probes"] for row in table)
-        if own["passes_hold_collectives"]
-        else own["probes"],
+        probes=max(row["probes"] for row in needing),
+        check_tokens=max(
+            (row["check_tokens"] for row in needing if row["check_tokens"] is not None),
+            default=None,
+        ),
         passes_hold_collectives=own["passes_hold_collectives"],
         ranks=len(table),
     )

@@ -1,6 +1,7 @@
 """The four mistakes that must be seen (docs/method.md §10), made on purpose.
 
-Each mutant breaks one thing; the check that the real code passes must fail on it.
+Each mutant breaks one thing. The comparison that the real code passes must fail on it, and the
+check of the model must refuse the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from test_sleep import identical, long_group, step, wide
 
 import dormouse
 from dormouse import _native as native
-from dormouse.hf import SharedPrefix, shared_prefix
+from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse.hf import step as step_module
 
 FP64_BOUND = 1e-10
 
@@ -28,13 +30,21 @@ def error(runtime) -> float:
     return distance(take_gradients(model), dense)
 
 
+def is_seen(runtime, monkeypatch) -> bool:
+    """Whether the check refuses the step, and the comparison fails without the check."""
+    with pytest.raises(UnsupportedModelError, match="not exact.*differs from the dense run"):
+        SharedPrefix(tiny(), runtime).check()
+    monkeypatch.setattr(SharedPrefix, "_check_if_needed", lambda *_: None)
+    return error(runtime) > 1e3 * FP64_BOUND
+
+
 def test_unmutated(runtime):
     assert error(runtime) <= FP64_BOUND
 
 
 def test_dropped_boundary_gradients(runtime, monkeypatch):
     monkeypatch.setattr(dormouse.Prefix, "accumulate", lambda self, layer, slot, grad: None)
-    assert error(runtime) > 1e3 * FP64_BOUND
+    assert is_seen(runtime, monkeypatch)
 
 
 def test_one_dropped_boundary_gradient(runtime, monkeypatch):
@@ -45,7 +55,7 @@ def test_one_dropped_boundary_gradient(runtime, monkeypatch):
             real(self, layer, slot, grad)
 
     monkeypatch.setattr(dormouse.Prefix, "accumulate", accumulate)
-    assert error(runtime) > 1e3 * FP64_BOUND
+    assert is_seen(runtime, monkeypatch)
 
 
 def test_lost_first_response_token(runtime):
@@ -65,14 +75,14 @@ def test_lost_first_response_token(runtime):
 
 
 def test_last_prompt_token_in_prefix_and_suffix(runtime, monkeypatch):
-    real = shared_prefix._pack
+    real = step_module._pack
 
     def pack(case, members):
         tokens, positions, segments = real(case, members)
         return tokens, positions + 1, segments
 
-    monkeypatch.setattr(shared_prefix, "_pack", pack)
-    assert error(runtime) > 1e3 * FP64_BOUND
+    monkeypatch.setattr(step_module, "_pack", pack)
+    assert is_seen(runtime, monkeypatch)
 
 
 def test_weight_applied_twice(runtime, monkeypatch):
@@ -82,11 +92,12 @@ def test_weight_applied_twice(runtime, monkeypatch):
         return real(self, layer, slot) * 0.5
 
     monkeypatch.setattr(dormouse.Prefix, "gradient", gradient)
-    assert error(runtime) > 1e3 * FP64_BOUND
+    assert is_seen(runtime, monkeypatch)
 
 
 def test_a_sleeping_tensor_that_comes_back_changed(runtime, monkeypatch):
     """One element of one dormant tensor is changed after its layer woke."""
+    monkeypatch.setattr(SharedPrefix, "_check_if_needed", lambda *_: None)
     model, case = wide(), long_group()
     awake, _ = step(model, runtime, case, sleep=False)
     named: dict[int, list[int]] = {}

@@ -266,7 +266,6 @@ def test_a_dummy_group_gives_gradients_of_exactly_zero_and_no_statistics(runtime
     shared = SharedPrefix(model, runtime)
     with contextlib.ExitStack() as stack:
         offer = shared._offer(stack, [], None, 8)
-        stack.enter_context(shared._prepared())
         report = shared._run_slot(offer, GroupSlot(None, 3), [], None, is_last=True)
     gradients = take_gradients(model)
     assert set(gradients) == {name for name, _ in model.named_parameters()}

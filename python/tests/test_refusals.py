@@ -5,26 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from models import group, loss_fn, tiny
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BloomConfig, BloomForCausalLM
 
 from dormouse.hf import SharedPrefix, UnsupportedModelError
 
 
-def test_another_architecture(runtime):
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16))
-    with pytest.raises(UnsupportedModelError, match="'gpt2'.*llama, qwen2, qwen3"):
-        SharedPrefix(model, runtime)
+def test_layers_without_attention_through_the_registry(runtime):
+    config = BloomConfig(n_layer=2, n_head=2, hidden_size=16, vocab_size=97)
+    model = BloomForCausalLM(config).double()
+    refused(model, runtime, r"layer 0 \(BloomBlock\) runs no attention through .*AttentionInterface")
 
 
 def test_something_that_is_no_language_model(runtime):
     with pytest.raises(UnsupportedModelError, match="'Linear'"):
         SharedPrefix(torch.nn.Linear(2, 2), runtime)
-
-
-def test_sliding_windows(runtime):
-    model = tiny("qwen2", layer_types=["full_attention"] * 3 + ["sliding_attention"])
-    with pytest.raises(UnsupportedModelError, match="sliding_attention"):
-        SharedPrefix(model, runtime)
 
 
 def test_rotary_scaling_by_total_length(runtime):

@@ -223,8 +223,7 @@ class GrowingCache(torch.nn.Module):
     def forward(self, x):
         rows = x.shape[1]
         if self.table is None or len(self.table) < rows:
-            column = torch.linspace(0.5, 1.5, rows).unsqueeze(1)
-            self.table = column.expand(rows, x.shape[2]).clone()
+            self.table = torch.linspace(0.5, 1.5, x.shape[2]).repeat(rows, 1)
         return self.inner(x) * self.table[:rows]
 
 

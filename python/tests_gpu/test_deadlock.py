@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from alone import alone
+from conftest import busy
 
 import dormouse
 from dormouse import _native as native
@@ -24,6 +25,7 @@ HOST_BYTES, FILE_BYTES = 32 << 20, 32 << 20
 NULL_STREAM = None
 TRIES_MAX = 8
 PATIENCE_S = 1  # for copies to begin
+BUSY_MS = 50
 # They wait for the copy's end, on a thread of their own.
 BEGINS = {
     "out": ("tag_sleep", native.TIERS.index("host")),
@@ -49,6 +51,7 @@ class Interface:
         before = threads("")
         # Streams are made when they are first used.
         block, tag = self.tagged(1)
+        busy(BUSY_MS)  # so that the sleep waits for an event, on a stream for that
         native.call("tag_sleep", tag._handle, BEGINS["write"][1], NULL_STREAM)
         native.call("tag_wake", tag._handle, NULL_STREAM)
         tag.close()

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 import dormouse
 import dormouse.hf
-from dormouse.hf import attention
+from dormouse.hf import registry
 
 from . import dense, models
 from .shapes import COMPILED, Geometry
@@ -170,8 +170,8 @@ class Ours:
 
 def compile_layers(layers) -> list:
     """Compiles each layer's forward. Hooks and the schedule's attention stay outside."""
-    function = torch._dynamo.disable(attention._registry_attention)
-    AttentionInterface.register(attention.NAME, function)
+    function = torch._dynamo.disable(registry.attention)
+    AttentionInterface.register(registry.NAME, function)
     torch._dynamo.config.recompile_limit = GRAPHS_MAX
     return [torch.compile(layer.forward, dynamic=False) for layer in layers]
 

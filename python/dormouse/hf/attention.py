@@ -1,141 +1,245 @@
-"""Attention of a microbatch over a prefix it does not own, and its registration with transformers.
+"""Attention of packed responses over a shared prefix and over themselves.
 
-Two attention calls and a merge (docs/method.md §3): every query of the microbatch over the prefix's
-K and V without a mask, each response causally over its own, joined by log-sum-exp. Backward calls
-the kernel's backward for each part with the *merged* output and log-sum-exp, which makes each
-part's gradients exact; the prefix part goes straight into the FP32 accumulators, so K and V are
-read once per microbatch and never expanded per response.
+Two parts and a merge (docs/method.md §3): every query over the prefix's K and V, each response
+causally over its own, joined by log-sum-exp. Backward calls the kernel's backward once per part, so
+that each part's gradients are exact; the prefix part goes straight into the FP32 accumulators, so K
+and V are read once per microbatch and never expanded per response. Phase A is the same function
+without a prefix part.
 
-Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key and value
-``[1, kv_heads, tokens, head_dim]``, already rotated.
+Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key ``[1, kv_heads,
+tokens, head_dim]`` and value ``[1, kv_heads, tokens, value_dim]``, already rotated.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from transformers import AttentionInterface
 
-from .kernels import kernel_for
-
-NAME = "dormouse"
+from .kernels import Scores, kernel_for
 
 # Maximum parts of a prefix backward; each has its own K and V gradients.
 PARTS_MAX = 4
 
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-
-_active = threading.local()
-
-
-class use:
-    """Context: this thread's registry attention calls go to ``attend`` (layer, q, k, v, scale)."""
-
-    def __init__(self, attend: Attend):
-        self._attend = attend
-
-    def __enter__(self):
-        self._before = getattr(_active, "attend", None)
-        _active.attend = self._attend
-
-    def __exit__(self, *exc):
-        _active.attend = self._before
+# Query rows of one block of windowed attention: at least this many, else as many as the window.
+BLOCK_ROWS_MIN = 256
 
 
-def _registry_attention(module, query, key, value, attention_mask, scaling=None, **_):
-    attend = getattr(_active, "attend", None)
-    if attend is None:
-        raise RuntimeError(
-            "attention implementation 'dormouse' runs only inside dormouse.hf.SharedPrefix"
-        )
-    if attention_mask is not None:
-        raise RuntimeError("a shared-prefix step takes no attention mask")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        # As autocast does for torch's attention: rotary embedding returns FP32.
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    # Flash returns [1, heads, tokens, head_dim] stored tokens-first: the transpose is contiguous.
-    return attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
+@dataclass(frozen=True)
+class Rules:
+    """How one layer's attention computes its scores."""
+
+    scale: float
+    """Factor of the products of query and key."""
+    window: int | None = None
+    """A query at position p reads keys at positions above ``p - window``; None: all."""
+    softcap: float | None = None
+    """Scores s become ``softcap · tanh(s / softcap)``; None: unchanged."""
+
+    @property
+    def scores(self) -> Scores:
+        """Returns what a kernel must know."""
+        return Scores(self.scale, self.softcap)
 
 
-# No mask function is registered: the schedule defines which row attends to which key, and building
-# a mask would synchronise with the GPU in every microbatch.
-AttentionInterface.register(NAME, _registry_attention)
+def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    """Causal attention of rows over themselves, differentiable.
 
-
-def causal(query, key, value, scale: float) -> torch.Tensor:
-    """Ordinary causal attention of the prefix over itself, differentiable."""
-    return kernel_for(query).forward(query, key, value, True, scale)[0]
-
-
-class MicrobatchAttention(torch.autograd.Function):
-    """Attention of packed responses over a shared prefix and over themselves.
-
-    ``add_prefix_grad(grad_key, grad_value)`` receives the prefix part's gradients, shaped as the
-    prefix K and V, once per backward; it is not called where the prefix K and V need no gradient.
+    ``sinks``: one logit per head that takes weight and has no value (``[heads]``).
     """
+    rows = query.shape[2]
+    windowed = rules.window is not None and rules.window < rows
+    if sinks is None and not windowed and rules.softcap is None:
+        return kernel_for(query, rules.scores).forward(query, key, value, True, rules.scores)[0]
+    packed = Packed.of([(0, rows)])
+    return PackedAttention.apply(query, key, value, None, None, sinks, packed, rules, None)
+
+
+class PackedAttention(torch.autograd.Function):
+    """Attention of packed responses over a shared prefix (or none) and over themselves."""
 
     @staticmethod
-    def forward(ctx, query, key, value, prefix_key, prefix_value, runs, scale, add_prefix_grad):
-        """``runs``: the rows of the packed responses, in order."""
-        kernel, grouped = kernel_for(query), _Grouped(query, prefix_key)
-        out, lse = map(
-            grouped.apart,
-            kernel.forward(grouped.together(query), prefix_key, prefix_value, False, scale),
+    def forward(ctx, query, key, value, prefix_key, prefix_value, sinks, packed, rules, add):
+        """``packed``: the rows of the responses. ``prefix_key``, ``prefix_value``: None without a
+        prefix. ``add(grad_key, grad_value)`` receives the prefix part's gradients, shaped as the
+        prefix K and V, once per backward; None where they need no gradient."""
+        out = query.new_empty(*query.shape[:3], value.shape[3])
+        lse = None
+        for run in packed.runs:
+            for part in run.parts(rules.window):
+                part_out, part_lse = kernel_for(query, rules.scores, part.mask).forward(
+                    part.rows(query),
+                    part.keys(key),
+                    part.keys(value),
+                    part.mask is None,
+                    rules.scores,
+                    part.mask_of(query),
+                )
+                if lse is None:
+                    lse = part_lse.new_empty(query.shape[:3])
+                part.rows(out).copy_(part_out)
+                part.rows(lse).copy_(part_lse)
+        weights = _Weights(lse, None, None)
+        prefix_lse = None
+        if prefix_key is not None:
+            prefix_out, prefix_lse = _prefix_forward(
+                query, prefix_key, prefix_value, packed, rules
+            )
+            weights = _Weights(lse, prefix_lse, None)
+            # In the accumulation dtype: BF16 outputs are merged in FP32 and rounded once.
+            out = (out * weights.own + prefix_out * weights.prefix).to(query.dtype)
+        if sinks is not None:
+            weights = _Weights(lse, prefix_lse, sinks)
+            out = (out * weights.keys).to(query.dtype)
+        ctx.save_for_backward(
+            query, key, value, prefix_key, prefix_value, sinks, out, lse, prefix_lse
         )
-        own, own_lse = torch.empty_like(out), torch.empty_like(lse)
-        for run in runs:
-            each, each_lse = kernel.forward(run.of(query), run.of(key), run.of(value), True, scale)
-            run.of(own).copy_(each)
-            run.of(own_lse).copy_(each_lse)
-        # In the accumulation dtype: BF16 outputs are merged in FP32 and rounded once.
-        merged_lse = torch.logaddexp(lse, own_lse)
-        weight = (lse - merged_lse).exp_().unsqueeze(-1)
-        own_weight = (own_lse - merged_lse).exp_().unsqueeze(-1)
-        merged = (out * weight + own * own_weight).to(out.dtype)
-        ctx.save_for_backward(query, key, value, prefix_key, prefix_value, merged, merged_lse)
-        ctx.runs, ctx.scale, ctx.add_prefix_grad = runs, scale, add_prefix_grad
-        return merged
+        ctx.packed, ctx.rules, ctx.add = packed, rules, add
+        return out
 
     @staticmethod
     def backward(ctx, grad):
-        query, key, value, prefix_key, prefix_value, out, lse = ctx.saved_tensors
-        kernel = kernel_for(query)
-        grad_query, grad_prefix_key, grad_prefix_value = _prefix_backward(
-            grad, query, prefix_key, prefix_value, out, lse, ctx.scale
+        query, key, value, prefix_key, prefix_value, sinks, out, lse, prefix_lse = (
+            ctx.saved_tensors
         )
-        if ctx.add_prefix_grad is not None:
-            ctx.add_prefix_grad(grad_prefix_key, grad_prefix_value)
-        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-        for run in ctx.runs:
-            own = kernel.backward(
-                run.of(grad),
-                run.of(query),
-                run.of(key),
-                run.of(value),
-                run.of(out),
-                run.of(lse),
-                True,
-                ctx.scale,
+        weights = _Weights(lse, prefix_lse, sinks)
+        grad_query = query.new_zeros(query.shape)
+        if prefix_key is not None:
+            part_grad, part_lse = weights.seen_by_prefix(grad)
+            part_query, *prefix_grads = _prefix_backward(
+                part_grad,
+                query,
+                prefix_key,
+                prefix_value,
+                out,
+                part_lse,
+                ctx.packed,
+                ctx.rules,
             )
-            run.of(grad_query).add_(own[0])
-            run.of(grad_key).copy_(own[1])
-            run.of(grad_value).copy_(own[2])
-        return grad_query, grad_key, grad_value, None, None, None, None, None
+            grad_query += part_query
+            if ctx.add is not None:
+                ctx.add(*prefix_grads)
+        grad_key, grad_value = key.new_zeros(key.shape), value.new_zeros(value.shape)
+        part_grad, part_lse = weights.seen_by_own(grad)
+        for run in ctx.packed.runs:
+            for part in run.parts(ctx.rules.window):
+                own = kernel_for(query, ctx.rules.scores, part.mask).backward(
+                    part.rows(part_grad),
+                    part.rows(query),
+                    part.keys(key),
+                    part.keys(value),
+                    part.rows(out),
+                    part.rows(part_lse),
+                    part.mask is None,
+                    ctx.rules.scores,
+                    part.mask_of(query),
+                )
+                part.rows(grad_query).add_(own[0])
+                part.keys(grad_key).add_(own[1])
+                part.keys(grad_value).add_(own[2])
+        grad_sinks = None
+        if sinks is not None and ctx.needs_input_grad[5]:
+            grad_sinks = weights.sinks_gradient(grad, out).to(sinks.dtype)
+        return grad_query, grad_key, grad_value, None, None, grad_sinks, None, None, None
 
 
-def _prefix_backward(grad, query, key, value, out, lse, scale: float):
-    """Runs the unmasked backward in equal parts that occupy all threads.
+class _Weights:
+    """Weights of the parts in the merged softmax, ``[1, heads, rows, 1]``.
+
+    They are logistic functions of differences of log-sum-exps, so that they add up to one however
+    large the log-sum-exps are: ``exp(lse - merged_lse)`` is off by the rounding of ``lse``, which
+    backward multiplies by the whole gradient.
+    """
+
+    def __init__(self, lse, prefix_lse, sinks):
+        self._lse, self._prefix_lse = lse, prefix_lse
+        self._merged = lse if prefix_lse is None else torch.logaddexp(lse, prefix_lse)
+        self._sinks = None if sinks is None else sinks.to(lse.dtype).view(1, -1, 1)
+
+    @property
+    def own(self) -> torch.Tensor:
+        """The responses' own keys, among all keys."""
+        return torch.sigmoid(self._lse - self._prefix_lse).unsqueeze(-1)
+
+    @property
+    def prefix(self) -> torch.Tensor:
+        """The prefix's keys, among all keys."""
+        return torch.sigmoid(self._prefix_lse - self._lse).unsqueeze(-1)
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """All keys, beside the sink."""
+        return torch.sigmoid(self._merged - self._sinks).unsqueeze(-1)
+
+    def seen_by_own(self, grad) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns gradient and log-sum-exp for the backward of the responses' own part."""
+        return self._seen(grad, self._lse, None if self._prefix_lse is None else self.own)
+
+    def seen_by_prefix(self, grad) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns gradient and log-sum-exp for the backward of the prefix part."""
+        grad, lse = self._seen(grad, self._prefix_lse, self.prefix)
+        # Rows that see no prefix key: exp(score - inf) is 0.
+        return grad, lse.masked_fill(self._prefix_lse == -math.inf, math.inf)
+
+    def _seen(self, grad, lse, weight):
+        """A part's probabilities are ``exp(score - lse) · weight``. The kernel computes the first
+        factor, from the part's own log-sum-exp; the second goes with the gradient. Below FP32 the
+        product would round the gradient once more: there the kernel gets the merged log-sum-exp."""
+        if grad.dtype not in (torch.float32, torch.float64):
+            merged = self._merged
+            if self._sinks is not None:
+                merged = torch.logaddexp(merged, self._sinks.expand_as(merged))
+            return grad, merged
+        if weight is not None:
+            grad = grad * weight
+        if self._sinks is not None:
+            grad = grad * self.keys
+        return grad, lse
+
+    def sinks_gradient(self, grad, out) -> torch.Tensor:
+        """Returns ``-Σ weight of the sink · (dO · O)`` per head, ``[heads]``."""
+        weight = torch.sigmoid(self._sinks - self._merged)
+        product = (grad.to(weight.dtype) * out.to(weight.dtype)).sum(-1)
+        return -(weight * product).sum((0, 2))
+
+
+def _prefix_forward(query, key, value, packed: Packed, rules: Rules):
+    """Attention of every row over the prefix's keys; returns out and log-sum-exp, which is -inf for
+    rows that see none."""
+    first, mask = packed.prefix_mask(key.shape[2], rules.window)
+    key, value = key[:, :, first:], value[:, :, first:]
+    if key.shape[2] == 0:
+        out = value.new_zeros(*query.shape[:3], value.shape[3])
+        lse_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+        return out, out.new_full(query.shape[:3], -math.inf, dtype=lse_dtype)
+    grouped = _Grouped(query, key)
+    rows = grouped.together(query)
+    if mask is not None:
+        mask = grouped.mask(mask.to(query))
+    out, lse = map(
+        grouped.apart,
+        kernel_for(query, rules.scores, mask).forward(rows, key, value, False, rules.scores, mask),
+    )
+    if mask is not None:
+        blind = packed.blind(rules.window).to(query.device)
+        out = out.masked_fill(blind.view(1, 1, -1, 1), 0)
+        lse = lse.masked_fill(blind.view(1, 1, -1), -math.inf)
+    return out, lse
+
+
+def _prefix_backward(grad, query, key, value, out, lse, packed: Packed, rules: Rules):
+    """Runs the backward of the prefix part in equal parts that occupy all threads.
 
     On the CPU torch assigns one head at a time to a thread, so three heads on two threads would
     take as long as four. The K and V gradients of the parts are summed.
     """
+    first, mask = packed.prefix_mask(key.shape[2], rules.window)
+    if first == key.shape[2]:
+        return tuple(x.new_zeros(x.shape) for x in (query, key, value))
+    seen_key, seen_value = key[:, :, first:], value[:, :, first:]
     grouped = _Grouped(query, key)
     on_cpu = query.device.type == "cpu"
     parts = _parts(grouped.kv_heads, grouped.rows, torch.get_num_threads()) if on_cpu else 1
@@ -143,19 +247,28 @@ def _prefix_backward(grad, query, key, value, out, lse, scale: float):
     def split(x):
         return grouped.together(x)[0].unflatten(1, (parts, -1)).transpose(0, 1)
 
-    grad_query, grad_key, grad_value = kernel_for(query).backward(
+    if mask is not None:
+        mask = grouped.mask(mask.to(query)).unflatten(2, (parts, -1)).flatten(0, 1)
+        mask = mask.transpose(0, 1)
+    grad_query, grad_key, grad_value = kernel_for(query, rules.scores, mask).backward(
         split(grad),
         split(query),
-        key.expand(parts, -1, -1, -1),
-        value.expand(parts, -1, -1, -1),
+        seen_key.expand(parts, -1, -1, -1),
+        seen_value.expand(parts, -1, -1, -1),
         split(out),
         split(lse),
         False,
-        scale,
+        rules.scores,
+        mask,
     )
     grad_query = grad_query.transpose(0, 1).flatten(1, 2).unsqueeze(0)
     if parts > 1:
         grad_key, grad_value = (g.sum(0, keepdim=True) for g in (grad_key, grad_value))
+    if first:
+        pad = (0, 0, first, 0)
+        grad_key, grad_value = (
+            torch.nn.functional.pad(g, pad) for g in (grad_key, grad_value)
+        )
     return grouped.apart(grad_query), grad_key, grad_value
 
 
@@ -167,8 +280,8 @@ def _parts(heads: int, rows: int, threads: int) -> int:
 
 
 class _Grouped:
-    """Treats query heads that share a K/V head as rows of one head: without a mask this is the same
-    attention in fewer and larger products."""
+    """Treats query heads that share a K/V head as rows of one head: the same attention in fewer and
+    larger products."""
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor):
         self.kv_heads = key.shape[1]
@@ -182,6 +295,32 @@ class _Grouped:
     def apart(self, x: torch.Tensor) -> torch.Tensor:
         """Reverses the grouping."""
         return x.unflatten(2, (self._group, -1)).flatten(1, 2)
+
+    def mask(self, mask: torch.Tensor) -> torch.Tensor:
+        """Repeats a mask ``[rows, keys]`` for the grouped rows: ``[1, 1, group · rows, keys]``."""
+        return mask.repeat(self._group, 1)[None, None]
+
+
+class Part(NamedTuple):
+    """Rows of a run, and the keys of the same responses that they attend to."""
+
+    run: Run
+    row: int
+    row_end: int
+    key: int
+    key_end: int
+    mask: torch.Tensor | None
+    """Additive, ``[rows, keys]``; None: causal, with as many keys as rows."""
+
+    def rows(self, packed: torch.Tensor) -> torch.Tensor:
+        return self.run.of(packed)[:, :, self.row : self.row_end]
+
+    def keys(self, packed: torch.Tensor) -> torch.Tensor:
+        return self.run.of(packed)[:, :, self.key : self.key_end]
+
+    def mask_of(self, query: torch.Tensor) -> torch.Tensor | None:
+        """Returns the mask in the query's dtype and place, ``[1, 1, rows, keys]``."""
+        return None if self.mask is None else self.mask.to(query)[None, None]
 
 
 @dataclass(frozen=True)
@@ -199,6 +338,55 @@ class Run:
         """Returns a view of ``[1, heads, tokens, ...]`` as ``[count, heads, length, ...]``."""
         rows = packed[0, :, self.start : self.start + self.count * self.length]
         return rows.unflatten(1, (self.count, self.length)).transpose(0, 1)
+
+    def parts(self, window: int | None) -> Iterator[Part]:
+        """Yields blocks of rows with the keys they see, so that a window costs no more than its
+        keys."""
+        if window is None or window >= self.length:
+            yield Part(self, 0, self.length, 0, self.length, None)
+            return
+        block = max(window, BLOCK_ROWS_MIN)
+        for row in range(0, self.length, block):
+            row_end, key = min(row + block, self.length), max(0, row - window + 1)
+            queries = torch.arange(row, row_end).unsqueeze(1)
+            keys = torch.arange(key, row_end)
+            seen = (keys <= queries) & (keys > queries - window)
+            yield Part(self, row, row_end, key, row_end, _additive(seen))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of a microbatch: packed responses, whose first rows follow the last prefix row."""
+
+    runs: tuple[Run, ...]
+    offsets: torch.Tensor
+    """Offset of each row in its response."""
+    _masks: dict = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, segments: Sequence[tuple[int, int]]) -> Packed:
+        """``segments``: first and end row of each response, without gaps."""
+        offsets = torch.cat([torch.arange(end - start) for start, end in segments])
+        return cls(tuple(runs_of(segments)), offsets)
+
+    def prefix_mask(self, keys: int, window: int | None) -> tuple[int, torch.Tensor | None]:
+        """Returns the first prefix key that a row sees, and an additive mask ``[rows, keys]`` over
+        the keys from there on, or None if every row sees all."""
+        if window is None or window >= keys + int(self.offsets.max()) + 1:
+            return 0, None
+        if window not in self._masks:
+            first = max(0, keys - window + 1)
+            queries = (keys + self.offsets).unsqueeze(1)
+            self._masks[window] = first, _additive(torch.arange(first, keys) > queries - window)
+        return self._masks[window]
+
+    def blind(self, window: int) -> torch.Tensor:
+        """Returns which rows lie beyond the window of every prefix key."""
+        return self.offsets >= window - 1
+
+
+def _additive(seen: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)
 
 
 def runs_of(segments: Sequence[tuple[int, int]]) -> list[Run]:

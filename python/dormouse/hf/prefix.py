@@ -6,7 +6,7 @@ import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from . import attention, graph, support
+from . import attention, graph, registry, support
 from .probe import Probe
 from .sharding import PrefixDone, ReplicatedWeights
 
@@ -22,18 +22,29 @@ class PrefixForward:
         self.live: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.outputs: list[torch.Tensor] = []
+        self.layer_of: dict[torch.nn.Module, int] = {}
+        """The layer of each module that called attention."""
+        self._running: int | None = None
 
-    def attend(self, layer, query, key, value, scale):
+    def attend(self, call: registry.Call) -> torch.Tensor:
         """Attention function during A: captures K and V, ends the forward at the last layer."""
+        layer = self._running
+        if layer is None or layer != len(self.live):
+            raise support.UnsupportedModelError(
+                f"{type(call.module).__name__} runs attention outside a layer or more than once "
+                "in a layer; accepted: one attention per layer"
+            )
+        key, value = call.key, _apart(call.value)
         is_last = layer == len(self.view.layers) - 1
         if is_last:
             key, value = self.weights.seam(key, value)
+        self.layer_of[call.module] = layer
         self.live.append((key, value))
         self.leaves.append((key.detach(), value.detach()))
         self.captured(layer, key, value)
         if is_last:
             raise PrefixDone
-        return attention.causal(query, key, value, scale)
+        return attention.causal(call.query, key, value, call.rules, call.sinks)
 
     def captured(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Called with each layer's K and V as soon as they exist."""
@@ -50,36 +61,60 @@ class PrefixForward:
         handles = []
         for index, layer in enumerate(self.view.layers):
             handles.append(layer.register_forward_pre_hook(self._pre_hook(index)))
-            if index < last:
-                handles.append(layer.register_forward_hook(self._hook(index)))
-        positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
-
-        def decoder():
-            self.view.decoder(
-                input_ids=tokens.unsqueeze(0), position_ids=positions, use_cache=False
-            )
-
+            handles.append(layer.register_forward_hook(self._hook(index)))
+        positions = torch.arange(len(tokens), device=tokens.device)
         try:
-            with attention.use(self.attend):
-                self.weights.run_prefix(self.view, decoder, lambda: self.live[last])
+            with registry.use(self.attend):
+                self.weights.run_prefix(
+                    self.view,
+                    lambda: self.view.run(tokens, positions),
+                    lambda: self.live[last],
+                )
         finally:
             for handle in handles:
                 handle.remove()
+        if len(self.live) <= last:
+            raise support.UnsupportedModelError(
+                f"the model runs {len(self.live)} of its {last + 1} layers; accepted: every layer "
+                "once, in order"
+            )
         self.ended(last, list(self.live[last]))
 
     def _pre_hook(self, index):
         def hook(module, args):
+            if index != len(self.live):
+                raise support.UnsupportedModelError(
+                    f"layer {index} runs after {len(self.live)} layers; accepted: every layer "
+                    "once, in order"
+                )
+            self._running = index
             self.began(index)
 
         return hook
 
     def _hook(self, index):
         def hook(module, args, output):
+            self._running = None
+            if len(self.live) != index + 1:
+                raise support.UnsupportedModelError(
+                    f"layer {index} ({type(module).__name__}) runs no attention through "
+                    "transformers' AttentionInterface; accepted: softmax attention through it, "
+                    "once per layer"
+                )
+            if index == len(self.view.layers) - 1:
+                return
             hidden = output[0] if isinstance(output, tuple) else output
             self.outputs.append(hidden)
             self.ended(index, [hidden])
 
         return hook
+
+
+def _apart(value: torch.Tensor) -> torch.Tensor:
+    """Returns ``value`` in memory of its own: part of a fused projection would keep the whole of
+    it awake."""
+    own_bytes = value.numel() * value.element_size()
+    return value if value.untyped_storage().nbytes() == own_bytes else value.clone()
 
 
 class PlannedForward(PrefixForward):
@@ -140,6 +175,5 @@ class ProbeForward(PrefixForward):
 
 def _owned_storages(view: support.ModelView) -> set[int]:
     """Storages of parameters and buffers: a step never puts them to sleep."""
-    modules = (view.decoder, view.head)
-    tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    tensors = (*view.model.parameters(), *view.model.buffers())
     return {graph.storage_address(t) for t in tensors}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,20 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import ranks
 from . import graph
 from .support import ModelView, UnsupportedModelError
+from .trial import TRIAL_COPIES, Trial
 
 if dist.is_available():
     from torch.distributed.fsdp import (
         FSDPModule,
         FullyShardedDataParallel,
-        register_fsdp_forward_method,
     )
     from torch.distributed.tensor import DTensor
-
-Result = TypeVar("Result")
-
-# Temporary method of the sharded root: runs any work between its gather and its free.
-_METHOD = "_dormouse_pass"
-
 
 class PrefixDone(Exception):
     """Ends phase A at the last layer's K and V: the rest is dead work (docs/method.md §4)."""
@@ -61,10 +54,6 @@ class ReplicatedWeights:
         """Returns the context for all passes of a step."""
         return contextlib.nullcontext()
 
-    def run(self, work: Callable[[], Result]) -> Result:
-        """Runs one forward pass through decoder and head, or part of them."""
-        return work()
-
     def run_prefix(self, view: ModelView, work: Callable[[], object], boundary) -> None:
         """Runs phase A: a forward that ends with :class:`PrefixDone` in the last layer."""
         try:
@@ -77,12 +66,28 @@ class ReplicatedWeights:
         """Returns the last layer's K and V as boundary tensors."""
         return key, value
 
+    def keep_in_next_backwards(self) -> None:
+        """Called before the first backward of a step."""
+
     def reduce_in_next_backward(self) -> None:
         """Called before the last backward of a step."""
 
     def weights(self, module: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Returns the parameters ``module`` computes with."""
         return list(module.parameters())
+
+    def trial(self, model: torch.nn.Module, dtype: torch.dtype | None) -> Trial:
+        """Returns the context of a check. ``dtype``: see :class:`Trial`."""
+        return Trial(model, dtype)
+
+    def fits_twice(self, model: torch.nn.Module, dtype: torch.dtype) -> bool:
+        """Returns whether copies of the weights in ``dtype`` fit beside them, with gradients."""
+        parameters = list(model.parameters())
+        needed_bytes = sum(p.numel() for p in parameters) * dtype.itemsize * TRIAL_COPIES
+        device = parameters[0].device
+        if device.type != "cuda":
+            return True
+        return needed_bytes <= torch.cuda.mem_get_info(device)[0]
 
     def gathered_storages(self) -> set[int]:
         """Returns addresses of temporarily gathered weights, which never sleep."""
@@ -112,8 +117,6 @@ class ShardedWeights(ReplicatedWeights):
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
         handles = [m.register_forward_pre_hook(self._note) for m in self._modules.values()]
-        setattr(self._module, _METHOD, lambda work: work())
-        register_fsdp_forward_method(self._module, _METHOD)
         self._reduce(False)
         try:
             yield
@@ -125,35 +128,28 @@ class ShardedWeights(ReplicatedWeights):
             raise
         finally:
             self._reduce(True)
-            delattr(self._module, _METHOD)
             for handle in handles:
                 handle.remove()
-
-    def run(self, work):
-        def noted():
-            self._note(self._module, ())
-            return work()
-
-        return getattr(self._module, _METHOD)(noted)
 
     def run_prefix(self, view, work, boundary):
         def stop(module, args, output):
             raise PrefixDone
 
-        def until_done():
-            work()
-            return boundary()
-
         last = view.layers[-1]
+        around = [m for m in self._modules.values() if m is not last and _contains(m, last)]
         with contextlib.ExitStack() as stack:
-            for module in (last, view.decoder):
+            for module in (last, *around):
                 stack.enter_context(_ending(module, boundary))
-            # After the sharding's own hook, which has freed the layer's weights by then.
-            stack.callback(last.register_forward_hook(stop).remove)
-            self.run(until_done)
+                if module is not self._module:
+                    # After the sharding's own hook, which has freed the weights by then.
+                    stack.callback(module.register_forward_hook(stop).remove)
+            work()
 
     def seam(self, key, value):
         return _Seam.apply(key, value)
+
+    def keep_in_next_backwards(self):
+        self._reduce(False)
 
     def reduce_in_next_backward(self):
         self._reduce(True)
@@ -165,6 +161,12 @@ class ShardedWeights(ReplicatedWeights):
     def weights(self, module):
         noted = (self._gathered.get(each, []) for each in module.modules())
         return [parameter for parameters in noted for parameter in parameters]
+
+    def trial(self, model, dtype):
+        return _ShardedTrial(model, dtype)
+
+    def fits_twice(self, model, dtype):
+        return False
 
     def gathered_storages(self):
         every = (p for parameters in self._gathered.values() for p in parameters)
@@ -181,6 +183,31 @@ class ShardedWeights(ReplicatedWeights):
 
     def average(self, process_group, device):
         """Does nothing: the last backward has reduced the gradients."""
+
+
+class _ShardedTrial(Trial):
+    """Of sharded weights: in place, in their own dtype."""
+
+    def __enter__(self):
+        reshard(self._model)
+        return super().__enter__()
+
+    def take(self, *, to_host: bool = False):
+        reshard(self._model)
+        return super().take(to_host=to_host)
+
+    def _substitute(self):
+        return []
+
+    def _local(self, grad):
+        return grad.to_local() if isinstance(grad, DTensor) else grad
+
+    def summed(self, table):
+        sharded = next(p for p in self._model.parameters() if isinstance(p, DTensor))
+        table = table.to(sharded.device)
+        for dimension in range(sharded.device_mesh.ndim):
+            dist.all_reduce(table, group=sharded.device_mesh.get_group(dimension))
+        return table.cpu()
 
 
 class _Seam(torch.autograd.Function):
@@ -231,8 +258,17 @@ def process_group_of(model: torch.nn.Module):
     return model.process_group if isinstance(model, DistributedDataParallel) else None
 
 
+def reshard(model: torch.nn.Module) -> None:
+    """Frees gathered weights: a forward without backward, such as for log-probabilities, leaves
+    some."""
+    if dist.is_available():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
 def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
-    """Returns the placement of ``model``'s weights. Frees gathered weights.
+    """Returns the placement of ``model``'s weights.
 
     Raises :class:`UnsupportedModelError`.
     """
@@ -249,11 +285,12 @@ def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
     modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
     if not modules:
         return ReplicatedWeights(model)
-    for module in modules.values():
-        # A forward without backward, such as for log-probabilities, leaves weights gathered.
-        module.reshard()
     _check_sharded(model, view, modules)
     return ShardedWeights(model, modules)
+
+
+def _contains(module: torch.nn.Module, inner: torch.nn.Module) -> bool:
+    return any(each is inner for each in module.modules())
 
 
 def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) -> None:
@@ -262,13 +299,12 @@ def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) 
             f"fully_shard was applied to {', '.join(modules)} but not to the model itself; "
             "accepted: fully_shard(model), after its layers"
         )
-    driven = {*view.decoder.modules(), *view.head.modules(), model}
-    cut = {layer.self_attn for layer in view.layers}
+    inner = {m for layer in view.layers for m in layer.modules()} - set(view.layers)
     for name, module in modules.items():
-        if module not in driven or module in cut:
+        if module in inner and "attention" in type(module).__name__.lower():
             raise UnsupportedModelError(
                 f"fully_shard of {name!r}: phase A would not complete its forward; accepted: the "
-                "model, its decoder, its head, layers, and their submodules except attention"
+                "model, its decoder, layers, and their submodules except attention"
             )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not isinstance(parameter, DTensor):

@@ -29,9 +29,10 @@ def of(
     *,
     microbatch_tokens: int,
     probes: int,
+    check_tokens: int | None,
 ) -> Share:
     """Returns this rank's share. ``plans``: one per group, under ``microbatch_tokens``. ``probes``:
-    number of probe steps the rank needs."""
+    number of probe steps the rank needs. ``check_tokens``: see :class:`dormouse.ranks.Share`."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
         must_match={
@@ -45,6 +46,7 @@ def of(
         budgets={"microbatch_tokens": operator.index(microbatch_tokens)},
         microbatches=tuple(map(microbatches_of, plans)),
         probes=probes,
+        check_tokens=check_tokens,
         passes_hold_collectives=weights.passes_hold_collectives,
     )
 

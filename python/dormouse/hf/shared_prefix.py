@@ -1,45 +1,29 @@
-"""One shared-prefix step of a transformers model: phases A, B and C (docs/method.md §1).
-
-The plan defines the order of ops, the prefix what may sleep and when. This module runs the model
-and reports the begin and end of layers.
-"""
+"""Shared-prefix steps of a transformers model: :class:`SharedPrefix`."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from .. import _native as native
 from .. import ranks
 from ..group import Group
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
-from . import attention, share, sharding, support
-from .prefix import KEY, VALUE, PlannedForward, ProbeForward
-from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
+from . import check, share, sharding, support
+from .check import Checked
+from .fingerprint import Fingerprint
+from .model_shape import model_shape
+from .probe import Probe
+from .probe_step import probe_step
 from .sharding import ReplicatedWeights
+from .step import GroupStep, GroupTokens, LossFn, StepReport
 
-LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 GroupLossFn = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
-
-
-@dataclass
-class StepReport:
-    """Results of one step."""
-
-    loss: float
-    """``Σ weights[i] · loss_fn(...)`` over the group."""
-    counts: dict = field(default_factory=dict)
-    """Number of tokens and microbatches run."""
-    prefix: dict = field(default_factory=dict)
-    """The prefix's report: bytes per tier, stall and its bound in ns, why it declined to sleep."""
-    notes: list[str] = field(default_factory=list)
-    """One sentence per layer that stayed awake, with the reason."""
 
 
 @dataclass
@@ -78,6 +62,28 @@ class SharedPrefix:
         self._sleep = sleep
         self._view = support.resolve(self._model)
         self._probes: dict[tuple, Probe] = {}
+        self._fingerprint: Fingerprint | None = None
+        self._checks: dict[torch.dtype | None, Checked] = {}
+
+    def check(self, group: Group | None = None) -> Checked:
+        """Runs a miniature group densely and shared, and compares logits and all gradients.
+
+        Every step does this by itself the first time and after any change of the model. It changes
+        neither weights, buffers, ``.grad`` nor the state of random generators. It runs about 60
+        tokens densely, and as many again shared. A model with code from outside torch, transformers
+        and peft runs longer groups too, about eight times the longest sequence of ``group``.
+
+        Raises :class:`UnsupportedModelError` naming what differs. Under ``fully_shard`` a check is
+        part of :meth:`step`, and this method is refused.
+        """
+        weights = self._ready()
+        if weights.passes_hold_collectives:
+            raise support.UnsupportedModelError(
+                "check() runs one rank alone, and this model's weights are gathered over ranks; "
+                "accepted: step(), which runs the check on every rank"
+            )
+        groups = [] if group is None else [group]
+        return self._check(weights, self._check_tokens(groups), "a call of check()")
 
     def backward(
         self,
@@ -104,12 +110,15 @@ class SharedPrefix:
                 "backward() runs one rank alone, and this model's gradients are reduced over "
                 "ranks; accepted: step() with this rank's groups, on every rank"
             )
+        self._check_if_needed(weights, [group])
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._prepared())
+            stack.enter_context(torch.enable_grad())
             plan = stack.enter_context(self._plan(group, microbatch_tokens))
             probe = self._probe(weights, group, microbatch_tokens) if self._sleep else None
             step = self._step(stack, weights, group, plan, loss_fn, probe)
-            return step.run(plan, on_phase=on_phase)
+            report = step.run(plan, on_phase=on_phase)
+        report.checked = self._checked
+        return report
 
     def step(
         self,
@@ -140,7 +149,10 @@ class SharedPrefix:
             if process_group is None:
                 process_group = sharding.process_group_of(self._wrapped)
             offer, agreement = self._agree(stack, groups, process_group, microbatch_tokens)
-            stack.enter_context(self._prepared())
+            stack.enter_context(torch.enable_grad())
+            if agreement.check_tokens is not None:
+                reason = self._outdated(groups) or "the check of another rank"
+                self._check(offer.weights, agreement.check_tokens, reason)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
             slots = agreement.slots
@@ -165,26 +177,80 @@ class SharedPrefix:
             return plan.predict()
 
     def _plan(self, group: Group, microbatch_tokens: int) -> Plan:
-        shape = _model_shape(self._view)
+        shape = model_shape(self._view)
         return Plan.of_group(group, microbatch_rows=microbatch_tokens, model=shape)
 
     def _ready(self) -> ReplicatedWeights:
-        """Checks that a step is possible; returns the placement of the weights."""
-        support.check_step(self._model, self._view, self._runtime.device)
+        """Looks at the model as it is now; returns the placement of its weights."""
         if torch.is_inference_mode_enabled():
             raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
+        sharding.reshard(self._model)
+        if self._fingerprint is None or not self._fingerprint.matches():
+            self._view = support.resolve(self._model)
+            support.check_step(self._model, self._view, self._runtime.device)
         return sharding.of(self._wrapped, self._view)
 
-    @contextlib.contextmanager
-    def _prepared(self):
-        config = self._view.config
-        before = config._attn_implementation
-        config._attn_implementation = attention.NAME
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            config._attn_implementation = before
+    def _outdated(self, groups: Sequence[Group]) -> str | None:
+        """Returns why the model must be checked before ``groups``; None if it need not."""
+        if self._fingerprint is None:
+            return "the first step"
+        if not self._fingerprint.matches():
+            return self._fingerprint.difference()
+        if self._checked is None:
+            return f"the first step with autocast to {self._autocast}"
+        if self._length_matters and check.longest_sequence(groups) > self._checked.tokens:
+            return "longer groups"
+        return None
+
+    @property
+    def _autocast(self) -> torch.dtype | None:
+        kind = self._runtime.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    @property
+    def _checked(self) -> Checked | None:
+        """The last check under the autocast that is active now."""
+        return self._checks.get(self._autocast)
+
+    def _check_if_needed(self, weights: ReplicatedWeights, groups: Sequence[Group]) -> None:
+        reason = self._outdated(groups)
+        if reason is not None:
+            self._check(weights, self._check_tokens(groups), reason)
+
+    def _check_alone(self, weights: ReplicatedWeights, groups: Sequence[Group]) -> int | None:
+        """Checks the model if the other ranks need not take part; returns the length up to which
+        all ranks must check it together."""
+        if weights.passes_hold_collectives and self._outdated(groups) is not None:
+            return self._check_tokens(groups)
+        self._check_if_needed(weights, groups)
+        return None
+
+    def _check_tokens(self, groups: Sequence[Group]) -> int:
+        """Returns the length up to which the model must be checked; 0 if lengths do not matter."""
+        self._length_matters = check.unknown_code(self._view) is not None
+        return check.longest_sequence(groups) if self._length_matters else 0
+
+    def _check(self, weights: ReplicatedWeights, tokens: int, reason: str) -> Checked:
+        if self._fingerprint is None or not self._fingerprint.matches():
+            self._fingerprint, self._checks, self._probes = None, {}, {}
+        device = self._runtime.device
+
+        def run_step(group, microbatch_tokens, loss_fn):
+            with contextlib.ExitStack() as stack:
+                plan = stack.enter_context(self._plan(group, microbatch_tokens))
+                microbatches = share.microbatches_of(plan)
+                step = self._step(stack, weights, group, plan, loss_fn, None)
+                step.run(plan, microbatches=microbatches, is_last=True)
+
+        before = Fingerprint(self._model)
+        lengths = check.lengths_up_to(tokens, self._view.config)
+        with weights.stepping():
+            checked = check.Check(self._view, weights, run_step, device, lengths).run(reason)
+        sharding.reshard(self._model)
+        # What every forward changes is no change of the model.
+        self._fingerprint = Fingerprint(self._model, before.volatile())
+        self._checks[self._autocast] = checked
+        return checked
 
     def _agree(self, stack, groups, process_group, microbatch_tokens: int):
         """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans."""
@@ -220,6 +286,7 @@ class SharedPrefix:
                 plans,
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
+                check_tokens=self._check_alone(weights, groups),
             )
         except Exception as error:
             ranks.refuse(process_group, error, self._runtime.device)
@@ -246,27 +313,28 @@ class SharedPrefix:
                     self._probe(offer.weights, group, microbatch_tokens) if self._sleep else None
                 )
             step = self._step(stack, offer.weights, group, plan, own_loss, probe)
-            return step.run(plan, microbatches=slot.microbatches, is_last=is_last)
+            report = step.run(plan, microbatches=slot.microbatches, is_last=is_last)
+        report.checked = self._checked
+        return report
 
     def _step(
         self, stack, weights: ReplicatedWeights, group: Group, plan: Plan, loss_fn, probe
-    ) -> _Step:
+    ) -> GroupStep:
         """Creates a step over one group; ``stack`` owns its prefix."""
         prefix = stack.enter_context(Prefix(self._runtime, plan, len(self._view.layers)))
-        tokens = _Tokens(group, self._runtime.device)
-        step = _Step(self._view, weights, tokens, loss_fn, prefix, probe)
+        tokens = GroupTokens(group, self._runtime.device)
+        step = GroupStep(self._view, weights, tokens, loss_fn, prefix, probe)
         # Frees what the step still holds, asleep or not, before the prefix is closed.
         stack.callback(step.release)
         return step
 
     def _probe_key(self, group: Group, microbatch_tokens: int) -> tuple:
-        kind = self._runtime.device.type
         longest = max(len(response) for response in group.responses)
         return (
             len(group.prompt) - 1 >= max(longest, microbatch_tokens),
             self._model.training,
             tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
-            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+            self._autocast,
         )
 
     def _probe(self, weights: ReplicatedWeights, group: Group, microbatch_tokens: int) -> Probe:
@@ -278,7 +346,7 @@ class SharedPrefix:
     def _run_probe(
         self, weights: ReplicatedWeights, prompt: torch.Tensor, prefix_is_longer: bool
     ) -> Probe:
-        return _probe_step(self._view, weights, prompt, prefix_is_longer, self._runtime.device)
+        return probe_step(self._view, weights, prompt, prefix_is_longer, self._runtime.device)
 
 
 class _Offer(NamedTuple):
@@ -293,315 +361,3 @@ class _Offer(NamedTuple):
 
 def _of_group(loss_fn: GroupLossFn, group: int, logits, labels, i: int):
     return loss_fn(logits, labels, i, group)
-
-
-class _Tokens:
-    """A group's tokens on the model's device, moved in one copy, so that microbatches need no host
-    synchronisation."""
-
-    def __init__(self, group: Group, device: torch.device):
-        lengths = [len(group.prompt), *map(len, group.responses)]
-        moved = torch.cat([group.prompt, *group.responses]).to(device)
-        self.prompt, *self.responses = moved.split(lengths)
-        self.weights = group.weights
-        self.device = device
-
-
-class _Step:
-    """One A/B/C step over one group."""
-
-    def __init__(
-        self,
-        view,
-        weights: ReplicatedWeights,
-        group: _Tokens,
-        loss_fn: LossFn | None,
-        prefix: Prefix,
-        probe,
-    ):
-        """``loss_fn``: None if every microbatch is a dummy."""
-        self._view = view
-        self._weights = weights
-        self._group = group
-        self._loss_fn = loss_fn
-        self._prefix = prefix
-        self._forward = PlannedForward(view, weights, prefix, probe)
-        self._on_phase = None
-        # Summed on the device, and read once after the last phase.
-        self._loss = torch.zeros((), dtype=torch.float64, device=group.device)
-        self._counts = dict.fromkeys(
-            ("prefix_tokens", "microbatch_tokens", "microbatches", "dummy_microbatches"), 0
-        )
-
-    def run(
-        self,
-        plan: Plan,
-        *,
-        microbatches: int = 0,
-        is_last: bool = False,
-        on_phase: Callable[[str], None] | None = None,
-    ) -> StepReport:
-        """Runs the plan's ops in order, then dummy microbatches up to ``microbatches``.
-
-        ``is_last``: its last backward is the last one of the step.
-        """
-        self._on_phase = on_phase
-        for op in plan:
-            if op.kind is native.OpKind.PREFIX_FORWARD:
-                self._enter("A")
-                self._forward.forward(self._group.prompt[op.tokens.start : op.tokens.stop])
-                self._counts["prefix_tokens"] += len(op.tokens)
-                self._enter("B")
-            elif op.kind is native.OpKind.MICROBATCH:
-                self._microbatch(op.members, self._ends_with_microbatch(microbatches, is_last))
-            elif op.kind is native.OpKind.PREFIX_BACKWARD:
-                while self._microbatches_run < microbatches:
-                    self._microbatch((), self._ends_with_microbatch(microbatches, is_last))
-                self._enter("C")
-                self._prefix_backward(is_last)
-        if on_phase is not None:
-            on_phase("end")
-        report = self._prefix.report()
-        return StepReport(float(self._loss), self._counts, report, self._forward.notes)
-
-    def release(self) -> None:
-        """Frees the prefix graph. Allowed in every phase."""
-        self._forward = None
-
-    def _enter(self, phase: str) -> None:
-        self._prefix.enter(native.Phase[phase])
-        if self._on_phase is not None:
-            self._on_phase(phase)
-
-    @property
-    def _microbatches_run(self) -> int:
-        return self._counts["microbatches"] + self._counts["dummy_microbatches"]
-
-    def _ends_with_microbatch(self, microbatches: int, is_last: bool) -> bool:
-        """Returns whether the next microbatch's backward is the last one: phase C has none if no K
-        or V needs a gradient."""
-        needed = any(tensor.requires_grad for pair in self._forward.live for tensor in pair)
-        return is_last and not needed and self._microbatches_run == microbatches - 1
-
-    def _microbatch(self, members, is_last: bool) -> None:
-        """Runs one microbatch: a dummy without ``members`` or without a loss."""
-        is_dummy = self._loss_fn is None or not members
-        pack = _dummy(self._group) if is_dummy else _pack(self._group, members)
-        logits = self._weights.run(
-            lambda: _microbatch_logits(self._view, self._forward.leaves, *pack, self._accumulator)
-        )
-        if is_last:
-            self._weights.reduce_in_next_backward()
-        if is_dummy:
-            # Not a loss times zero, which is NaN if the loss is not finite.
-            logits.backward(torch.zeros_like(logits))
-            self._counts["dummy_microbatches"] += 1
-            return
-        tokens, _, segments = pack
-        total = self._weighted_loss(logits, members, segments)
-        del logits
-        total.backward()
-        self._loss += total.detach().reshape(())
-        self._counts["microbatch_tokens"] += len(tokens)
-        self._counts["microbatches"] += 1
-
-    def _weighted_loss(self, logits, members, segments) -> torch.Tensor:
-        # Split, not sliced: the gradients of the parts are then joined in one copy. The logits have
-        # no other use, so a loss may change its part in place, which a checked split forbids.
-        lengths = [end - start for start, end in segments]
-        total = None
-        for member, own_logits in zip(
-            members, torch.unsafe_split_with_sizes(logits, lengths), strict=True
-        ):
-            i = member.sequence
-            loss = self._loss_fn(own_logits, self._group.responses[i], i)
-            weighted = self._group.weights[i] * loss
-            total = weighted if total is None else total + weighted
-        return total
-
-    def _accumulator(self, layer: int):
-        key, value = self._forward.live[layer]
-        wanted = [(KEY, key.requires_grad), (VALUE, value.requires_grad)]
-        if not any(needed for _, needed in wanted):
-            return None
-
-        def add(*grads):
-            for (slot, needed), grad in zip(wanted, grads, strict=True):
-                if needed:
-                    self._prefix.accumulate(layer, slot, _tokens_first(grad))
-
-        return add
-
-    def _prefix_backward(self, is_last: bool) -> None:
-        forward, prefix = self._forward, self._prefix
-        last = len(forward.live) - 1
-        roots, seeds = [], []
-        for layer, pair in enumerate(forward.live):
-            for slot, live in enumerate(pair):
-                if live.requires_grad:
-                    roots.append(live)
-                    seeds.append(_seed(prefix.gradient(layer, slot), live))
-        marks = _BackwardMarks(prefix)
-        for layer, hidden in enumerate(forward.outputs):
-            if hidden.grad_fn is not None:
-                hidden.grad_fn.register_prehook(marks.hook(layer))
-        # From here the graph alone owns what A saved: each layer is freed as it is consumed.
-        forward.live, forward.leaves, forward.outputs = [], [], []
-        marks.begin(last)
-        if roots:
-            if is_last:
-                self._weights.reduce_in_next_backward()
-            torch.autograd.backward(roots, seeds)
-        marks.end()
-
-
-class _BackwardMarks:
-    """Marks layers as backward reaches them; layers without a graph are never reached."""
-
-    def __init__(self, prefix: Prefix):
-        self._prefix = prefix
-        self._open: int | None = None
-
-    def begin(self, layer: int) -> None:
-        self.end()
-        self._prefix.mark(native.Edge.BACKWARD_BEGIN, layer)
-        self._open = layer
-
-    def end(self) -> None:
-        if self._open is not None:
-            self._prefix.mark(native.Edge.BACKWARD_END, self._open)
-            self._open = None
-
-    def hook(self, layer: int):
-        """Returns a prehook for the graph node of the layer's output: its gradient is complete."""
-        return lambda grads: self.begin(layer)
-
-
-def _tokens_first(grad: torch.Tensor) -> torch.Tensor:
-    """``[1, kv_heads, tokens, head_dim]`` as contiguous ``[1, tokens, kv_heads, head_dim]``."""
-    return grad.transpose(1, 2).contiguous()
-
-
-def _seed(accumulator: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """The accumulated gradient, shaped and typed as the boundary tensor it belongs to."""
-    one, heads, tokens, width = live.shape
-    return accumulator.view(one, tokens, heads, width).transpose(1, 2).to(live.dtype)
-
-
-def _pack(group: _Tokens, members):
-    """Packs a microbatch as ``[P[-1]] + S_i[:-1]``; returns tokens, positions and member rows."""
-    tokens, positions, segments, row, device = [], [], [], 0, group.device
-    for member in members:
-        response = group.responses[member.sequence]
-        tokens += [group.prompt[-1:], response[:-1]]
-        first = member.first_position
-        positions.append(torch.arange(first, first + len(response), device=device))
-        segments.append((row, row + len(response)))
-        row += len(response)
-    return torch.cat(tokens), torch.cat(positions), segments
-
-
-def _dummy(group: _Tokens):
-    """Packs a response of one token: a dummy microbatch that matches other ranks' passes."""
-    position = torch.arange(len(group.prompt) - 1, len(group.prompt), device=group.device)
-    return group.prompt[-1:], position, [(0, 1)]
-
-
-def _microbatch_logits(view, leaves, tokens, positions, segments, accumulator) -> torch.Tensor:
-    """Returns logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
-    runs = attention.runs_of(segments)
-
-    def attend(layer, query, key, value, scale):
-        prefix_key, prefix_value = leaves[layer]
-        return attention.MicrobatchAttention.apply(
-            query, key, value, prefix_key, prefix_value, runs, scale, accumulator(layer)
-        )
-
-    with attention.use(attend):
-        output = view.decoder(
-            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
-        )
-    return view.head(output.last_hidden_state[0])
-
-
-def _probe_step(
-    view: support.ModelView,
-    weights: ReplicatedWeights,
-    prompt: torch.Tensor,
-    prefix_is_longer: bool,
-    device: torch.device,
-) -> Probe:
-    """Runs the miniature step on the first tokens of the prompt. Does not change any ``.grad``."""
-    long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
-    prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
-    sample = prompt[torch.arange(long) % len(prompt)].to(device)
-    prefix = ProbeForward(view, weights)
-    prefix.forward(sample[:prefix_tokens])
-    half = microbatch_tokens // 2
-    segments = [(0, half), (half, microbatch_tokens)]
-    positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half, device=device)] * 2)
-    with TouchRecorder() as recorder:
-        logits = weights.run(
-            lambda: _microbatch_logits(
-                view,
-                prefix.leaves,
-                sample[:microbatch_tokens],
-                positions,
-                segments,
-                lambda layer: None,
-            )
-        )
-        loss = logits.float().logsumexp(-1).sum()
-        # The lowest trainable parameters pull the gradient through every layer above them; their
-        # own gradients are small, and no .grad changes.
-        lowest = _lowest_trainable(view, weights)
-        if lowest:
-            torch.autograd.grad(loss, lowest, allow_unused=True)
-    return Probe.from_step(prefix.graphs, recorder.addresses)
-
-
-def _lowest_trainable(
-    view: support.ModelView, weights: ReplicatedWeights
-) -> list[torch.nn.Parameter]:
-    for module in (*view.layers, view.decoder, view.head):
-        parameters = [p for p in weights.weights(module) if p.requires_grad]
-        if parameters:
-            return parameters
-    return []
-
-
-def _model_shape(view: support.ModelView) -> native.ModelShape:
-    """Returns the model figures that the plan's arithmetic needs."""
-    linear = [m for m in view.layers[0].modules() if isinstance(m, torch.nn.Linear)]
-    attn = view.layers[0].self_attn
-    # In the last layer phase A runs K and V both ways and Q forward only: a third of its work.
-    key_value = _weights(attn.k_proj) + _weights(attn.v_proj)
-    dtype = next(view.layers[0].parameters()).dtype
-    return native.ModelShape(
-        layers=len(view.layers),
-        heads=view.heads,
-        kv_heads=view.kv_heads,
-        head_dim=view.head_dim,
-        vocab=view.vocab_size,
-        layer_linear_weights=sum(m.weight.numel() for m in linear),
-        kv_linear_weights=key_value,
-        last_layer_prefix_weights=key_value + _weights(attn.q_proj) // 3,
-        head_weights=view.head.weight.numel(),
-        dtype_bytes=dtype.itemsize,
-        saved_bytes_per_token_layer=_saved_bytes(view, dtype),
-    )
-
-
-def _weights(module: torch.nn.Module) -> int:
-    return sum(m.weight.numel() for m in module.modules() if isinstance(m, torch.nn.Linear))
-
-
-def _saved_bytes(view: support.ModelView, dtype: torch.dtype) -> int:
-    """Estimates the bytes a layer saves per token from the shapes of the eager modules.
-
-    Two norms save their input, its square root's scale, and the normalised rows (4 rows of hidden
-    size, FP32), q, k, v, the attention output and its sum, and the MLP's five intermediate rows.
-    """
-    hidden, inner = view.config.hidden_size, view.config.intermediate_size
-    heads = (2 * view.heads + 2 * view.kv_heads) * view.head_dim
-    return 4 * 4 * hidden + dtype.itemsize * (2 * hidden + 2 * heads + 4 * inner)

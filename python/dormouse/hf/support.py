@@ -1,6 +1,8 @@
-"""Models for which the shared-prefix step is exact; all others are refused.
+"""What a model must have for a shared-prefix step to be attempted; everything else is refused.
 
-Every check raises :class:`UnsupportedModelError` with the value seen and what is accepted.
+Nothing here makes a model exact: :mod:`.check` finds out by running it. These checks name what is
+known to be inexact before any pass runs. Each raises :class:`UnsupportedModelError` with the value
+seen and what is accepted.
 """
 
 from __future__ import annotations
@@ -9,13 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-# Decoders whose attention goes through transformers' registry with K after rotary embedding, and
-# whose other parts act on one row at a time.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
 # Rotary tables that depend on positions alone. Dynamic NTK and longrope depend on the total
 # length of each trajectory, which a shared prefix does not have.
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 # Head dimensions that flash attention accepts on a GPU.
 HEAD_DIM_STEP = 8
@@ -30,12 +28,19 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class ModelView:
-    """The parts of a causal language model that a shared-prefix step drives."""
+    """A causal language model and its decoder layers."""
 
-    decoder: torch.nn.Module
+    model: torch.nn.Module
+    """Called as the trainer calls it: adapters, hooks and patches apply."""
     layers: tuple[torch.nn.Module, ...]
-    head: torch.nn.Module
     config: object
+    """The configuration of the text model."""
+
+    def run(self, tokens: torch.Tensor, positions: torch.Tensor):
+        """Runs the model on one row of tokens, 1-D like ``positions``; returns its output."""
+        return self.model(
+            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+        )
 
     @property
     def heads(self) -> int:
@@ -45,7 +50,7 @@ class ModelView:
     @property
     def kv_heads(self) -> int:
         """Key/value heads of a layer."""
-        return self.config.num_key_value_heads
+        return getattr(self.config, "num_key_value_heads", None) or self.heads
 
     @property
     def head_dim(self) -> int:
@@ -53,53 +58,75 @@ class ModelView:
         return getattr(self.config, "head_dim", None) or self.config.hidden_size // self.heads
 
     @property
+    def embedding(self) -> torch.nn.Module:
+        """The input embedding."""
+        return self.model.get_input_embeddings()
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the embedding: token ids are below this."""
-        return self.decoder.get_input_embeddings().weight.shape[0]
+        return self.embedding.weight.shape[0]
+
+
+def logits_of(output) -> torch.Tensor:
+    """Returns the logits of a model's output, ``[batch, tokens, vocab]``."""
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, torch.Tensor):
+        raise UnsupportedModelError(
+            f"the model returns {type(output).__name__} without logits; accepted: an output with "
+            "logits of every token"
+        )
+    return logits
 
 
 def resolve(model: torch.nn.Module) -> ModelView:
-    """Returns the decoder, its layers and its head. Raises :class:`UnsupportedModelError`."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = getattr(base, "config", None)
-    kind = getattr(config, "model_type", None)
-    if kind not in ARCHITECTURES:
+    """Returns the model with its layers. Raises :class:`UnsupportedModelError`."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config") or not hasattr(model, "get_input_embeddings"):
         raise UnsupportedModelError(
-            f"architecture {kind or type(model).__name__!r} is not supported; "
-            f"accepted: {', '.join(ARCHITECTURES)}"
+            f"{type(model).__name__!r} is not a transformers model; accepted: causal language "
+            "models of transformers, with or without peft adapters"
         )
-    decoder = getattr(base, "model", None)
-    head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
-    if decoder is None or head is None or not hasattr(decoder, "layers"):
+    config = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{type(base).__name__} has no decoder layers under a language-model head; "
-            f"accepted: the causal language models of {', '.join(ARCHITECTURES)}"
+            f"{type(model).__name__} has an encoder; accepted: causal language models"
         )
-    view = ModelView(decoder, tuple(decoder.layers), head, config)
-    _check_config(view)
+    if not getattr(config, "is_causal", True):
+        raise UnsupportedModelError(
+            "config.is_causal is False, so prompt tokens attend to responses; accepted: True"
+        )
+    view = ModelView(model, _layers(model, config), config)
+    _check_rope(view)
     return view
 
 
-def _check_config(view: ModelView) -> None:
+def _layers(model: torch.nn.Module, config) -> tuple[torch.nn.Module, ...]:
+    count = getattr(config, "num_hidden_layers", None)
+    lists = [
+        (name.count("."), module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]
+    if not lists:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no list of {count} layers (config.num_hidden_layers); "
+            "accepted: one torch.nn.ModuleList of all decoder layers"
+        )
+    return tuple(min(lists, key=lambda item: item[0])[1])
+
+
+def _check_rope(view: ModelView) -> None:
     rope = getattr(view.config, "rope_parameters", None) or {}
-    rope_type = rope.get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
-        raise UnsupportedModelError(
-            f"rotary scaling {rope_type!r} depends on each trajectory's length; "
-            f"accepted: {', '.join(ROPE_TYPES)}"
-        )
-    kinds = set(getattr(view.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise UnsupportedModelError(
-            f"layer types {sorted(kinds - {'full_attention'})} are not supported; "
-            "accepted: full_attention in every layer"
-        )
-    indices = [getattr(layer.self_attn, "layer_idx", None) for layer in view.layers]
-    if indices != list(range(len(view.layers))):
-        raise UnsupportedModelError(
-            f"layer indices {indices} are not 0..{len(view.layers) - 1} in order, "
-            "so keys and values cannot be assigned to layers"
-        )
+    # Models with layers of several types have one table per type.
+    tables = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
+    for table in tables:
+        kind = table.get("rope_type", "default")
+        if kind not in ROPE_TYPES:
+            raise UnsupportedModelError(
+                f"rotary scaling {kind!r} depends on each trajectory's length; "
+                f"accepted: {', '.join(ROPE_TYPES)}"
+            )
 
 
 def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) -> None:
@@ -119,12 +146,16 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
             raise UnsupportedModelError(
                 f"attention_dropout {rate}: a shared prefix would share its mask; accepted: 0"
             )
-        if getattr(view.decoder, "gradient_checkpointing", False) or any(
-            getattr(layer, "gradient_checkpointing", False) for layer in view.layers
-        ):
+        if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
             raise UnsupportedModelError(
                 "gradient checkpointing drops tensors the prefix backward needs; accepted: off "
                 "(the prefix sleeps instead)"
+            )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UnsupportedModelError(
+                f"parameter {name!r} has a gradient hook, which would see the gradients of other "
+                "backwards than in a dense run; accepted: none"
             )
     devices = {str(p.device) for p in model.parameters()}
     if devices != {str(device)}:

@@ -1,0 +1,136 @@
+"""The entry in transformers' attention registry through which a model's layers reach a step.
+
+While a thread is inside :class:`use`, every configuration reports this entry as its attention
+implementation to that thread. Other threads, and this thread outside, see the model's own: the
+model is not modified, and may be evaluated meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from transformers import AttentionInterface, PreTrainedConfig
+
+from .attention import Rules
+from .support import UnsupportedModelError
+
+NAME = "dormouse"
+
+# Arguments that transformers passes through to attention functions and that change no score.
+IGNORED = frozenset(
+    {
+        "cache_position",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class Call(NamedTuple):
+    """One layer's attention: what the model passed, with shapes as in :mod:`.attention`."""
+
+    module: torch.nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    rules: Rules
+    sinks: torch.Tensor | None
+    """One logit per head, ``[heads]``."""
+
+
+Attend = Callable[[Call], torch.Tensor]
+
+_active = threading.local()
+_lock = threading.Lock()
+_users = 0
+_own = PreTrainedConfig.__dict__["_attn_implementation"]
+
+
+def _implementation(config) -> str | None:
+    return _own.fget(config) if getattr(_active, "attend", None) is None else NAME
+
+
+_of_thread = property(_implementation, _own.fset)
+
+
+class use:
+    """Context: this thread's registry attention calls go to ``attend``."""
+
+    def __init__(self, attend: Attend):
+        self._attend = attend
+
+    def __enter__(self):
+        global _users
+        self._before = getattr(_active, "attend", None)
+        _active.attend = self._attend
+        with _lock:
+            _users += 1
+            PreTrainedConfig._attn_implementation = _of_thread
+
+    def __exit__(self, *exc):
+        global _users
+        _active.attend = self._before
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                PreTrainedConfig._attn_implementation = _own
+
+
+def attention(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    scaling=None,
+    dropout=0.0,
+    is_causal=None,
+    sliding_window=None,
+    softcap=None,
+    s_aux=None,
+    **others,
+):
+    """The attention function that transformers calls; see ``transformers.AttentionInterface``."""
+    attend = getattr(_active, "attend", None)
+    if attend is None:
+        raise RuntimeError(
+            "attention implementation 'dormouse' runs only inside dormouse.hf.SharedPrefix"
+        )
+    if attention_mask is not None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} passes an attention mask of its own; accepted: masks that "
+            "transformers builds for the attention implementation"
+        )
+    if is_causal is False or not getattr(module, "is_causal", True):
+        raise UnsupportedModelError(f"{type(module).__name__} is not causal; accepted: causal")
+    if dropout:
+        raise UnsupportedModelError(f"attention dropout {dropout}; accepted: 0")
+    for name, argument in others.items():
+        if name not in IGNORED and argument is not None and argument is not False:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} passes {name!r} to its attention; accepted: scaling, "
+                "sliding_window, softcap, s_aux"
+            )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        # As autocast does for torch's attention: rotary embedding returns FP32.
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    rules = Rules(float(scale), sliding_window, softcap)
+    # Flash returns [1, heads, tokens, head_dim] stored tokens-first: the transpose is contiguous.
+    return attend(Call(module, query, key, value, rules, s_aux)).transpose(1, 2), None
+
+
+# No mask function is registered: the schedule defines which row attends to which key, and building
+# a mask would synchronise with the GPU in every microbatch.
+AttentionInterface.register(NAME, attention)

@@ -1,0 +1,85 @@
+"""The context of a check: passes whose gradients leave the trainer's own alone."""
+
+from __future__ import annotations
+
+import torch
+
+from .support import UnsupportedModelError
+
+# Widened weights and their gradients.
+TRIAL_COPIES = 2
+
+
+
+class Trial:
+    """Context of a check: runs passes whose gradients leave every ``.grad`` as it was."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype | None):
+        """``dtype``: narrower weights are widened to it; None: as they are."""
+        self._model, self._dtype = model, dtype
+
+    def __enter__(self) -> Trial:
+        self._own = dict(self._model.named_parameters())
+        self._before = {name: (p.grad, p._version) for name, p in self._own.items()}
+        for parameter in self._own.values():
+            parameter.grad = None
+        self._copies: dict[torch.Tensor, torch.Tensor] = {}
+        self._places = self._substitute()
+        return self
+
+    def __exit__(self, *exc):
+        for entries, name, tensor in self._places:
+            entries[name] = tensor
+        for name, parameter in self._own.items():
+            parameter.grad = self._before[name][0]
+
+    def take(self, *, to_host: bool = False) -> dict[str, torch.Tensor]:
+        """Returns the gradients since the last call, by name; ``to_host``: in host memory."""
+        for name, parameter in self._own.items():
+            if parameter._version != self._before[name][1]:
+                raise UnsupportedModelError(
+                    f"parameter {name!r} was written by a forward or backward; accepted: weights "
+                    "that only the optimizer's step changes"
+                )
+        grads: dict[str, torch.Tensor] = {}
+        # A module that kept a parameter elsewhere computes with the parameter itself.
+        used = {p: name for name, p in self._own.items()}
+        used |= {p: name for name, p in self._model.named_parameters()}
+        for parameter, name in used.items():
+            if parameter.grad is not None:
+                grad = self._local(parameter.grad)
+                grad = grad.cpu() if to_host else grad
+                grads[name] = grads[name] + grad if name in grads else grad
+                parameter.grad = None
+        return grads
+
+    def summed(self, table: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of ``table`` over the ranks that hold parts of the gradients."""
+        return table
+
+    def _local(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+    def _substitute(self) -> list[tuple[dict, str, torch.Tensor]]:
+        """Puts copies in place of parameters and buffers: neither hooks of the trainer nor its
+        buffers see the check. Copies of the same dtype share memory with the parameters."""
+        places = []
+        for module in self._model.modules():
+            for entries in (module._parameters, module._buffers):
+                for name, tensor in entries.items():
+                    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                        places.append((entries, name, tensor))
+                        entries[name] = self._copy(tensor)
+        return places
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in self._copies:
+            copy = tensor.detach()
+            if tensor.is_floating_point() and self._dtype is not None:
+                copy = copy.to(torch.promote_types(tensor.dtype, self._dtype))
+            if isinstance(tensor, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+            elif copy.data_ptr() == tensor.data_ptr():
+                copy = copy.clone()
+            self._copies[tensor] = copy
+        return self._copies[tensor]

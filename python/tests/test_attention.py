@@ -1,0 +1,195 @@
+"""Attention of packed responses over a prefix, against one dense softmax per response."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from dormouse.hf import attention, kernels
+
+HEADS, KV_HEADS, WIDTH = 4, 2, 8
+WINDOWS = (None, 1, 2, 5, 11, 40)
+
+
+def draw(*shape, seed: int, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def dense(query, key, value, rules: attention.Rules, sinks) -> torch.Tensor:
+    """Causal attention of ``rows`` last queries over all keys, all scores at once."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    scores = query @ key.transpose(-1, -2) * rules.scale
+    if rules.softcap is not None:
+        scores = rules.softcap * torch.tanh(scores / rules.softcap)
+    rows, keys = scores.shape[-2:]
+    behind = torch.arange(keys - rows, keys).unsqueeze(1) - torch.arange(keys)
+    seen = behind >= 0
+    if rules.window is not None:
+        seen &= behind < rules.window
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    return scores.softmax(-1)[..., :keys] @ value
+
+
+def both(prefix: int, lengths, rules, *, has_sinks=False, value_width=WIDTH):
+    """Returns outputs and gradients, packed and dense: of q, k, v, prefix k and v, and sinks."""
+    rows = sum(lengths)
+    tensors = [
+        draw(1, HEADS, rows, WIDTH, seed=1),
+        draw(1, KV_HEADS, rows, WIDTH, seed=2),
+        draw(1, KV_HEADS, rows, value_width, seed=3),
+        draw(1, KV_HEADS, prefix, WIDTH, seed=4),
+        draw(1, KV_HEADS, prefix, value_width, seed=5),
+        draw(HEADS, seed=6) if has_sinks else None,
+    ]
+    direction = draw(1, HEADS, rows, value_width, seed=7)
+    ends = list(itertools.accumulate(lengths))
+    segments = list(zip([0, *ends], ends, strict=False))
+
+    def leaves():
+        return [None if t is None else t.clone().requires_grad_() for t in tensors]
+
+    query, key, value, prefix_key, prefix_value, sinks = own = leaves()
+    added = []
+    packed = attention.PackedAttention.apply(
+        query,
+        key,
+        value,
+        prefix_key.detach(),
+        prefix_value.detach(),
+        sinks,
+        attention.Packed.of(segments),
+        rules,
+        lambda *grads: added.extend(grads),
+    )
+    packed.backward(direction)
+    got = [packed, query.grad, key.grad, value.grad, *added]
+    got += [sinks.grad] if has_sinks else []
+
+    query, key, value, prefix_key, prefix_value, sinks = wanted = leaves()
+    outs = [
+        dense(
+            query[:, :, start:end],
+            torch.cat([prefix_key, key[:, :, start:end]], 2),
+            torch.cat([prefix_value, value[:, :, start:end]], 2),
+            rules,
+            sinks,
+        )
+        for start, end in segments
+    ]
+    out = torch.cat(outs, 2)
+    out.backward(direction)
+    del own
+    return got, [out, *(leaf.grad for leaf in wanted if leaf is not None)]
+
+
+def check(got, wanted):
+    assert len(got) == len(wanted)
+    for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        assert a.shape == b.shape
+        assert float((a - b).norm()) <= 1e-12 * (1 + float(b.norm())), index
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_windows_soft_caps_and_sinks(window, softcap, has_sinks):
+    rules = attention.Rules(0.7, window, softcap)
+    check(*both(13, (5, 5, 1, 9), rules, has_sinks=has_sinks))
+
+
+@pytest.mark.parametrize("value_width", [3, 8, 12])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_values_of_another_width(value_width, softcap):
+    rules = attention.Rules(0.7, 4, softcap)
+    check(*both(7, (3, 6), rules, value_width=value_width, has_sinks=True))
+
+
+def test_random_shapes(monkeypatch):
+    """Windows about as long as prefix, responses and blocks of rows."""
+    drawn = random.Random(0)
+    for _ in range(60):
+        monkeypatch.setattr(attention, "BLOCK_ROWS_MIN", drawn.choice([1, 3, 256]))
+        monkeypatch.setattr(kernels, "SCORES_BYTES_MAX", drawn.choice([1, 400, 1 << 20]))
+        prefix = drawn.randint(1, 14)
+        lengths = [drawn.randint(1, 12) for _ in range(drawn.randint(1, 5))]
+        window = drawn.choice([None, drawn.randint(1, 26)])
+        rules = attention.Rules(0.5, window, drawn.choice([None, 2.0]))
+        check(*both(prefix, lengths, rules, has_sinks=drawn.random() < 0.5))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_the_prompt_over_itself(window, has_sinks, softcap, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK_ROWS_MIN", 4)
+    rules = attention.Rules(0.7, window, softcap)
+    shapes = [(1, HEADS, 23, WIDTH), (1, KV_HEADS, 23, WIDTH), (1, KV_HEADS, 23, WIDTH)]
+    tensors = [draw(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+    tensors += [draw(HEADS, seed=9).requires_grad_()] if has_sinks else []
+    direction = draw(*shapes[0], seed=8)
+    sinks = tensors[3] if has_sinks else None
+    results = []
+    for function in (attention.causal, dense):
+        out = function(*tensors[:3], rules, sinks)
+        results.append([out, *torch.autograd.grad(out, tensors, direction)])
+    check(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("apart", [0.0, 30.0, 3000.0, -3000.0])
+def test_parts_whose_scores_lie_far_apart(dtype, apart):
+    """The weights of the parts add up to one, however large the log-sum-exps are: the error stays
+    that of one softmax, computed densely in the same dtype."""
+    width, prefix, rows = 16, 40, 12
+    shift = torch.zeros(width, dtype=torch.float64)
+    shift[0] = apart
+    tensors = [draw(1, 1, n, width, seed=n + i) for i, n in enumerate((rows, rows, rows))]
+    tensors += [draw(1, 1, prefix, width, seed=30), draw(1, 1, prefix, width, seed=31)]
+    tensors[0][..., 0] = 1.0
+    tensors[1], tensors[3] = tensors[1] + shift * 0.9, tensors[3] + shift
+    tensors = [t.to(dtype) for t in tensors]
+    direction = draw(1, 1, rows, width, seed=40).to(dtype)
+    rules = attention.Rules(1.0)
+
+    def gradients(cast, function):
+        leaves = [t.to(cast).requires_grad_() for t in tensors]
+        out = function(leaves)
+        out.backward(direction.to(cast))
+        return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    def packed(leaves):
+        return attention.PackedAttention.apply(
+            *leaves[:3],
+            leaves[3].detach(),
+            leaves[4].detach(),
+            None,
+            attention.Packed.of([(0, rows)]),
+            rules,
+            None,
+        )
+
+    def at_once(leaves):
+        query, key, value, prefix_key, prefix_value = leaves
+        return dense(
+            query,
+            torch.cat([prefix_key.detach(), key], 2),
+            torch.cat([prefix_value.detach(), value], 2),
+            rules,
+            None,
+        )
+
+    truth = gradients(torch.float64, at_once)
+    for true, ours, densely in zip(
+        truth, gradients(dtype, packed), gradients(dtype, at_once), strict=True
+    ):
+        allowed = 2.5 * float((densely.double() - true).norm()) + 1e-6 * float(true.norm())
+        assert float((ours.double() - true).norm()) <= allowed
