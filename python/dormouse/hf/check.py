@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple
@@ -38,11 +39,12 @@ from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
 
-# Lengths of the miniature, in tokens.
+# Lengths of the miniature, in tokens. Few tokens and few passes: a pass costs what reading all
+# weights and writing all gradients does.
 PROMPT_TOKENS = 9
-RESPONSE_TOKENS = (1, 4, 4, 13)
-# Rows of its microbatches: the responses take two.
-MICROBATCH_TOKENS = 9
+RESPONSE_TOKENS = (1, 13, 13)
+# Rows of its microbatches: the responses take two, the first of unequal lengths.
+MICROBATCH_TOKENS = 14
 # Windows longer than half the prompt are shortened to this many tokens.
 WINDOW = 3
 
@@ -106,6 +108,16 @@ class _Run(NamedTuple):
     gradients: dict[str, torch.Tensor]
 
 
+class _Compared(NamedTuple):
+    """Distances of a run from the dense one."""
+
+    worst: str
+    """Name of the parameter, or ``logits``, with the largest relative error."""
+    largest: float
+    distance: float
+    """Relative distance of the gradients as a whole."""
+
+
 class Check:
     """A check of one model in one configuration."""
 
@@ -149,43 +161,40 @@ class Check:
             _short_windows(self._view.model, lengths),
             self._weights.trial(self._view.model, dtype) as trial,
         ):
-            dense, shared = self._dense(trial), self._shared(trial, self._group)
-            ratios = _ratios(shared, dense, trial)
-            if max(ratios.values()) <= tolerance:
-                return _distance(shared, dense, trial)
-            again = max(_ratios(self._dense(trial), dense, trial).values())
+            dense = self._dense(trial)
+            shared = _compared(self._shared(trial, self._group), dense, trial)
+            if shared.largest <= tolerance:
+                return shared.distance
+            again = _compared(self._dense(trial), dense, trial).largest
             if not again <= tolerance:
                 raise UnsupportedModelError(
                     f"two dense runs of the model differ by {again:.2g}: it is random or keeps "
                     "state; accepted: models that compute the same each time"
                 )
-            floor = max(_ratios(self._dense(trial, together=True), dense, trial).values())
-            if floor <= FLOOR_MAX and max(ratios.values()) <= FLOORS * floor:
-                return _distance(shared, dense, trial)
-            raise UnsupportedModelError(self._described(trial, ratios, tolerance))
+            floor = _compared(self._dense(trial, apart=True), dense, trial).largest
+            if floor <= FLOOR_MAX and shared.largest <= FLOORS * floor:
+                return shared.distance
+            raise UnsupportedModelError(self._described(trial, shared, tolerance))
 
-    def _described(self, trial: Trial, ratios: Mapping[str, float], tolerance: float) -> str:
-        worst = max(ratios, key=lambda name: ratios[name] if ratios[name] == ratios[name] else 1e9)
+    def _described(self, trial: Trial, shared: _Compared, tolerance: float) -> str:
         place = self._first_difference(trial, tolerance)
         unknown = unknown_code(self._view)
         return (
-            f"a shared step is not exact for this model: {worst} differs from the dense run by "
-            f"{ratios[worst]:.2g} with a prompt of {len(self._group.prompt)} tokens, accepted "
+            f"a shared step is not exact for this model: {shared.worst} differs from the dense run "
+            f"by {shared.largest:.2g} with a prompt of {len(self._group.prompt)} tokens, accepted "
             f"{tolerance:.2g}"
             + (f"; the first module whose output differs is {place}" if place else "")
             + (f"; the model contains {unknown}" if unknown else "")
         )
 
-    def _dense(self, trial: Trial, *, together: bool = False) -> _Run:
-        """Runs every response with its whole prompt. ``together``: those of equal length in one
-        batch."""
+    def _dense(self, trial: Trial, *, apart: bool = False) -> _Run:
+        """Runs every response with its whole prompt, those of equal length in one batch; ``apart``:
+        each by itself."""
         group, logits = self._group, {}
-        sets = [[i] for i in range(len(group.responses))]
-        if together:
-            by_length: dict[int, list[int]] = {}
-            for i, response in enumerate(group.responses):
-                by_length.setdefault(len(response), []).append(i)
-            sets = list(by_length.values())
+        by_length: dict[int, list[int]] = {}
+        for i, response in enumerate(group.responses):
+            by_length.setdefault(i if apart else len(response), []).append(i)
+        sets = list(by_length.values())
         prompt = len(group.prompt)
         self._weights.keep_in_next_backwards()
         for number, members in enumerate(sets):
@@ -327,32 +336,23 @@ def _lowest_dtype(model: torch.nn.Module) -> torch.dtype:
     return min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.get_default_dtype())
 
 
-def _ratios(got: _Run, wanted: _Run, trial: Trial) -> dict[str, float]:
-    """Returns relative errors by name of the parameter, and of the logits. A missing gradient
-    counts as zeros."""
+def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
+    """Compares a run with the dense one. A missing gradient counts as zeros."""
     names = sorted(got.gradients.keys() | wanted.gradients.keys())
     squares = [_squares(got.gradients.get(name), wanted.gradients.get(name)) for name in names]
     squares += [_squares(got.logits.get(i), logits) for i, logits in wanted.logits.items()]
     table = trial.summed(torch.tensor(squares, dtype=torch.float64))
-    errors, norms = table.sqrt().unbind(1)
-    whole = float(table[: len(names), 1].sum()) ** 0.5
-    ratios = {
-        name: _ratio(float(error), float(norm) + WHOLE * whole)
-        for name, error, norm in zip(names, errors[: len(names)], norms, strict=False)
-    }
-    answers = table[len(names) :].sum(0).sqrt()
-    return ratios | {LOGITS: _ratio(float(answers[0]), float(answers[1]))}
-
-
-def _distance(got: _Run, wanted: _Run, trial: Trial) -> float:
-    """Returns the relative distance of the gradients as a whole."""
-    squares = [_squares(got.gradients.get(n), g) for n, g in wanted.gradients.items()]
-    error, norm = trial.summed(torch.tensor(squares, dtype=torch.float64)).sum(0).sqrt()
-    return _ratio(float(error), float(norm))
+    gradients, logits = table[: len(names)], table[len(names) :].sum(0).sqrt().tolist()
+    error, whole = gradients.sum(0).sqrt().tolist()
+    ratios = {LOGITS: _ratio(*logits)}
+    for name, (own_error, own) in zip(names, gradients.sqrt().tolist(), strict=True):
+        ratios[name] = _ratio(own_error, own + WHOLE * whole)
+    # NaN is no agreement.
+    worst = max(ratios, key=lambda name: math.inf if math.isnan(ratios[name]) else ratios[name])
+    return _Compared(worst, ratios[worst], _ratio(error, whole))
 
 
 def _ratio(error: float, norm: float) -> float:
-    """NaN is no agreement."""
     if error == 0:
         return 0.0
     return error / norm if norm else float("inf")

@@ -1,0 +1,190 @@
+"""The check of a model: when it runs, what it compares, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from model_zoo import zoo_model
+from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
+
+from dormouse.hf import SharedPrefix, UnsupportedModelError, check
+from dormouse.hf.fingerprint import Fingerprint
+
+
+def plain(**changes):
+    """A model without code of the tests: FP32 norms are transformers' own."""
+    return tiny(dtype=torch.float32, num_hidden_layers=2, **changes)
+
+
+def test_one_check_serves_all_later_steps(runtime):
+    shared = SharedPrefix(plain(), runtime)
+    first = shared.backward(group(), loss_fn).checked
+    assert first.reason == "the first step"
+    assert first.dtype is torch.float32 and 0 < first.error <= first.tolerance
+    assert shared.backward(group(200, (50,)), loss_fn).checked is first
+
+
+CHANGES = {
+    "a patched forward": lambda m: setattr(m.model.norm, "forward", m.model.norm.forward),
+    "a hook": lambda m: m.model.layers[1].mlp.register_forward_hook(lambda *_: None),
+    "a hook before": lambda m: m.model.layers[1].register_forward_pre_hook(lambda *_: None),
+    "a backward hook": lambda m: m.lm_head.register_full_backward_hook(lambda *_: None),
+    "another head": lambda m: setattr(m, "lm_head", torch.nn.Linear(96, 97, bias=False)),
+    "a scale": lambda m: setattr(m.model.layers[0].self_attn, "scaling", 0.3),
+    "the configuration": lambda m: setattr(m.config, "rms_norm_eps", 0.1),
+    "a frozen layer": lambda m: m.model.layers[0].requires_grad_(False),
+    "another dtype": lambda m: m.double(),
+    "a mode": lambda m: m.train(not m.training),
+    "more tokens": lambda m: m.resize_token_embeddings(101),
+    "a module": lambda m: m.model.layers[1].add_module("extra", torch.nn.Identity()),
+    "the layers' order": lambda m: m.model.layers.insert(0, m.model.layers.pop(1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_checked_anew(change, runtime):
+    model, case = plain().eval(), group(9, (4, 2))
+    shared = SharedPrefix(model, runtime)
+    first = shared.backward(case, loss_fn).checked
+    take_gradients(model)
+    CHANGES[change](model)
+    report = shared.backward(case, loss_fn)
+    assert report.checked is not first
+    assert "changed" in report.checked.reason
+    got = take_gradients(model)
+    dense_backward(model, case)
+    assert distance(got, take_gradients(model)) <= 1e-5
+    assert shared.backward(case, loss_fn).checked is report.checked
+
+
+def test_a_changed_class_is_checked_anew(runtime, monkeypatch):
+    model, case = plain(), group(9, (4, 2))
+    shared = SharedPrefix(model, runtime)
+    shared.backward(case, loss_fn)
+    kind = type(model.model.layers[0].mlp)
+    real = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: real(self, x) + x.mean(1, keepdim=True))
+    with pytest.raises(UnsupportedModelError, match=r"output differs is model.layers.0.mlp"):
+        shared.backward(case, loss_fn)
+    monkeypatch.undo()
+    assert shared.backward(case, loss_fn).checked.reason == "the first step"
+
+
+def test_updated_weights_are_no_change(runtime):
+    model, case = plain(), group(9, (4, 2))
+    shared = SharedPrefix(model, runtime)
+    first = shared.backward(case, loss_fn).checked
+    torch.optim.AdamW(model.parameters(), lr=0.1).step()
+    assert shared.backward(case, loss_fn).checked is first
+
+
+def test_each_autocast_has_its_check(runtime):
+    model, case = plain(), group(9, (4, 2))
+    shared = SharedPrefix(model, runtime)
+    first = shared.backward(case, loss_fn).checked
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = shared.backward(case, loss_fn).checked
+    assert under is not first and "autocast to torch.bfloat16" in under.reason
+    assert under.dtype is torch.float32, "compared closely without autocast"
+    assert shared.backward(case, loss_fn).checked is first
+
+
+class Counting(torch.nn.Module):
+    """Keeps what it has seen, in a buffer and in attributes, and computes nothing from it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.calls, self.last = inner, 0, None
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.last = x.detach()
+        self.rows += x.shape[1]
+        return self.inner(x)
+
+
+def test_state_that_changes_nothing_is_accepted_and_checked_once(runtime):
+    model, case = plain(), group(9, (4, 2))
+    model.model.layers[1].mlp = Counting(model.model.layers[1].mlp)
+    shared = SharedPrefix(model, runtime)
+    first = shared.backward(case, loss_fn).checked
+    assert shared.backward(case, loss_fn).checked is first
+
+
+def test_nothing_is_left_behind(runtime):
+    model = zoo_model("gemma3_text", torch.bfloat16).train()
+    counting = Counting(model.model.layers[1].mlp)
+    model.model.layers[1].mlp = counting
+    before = {n: (p, p.data_ptr(), p.clone()) for n, p in model.named_parameters()}
+    some = next(iter(before.values()))[0]
+    some.grad = torch.ones_like(some)
+    windows = [layer.self_attn.sliding_window for layer in model.model.layers]
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    states = torch.get_rng_state(), random.getstate()
+    SharedPrefix(model, runtime).check()
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert some.grad.eq(1).all()
+    for name, parameter in model.named_parameters():
+        same, address, value = before[name]
+        assert parameter is same and parameter.data_ptr() == address
+        assert torch.equal(parameter, value)
+        assert parameter.grad is None or parameter is some
+    assert counting.rows == 0, "buffers of the trainer are not seen by the check"
+    assert [layer.self_attn.sliding_window for layer in model.model.layers] == windows
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+
+
+def test_errors_below_the_rounding_of_bf16_are_found(runtime):
+    """In BF16 two dense runs differ by some per cent; this error is less than one."""
+    model = plain().to(torch.bfloat16)
+    mlp = model.model.layers[0].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) + 0.003 * x.mean(1, keepdim=True)
+    with pytest.raises(UnsupportedModelError, match=r"accepted 0.0002"):
+        SharedPrefix(model, runtime).check()
+
+
+def test_every_length_lies_inside_one_of_the_groups():
+    """A behaviour that begins at some length differs between prompt rows and whole sequence."""
+    lengths = check.lengths_up_to(1000, None)
+    for threshold in range(2, 1001):
+        assert any(each.prompt - 1 < threshold <= each.longest - 1 for each in lengths), threshold
+    assert check.lengths_up_to(0, None) == [check.SHORT]
+
+
+@pytest.mark.parametrize("threshold", [3, 12, 30, 77, 140])
+def test_code_that_changes_at_a_length_is_refused(threshold, runtime):
+    model = plain()
+    mlp = model.model.layers[0].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) * (1.5 if x.shape[1] >= threshold else 1.0)
+    shared = SharedPrefix(model, runtime)
+    with pytest.raises(UnsupportedModelError, match="a patched forward of 'model.layers.0.mlp'"):
+        shared.backward(group(threshold, (2,)), loss_fn)
+
+
+def test_a_longer_group_is_checked_anew_if_lengths_may_matter(runtime):
+    model = plain()
+    model.model.norm.forward = model.model.norm.forward
+    shared = SharedPrefix(model, runtime)
+    first = shared.backward(group(9, (4,)), loss_fn).checked
+    longer = shared.backward(group(60, (4,)), loss_fn).checked
+    assert longer.reason == "longer groups" and longer.tokens >= 64 > first.tokens
+    assert shared.backward(group(50, (4,)), loss_fn).checked is longer
+
+
+def test_a_fingerprint_names_what_changed():
+    model = plain()
+    fingerprint = Fingerprint(model)
+    assert fingerprint.matches() and fingerprint.difference() == "nothing changed"
+    model.model.layers[1].self_attn.scaling = 0.5
+    assert not fingerprint.matches()
+    assert fingerprint.difference() == "model.layers.1.self_attn.scaling changed"
+    ignoring = Fingerprint(model, fingerprint.volatile())
+    model.model.layers[1].self_attn.scaling = 0.25
+    assert ignoring.matches()
+    model.model.layers[1].self_attn.head_dim = 8
+    assert not ignoring.matches()
