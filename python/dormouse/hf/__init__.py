@@ -1,10 +1,12 @@
 """Shared-prefix training steps for Hugging Face transformers models.
 
 :class:`SharedPrefix` computes a rollout group's prompt once per step instead of once per response.
-It raises :class:`UnsupportedModelError` for architectures for which it would not be exact.
+Models for which that would not be exact raise :class:`UnsupportedModelError`: see :mod:`.check`.
 """
 
-from .shared_prefix import RanksReport, SharedPrefix, StepReport
+from .check import Checked
+from .shared_prefix import RanksReport, SharedPrefix
+from .step import StepReport
 from .support import UnsupportedModelError
 
-__all__ = ["RanksReport", "SharedPrefix", "StepReport", "UnsupportedModelError"]
+__all__ = ["Checked", "RanksReport", "SharedPrefix", "StepReport", "UnsupportedModelError"]

@@ -22,6 +22,7 @@ import contextlib
 import functools
 import math
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,7 @@ WHOLE = 1e-2
 # provided those agree up to FLOOR_MAX.
 FLOORS = 8
 FLOOR_MAX = 1e-2
+FLOOR_MAX_LOW = 0.5
 
 WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
@@ -114,6 +116,7 @@ class _Compared(NamedTuple):
     worst: str
     """Name of the parameter, or ``logits``, with the largest relative error."""
     largest: float
+    median: float
     distance: float
     """Relative distance of the gradients as a whole."""
 
@@ -140,22 +143,29 @@ class Check:
         dtype = _lowest_dtype(self._view.model)
         is_low = dtype not in TOLERANCE or torch.is_autocast_enabled(kind)
         widens = is_low and self._weights.fits_twice(self._view.model, torch.float32)
+        wide = torch.float32 if widens else None
+        tolerance = TOLERANCE_LOW if is_low and not widens else TOLERANCE[wide or dtype]
+        autocast = torch.autocast(kind, enabled=False) if widens else contextlib.nullcontext()
         with _undisturbed(self._device):
-            if is_low:
-                tolerance = TOLERANCE_LOW
-                error = self._compare_at(SHORT, None, tolerance)
-            if widens or not is_low:
-                dtype = torch.float32 if widens else dtype
-                tolerance = TOLERANCE[dtype]
-                with torch.autocast(kind, enabled=False):
-                    error = max(
-                        self._compare_at(lengths, dtype if widens else None, tolerance)
-                        for lengths in self._lengths
-                    )
+            with autocast:
+                error = max(self._compare_at(each, wide, tolerance) for each in self._lengths)
+            if widens:
+                self._compare_at(SHORT, None, TOLERANCE_LOW, typical=True)
         longest = max(lengths.longest for lengths in self._lengths)
-        return Checked(reason, time.perf_counter() - start, longest, dtype, error, tolerance)
+        seconds = time.perf_counter() - start
+        return Checked(reason, seconds, longest, wide or dtype, error, tolerance)
 
-    def _compare_at(self, lengths: Lengths, dtype: torch.dtype | None, tolerance: float) -> float:
+    def _compare_at(
+        self,
+        lengths: Lengths,
+        dtype: torch.dtype | None,
+        tolerance: float,
+        *,
+        typical: bool = False,
+    ) -> float:
+        """Returns the relative distance of the gradients. ``dtype``: weights are widened to it.
+        ``typical``: the median parameter decides, since rounding alone may route a token to another
+        expert."""
         self._group = _miniature(self._view, lengths)
         with (
             _short_windows(self._view.model, lengths),
@@ -163,7 +173,7 @@ class Check:
         ):
             dense = self._dense(trial)
             shared = _compared(self._shared(trial, self._group), dense, trial)
-            if shared.largest <= tolerance:
+            if (shared.median if typical else shared.largest) <= tolerance:
                 return shared.distance
             again = _compared(self._dense(trial), dense, trial).largest
             if not again <= tolerance:
@@ -172,7 +182,8 @@ class Check:
                     "state; accepted: models that compute the same each time"
                 )
             floor = _compared(self._dense(trial, apart=True), dense, trial).largest
-            if floor <= FLOOR_MAX and shared.largest <= FLOORS * floor:
+            limit = FLOOR_MAX if tolerance < FLOOR_MAX else FLOOR_MAX_LOW
+            if floor <= limit and shared.largest <= FLOORS * floor:
                 return shared.distance
             raise UnsupportedModelError(self._described(trial, shared, tolerance))
 
@@ -349,7 +360,8 @@ def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
         ratios[name] = _ratio(own_error, own + WHOLE * whole)
     # NaN is no agreement.
     worst = max(ratios, key=lambda name: math.inf if math.isnan(ratios[name]) else ratios[name])
-    return _Compared(worst, ratios[worst], _ratio(error, whole))
+    median = math.nan if math.isnan(ratios[worst]) else statistics.median(ratios.values())
+    return _Compared(worst, ratios[worst], median, _ratio(error, whole))
 
 
 def _ratio(error: float, norm: float) -> float:

@@ -46,11 +46,13 @@ class RanksReport:
 class SharedPrefix:
     """Computes a group's prompt once, forward and backward, for all its responses.
 
-    ``model``: a Llama, Qwen2 or Qwen3 causal language model, LoRA adapters and frozen parameters
-    included, on the runtime's device; plain, or, for :meth:`step`, in DistributedDataParallel or
-    under ``fully_shard``. The model is not modified. ``runtime``: manages the memory that sleeps.
-    ``sleep=False`` runs the same schedule with everything awake. On a GPU only memory allocated by
-    dormouse can sleep: call ``dormouse.install()`` before the first CUDA tensor.
+    ``model``: a causal language model of transformers on the runtime's device, adapters and frozen
+    parameters included; plain, or, for :meth:`step`, in DistributedDataParallel or under
+    ``fully_shard``. The first step, and the first after any change of the model, checks that a
+    shared step equals the dense one (:meth:`check`). The model is not modified, and its attention
+    outside a step is its own. ``runtime``: manages the memory that sleeps. ``sleep=False`` runs the
+    same schedule with everything awake. On a GPU only memory allocated by dormouse can sleep: call
+    ``dormouse.install()`` before the first CUDA tensor.
 
     Not thread-safe: one step at a time per model.
     """
