@@ -23,6 +23,9 @@ from .probe_step import probe_step
 from .sharding import ReplicatedWeights
 from .step import GroupStep, GroupTokens, LossFn, StepReport
 
+# Of the prefixes of a check, so that no step's residency is planned from them.
+CHECK_PREFIX_ID = (1 << 32) - 1
+
 GroupLossFn = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 
 
@@ -241,7 +244,9 @@ class SharedPrefix:
             with contextlib.ExitStack() as stack:
                 plan = stack.enter_context(self._plan(group, microbatch_tokens))
                 microbatches = share.microbatches_of(plan)
-                step = self._step(stack, weights, group, plan, loss_fn, None)
+                step = self._step(
+                    stack, weights, group, plan, loss_fn, None, is_check=True
+                )
                 step.run(plan, microbatches=microbatches, is_last=True)
 
         before = Fingerprint(self._model)
@@ -320,10 +325,20 @@ class SharedPrefix:
         return report
 
     def _step(
-        self, stack, weights: ReplicatedWeights, group: Group, plan: Plan, loss_fn, probe
+        self,
+        stack,
+        weights: ReplicatedWeights,
+        group: Group,
+        plan: Plan,
+        loss_fn,
+        probe,
+        *,
+        is_check: bool = False,
     ) -> GroupStep:
         """Creates a step over one group; ``stack`` owns its prefix."""
-        prefix = stack.enter_context(Prefix(self._runtime, plan, len(self._view.layers)))
+        of_plan = (None, CHECK_PREFIX_ID) if is_check else (plan, 0)
+        layers = len(self._view.layers)
+        prefix = stack.enter_context(Prefix(self._runtime, of_plan[0], layers, of_plan[1]))
         tokens = GroupTokens(group, self._runtime.device)
         step = GroupStep(self._view, weights, tokens, loss_fn, prefix, probe)
         # Frees what the step still holds, asleep or not, before the prefix is closed.
