@@ -3,7 +3,7 @@
 //! The other crates record events from any thread, also inside `malloc`. A dump is written on request: a
 //! Perfetto trace ([`pftrace`]) or a self-contained HTML page ([`html`]). The timeline is not a log (no
 //! text, no levels), not a profiler (no sampling) and no accounting: exact figures come from the
-//! statistics of each crate.
+//! statistics of each crate; a [`live`] page shows a copy of them to other processes.
 //!
 //! # Glossary
 //! - *mark*: a slice (an interval) or an instant, on a [`Lane`].
@@ -11,6 +11,7 @@
 //! - *flow*: a number shared by the slices of the same region; viewers connect them.
 //! - *anchor*: one moment on several clocks ([`ClockAnchor`]).
 //! - *ticket*: the unique number of an event in its ring.
+//! - *live page*: a file of one page with the current figures of a process ([`live`]).
 //!
 //! # From a recording thread to a picture
 //! ```text
@@ -28,6 +29,7 @@
 //! - **I4** A name has one id for the life of its timeline; the table has a fixed size.
 //! - **I5** A writer emits a well-formed file for every snapshot: slices that share a lane and
 //!   overlap get sub-tracks, every begin has its end, every name is escaped.
+//! - **I6** A reader of a live page sees the figures of one update, or an error.
 
 #![deny(unsafe_code)]
 
@@ -35,6 +37,8 @@ mod clock;
 mod event;
 pub mod html;
 mod lanes;
+#[cfg(not(loom))]
+pub mod live;
 mod names;
 pub mod pftrace;
 mod ring;

@@ -24,9 +24,10 @@ const READ_TRIES_MAX: usize = 8;
 #[cfg(loom)]
 const READ_TRIES_MAX: usize = 2;
 
-/// One event and its sequence, on a cache line of its own: other threads write the neighbours.
-#[repr(align(64))]
-struct Slot<const WORDS: usize> {
+/// One event and its sequence, on a cache line of its own: other threads write the neighbours. Its
+/// layout is part of a file that other processes read (`live`).
+#[repr(C, align(64))]
+pub(crate) struct Slot<const WORDS: usize> {
     sequence: AtomicU64,
     words: [AtomicU64; WORDS],
 }
@@ -87,8 +88,9 @@ impl<const WORDS: usize> Slot<WORDS> {
         Self { sequence: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
+    /// Stores the words of `ticket`. A newer event and a concurrent writer win.
     #[inline]
-    fn write(&self, ticket: u64, words: [u64; WORDS]) {
+    pub(crate) fn write(&self, ticket: u64, words: [u64; WORDS]) {
         let writing = ticket * 2 + 1;
         let seen = self.sequence.load(Ordering::Relaxed);
         if seen % 2 == 1 || seen > writing {
@@ -111,7 +113,7 @@ impl<const WORDS: usize> Slot<WORDS> {
     }
 
     /// Returns the ticket and words of the slot, or `None` if it holds no complete event.
-    fn read(&self) -> Option<(u64, [u64; WORDS])> {
+    pub(crate) fn read(&self) -> Option<(u64, [u64; WORDS])> {
         for _ in 0..READ_TRIES_MAX {
             let before = self.sequence.load(Ordering::Acquire);
             if before == 0 {

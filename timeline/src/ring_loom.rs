@@ -70,3 +70,25 @@ fn loom_two_writers_on_two_slots_lose_nothing() {
         assert_eq!((reading.events.len(), reading.dropped), (2, 0));
     });
 }
+
+#[test]
+fn loom_a_reader_of_one_writer_sees_whole_updates_that_never_step_back() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let slot = Arc::new(Slot::<2>::empty());
+        slot.write(0, [1, 1]);
+        let other = Arc::clone(&slot);
+        let writer = thread::spawn(move || (1..=2).for_each(|t| other.write(t, [t + 1, t + 1])));
+        let mut last = 0;
+        for _ in 0..2 {
+            if let Some((ticket, words)) = slot.read() {
+                assert_eq!(words, [ticket + 1; 2]);
+                assert!(ticket >= last, "{ticket} after {last}");
+                last = ticket;
+            }
+        }
+        writer.join().unwrap();
+        assert_eq!(slot.read(), Some((2, [3, 3])));
+    });
+}

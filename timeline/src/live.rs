@@ -1,0 +1,85 @@
+//! Live figures: one page of a file that a process updates and other processes read.
+//!
+//! ```text
+//!   byte 0       16     24                64          72
+//!   ┌───────┬─────────┬─────┬─────────┬───┬──────────┬────────────────────────┬───┐
+//!   │ magic │ version │ pid │ started │ 0 │ sequence │ figures, 8 bytes each  │ 0 │  4096 bytes
+//!   │       │ + size  │     │         │   │          │                        │   │
+//!   └───────┴─────────┴─────┴─────────┴───┴──────────┴────────────────────────┴───┘
+//! ```
+//! The header never changes. Sequence and figures are a slot of the event ring: one sequence lock serves
+//! both. All words are in the byte order of the machine. See `docs/decisions/0021-live-figures.md`.
+
+mod file;
+mod layout;
+
+use std::path::PathBuf;
+
+pub use file::{LivePage, read};
+pub use layout::{LAYOUT_VERSION, PAGE_BYTES};
+
+/// The figures of one update, those of `dormouse_runtime_get_stats`. Tiers: device, host, NVMe. Links:
+/// device to host, host to device, NVMe write, NVMe read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Time of the update, `CLOCK_MONOTONIC` in nanoseconds ([`crate::now_ns`]).
+    pub updated_ns: u64,
+    /// Bytes in use by tier; for the device, mapped bytes.
+    pub tier_used_bytes: [u64; 3],
+    /// Peak of the bytes in use by tier, since the last reset.
+    pub tier_peak_bytes: [u64; 3],
+    /// Limit by tier, in bytes; 0 if the tier is closed.
+    pub tier_budget_bytes: [u64; 3],
+    /// Bytes copied by link since creation.
+    pub link_copied_bytes: [u64; 4],
+    /// Recent throughput by link, in bytes/s; 0 if unknown.
+    pub link_bytes_per_s: [u64; 4],
+    /// Allocated bytes that are asleep.
+    pub asleep_bytes: u64,
+    /// Free bytes that stay mapped for reuse.
+    pub cached_bytes: u64,
+    /// Time that callers were blocked on copies, in nanoseconds.
+    pub stall_ns: u64,
+    /// Number of allocations that failed.
+    pub alloc_failures: u64,
+}
+
+/// What a live page held when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// Process that writes the page, in its own pid namespace.
+    pub pid: u32,
+    /// Creation of the page, Unix time in nanoseconds.
+    pub started_unix_ns: u64,
+    /// Number of updates since creation.
+    pub updates: u64,
+    /// The latest figures.
+    pub figures: Figures,
+}
+
+/// Reason that a live page could not be created or read, with the value seen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LiveError {
+    /// The path names something that is never replaced or mapped.
+    #[error("{path} is a {1}; accepted: a regular file, or no file", path = .0.display())]
+    NotAFile(PathBuf, &'static str),
+    /// A call of the system failed: what was attempted, the file, the reason.
+    #[error("could not {0} {path}: {2}", path = .1.display())]
+    Io(&'static str, PathBuf, String),
+    /// The file, or the page as it states, has another size in bytes.
+    #[error("the page has {0} bytes; accepted: {PAGE_BYTES}")]
+    Size(u64),
+    /// The file begins with another word.
+    #[error("the file begins with {0:#018x}; accepted: {magic:#018x}", magic = layout::MAGIC)]
+    Magic(u64),
+    /// The page has the layout of another release.
+    #[error("the page has layout version {0}; accepted: {LAYOUT_VERSION}")]
+    Version(u32),
+    /// No complete update in this number of attempts: the writer ended, or was stopped, during one.
+    #[error("no complete update in {0} attempts; accepted: a page between two updates")]
+    Torn(u32),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! The file of a live page and its mapping.
+
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::layout::{FIGURE_WORDS, HEADER_WORDS, PAGE_BYTES, check_header, first_page};
+use super::{Figures, Live, LiveError};
+use crate::clock::ClockAnchor;
+use crate::ring::Slot;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Attempts of a reader, [`READ_PAUSE`] apart. An update takes less than a microsecond.
+const READ_TRIES_MAX: u32 = 50;
+const READ_PAUSE: Duration = Duration::from_millis(1);
+
+/// The words of a page in memory.
+#[repr(C)]
+struct Page {
+    header: [AtomicU64; HEADER_WORDS],
+    figures: Slot<FIGURE_WORDS>,
+}
+
+const _: () = assert!(size_of::<Page>() <= PAGE_BYTES);
+
+/// A mapping of [`PAGE_BYTES`] bytes.
+#[derive(Debug)]
+struct Mapping(MmapRaw);
+
+impl Mapping {
+    fn page(&self) -> &Page {
+        #[expect(unsafe_code, reason = "a mapping read as words")]
+        // SAFETY: a mapping of `PAGE_BYTES` lives as long as `self`, begins at a page and is larger than a
+        // `Page`. All fields are atomic words: any bytes are valid, and other processes may change them.
+        // A mapping for reading is only loaded from.
+        unsafe {
+            &*self.0.as_ptr().cast::<Page>()
+        }
+    }
+}
+
+/// The writer of a live page. The file is removed when the writer is dropped.
+///
+/// One thread at a time. Never blocks on a reader.
+#[derive(Debug)]
+pub struct LivePage {
+    mapping: Mapping,
+    file: File,
+    path: PathBuf,
+    pid: u32,
+    updates: u64,
+}
+
+impl LivePage {
+    /// Creates the file at `path`, readable by its owner only, with its first figures. An existing
+    /// regular file is replaced atomically.
+    ///
+    /// # Errors
+    /// `NotAFile` for a directory, device, FIFO, socket or symbolic link; `Io`, also for a full disk.
+    pub fn create(path: &Path, figures: &Figures) -> Result<Self, LiveError> {
+        match fs::symlink_metadata(path) {
+            Ok(found) => check_kind(path, found.file_type())?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("look at", path, &error)),
+        }
+        let pid = std::process::id();
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{pid}.tmp"));
+        let temporary = Path::new(&temporary);
+        // Left by an earlier process with this pid. An error is that of the creation below.
+        let _absent = fs::remove_file(temporary);
+        let bytes = first_page(pid, ClockAnchor::now().realtime_ns, figures);
+        let placed = write_new(temporary, &bytes).and_then(|file| {
+            let mapping = Mapping(MmapOptions::new().len(PAGE_BYTES).map_raw(&file)?);
+            fs::rename(temporary, path)?;
+            Ok(Self { mapping, file, path: path.to_owned(), pid, updates: 0 })
+        });
+        placed.map_err(|error| {
+            let _absent = fs::remove_file(temporary);
+            failed("create", path, &error)
+        })
+    }
+
+    /// Publishes an update. Returns `false`, with nothing written, in a forked child and after the file
+    /// was truncated: a store behind its end would raise SIGBUS.
+    pub fn publish(&mut self, figures: &Figures) -> bool {
+        let bytes = self.file.metadata().map_or(0, |found| found.len());
+        if std::process::id() != self.pid || bytes != PAGE_BYTES as u64 {
+            return false;
+        }
+        self.updates += 1;
+        self.mapping.page().figures.write(self.updates, figures.words());
+        true
+    }
+}
+
+impl Drop for LivePage {
+    fn drop(&mut self) {
+        let identity = |found: fs::Metadata| (found.dev(), found.ino());
+        let ours = self.file.metadata().map(identity).ok();
+        // Another writer may have replaced the file.
+        let named = fs::symlink_metadata(&self.path).map(identity).ok();
+        if std::process::id() == self.pid && ours == named {
+            let _absent = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Reads the live page at `path`. Changes nothing, and never waits for longer than a few dozen
+/// milliseconds. Any-thread.
+///
+/// # Errors
+/// `NotAFile`, `Io`, `Size`, `Magic` or `Version` if the path is not a page of this layout; `Torn` if no
+/// complete update was seen.
+pub fn read(path: &Path) -> Result<Live, LiveError> {
+    let failed = |error: io::Error| failed("read", path, &error);
+    let found = fs::symlink_metadata(path).map_err(failed)?;
+    check_kind(path, found.file_type())?;
+    // A FIFO that takes the file's place meanwhile must not block the reader.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    check_kind(path, found.file_type())?;
+    if found.len() != PAGE_BYTES as u64 {
+        return Err(LiveError::Size(found.len()));
+    }
+    let mapping = MmapOptions::new().len(PAGE_BYTES).map_raw_read_only(&file);
+    let mapping = Mapping(mapping.map_err(failed)?);
+    let page = mapping.page();
+    let header = page.header.each_ref().map(|word| word.load(Ordering::Relaxed));
+    let (pid, started_unix_ns) = check_header(header)?;
+    for _ in 0..READ_TRIES_MAX {
+        if let Some((updates, words)) = page.figures.read() {
+            let figures = Figures::from_words(words);
+            return Ok(Live { pid, started_unix_ns, updates, figures });
+        }
+        std::thread::sleep(READ_PAUSE);
+    }
+    Err(LiveError::Torn(READ_TRIES_MAX))
+}
+
+/// Creates a file that does not exist, with `bytes`: a full disk is an error here, and no SIGBUS later.
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let mut file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
+/// Refuses everything but regular files.
+fn check_kind(path: &Path, kind: FileType) -> Result<(), LiveError> {
+    let seen = match kind {
+        kind if kind.is_file() => return Ok(()),
+        kind if kind.is_dir() => "directory",
+        kind if kind.is_symlink() => "symbolic link",
+        kind if kind.is_fifo() => "FIFO",
+        kind if kind.is_socket() => "socket",
+        _ => "device",
+    };
+    Err(LiveError::NotAFile(path.to_owned(), seen))
+}
+
+fn failed(operation: &'static str, path: &Path, error: &io::Error) -> LiveError {
+    LiveError::Io(operation, path.to_owned(), error.to_string())
+}

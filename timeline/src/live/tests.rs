@@ -1,0 +1,236 @@
+#![allow(unsafe_code, clippy::unwrap_used, reason = "forks; a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::layout::{FIGURE_WORDS, HEADER_WORDS, first_page};
+use super::*;
+
+const SEQUENCE_AT: u64 = 64;
+
+/// An empty folder for one test.
+fn folder(test: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("dormouse-live-{}-{test}", std::process::id()));
+    let _absent = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// Figures whose words are `first`, `first + 1` ...
+fn numbered(first: u64) -> Figures {
+    Figures::from_words(std::array::from_fn(|at| first + at as u64))
+}
+
+fn word_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+#[test]
+fn the_layout_is_fixed() {
+    let bytes = first_page(7, 9, &numbered(100));
+    assert_eq!(bytes.len(), 4096);
+    assert_eq!(&bytes[..8], b"dormouse");
+    assert_eq!([8, 16, 24].map(|at| word_at(&bytes, at)), [1 | 4096 << 32, 7, 9]);
+    assert!(bytes[32..64].iter().all(|byte| *byte == 0));
+    assert_eq!(word_at(&bytes, 64), 2, "update 0 is complete");
+    for at in 0..22 {
+        assert_eq!(word_at(&bytes, 72 + 8 * at), 100 + at as u64);
+    }
+    assert!(bytes[248..].iter().all(|byte| *byte == 0));
+    assert_eq!((HEADER_WORDS, FIGURE_WORDS), (8, 22));
+}
+
+#[test]
+fn every_figure_has_its_word() {
+    let figures = numbered(0);
+    assert_eq!(figures.words(), std::array::from_fn(|at| at as u64));
+    assert_eq!(figures.updated_ns, 0);
+    assert_eq!(figures.tier_used_bytes, [1, 2, 3]);
+    assert_eq!(figures.tier_peak_bytes, [4, 5, 6]);
+    assert_eq!(figures.tier_budget_bytes, [7, 8, 9]);
+    assert_eq!(figures.link_copied_bytes, [10, 11, 12, 13]);
+    assert_eq!(figures.link_bytes_per_s, [14, 15, 16, 17]);
+    let rest = [figures.asleep_bytes, figures.cached_bytes, figures.stall_ns];
+    assert_eq!(rest, [18, 19, 20]);
+    assert_eq!(figures.alloc_failures, 21);
+}
+
+#[test]
+fn a_reader_sees_what_was_published_and_the_file_lives_as_long_as_its_writer() {
+    let path = folder("published").join("page");
+    let before_ns = crate::ClockAnchor::now().realtime_ns;
+    let mut page = LivePage::create(&path, &numbered(5)).unwrap();
+    let live = read(&path).unwrap();
+    assert_eq!((live.pid, live.updates, live.figures), (std::process::id(), 0, numbered(5)));
+    assert!((before_ns..before_ns + 60_000_000_000).contains(&live.started_unix_ns));
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(page.publish(&numbered(50)));
+    let live = read(&path).unwrap();
+    assert_eq!((live.updates, live.figures), (1, numbered(50)));
+    drop(page);
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "no file remains");
+}
+
+#[test]
+fn a_page_is_replaced_by_a_newer_one_which_its_first_writer_leaves() {
+    let path = folder("replaced").join("page");
+    fs::write(&path, "an old file").unwrap();
+    let mut first = LivePage::create(&path, &numbered(1)).unwrap();
+    let _second = LivePage::create(&path, &numbered(2)).unwrap();
+    assert!(first.publish(&numbered(3)));
+    drop(first);
+    assert_eq!(read(&path).unwrap().figures, numbered(2));
+}
+
+#[test]
+fn only_regular_files_are_replaced_or_read() {
+    let dir = folder("refused");
+    let target = dir.join("target");
+    fs::write(&target, "kept").unwrap();
+    let at = |name: &str| dir.join(name);
+    fs::create_dir(at("dir")).unwrap();
+    symlink(&target, at("link")).unwrap();
+    symlink(dir.join("absent"), at("dangling")).unwrap();
+    assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+    let _socket = UnixListener::bind(at("socket")).unwrap();
+    for (path, kind) in [
+        (at("dir"), "directory"),
+        (at("link"), "symbolic link"),
+        (at("dangling"), "symbolic link"),
+        (at("fifo"), "FIFO"),
+        (at("socket"), "socket"),
+        (PathBuf::from("/dev/null"), "device"),
+        (PathBuf::from("/"), "directory"),
+    ] {
+        let refused = LiveError::NotAFile(path.clone(), kind);
+        assert_eq!(LivePage::create(&path, &numbered(0)).unwrap_err(), refused);
+        assert_eq!(read(&path).unwrap_err(), refused);
+    }
+    let missing = LivePage::create(&dir.join("no/page"), &numbered(0)).unwrap_err();
+    assert!(matches!(missing, LiveError::Io("create", ..)), "{missing}");
+    assert!(matches!(read(&at("absent")), Err(LiveError::Io("read", ..))));
+    assert_eq!(fs::read(&target).unwrap(), b"kept");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 6, "no file remains");
+}
+
+#[test]
+fn a_symbolic_link_in_the_place_of_the_temporary_file_is_not_followed() {
+    let dir = folder("planted");
+    let (target, path) = (dir.join("target"), dir.join("page"));
+    fs::write(&target, "kept").unwrap();
+    symlink(&target, dir.join(format!("page.{}.tmp", std::process::id()))).unwrap();
+    let _page = LivePage::create(&path, &numbered(1)).unwrap();
+    assert_eq!(fs::read(&target).unwrap(), b"kept");
+    assert_eq!(read(&path).unwrap().figures, numbered(1));
+}
+
+#[test]
+fn other_files_are_typed_errors() {
+    let path = folder("others").join("page");
+    let of = |words: &[(u64, u64)]| {
+        fs::write(&path, first_page(7, 9, &numbered(0))).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        for (at, word) in words {
+            file.write_all_at(&word.to_ne_bytes(), *at).unwrap();
+        }
+        read(&path).map(|live| live.updates)
+    };
+    assert_eq!(of(&[]), Ok(0));
+    assert_eq!(of(&[(0, 3)]), Err(LiveError::Magic(3)));
+    assert_eq!(of(&[(8, 2 | 4096 << 32)]), Err(LiveError::Version(2)));
+    assert_eq!(of(&[(8, 1 | 8192 << 32)]), Err(LiveError::Size(8192)));
+    // The writer ended within update 4, then after it.
+    assert_eq!(of(&[(SEQUENCE_AT, 9)]), Err(LiveError::Torn(50)));
+    assert_eq!(of(&[(SEQUENCE_AT, 10)]), Ok(4));
+    for bytes in [0, 4095, 4097] {
+        fs::write(&path, vec![0; bytes]).unwrap();
+        assert_eq!(read(&path), Err(LiveError::Size(bytes as u64)));
+    }
+}
+
+#[test]
+fn a_truncated_file_ends_the_updates() {
+    let path = folder("truncated").join("page");
+    let mut page = LivePage::create(&path, &numbered(1)).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    assert!(!page.publish(&numbered(2)));
+}
+
+#[test]
+fn readers_never_see_parts_of_two_updates() {
+    let path = folder("race").join("page");
+    let updates: u64 = 200_000;
+    let whole = |value: u64| Figures::from_words([value; FIGURE_WORDS]);
+    let mut page = LivePage::create(&path, &whole(0)).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut last, mut seen) = (0, 0);
+            while !is_over.load(Ordering::Relaxed) {
+                match read(&path) {
+                    Ok(live) => {
+                        assert_eq!(live.figures, whole(live.updates));
+                        assert!(live.updates >= last);
+                        (last, seen) = (live.updates, seen + 1);
+                    }
+                    Err(error) => assert!(matches!(error, LiveError::Torn(_)), "{error}"),
+                }
+            }
+            seen
+        });
+        for value in 1..=updates {
+            assert!(page.publish(&whole(value)));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        is_over.store(true, Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 0);
+    });
+    assert_eq!(read(&path).unwrap().updates, updates);
+}
+
+#[test]
+fn a_forked_child_writes_nothing_and_removes_nothing() {
+    let path = folder("forked").join("page");
+    let mut page = LivePage::create(&path, &numbered(1)).unwrap();
+    // SAFETY: the child makes system calls, stores to the mapping if the check fails, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_written = page.publish(&numbered(2));
+        drop(page);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(is_written)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child; `status` is a live local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child was told that nothing was written");
+    let live = read(&path).unwrap();
+    assert_eq!((live.updates, live.figures), (0, numbered(1)));
+}
+
+/// A write beyond the limit of file sizes fails like one to a full disk.
+#[test]
+fn a_file_without_room_is_an_error_and_leaves_nothing() {
+    const TEST: &str = "live::tests::a_file_without_room_is_an_error_and_leaves_nothing";
+    const DIR: &str = "DORMOUSE_TEST_LIVE_DIR";
+    if let Some(dir) = std::env::var_os(DIR) {
+        let path = Path::new(&dir).join("page");
+        let error = LivePage::create(&path, &numbered(0)).unwrap_err();
+        assert!(matches!(error, LiveError::Io("create", ..)), "{error}");
+        assert!(error.to_string().contains("too large"), "{error}");
+        return;
+    }
+    let dir = folder("room");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" --exact \"$1\""]);
+    let output =
+        limited.arg(std::env::current_exe().unwrap()).arg(TEST).env(DIR, &dir).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+}
