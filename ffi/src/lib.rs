@@ -12,6 +12,7 @@
 //! - *window*: the interval between a layer's forward marks, in which blocks that its thread
 //!   allocates belong to the layer (`collect`).
 //! - *record*: one log event, written to a file or returned by `dormouse_log_read` (`log`).
+//! - *live figures*: statistics in a file that other processes read (`live`).
 //! - *fault*: the status and message of a failed call (`fault`).
 //!
 //! # Drawing
@@ -42,6 +43,7 @@ mod fault;
 mod fork;
 mod handles;
 mod heap;
+mod live;
 mod log;
 mod op;
 mod params;

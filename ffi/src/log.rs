@@ -26,7 +26,7 @@ use crate::fork;
 use crate::params::{Config, Key, LOG_TARGETS, parse_filter};
 use crate::status;
 
-pub(crate) use output::{READ_BYTES_MAX, RECORD_BYTES_MAX, drain, rank, read};
+pub(crate) use output::{READ_BYTES_MAX, RECORD_BYTES_MAX, drain, expand_path, rank, read};
 
 use output::Output;
 use record::Record;

@@ -15,6 +15,7 @@ use crate::abi::c;
 use crate::fault::Fault;
 use crate::handles::{Kind, Table};
 use crate::heap::{Heap, HeapEngine};
+use crate::live::Publisher;
 use crate::params::Config;
 use crate::status;
 
@@ -26,6 +27,8 @@ pub(crate) struct Runtime {
     pub(crate) heap: &'static Heap,
     pub(crate) engine: Arc<HeapEngine>,
     pub(crate) config: Arc<Config>,
+    /// The writer of the live figures, in at most one live runtime of the process.
+    pub(crate) live: Mutex<Option<Publisher>>,
     /// Reasons why a tier is unavailable, separated by "; ".
     unavailable_reason: String,
 }

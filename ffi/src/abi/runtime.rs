@@ -72,6 +72,8 @@ pub unsafe extern "C" fn dormouse_runtime_destroy(
             ));
         }
         RUNTIMES.remove(runtime)?;
+        // First: its thread reads the engine.
+        drop(it.live.lock().take());
         it.engine.shutdown();
         it.heap.set_engine(None);
         Ok(())

@@ -44,7 +44,7 @@ impl Output {
     /// Opens `path`, with `%` names expanded, for appending; standard error if `None`.
     pub(super) fn open(path: Option<&Path>) -> Result<(), String> {
         let open = |path: &Path| {
-            let path = expand(&path.to_string_lossy(), &host(), rank())?;
+            let path = expand_path(path)?;
             let opened = OpenOptions::new().create(true).append(true).mode(0o644).open(&path);
             opened.map_err(|error| format!("could not open {path}: {error}"))
         };
@@ -155,7 +155,11 @@ pub(crate) fn read(bytes_max: usize) -> String {
     text
 }
 
-/// Replaces `%h`, `%p`, `%r` and `%%`.
+/// Replaces `%h` by the host, `%p` by the pid, `%r` by the rank and `%%` by `%`.
+pub(crate) fn expand_path(path: &Path) -> Result<String, String> {
+    expand(&path.to_string_lossy(), &host(), rank())
+}
+
 fn expand(path: &str, host: &str, rank: Option<u64>) -> Result<String, String> {
     let mut expanded = String::with_capacity(path.len());
     let mut letters = path.chars();

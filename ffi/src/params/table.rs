@@ -256,6 +256,15 @@ table! {
         "Standard error if not set. The rank is that of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` or \
          `SLURM_PROCID`, otherwise 0. Read when the first runtime is created."
     }
+    StatsFile c"DORMOUSE_STATS_FILE" {
+        Path, c"",
+        c"a path for a regular file, in which %h is the host, %p the pid, %r the rank and %% a %",
+        c"file of live figures, which other processes read",
+        "One page of 4096 bytes, readable by its owner only, in a memory file system if possible \
+         (/dev/shm). It is created with the runtime, updated ten times a second and removed with \
+         the runtime. An existing file is replaced, so give each process a name of its own. If a \
+         process has several runtimes, the file shows the first."
+    }
     Config c"DORMOUSE_CONFIG" {
         Path, c"",
         c"a readable file of NAME = VALUE lines",

@@ -7,11 +7,13 @@ use dormouse_device::DeviceKind;
 use dormouse_offload::{Engine, EngineConfig, OffloadError, ResidencyPolicy, Tier};
 use dormouse_storage::{IoEngine, NvmeConfig};
 
+use super::report::figures_of;
 use super::{RUNTIMES, Runtime};
 use crate::abi::c;
 use crate::boundary::In;
 use crate::fault::Fault;
 use crate::heap::Heap;
+use crate::live::{self, Publisher};
 use crate::params::{self, Config, Key, Override};
 use crate::{log, status};
 
@@ -100,7 +102,8 @@ impl Runtime {
     pub(crate) fn create(options: Options) -> Result<*mut c::dormouse_runtime_t, Fault> {
         let _one_at_a_time = Self::one_at_a_time();
         let device = (options.kind, options.ordinal);
-        if RUNTIMES.live().iter().any(|live| live.heap.device() == device) {
+        let others = RUNTIMES.live();
+        if others.iter().any(|other| other.heap.device() == device) {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_BUSY,
                 format!(
@@ -117,13 +120,19 @@ impl Runtime {
         };
         heap.check_config(&config)?;
         check_room(&config)?;
+        let has_page = others.iter().any(|other| other.live.lock().is_some());
+        if has_page && config.path(Key::StatsFile).is_some() {
+            tracing::warn!(target: "ffi", "DORMOUSE_STATS_FILE shows the first runtime only");
+        }
+        let page = if has_page { None } else { live::create(&config, &figures_of(heap))? };
         let (tiers, unavailable_reason) = tiers(&config);
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
             .map_err(|error| explain(error, &config))?;
         heap.allocator().set_budget(heap.budget_bytes(&config))?;
         heap.set_engine(Some(Arc::clone(&engine)));
-        let runtime = Self { heap, engine, config, unavailable_reason };
+        let live = page.and_then(|page| Publisher::start(page, || figures_of(heap))).into();
+        let runtime = Self { heap, engine, config, live, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();
         }

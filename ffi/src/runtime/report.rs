@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 use dormouse_alloc::Amount;
 use dormouse_device::{Device, DeviceKind};
 use dormouse_offload::{Level, Role, TierStats};
+use dormouse_timeline::live::Figures;
+use dormouse_timeline::now_ns;
 
 use super::Runtime;
 use crate::abi::c;
@@ -105,6 +107,31 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
         ),
         inactive_split: gauge(memory.inactive_split_bytes, 0),
         ..c::dormouse_stats_t::default()
+    }
+}
+
+/// Returns the statistics of a heap as live figures.
+pub(crate) fn figures_of(heap: &Heap) -> Figures {
+    let stats = stats_of(heap);
+    let engine = heap.engine();
+    let rates = engine.as_ref().map(|engine| engine.link_rates()).unwrap_or_default();
+    let tiers = engine.map(|engine| engine.stats().tiers).unwrap_or_default();
+    Figures {
+        updated_ns: now_ns(),
+        tier_used_bytes: stats.tiers.map(|tier| tier.current_bytes),
+        tier_peak_bytes: stats.tiers.map(|tier| tier.peak_bytes),
+        tier_budget_bytes: tiers.map(|tier| tier.budget_bytes),
+        link_copied_bytes: stats.copies.map(|copies| copies.bytes),
+        link_bytes_per_s: [
+            rates.device_to_host_bytes_per_s,
+            rates.host_to_device_bytes_per_s,
+            rates.device_to_nvme_bytes_per_s,
+            rates.nvme_to_device_bytes_per_s,
+        ],
+        asleep_bytes: stats.asleep.current_bytes,
+        cached_bytes: stats.cached.current_bytes,
+        stall_ns: stats.stall_ns,
+        alloc_failures: stats.alloc_failures,
     }
 }
 

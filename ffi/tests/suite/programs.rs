@@ -225,6 +225,45 @@ fn log_events_can_be_read_and_a_forked_child_emits_none() {
 }
 
 #[test]
+fn live_figures_are_the_statistics_and_a_forked_child_writes_none() {
+    for is_preloaded in [false, true] {
+        let suffix = if is_preloaded { "-preload" } else { "" };
+        let folder = folder(&format!("live{suffix}"));
+        let program = test_program("live", &folder, Links::Library);
+        let pattern = folder.join("%r.page");
+        let mut command = clean(&program);
+        command.env("DORMOUSE_STATS_FILE", &pattern).env("RANK", "3");
+        command.arg(&folder).arg(folder.join("3.page"));
+        if is_preloaded {
+            command.env("LD_PRELOAD", preload());
+        }
+        run(&mut command).well().says("all checks passed");
+    }
+}
+
+#[test]
+fn a_file_of_live_figures_that_cannot_be_created_is_refused_by_name() {
+    let dir = folder("live-dir");
+    for (path, why) in [
+        ("/dev/null", "is a device; accepted: a regular file"),
+        (dir.to_str().unwrap(), "is a directory; accepted: a regular file"),
+        ("/nowhere/a.page", "could not create /nowhere/a.page"),
+        ("/tmp/%q", "accepted: %h host"),
+    ] {
+        let ended = created("live-bad", &[("DORMOUSE_STATS_FILE", path)], false);
+        ended.well().says("DORMOUSE_ERR_CONFIG").says("DORMOUSE_STATS_FILE").says(why);
+    }
+    // The figures of a runtime that could not be created do not stay.
+    let (page, nvme) = (dir.join("page"), dir.join("absent"));
+    let environment = [
+        ("DORMOUSE_STATS_FILE", page.to_str().unwrap()),
+        ("DORMOUSE_NVME_DIR", nvme.to_str().unwrap()),
+    ];
+    created("live-bad", &environment, false).well().says("DORMOUSE_ERR_IO");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "no file remains");
+}
+
+#[test]
 fn an_invalid_value_under_the_preload_library_is_reported_once_and_libc_serves() {
     let ended = created("bad-preload", &[("DORMOUSE_HEAP_MIN_BYTES", "3")], true);
     assert_eq!(ended.code, Some(0), "{}", ended.err);

@@ -1,0 +1,81 @@
+//! The page of live figures (`DORMOUSE_STATS_FILE`) and the thread that updates it. See
+//! `docs/decisions/0021-live-figures.md`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use dormouse_timeline::live::{Figures, LivePage};
+
+use crate::fault::Fault;
+use crate::params::{Config, Key};
+use crate::{log, status};
+
+/// Maximum number of updates per second.
+const UPDATES_PER_S_MAX: u32 = 10;
+
+/// Creates the page at the configured path, if one is set.
+pub(crate) fn create(config: &Config, figures: &Figures) -> Result<Option<LivePage>, Fault> {
+    let Some(path) = config.path(Key::StatsFile) else { return Ok(None) };
+    let page = log::expand_path(path).and_then(|path| {
+        LivePage::create(Path::new(&path), figures).map_err(|error| error.to_string())
+    });
+    page.map(Some).map_err(|why| {
+        Fault::new(
+            status::DORMOUSE_ERR_CONFIG,
+            format!(
+                "DORMOUSE_STATS_FILE is {:?} ({why})",
+                config.setting(Key::StatsFile).to_text()
+            ),
+        )
+    })
+}
+
+/// The thread that updates a page. A forked child has no such thread. A drop ends the thread and removes
+/// the file.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    is_stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Publisher {
+    /// Publishes `figures`, now and until the drop. `None`, with a warning, if the system refuses a
+    /// thread.
+    pub(crate) fn start(
+        mut page: LivePage,
+        figures: impl Fn() -> Figures + Send + 'static,
+    ) -> Option<Self> {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_stopped);
+        let mut is_intact = page.publish(&figures());
+        let body = move || {
+            while is_intact {
+                std::thread::park_timeout(Duration::from_secs(1) / UPDATES_PER_S_MAX);
+                if seen.load(Ordering::Acquire) {
+                    return;
+                }
+                is_intact = page.publish(&figures());
+            }
+            tracing::warn!(target: "ffi", "the file of live figures was truncated; updates end");
+        };
+        let spawned = std::thread::Builder::new().name("dormouse-live".to_owned()).spawn(body);
+        if let Err(error) = &spawned {
+            tracing::warn!(target: "ffi", %error, "no thread for live figures");
+        }
+        Some(Self { is_stopped, thread: Some(spawned.ok()?) })
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.is_stopped.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic of the thread has ended the updates; nothing waits for them.
+            let _panicked = thread.join();
+        }
+    }
+}
