@@ -20,19 +20,19 @@ const READ_PAUSE: Duration = Duration::from_millis(1);
 
 /// The words of a page in memory.
 #[repr(C)]
-struct Page {
+pub(super) struct Page {
     header: [AtomicU64; HEADER_WORDS],
-    figures: Slot<FIGURE_WORDS>,
+    pub(super) figures: Slot<FIGURE_WORDS>,
 }
 
 const _: () = assert!(size_of::<Page>() <= PAGE_BYTES);
 
 /// A mapping of [`PAGE_BYTES`] bytes.
 #[derive(Debug)]
-struct Mapping(MmapRaw);
+pub(super) struct Mapping(MmapRaw);
 
 impl Mapping {
-    fn page(&self) -> &Page {
+    pub(super) fn page(&self) -> &Page {
         #[expect(unsafe_code, reason = "a mapping read as words")]
         // SAFETY: a mapping of `PAGE_BYTES` lives as long as `self`, begins at a page and is larger than a
         // `Page`. All fields are atomic words: any bytes are valid, and other processes may change them.
@@ -117,6 +117,22 @@ impl Drop for LivePage {
 /// `NotAFile`, `Io`, `Size`, `Magic` or `Version` if the path is not a page of this layout; `Torn` if no
 /// complete update was seen.
 pub fn read(path: &Path) -> Result<Live, LiveError> {
+    let mapping = open(path)?;
+    let page = mapping.page();
+    let header = page.header.each_ref().map(|word| word.load(Ordering::Relaxed));
+    let (pid, started_unix_ns) = check_header(header)?;
+    for _ in 0..READ_TRIES_MAX {
+        if let Some((updates, words)) = page.figures.read() {
+            let figures = Figures::from_words(words);
+            return Ok(Live { pid, started_unix_ns, updates, figures });
+        }
+        std::thread::sleep(READ_PAUSE);
+    }
+    Err(LiveError::Torn(READ_TRIES_MAX))
+}
+
+/// Maps the file at `path` for reading.
+pub(super) fn open(path: &Path) -> Result<Mapping, LiveError> {
     let failed = |error: io::Error| failed("read", path, &error);
     let found = fs::symlink_metadata(path).map_err(failed)?;
     check_kind(path, found.file_type())?;
@@ -129,18 +145,7 @@ pub fn read(path: &Path) -> Result<Live, LiveError> {
         return Err(LiveError::Size(found.len()));
     }
     let mapping = MmapOptions::new().len(PAGE_BYTES).map_raw_read_only(&file);
-    let mapping = Mapping(mapping.map_err(failed)?);
-    let page = mapping.page();
-    let header = page.header.each_ref().map(|word| word.load(Ordering::Relaxed));
-    let (pid, started_unix_ns) = check_header(header)?;
-    for _ in 0..READ_TRIES_MAX {
-        if let Some((updates, words)) = page.figures.read() {
-            let figures = Figures::from_words(words);
-            return Ok(Live { pid, started_unix_ns, updates, figures });
-        }
-        std::thread::sleep(READ_PAUSE);
-    }
-    Err(LiveError::Torn(READ_TRIES_MAX))
+    Ok(Mapping(mapping.map_err(failed)?))
 }
 
 /// Creates a file that does not exist, with `bytes`: a full disk is an error here, and no SIGBUS later.
