@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import sys
 import time
@@ -29,11 +30,12 @@ from types import FunctionType
 from typing import NamedTuple
 
 import torch
+from torch.nn.modules import module as torch_module
 from transformers import AttentionInterface
 
-from ..errors import DormouseError
 from ..group import Group
 from . import support
+from .fingerprint import GLOBAL_HOOKS
 from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
@@ -64,6 +66,7 @@ KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LOGITS = "logits"
+TEXT_TOKENS = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 Step = Callable[[Group, int, Callable], None]
 """Runs a shared step over a group, with microbatches of so many rows and a loss function."""
@@ -151,16 +154,22 @@ class Check:
         ):
             dense, shared = self._dense(trial), self._shared(trial, self._group)
             ratios = _ratios(shared, dense, trial)
-            if max(ratios.values()) <= tolerance:
+            if _worst(ratios) <= tolerance:
                 return _distance(shared, dense, trial)
-            again = max(_ratios(self._dense(trial), dense, trial).values())
+            infinite = sum(not _is_finite(gradient) for gradient in dense.gradients.values())
+            if float(trial.summed(torch.tensor(float(infinite)))):
+                raise UnsupportedModelError(
+                    "gradients of a dense run are not finite, so a shared step cannot be compared; "
+                    "accepted: finite weights and gradients"
+                )
+            again = _worst(_ratios(self._dense(trial), dense, trial))
             if not again <= tolerance:
                 raise UnsupportedModelError(
                     f"two dense runs of the model differ by {again:.2g}: it is random or keeps "
                     "state; accepted: models that compute the same each time"
                 )
-            floor = max(_ratios(self._dense(trial, together=True), dense, trial).values())
-            if floor <= FLOOR_MAX and max(ratios.values()) <= FLOORS * floor:
+            floor = _worst(_ratios(self._dense(trial, together=True), dense, trial))
+            if floor <= FLOOR_MAX and _worst(ratios) <= FLOORS * floor:
                 return _distance(shared, dense, trial)
             raise UnsupportedModelError(self._described(trial, ratios, tolerance))
 
@@ -190,7 +199,7 @@ class Check:
         self._weights.keep_in_next_backwards()
         for number, members in enumerate(sets):
             rows = [torch.cat([group.prompt, group.responses[i][:-1]]) for i in members]
-            with _explained("the model's own forward"):
+            with support.explained("the model's own forward"):
                 output = self._view.model(
                     input_ids=torch.stack(rows).to(self._device), use_cache=False
                 )
@@ -199,9 +208,12 @@ class Check:
             for i, answer in zip(members, answers, strict=True):
                 logits[i] = answer.detach()
                 total = total + group.weights[i] * self._loss(answer, group.responses[i], i)
+            if number == 0 and isinstance(total, torch.Tensor):
+                trial.adopt(total)
             if number == len(sets) - 1:
                 self._weights.reduce_in_next_backward()
-            total.backward()
+            with support.explained("the model's own backward"):
+                total.backward()
         return _Run(logits, trial.take(to_host=True))
 
     def _shared(self, trial: Trial, group: Group) -> _Run:
@@ -212,7 +224,7 @@ class Check:
             logits[i] = answer.detach()
             return self._loss(answer, labels, i)
 
-        with _explained("the shared step"):
+        with support.explained("the shared step"):
             self._step(group, MICROBATCH_TOKENS, loss_fn)
         return _Run(logits, trial.take())
 
@@ -252,7 +264,8 @@ def lengths_up_to(longest: int, config) -> list[Lengths]:
     lengths do not matter."""
     if longest == 0:
         return [SHORT]
-    positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    # A model with rotary positions may run beyond.
+    positions = max(getattr(config, "max_position_embeddings", None) or sys.maxsize, longest)
     lengths = [SHORTEST, SHORT]
     while lengths[-1].longest < longest:
         prompt = 2 * lengths[-1].prompt
@@ -272,6 +285,10 @@ def unknown_code(view: support.ModelView) -> str | None:
     """Names code in the model that does not come from torch, transformers or peft; None if all of it
     does."""
     kinds: dict[type, None] = {}
+    for kind in GLOBAL_HOOKS:
+        for hook in getattr(torch_module, kind).values():
+            if _package(getattr(hook, "__func__", hook)) not in KNOWN_PACKAGES:
+                return "a hook on every module"
     for name, module in view.model.named_modules():
         if "forward" in module.__dict__:
             return f"a patched forward of {name or 'the model'!r}"
@@ -311,12 +328,21 @@ def _miniature(view: support.ModelView, lengths: Lengths) -> Group:
         for name, value in vars(view.config).items()
         if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
     ]
+    text = []
+    for name in TEXT_TOKENS:
+        value = getattr(view.config, name, None)
+        text += [value] if isinstance(value, int) else value or []
+    text = [token for token in dict.fromkeys(text) if 0 <= token < view.vocab_size]
     allowed = torch.ones(view.vocab_size, dtype=torch.bool)
     allowed[[token for token in special if 0 <= token < view.vocab_size]] = False
     ids = allowed.nonzero().flatten()
 
     def tokens(count: int) -> torch.Tensor:
-        return ids[torch.randint(len(ids), (count,), generator=generator)]
+        drawn = ids[torch.randint(len(ids), (count,), generator=generator)]
+        # Code of the model may treat them otherwise: as padding, as ends of documents.
+        for place, token in zip(range(0, count - 1, 2), text, strict=False):
+            drawn[place] = token
+        return drawn
 
     weights = [(-1.0) ** i * (0.5 + 0.25 * i) for i in range(len(lengths.responses))]
     return Group(tokens(lengths.prompt), [tokens(n) for n in lengths.responses], weights)
@@ -358,6 +384,16 @@ def _ratio(error: float, norm: float) -> float:
     return error / norm if norm else float("inf")
 
 
+def _worst(ratios: Mapping[str, float]) -> float:
+    """Returns the largest ratio; NaN if one is."""
+    values = ratios.values()
+    return max(values) if all(value == value for value in values) else math.nan
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
 def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[float, float]:
     """Returns the squared norms of the error and of what is wanted."""
     if wanted is None or got is None:
@@ -369,20 +405,10 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
     wide = torch.promote_types(wanted.dtype, torch.float32)
     # A dense run's gradients wait in host memory.
     wanted, got = wanted.to(got.device, wide), got.to(wide)
+    # Logits masked with an infinity are equal where both are.
+    equal = torch.isinf(wanted) & (got == wanted)
+    got, wanted = got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
     return float((got - wanted).norm()) ** 2, float(wanted.norm()) ** 2
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turns an error of the model's code into a refusal."""
-    try:
-        yield
-    except (UnsupportedModelError, DormouseError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        raise UnsupportedModelError(
-            f"{what} fails on a group of random tokens: {type(error).__name__}: {error}"
-        ) from error
 
 
 @contextlib.contextmanager

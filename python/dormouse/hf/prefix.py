@@ -7,7 +7,7 @@ import torch
 from .. import _native as native
 from ..runtime import Prefix
 from . import attention, graph, registry, support
-from .probe import Probe
+from .probe import Probe, TouchRecorder
 from .sharding import PrefixDone, ReplicatedWeights
 
 KEY, VALUE = 0, 1
@@ -131,7 +131,7 @@ class PlannedForward(PrefixForward):
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
-        self._owned = _owned_storages(view)
+        self._awake = _owned_storages(view)
         self.notes: list[str] = []
 
     def captured(self, layer, key, value):
@@ -150,11 +150,13 @@ class PlannedForward(PrefixForward):
         self._prefix.mark(native.Edge.FORWARD_END, layer)
 
     def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:
-        addresses = self._probe.may_sleep(layer, saved)
-        if addresses is None:
+        awake = self._probe.awake(layer, saved)
+        if awake is None:
             self.notes.append(f"layer {layer} stays awake: its graph is not the probed one")
             return
-        addresses = sorted(addresses - self._owned - self.weights.gathered_storages())
+        self._awake |= awake
+        addresses = set(saved.storages.values()) - self._awake - self.weights.gathered_storages()
+        addresses = sorted(addresses)
         # A layer saves its input, which the layer before it allocated.
         if layer > 0:
             self._prefix.dormant(layer - 1, addresses)
@@ -164,13 +166,20 @@ class PlannedForward(PrefixForward):
 class ProbeForward(PrefixForward):
     """Phase A of the miniature: keeps each layer's graph, names nothing."""
 
-    def __init__(self, view: support.ModelView, weights: ReplicatedWeights):
+    def __init__(
+        self, view: support.ModelView, weights: ReplicatedWeights, recorder: TouchRecorder
+    ):
+        """``recorder``: active during the forward."""
         super().__init__(view, weights)
         self._visited: set = set()
+        self._recorder = recorder
         self.graphs: list[graph.LayerGraph] = []
+        self.touched: list[set[int]] = []
+        """Addresses touched since the layer before ended, per layer."""
 
     def ended(self, layer, roots):
         self.graphs.append(graph.collect(roots, self._visited))
+        self.touched.append(self._recorder.take())
 
 
 def _owned_storages(view: support.ModelView) -> set[int]:

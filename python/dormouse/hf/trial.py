@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from . import graph
 from .support import UnsupportedModelError
 
 # Widened weights and their gradients.
@@ -19,10 +20,10 @@ class Trial:
         self._model, self._dtype = model, dtype
 
     def __enter__(self) -> Trial:
-        self._own = dict(self._model.named_parameters())
-        self._before = {name: (p.grad, p._version) for name, p in self._own.items()}
-        for parameter in self._own.values():
-            parameter.grad = None
+        self._own: dict[str, torch.Tensor] = {}
+        self._before: dict[str, tuple] = {}
+        for name, parameter in self._model.named_parameters():
+            self._add(name, parameter)
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
         self._places = self._substitute()
         return self
@@ -32,6 +33,22 @@ class Trial:
             entries[name] = tensor
         for name, parameter in self._own.items():
             parameter.grad = self._before[name][0]
+
+    def adopt(self, output: torch.Tensor) -> None:
+        """Adds the leaves from which ``output`` was computed and that no module holds as its
+        parameter: their gradients too are compared and left alone."""
+        known = {id(p) for p in (*self._own.values(), *self._model.parameters())}
+        for leaf in graph.leaves(output):
+            if id(leaf) not in known:
+                self._add(f"a tensor of shape {list(leaf.shape)} outside the model", leaf)
+                known.add(id(leaf))
+
+    def _add(self, name: str, leaf: torch.Tensor) -> None:
+        while name in self._own:
+            name += "'"
+        self._own[name] = leaf
+        self._before[name] = (leaf.grad, leaf._version)
+        leaf.grad = None
 
     def take(self, *, to_host: bool = False) -> dict[str, torch.Tensor]:
         """Returns the gradients since the last call, by name; ``to_host``: in host memory."""
@@ -79,6 +96,7 @@ class Trial:
                 copy = copy.to(torch.promote_types(tensor.dtype, self._dtype))
             if isinstance(tensor, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+                copy.__dict__.update(tensor.__dict__)
             elif copy.data_ptr() == tensor.data_ptr():
                 copy = copy.clone()
             self._copies[tensor] = copy
