@@ -117,6 +117,8 @@ class Fingerprint:
         self._entries = [source.entries() for source in self._sources]
         self._lengths = list(map(len, self._views))
         self._objects = list(chain.from_iterable(self._views))
+        self._modules = list(model.modules())
+        self._types = list(map(type, self._modules))
         self._parameters = list(model.parameters())
         self._values = self._current_values()
 
@@ -125,6 +127,7 @@ class Fingerprint:
         return (
             list(map(len, self._views)) == self._lengths
             and all(map(operator.is_, chain.from_iterable(self._views), self._objects))
+            and list(map(type, self._modules)) == self._types
             and self._current_values() == self._values
         )
 
@@ -132,6 +135,8 @@ class Fingerprint:
         """Names what changed since."""
         for source, key in self._changed():
             return f"{source.name}.{key} changed".lstrip(".")
+        if list(map(type, self._modules)) != self._types:
+            return "the class of a module changed"
         if self._current_values() != self._values:
             return "dtype, shape, device, trainability or hooks of parameters changed"
         return "nothing changed"
@@ -141,8 +146,7 @@ class Fingerprint:
         return frozenset((id(source.container), key) for source, key in self._changed())
 
     def restore(self) -> None:
-        """Puts attributes, dict entries and list entries back that a forward of the model changed.
-        """
+        """Puts attributes and entries of dicts and lists back that a forward changed."""
         for source, before in zip(self._sources, self._entries, strict=True):
             container = source.container
             if source.keys is not None:
@@ -176,10 +180,10 @@ class Fingerprint:
 
 
 def _without(source: _Source, volatile: frozenset) -> _Source:
-    entries = source.entries()
-    kept = tuple(key for key in entries if (id(source.container), key) not in volatile)
-    if len(kept) == len(entries):
+    changing = {key for container, key in volatile if container == id(source.container)}
+    if not changing:
         return source
+    kept = tuple(key for key in source.entries() if key not in changing)
     if isinstance(source.container, tuple):
         return _Source(source.name, tuple(source.container[i] for i in kept))
     return _Source(source.name, {} if isinstance(source.container, list) else source.container, kept)

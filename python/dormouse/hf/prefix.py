@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from .. import _native as native
@@ -62,6 +64,7 @@ class PrefixForward:
         for index, layer in enumerate(self.view.layers):
             handles.append(layer.register_forward_pre_hook(self._pre_hook(index)))
             handles.append(layer.register_forward_hook(self._hook(index)))
+        self._thread = threading.get_ident()
         positions = torch.arange(len(tokens), device=tokens.device)
         try:
             with registry.use(self.attend):
@@ -82,6 +85,9 @@ class PrefixForward:
 
     def _pre_hook(self, index):
         def hook(module, args):
+            # Another thread evaluates the model meanwhile.
+            if threading.get_ident() != self._thread:
+                return
             if index != len(self.live):
                 raise support.UnsupportedModelError(
                     f"layer {index} runs after {len(self.live)} layers; accepted: every layer "
@@ -94,6 +100,8 @@ class PrefixForward:
 
     def _hook(self, index):
         def hook(module, args, output):
+            if threading.get_ident() != self._thread:
+                return
             self._running = None
             if len(self.live) != index + 1:
                 raise support.UnsupportedModelError(

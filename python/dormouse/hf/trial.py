@@ -20,10 +20,11 @@ class Trial:
         self._model, self._dtype = model, dtype
 
     def __enter__(self) -> Trial:
-        self._own: dict[str, torch.Tensor] = {}
-        self._before: dict[str, tuple] = {}
-        for name, parameter in self._model.named_parameters():
-            self._add(name, parameter)
+        self._own = dict(self._model.named_parameters())
+        self._before = {name: (p.grad, p._version) for name, p in self._own.items()}
+        for parameter in self._own.values():
+            parameter.grad = None
+        self._others: dict[torch.Tensor, torch.Tensor | None] = {}
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
         self._places = self._substitute()
         return self
@@ -33,22 +34,16 @@ class Trial:
             entries[name] = tensor
         for name, parameter in self._own.items():
             parameter.grad = self._before[name][0]
+        for leaf, grad in self._others.items():
+            leaf.grad = grad
 
     def adopt(self, output: torch.Tensor) -> None:
-        """Adds the leaves from which ``output`` was computed and that no module holds as its
-        parameter: their gradients too are compared and left alone."""
+        """Leaves ``.grad`` alone also of the leaves from which ``output`` was computed and that no
+        module holds as its parameter. They are not compared: some live for one forward."""
         known = {id(p) for p in (*self._own.values(), *self._model.parameters())}
         for leaf in graph.leaves(output):
-            if id(leaf) not in known:
-                self._add(f"a tensor of shape {list(leaf.shape)} outside the model", leaf)
-                known.add(id(leaf))
-
-    def _add(self, name: str, leaf: torch.Tensor) -> None:
-        while name in self._own:
-            name += "'"
-        self._own[name] = leaf
-        self._before[name] = (leaf.grad, leaf._version)
-        leaf.grad = None
+            if id(leaf) not in known and leaf not in self._others:
+                self._others[leaf], leaf.grad = leaf.grad, None
 
     def take(self, *, to_host: bool = False) -> dict[str, torch.Tensor]:
         """Returns the gradients since the last call, by name; ``to_host``: in host memory."""
