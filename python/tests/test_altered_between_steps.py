@@ -11,10 +11,11 @@ import threading
 import types
 import weakref
 
+import numpy
 import pytest
 import torch
 from altered_models import HIDDEN, NOT_EXACT, WIDE, mlp, number, wrap
-from models import distance, group, loss_fn, take_gradients
+from models import distance, group, loss_fn, take_gradients, tiny
 from test_altered_models import FP64_BOUND, dense_backward, error, hold, long_enough, small_model
 from torch import nn
 from torch.nn import functional
@@ -58,6 +59,20 @@ def global_variable(model):
 
 def namespace_of_settings(model):
     settings = mlp(model).settings = types.SimpleNamespace(weight=0.0)
+    wrap(mlp(model), lambda out, x: mixed(out, settings.weight))
+    yield NOT_EXACT
+    settings.weight = MIX
+
+
+class Settings:
+    """An object of the trainer's own."""
+
+    def __init__(self):
+        self.weight = 0.0
+
+
+def object_of_settings(model):
+    settings = mlp(model).settings = Settings()
     wrap(mlp(model), lambda out, x: mixed(out, settings.weight))
     yield NOT_EXACT
     settings.weight = MIX
@@ -183,7 +198,7 @@ def adapters_added_disabled_merged(model):
 
 EVENTS = [
     *(closure_variable, entry_of_a_dict_in_a_closure, global_variable, namespace_of_settings),
-    *(entry_of_a_nested_list, attribute_of_the_config, hook_added_then_removed),
+    *(object_of_settings, entry_of_a_nested_list, attribute_of_the_config, hook_added_then_removed),
     *(dropout_turned_on_and_off, trainability, trainability_turned_on_by_a_hook),
     *(implementation_of_attention, widened_weights, replaced_weights, weights_tied_and_untied),
     *(gradient_hook_added_and_removed, function_compiled, adapters_added_disabled_merged),
@@ -218,6 +233,7 @@ def test_a_check_leaves_nothing_changed(accepted, runtime):
         module.log.append(out)
         module.last = out
         module.tokens.add_(x.shape[1])
+        out = out + 0 * (torch.rand(()) + random.random() + numpy.random.rand())
         return (out if accepted else mixed(out)) + x @ outside
 
     wrap(module, change)
@@ -228,7 +244,9 @@ def test_a_check_leaves_nothing_changed(accepted, runtime):
         tensors = [*model.named_parameters(), *model.named_buffers(), ("outside", outside)]
         values = {n: (id(t), t.clone(), None if t.grad is None else id(t.grad)) for n, t in tensors}
         hooks = [[*each._forward_hooks, *each._forward_pre_hooks] for each in model.modules()]
-        return values, hooks, (torch.get_rng_state(), random.getstate(), model.config.to_dict())
+        numpy_state = numpy.random.get_state()[1].tolist()
+        others = random.getstate(), numpy_state, model.config.to_dict()
+        return values, hooks, (torch.get_rng_state(), *others)
 
     def grads():
         return [p.grad.clone() for p in (*model.parameters(), outside)]
@@ -249,6 +267,14 @@ def test_a_check_leaves_nothing_changed(accepted, runtime):
     assert torch.equal(before[2][0], after[2][0]) and before[2][1:] == after[2][1:]
     assert all(map(torch.equal, before_grads, grads()))
     assert (module.runs, module.log, module.last) == (0, [], None)
+
+
+def test_code_that_runs_in_its_own_dtype_alone(runtime):
+    """Weights below FP32 are widened for the check; the refusal says so."""
+    model = tiny(dtype=torch.bfloat16, num_hidden_layers=2)
+    inner = mlp(model).forward
+    mlp(model).forward = lambda x: inner(x.to(torch.bfloat16))
+    hold(model, SharedPrefix(model, runtime), r"with weights widened to torch\.float32, fails on")
 
 
 def test_an_attribute_that_every_forward_changes_needs_no_check_each_step(runtime):

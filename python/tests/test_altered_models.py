@@ -1,7 +1,8 @@
 """Altered models: each step is exact or refused by name, never silently wrong or stale.
 
-The cases are in ``altered_models.py``, ``altered_tokens.py`` and ``altered_attention.py``. Each runs twice: altered before
-the first step, and between two steps. The truth is the dense run through the model's own forward.
+The cases are in ``altered_models.py``, ``altered_tokens.py`` and ``altered_attention.py``. Each
+runs twice: altered before the first step, and between two steps. The truth is the dense run through
+the model's own forward.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch.nn.modules import module as torch_module
 from transformers import AttentionInterface
@@ -149,6 +150,8 @@ class Check:
 
     def _compare_at(self, lengths: Lengths, dtype: torch.dtype | None, tolerance: float) -> float:
         self._group = _miniature(self._view, lengths)
+        # The most frequent reason why such a run fails must be in its error.
+        self._widened = f", with weights widened to {dtype}," if dtype is not None else ""
         with (
             _short_windows(self._view.model, lengths),
             self._weights.trial(self._view.model, dtype) as trial,
@@ -194,7 +197,7 @@ class Check:
         self._weights.keep_in_next_backwards()
         for i, response in enumerate(group.responses):
             tokens = torch.cat([group.prompt, response[:-1]]).unsqueeze(0)
-            with support.explained("the model's own forward"):
+            with support.explained(f"the model's own forward{self._widened}"):
                 output = self._view.model(input_ids=tokens.to(self._device), use_cache=False)
             answer = support.logits_of(output)[0, prompt - 1 :]
             logits[i] = answer.detach()
@@ -202,7 +205,7 @@ class Check:
             trial.adopt(loss)
             if i == len(group.responses) - 1:
                 self._weights.reduce_in_next_backward()
-            with support.explained("the model's own backward"):
+            with support.explained(f"the model's own backward{self._widened}"):
                 loss.backward()
         return _Run(logits, trial.take(to_host=True))
 
@@ -214,7 +217,7 @@ class Check:
             logits[i] = answer.detach()
             return self._loss(answer, labels, i)
 
-        with support.explained("the shared step"):
+        with support.explained(f"the shared step{self._widened}"):
             self._step(group, MICROBATCH_TOKENS, loss_fn)
         return _Run(logits, trial.take())
 
@@ -272,8 +275,7 @@ def longest_sequence(groups: Sequence[Group]) -> int:
 
 
 def unknown_code(view: support.ModelView) -> str | None:
-    """Names code in the model that does not come from torch, transformers or peft; None if all of it
-    does."""
+    """Names code in the model that does not come from torch, transformers or peft, or None."""
     kinds: dict[type, None] = {}
     for kind in GLOBAL_HOOKS:
         for hook in getattr(torch_module, kind).values():
@@ -406,12 +408,15 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
 def _undisturbed(device: torch.device) -> Iterator[None]:
     """Restores the state of random generators."""
     state = random.getstate()
+    # transformers imports numpy.
+    numpy_state = numpy.random.get_state()
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
             yield
     finally:
         random.setstate(state)
+        numpy.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ its containers, the configuration, the functions of each class, the callables of
 define them, the registered attention functions, hooks on all modules, and the variables that hooks,
 patched functions and functions of classes outside torch and transformers read. Compared by value:
 dtype, shape, device, trainability and hooks of every parameter. Values of weights are not compared,
-nor attributes of objects that are not modules, configurations, dataclasses or namespaces. Every
-object compared is kept alive, so no identity is used twice.
+nor what other objects hold beside numbers and texts. Every object compared is kept alive, so no
+identity is used twice.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ def _without(source: _Source, volatile: frozenset) -> _Source:
     kept = tuple(key for key in source.entries() if key not in changing)
     if isinstance(source.container, tuple):
         return _Source(source.name, tuple(source.container[i] for i in kept))
-    return _Source(source.name, {} if isinstance(source.container, list) else source.container, kept)
+    if isinstance(source.container, list):
+        return _Source(source.name, {}, ())
+    return _Source(source.name, source.container, kept)
 
 
 def _sources(model: torch.nn.Module) -> Iterator[_Source]:
@@ -207,7 +209,9 @@ def _sources(model: torch.nn.Module) -> Iterator[_Source]:
             if hasattr(value, "to_dict") and not isinstance(value, (type, torch.nn.Module)):
                 configs[id(value)] = value
             else:
-                yield from _inside(f"{name}.{attribute}".lstrip("."), value, followed)
+                place = f"{name}.{attribute}".lstrip(".")
+                yield from _settings(place, value)
+                yield from _inside(place, value, followed)
         classes |= dict.fromkeys(type(module).__mro__)
     for config in configs.values():
         yield from _config_sources(config, followed)
@@ -238,6 +242,17 @@ def _sources(model: torch.nn.Module) -> Iterator[_Source]:
         yield _Source(f"torch.nn.modules.module.{kind}", hooks)
         for hook in hooks.values():
             yield from _inside(kind, hook, followed)
+
+
+def _settings(name: str, value) -> Iterator[_Source]:
+    """Yields the numbers and texts of an object of the trainer's own that a module holds."""
+    package = type(value).__module__.partition(".")[0]
+    attributes = getattr(value, "__dict__", None)
+    if package in _FIXED_PACKAGES or type(attributes) is not dict or callable(value):
+        return
+    kinds = (int, float, str, type(None))
+    keys = tuple(key for key, each in attributes.items() if isinstance(each, kinds))
+    yield _Source(name, attributes, keys)
 
 
 def _inside(name: str, value, followed: set[int], depth: int = 0) -> Iterator[_Source]:

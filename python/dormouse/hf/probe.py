@@ -1,12 +1,12 @@
 """The probe: which tensors saved by phase A are used before its backward.
 
-Phase B may read a storage that A saved: a weight cast cached by autocast, a mask kept by the
-model. So may a later layer in A itself: a skip connection over layers. Such an access would end the process if the storage were asleep. Therefore a miniature of
-the step runs before a model's first sleeping step, under a dispatch mode that records every storage
-passed to the operators of each layer and of the microbatch. A layer sleeps once the next has run:
-slots of its graph that are passed to later operators never sleep. The probe
-keeps slots, not addresses: the same graph has the same slots at any length. A layer whose graph
-differs from the probed one stays awake.
+Phase B may read a storage that A saved: a weight cast cached by autocast, a mask kept by the model.
+So may a later layer in A itself: a skip connection over layers. Such an access would end the
+process if the storage were asleep. Therefore a miniature of the step runs before a model's first
+sleeping step, under a dispatch mode that records every storage passed to the operators of each
+layer and of the microbatch. A layer sleeps once the next has run: slots of its graph that are
+passed to later operators never sleep. The probe keeps slots, not addresses: the same graph has the
+same slots at any length. A layer whose graph differs from the probed one stays awake.
 """
 
 from __future__ import annotations
