@@ -146,10 +146,17 @@ class Fingerprint:
         return frozenset((id(source.container), key) for source, key in self._changed())
 
     def restore(self) -> None:
-        """Puts attributes and entries of dicts and lists back that a forward changed."""
+        """Puts attributes of modules back that a forward changed, and entries of the dicts and lists
+        in them. Containers that the trainer's functions read are the trainer's: another thread may
+        use them."""
+        dicts = {id(module.__dict__) for module in self._modules}
+        owned = set(dicts)
+        for source, before in zip(self._sources, self._entries, strict=True):
+            if id(source.container) in dicts:
+                owned |= set(map(id, before.values()))
         for source, before in zip(self._sources, self._entries, strict=True):
             container = source.container
-            if source.keys is not None:
+            if source.keys is not None or id(container) not in owned:
                 continue
             if isinstance(container, list):
                 before = list(before.values())
