@@ -153,7 +153,8 @@ class Fingerprint:
         owned = set(dicts)
         for source, before in zip(self._sources, self._entries, strict=True):
             if id(source.container) in dicts:
-                owned |= set(map(id, before.values()))
+                # Parameters, buffers and hooks have owners that put them back.
+                owned |= {id(each) for key, each in before.items() if not key.startswith("_")}
         for source, before in zip(self._sources, self._entries, strict=True):
             container = source.container
             if source.keys is not None or id(container) not in owned:
