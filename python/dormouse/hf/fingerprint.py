@@ -146,9 +146,9 @@ class Fingerprint:
         return frozenset((id(source.container), key) for source, key in self._changed())
 
     def restore(self) -> None:
-        """Puts attributes of modules back that a forward changed, and entries of the dicts and lists
-        in them. Containers that the trainer's functions read are the trainer's: another thread may
-        use them."""
+        """Puts attributes of modules back that a forward changed, and entries of the dicts and
+        lists in them. Containers that the trainer's functions read are the trainer's: another
+        thread may use them."""
         dicts = {id(module.__dict__) for module in self._modules}
         owned = set(dicts)
         for source, before in zip(self._sources, self._entries, strict=True):
