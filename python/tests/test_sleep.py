@@ -252,7 +252,25 @@ def test_the_probe_is_what_keeps_that_cache_awake(runtime):
 
     shared.backward(long_group(), loss, microbatch_tokens=40)
     assert set(states) == {"none"}
-    # Every layer's weights, K and V are touched as well; this one's table is on top.
-    (probe,) = shared._probes.values()
-    counts = [len(touched) for touched in probe.touched]
-    assert counts[1] == counts[2] + 1
+    # Weights, K, V and the rotary tables are touched as well; this layer's table is on top.
+    plain = SharedPrefix(wide(), runtime)
+    plain.backward(long_group(), loss_fn, microbatch_tokens=40)
+    (probe,), (plain_probe,) = shared._probes.values(), plain._probes.values()
+    assert len(probe.touched[1]) == len(plain_probe.touched[1]) + 1
+
+
+@pytest.mark.parametrize("combine", [torch.add, torch.mul])
+def test_what_later_layers_read_stays_awake(runtime, combine):
+    """A skip connection over four layers: its source would be asleep when it is read."""
+    results = []
+    for sleep in (False, True):
+        model, kept = wide(num_hidden_layers=6), []
+        layers = model.model.layers
+        layers[0].register_forward_hook(lambda module, args, out, kept=kept: kept.append(out))
+        layers[4].register_forward_pre_hook(
+            lambda module, args, kept=kept: (args[0] + 0.1 * combine(args[0], kept.pop()),)
+        )
+        results.append(step(model, runtime, long_group(), sleep=sleep, microbatch_tokens=40))
+    (awake, _), (asleep, report) = results
+    assert identical(asleep, awake)
+    assert report.prefix["asleep_bytes_peak"] > 8 << 20

@@ -30,12 +30,14 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple
 
+import numpy
 import torch
+from torch.nn.modules import module as torch_module
 from transformers import AttentionInterface
 
-from ..errors import DormouseError
 from ..group import Group
 from . import support
+from .fingerprint import GLOBAL_HOOKS
 from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
@@ -56,11 +58,12 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}
 TOLERANCE_LOW = 0.2
 # An error of a parameter's gradient is also compared with this part of the whole gradient's norm.
 WHOLE = 1e-2
-# A model that amplifies rounding may differ by this many times the distance of two dense runs,
-# provided those agree up to FLOOR_MAX.
+# A model that amplifies rounding may differ by this many times the distance of a dense run in which
+# the embedding's and every layer's output is off by ROUNDING, provided that is up to FLOOR_MAX.
 FLOORS = 8
 FLOOR_MAX = 1e-2
 FLOOR_MAX_LOW = 0.5
+ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
@@ -68,6 +71,7 @@ KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LOGITS = "logits"
+TEXT_TOKENS = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 Step = Callable[[Group, int, Callable], None]
 """Runs a shared step over a group, with microbatches of so many rows and a loss function."""
@@ -167,6 +171,8 @@ class Check:
         ``typical``: the median parameter decides, since rounding alone may route a token to another
         expert."""
         self._group = _miniature(self._view, lengths)
+        # The most frequent reason why such a run fails must be in its error.
+        self._widened = f", with weights widened to {dtype}," if dtype is not None else ""
         with (
             _short_windows(self._view.model, lengths),
             self._weights.trial(self._view.model, dtype) as trial,
@@ -175,13 +181,20 @@ class Check:
             shared = _compared(self._shared(trial, self._group), dense, trial)
             if (shared.median if typical else shared.largest) <= tolerance:
                 return shared.distance
+            infinite = sum(not _is_finite(gradient) for gradient in dense.gradients.values())
+            if float(trial.summed(torch.tensor(float(infinite)))):
+                raise UnsupportedModelError(
+                    "gradients of a dense run are not finite, so a shared step cannot be compared; "
+                    "accepted: finite weights and gradients"
+                )
             again = _compared(self._dense(trial), dense, trial).largest
             if not again <= tolerance:
                 raise UnsupportedModelError(
                     f"two dense runs of the model differ by {again:.2g}: it is random or keeps "
                     "state; accepted: models that compute the same each time"
                 )
-            floor = _compared(self._dense(trial, apart=True), dense, trial).largest
+            with _rounding(self._view):
+                floor = _compared(self._dense(trial), dense, trial).largest
             limit = FLOOR_MAX if tolerance < FLOOR_MAX else FLOOR_MAX_LOW
             if floor <= limit and shared.largest <= FLOORS * floor:
                 return shared.distance
@@ -198,30 +211,23 @@ class Check:
             + (f"; the model contains {unknown}" if unknown else "")
         )
 
-    def _dense(self, trial: Trial, *, apart: bool = False) -> _Run:
-        """Runs every response with its whole prompt, those of equal length in one batch; ``apart``:
-        each by itself."""
+    def _dense(self, trial: Trial) -> _Run:
+        """Runs every response with its whole prompt."""
         group, logits = self._group, {}
-        by_length: dict[int, list[int]] = {}
-        for i, response in enumerate(group.responses):
-            by_length.setdefault(i if apart else len(response), []).append(i)
-        sets = list(by_length.values())
         prompt = len(group.prompt)
         self._weights.keep_in_next_backwards()
-        for number, members in enumerate(sets):
-            rows = [torch.cat([group.prompt, group.responses[i][:-1]]) for i in members]
-            with _explained("the model's own forward"):
-                output = self._view.model(
-                    input_ids=torch.stack(rows).to(self._device), use_cache=False
-                )
-            answers = support.logits_of(output)[:, prompt - 1 :]
-            total = 0
-            for i, answer in zip(members, answers, strict=True):
-                logits[i] = answer.detach()
-                total = total + group.weights[i] * self._loss(answer, group.responses[i], i)
-            if number == len(sets) - 1:
+        for i, response in enumerate(group.responses):
+            tokens = torch.cat([group.prompt, response[:-1]]).unsqueeze(0)
+            with support.explained(f"the model's own forward{self._widened}"):
+                output = self._view.model(input_ids=tokens.to(self._device), use_cache=False)
+            answer = support.logits_of(output)[0, prompt - 1 :]
+            logits[i] = answer.detach()
+            loss = group.weights[i] * self._loss(answer, response, i)
+            trial.adopt(loss)
+            if i == len(group.responses) - 1:
                 self._weights.reduce_in_next_backward()
-            total.backward()
+            with support.explained(f"the model's own backward{self._widened}"):
+                loss.backward()
         return _Run(logits, trial.take(to_host=True))
 
     def _shared(self, trial: Trial, group: Group) -> _Run:
@@ -232,7 +238,7 @@ class Check:
             logits[i] = answer.detach()
             return self._loss(answer, labels, i)
 
-        with _explained("the shared step"):
+        with support.explained(f"the shared step{self._widened}"):
             self._step(group, MICROBATCH_TOKENS, loss_fn)
         return _Run(logits, trial.take())
 
@@ -256,12 +262,12 @@ class Check:
             self._shared(trial, alone)
         for name, (wanted,) in ((n, o) for n, o in dense.items() if len(o) == 1):
             got = torch.cat(shared[name], 1) if shared.get(name) else None
-            if got is None or got.shape[2:] != wanted.shape[2:]:
-                continue
             # In the last layer the prompt's rows are not run to their end.
+            if got is None or got.shape[1] > wanted.shape[1] or got.shape[2:] != wanted.shape[2:]:
+                continue
             wanted = wanted[:, wanted.shape[1] - got.shape[1] :]
             error = float((got - wanted).norm() / wanted.norm())
-            if got.shape == wanted.shape and not error <= tolerance:
+            if not error <= tolerance:
                 kind = type(self._view.model.get_submodule(name)).__name__
                 return f"{name or 'the model'} ({kind}, by {error:.2g})"
         return None
@@ -272,7 +278,8 @@ def lengths_up_to(longest: int, config) -> list[Lengths]:
     lengths do not matter."""
     if longest == 0:
         return [SHORT]
-    positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    # A model with rotary positions may run beyond.
+    positions = max(getattr(config, "max_position_embeddings", None) or sys.maxsize, longest)
     lengths = [SHORTEST, SHORT]
     while lengths[-1].longest < longest:
         prompt = 2 * lengths[-1].prompt
@@ -289,9 +296,12 @@ def longest_sequence(groups: Sequence[Group]) -> int:
 
 
 def unknown_code(view: support.ModelView) -> str | None:
-    """Names code in the model that does not come from torch, transformers or peft; None if all of it
-    does."""
+    """Names code in the model that does not come from torch, transformers or peft, or None."""
     kinds: dict[type, None] = {}
+    for kind in GLOBAL_HOOKS:
+        for hook in getattr(torch_module, kind).values():
+            if _package(getattr(hook, "__func__", hook)) not in KNOWN_PACKAGES:
+                return "a hook on every module"
     for name, module in view.model.named_modules():
         if "forward" in module.__dict__:
             return f"a patched forward of {name or 'the model'!r}"
@@ -331,12 +341,22 @@ def _miniature(view: support.ModelView, lengths: Lengths) -> Group:
         for name, value in vars(view.config).items()
         if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
     ]
+    text = []
+    for name in TEXT_TOKENS:
+        value = getattr(view.config, name, None)
+        text += [value] if isinstance(value, int) else value or []
+    text = [token for token in dict.fromkeys(text) if 0 <= token < view.vocab_size]
     allowed = torch.ones(view.vocab_size, dtype=torch.bool)
     allowed[[token for token in special if 0 <= token < view.vocab_size]] = False
     ids = allowed.nonzero().flatten()
 
     def tokens(count: int) -> torch.Tensor:
-        return ids[torch.randint(len(ids), (count,), generator=generator)]
+        drawn = ids[torch.randint(len(ids), (count,), generator=generator)]
+        # Code of the model may treat them otherwise: as padding, as ends of documents. Not at an
+        # end, where transformers warns of padding.
+        for place, token in zip(range(1, count - 2, 2), text, strict=False):
+            drawn[place] = token
+        return drawn
 
     weights = [(-1.0) ** i * (0.5 + 0.25 * i) for i in range(len(lengths.responses))]
     return Group(tokens(lengths.prompt), [tokens(n) for n in lengths.responses], weights)
@@ -370,6 +390,10 @@ def _ratio(error: float, norm: float) -> float:
     return error / norm if norm else float("inf")
 
 
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
 def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[float, float]:
     """Returns the squared norms of the error and of what is wanted."""
     if wanted is None or got is None:
@@ -381,32 +405,43 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
     wide = torch.promote_types(wanted.dtype, torch.float32)
     # A dense run's gradients wait in host memory.
     wanted, got = wanted.to(got.device, wide), got.to(wide)
+    # Logits masked with an infinity are equal where both are.
+    equal = torch.isinf(wanted) & (got == wanted)
+    got, wanted = got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
     return float((got - wanted).norm()) ** 2, float(wanted.norm()) ** 2
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turns an error of the model's code into a refusal."""
-    try:
-        yield
-    except (UnsupportedModelError, DormouseError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        raise UnsupportedModelError(
-            f"{what} fails on a group of random tokens: {type(error).__name__}: {error}"
-        ) from error
 
 
 @contextlib.contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
     """Restores the state of random generators."""
     state = random.getstate()
+    # transformers imports numpy.
+    numpy_state = numpy.random.get_state()
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
             yield
     finally:
         random.setstate(state)
+        numpy.random.set_state(numpy_state)
+
+
+@contextlib.contextmanager
+def _rounding(view: support.ModelView) -> Iterator[None]:
+    """Multiplies outputs of the embedding and of every layer by numbers within ROUNDING of 1."""
+
+    def off(hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * (1 + ROUNDING * (2 * torch.rand_like(hidden) - 1))
+
+    def hook(module, args, output):
+        return (off(output[0]), *output[1:]) if isinstance(output, tuple) else off(output)
+
+    handles = [each.register_forward_hook(hook) for each in (view.embedding, *view.layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

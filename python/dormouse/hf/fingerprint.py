@@ -1,22 +1,27 @@
 """A fingerprint of a model: has anything changed on which the result of a check depends?
 
 Compared by identity: parameters, buffers, modules, hooks and attributes of every module, entries of
-its lists and dicts, the configuration, the functions of each class, the callables of the files that
-define them, and the registered attention functions. Compared by value: dtype, shape, device and
-trainability of every parameter. Values of weights are not compared. Every object compared is kept
-alive, so no identity is used twice.
+its containers, the configuration, the functions of each class, the callables of the files that
+define them, the registered attention functions, hooks on all modules, and the variables that hooks,
+patched functions and functions of classes outside torch and transformers read. Compared by value:
+dtype, shape, device, trainability and hooks of every parameter. Values of weights are not compared,
+nor what other objects hold beside numbers and texts. Every object compared is kept alive, so no
+identity is used twice.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import operator
 import sys
 from collections.abc import Collection, Iterator
 from itertools import chain
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import torch
+from torch.nn.modules import module as torch_module
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -31,12 +36,26 @@ _MODULE_DICTS = (
     "_backward_pre_hooks",
 )
 
+# Hooks that run in every module.
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+# Containers in containers are followed to this depth.
+DEPTH_MAX = 6
+
+# Packages whose functions' variables are not followed.
+_FIXED_PACKAGES = frozenset({"torch", "transformers"})
+
 
 class _Source(NamedTuple):
-    """A dict or list whose entries are compared."""
+    """A dict, list or closure whose entries are compared."""
 
     name: str
-    container: dict | list
+    container: dict | list | tuple
     keys: tuple[str, ...] | None = None
     """The entries of a dict that are compared; None: all."""
 
@@ -44,12 +63,14 @@ class _Source(NamedTuple):
         """Returns a live view of the entries."""
         if self.keys is not None:
             return _Picked(self.container, self.keys)
+        if isinstance(self.container, tuple):
+            return _Cells(self.container)
         return self.container if isinstance(self.container, list) else self.container.values()
 
     def entries(self) -> dict:
         """Returns the entries by key."""
-        if isinstance(self.container, list):
-            return dict(enumerate(self.container))
+        if isinstance(self.container, (list, tuple)):
+            return dict(enumerate(self.view()))
         keys = self.container if self.keys is None else self.keys
         return {key: self.container.get(key) for key in keys}
 
@@ -67,6 +88,24 @@ class _Picked:
         return map(self._container.get, self._keys)
 
 
+class _Cells:
+    """A live view of a function's closure."""
+
+    def __init__(self, cells: tuple):
+        self._cells = cells
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __iter__(self) -> Iterator:
+        for cell in self._cells:
+            try:
+                yield cell.cell_contents
+            except ValueError:
+                # Not assigned yet.
+                yield None
+
+
 class Fingerprint:
     """What a model held when it was taken."""
 
@@ -78,6 +117,8 @@ class Fingerprint:
         self._entries = [source.entries() for source in self._sources]
         self._lengths = list(map(len, self._views))
         self._objects = list(chain.from_iterable(self._views))
+        self._modules = list(model.modules())
+        self._types = list(map(type, self._modules))
         self._parameters = list(model.parameters())
         self._values = self._current_values()
 
@@ -86,6 +127,7 @@ class Fingerprint:
         return (
             list(map(len, self._views)) == self._lengths
             and all(map(operator.is_, chain.from_iterable(self._views), self._objects))
+            and list(map(type, self._modules)) == self._types
             and self._current_values() == self._values
         )
 
@@ -93,13 +135,40 @@ class Fingerprint:
         """Names what changed since."""
         for source, key in self._changed():
             return f"{source.name}.{key} changed".lstrip(".")
+        if list(map(type, self._modules)) != self._types:
+            return "the class of a module changed"
         if self._current_values() != self._values:
-            return "dtype, shape, device or trainability of parameters changed"
+            return "dtype, shape, device, trainability or hooks of parameters changed"
         return "nothing changed"
 
     def volatile(self) -> frozenset:
         """Returns the entries that changed since, for a fingerprint taken after a forward."""
         return frozenset((id(source.container), key) for source, key in self._changed())
+
+    def restore(self) -> None:
+        """Puts attributes of modules back that a forward changed, and entries of the dicts and
+        lists in them. Containers that the trainer's functions read are the trainer's: another
+        thread may use them."""
+        dicts = {id(module.__dict__) for module in self._modules}
+        owned = set(dicts)
+        for source, before in zip(self._sources, self._entries, strict=True):
+            if id(source.container) in dicts:
+                # Parameters, buffers and hooks have owners that put them back.
+                owned |= {id(each) for key, each in before.items() if not key.startswith("_")}
+        for source, before in zip(self._sources, self._entries, strict=True):
+            container = source.container
+            if source.keys is not None or id(container) not in owned:
+                continue
+            if isinstance(container, list):
+                before = list(before.values())
+                if len(container) != len(before) or any(map(operator.is_not, container, before)):
+                    container[:] = before
+            elif isinstance(container, dict):
+                for key in container.keys() - before.keys():
+                    del container[key]
+                for key, value in before.items():
+                    if container.get(key) is not value or key not in container:
+                        container[key] = value
 
     def _changed(self) -> Iterator[tuple[_Source, object]]:
         for source, before in zip(self._sources, self._entries, strict=True):
@@ -109,54 +178,131 @@ class Fingerprint:
                     yield source, key
 
     def _current_values(self) -> list[tuple]:
-        return [(p.dtype, p.shape, p.device, p.requires_grad) for p in self._parameters]
+        return [
+            (
+                *(p.dtype, p.shape, p.device, p.requires_grad),
+                *(bool(p._backward_hooks), bool(p._post_accumulate_grad_hooks)),
+            )
+            for p in self._parameters
+        ]
 
 
 def _without(source: _Source, volatile: frozenset) -> _Source:
-    entries = source.entries()
-    kept = tuple(key for key in entries if (id(source.container), key) not in volatile)
-    if len(kept) == len(entries):
+    changing = {key for container, key in volatile if container == id(source.container)}
+    if not changing:
         return source
-    return _Source(source.name, {} if isinstance(source.container, list) else source.container, kept)
+    kept = tuple(key for key in source.entries() if key not in changing)
+    if isinstance(source.container, tuple):
+        return _Source(source.name, tuple(source.container[i] for i in kept))
+    if isinstance(source.container, list):
+        return _Source(source.name, {}, ())
+    return _Source(source.name, source.container, kept)
 
 
 def _sources(model: torch.nn.Module) -> Iterator[_Source]:
     classes: dict[type, None] = {}
     configs: dict[int, object] = {}
+    followed: set[int] = set()
     for name, module in model.named_modules():
         yield _Source(name, module.__dict__)
         for kind in _MODULE_DICTS:
-            yield _Source(f"{name}.{kind}".lstrip("."), module.__dict__[kind])
+            place = f"{name}.{kind}".lstrip(".")
+            yield _Source(place, module.__dict__[kind])
+            if kind.endswith("_hooks"):
+                for hook in module.__dict__[kind].values():
+                    yield from _inside(place, hook, followed)
         for attribute, value in module.__dict__.items():
             if attribute.startswith("_"):
                 continue
-            if isinstance(value, (dict, list)):
-                yield _Source(f"{name}.{attribute}", value)
-            elif hasattr(value, "to_dict") and not isinstance(value, (type, torch.nn.Module)):
+            if hasattr(value, "to_dict") and not isinstance(value, (type, torch.nn.Module)):
                 configs[id(value)] = value
+            else:
+                place = f"{name}.{attribute}".lstrip(".")
+                yield from _settings(place, value)
+                yield from _inside(place, value, followed)
         classes |= dict.fromkeys(type(module).__mro__)
     for config in configs.values():
-        yield from _config_sources(config)
+        yield from _config_sources(config, followed)
     files: dict[str, ModuleType] = {}
     for kind in classes:
         if kind in (object, torch.nn.Module):
             continue
         yield _Source(kind.__name__, kind.__dict__)
+        for function in list(kind.__dict__.values()):
+            if isinstance(function, FunctionType):
+                yield from _inside(f"{kind.__name__}.{function.__name__}", function, followed)
         file = sys.modules.get(kind.__module__)
         if file is not None and not kind.__module__.startswith("torch."):
             files[kind.__module__] = file
+    files["torch.nn.functional"] = torch.nn.functional
+    for function in list(AttentionInterface._global_mapping.values()):
+        yield from _inside("attention functions", function, followed)
+        file = sys.modules.get(getattr(function, "__module__", None))
+        if file is not None:
+            files[file.__name__] = file
     for name, file in files.items():
         names = tuple(key for key, value in file.__dict__.items() if callable(value))
         yield _Source(name, file.__dict__, names)
     yield _Source("attention functions", AttentionInterface._global_mapping)
     yield _Source("mask functions", AttentionMaskInterface._global_mapping)
+    for kind in GLOBAL_HOOKS:
+        hooks = getattr(torch_module, kind)
+        yield _Source(f"torch.nn.modules.module.{kind}", hooks)
+        for hook in hooks.values():
+            yield from _inside(kind, hook, followed)
 
 
-def _config_sources(config) -> Iterator[_Source]:
+def _settings(name: str, value) -> Iterator[_Source]:
+    """Yields the numbers and texts of an object of the trainer's own that a module holds."""
+    package = type(value).__module__.partition(".")[0]
+    attributes = getattr(value, "__dict__", None)
+    if package in _FIXED_PACKAGES or type(attributes) is not dict or callable(value):
+        return
+    kinds = (int, float, str, type(None))
+    keys = tuple(key for key, each in attributes.items() if isinstance(each, kinds))
+    yield _Source(name, attributes, keys)
+
+
+def _inside(name: str, value, followed: set[int], depth: int = 0) -> Iterator[_Source]:
+    """Yields what ``value`` holds: entries of containers, and variables that functions read."""
+    if depth > DEPTH_MAX or id(value) in followed:
+        return
+    inner: list = []
+    if isinstance(value, (dict, list)):
+        yield _Source(name, value)
+        inner += value.values() if isinstance(value, dict) else value
+    elif isinstance(value, tuple):
+        inner += value
+    elif isinstance(value, SimpleNamespace) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    ):
+        if hasattr(value, "__dict__"):
+            inner.append(vars(value))
+    elif isinstance(value, functools.partial):
+        inner += [value.func, value.args, value.keywords]
+    elif isinstance(value, MethodType):
+        inner += [value.__func__, value.__self__]
+    elif isinstance(value, FunctionType):
+        if value.__module__ and value.__module__.partition(".")[0] in _FIXED_PACKAGES:
+            return
+        read = tuple(key for key in value.__code__.co_names if key in value.__globals__)
+        yield _Source(f"{name}: {value.__module__}", value.__globals__, read)
+        if value.__closure__:
+            yield _Source(f"{name}: {value.__name__}", value.__closure__)
+            inner += _Cells(value.__closure__)
+        inner += [value.__globals__[key] for key in read]
+    else:
+        return
+    followed.add(id(value))
+    for each in inner:
+        yield from _inside(name, each, followed, depth + 1)
+
+
+def _config_sources(config, followed: set[int]) -> Iterator[_Source]:
     name = type(config).__name__
     yield _Source(name, config.__dict__)
     for attribute, value in config.__dict__.items():
-        if isinstance(value, (dict, list)):
-            yield _Source(f"{name}.{attribute}", value)
-        elif hasattr(value, "to_dict"):
-            yield from _config_sources(value)
+        if hasattr(value, "to_dict") and not isinstance(value, type):
+            yield from _config_sources(value, followed)
+        else:
+            yield from _inside(f"{name}.{attribute}", value, followed)

@@ -65,6 +65,22 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
     return LayerGraph(tuple(signature), storages)
 
 
+def leaves(output: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the leaves that receive a gradient from the backward of ``output``."""
+    found: list[torch.Tensor] = []
+    seen: set = set()
+    stack = [output.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == _ACCUMULATE:
+            found.append(node.variable)
+        stack.extend(following for following, _ in node.next_functions)
+    return found
+
+
 def storage_address(tensor: torch.Tensor) -> int:
     """Returns the address of the tensor's storage, or 0 if it is not plain CPU or GPU memory."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):

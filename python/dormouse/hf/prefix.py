@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from .. import _native as native
 from ..runtime import Prefix
 from . import attention, graph, registry, support
-from .probe import Probe
+from .probe import Probe, TouchRecorder
 from .sharding import PrefixDone, ReplicatedWeights
 
 KEY, VALUE = 0, 1
@@ -62,6 +64,7 @@ class PrefixForward:
         for index, layer in enumerate(self.view.layers):
             handles.append(layer.register_forward_pre_hook(self._pre_hook(index)))
             handles.append(layer.register_forward_hook(self._hook(index)))
+        self._thread = threading.get_ident()
         positions = torch.arange(len(tokens), device=tokens.device)
         try:
             with registry.use(self.attend):
@@ -82,6 +85,9 @@ class PrefixForward:
 
     def _pre_hook(self, index):
         def hook(module, args):
+            # Another thread evaluates the model meanwhile.
+            if threading.get_ident() != self._thread:
+                return
             if index != len(self.live):
                 raise support.UnsupportedModelError(
                     f"layer {index} runs after {len(self.live)} layers; accepted: every layer "
@@ -94,6 +100,8 @@ class PrefixForward:
 
     def _hook(self, index):
         def hook(module, args, output):
+            if threading.get_ident() != self._thread:
+                return
             self._running = None
             if len(self.live) != index + 1:
                 raise support.UnsupportedModelError(
@@ -131,7 +139,7 @@ class PlannedForward(PrefixForward):
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
-        self._owned = _owned_storages(view)
+        self._awake = _owned_storages(view)
         self.notes: list[str] = []
 
     def captured(self, layer, key, value):
@@ -150,11 +158,13 @@ class PlannedForward(PrefixForward):
         self._prefix.mark(native.Edge.FORWARD_END, layer)
 
     def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:
-        addresses = self._probe.may_sleep(layer, saved)
-        if addresses is None:
+        awake = self._probe.awake(layer, saved)
+        if awake is None:
             self.notes.append(f"layer {layer} stays awake: its graph is not the probed one")
             return
-        addresses = sorted(addresses - self._owned - self.weights.gathered_storages())
+        self._awake |= awake
+        addresses = set(saved.storages.values()) - self._awake - self.weights.gathered_storages()
+        addresses = sorted(addresses)
         # A layer saves its input, which the layer before it allocated.
         if layer > 0:
             self._prefix.dormant(layer - 1, addresses)
@@ -164,13 +174,20 @@ class PlannedForward(PrefixForward):
 class ProbeForward(PrefixForward):
     """Phase A of the miniature: keeps each layer's graph, names nothing."""
 
-    def __init__(self, view: support.ModelView, weights: ReplicatedWeights):
+    def __init__(
+        self, view: support.ModelView, weights: ReplicatedWeights, recorder: TouchRecorder
+    ):
+        """``recorder``: active during the forward."""
         super().__init__(view, weights)
         self._visited: set = set()
+        self._recorder = recorder
         self.graphs: list[graph.LayerGraph] = []
+        self.touched: list[set[int]] = []
+        """Addresses touched since the layer before ended, per layer."""
 
     def ended(self, layer, roots):
         self.graphs.append(graph.collect(roots, self._visited))
+        self.touched.append(self._recorder.take())
 
 
 def _owned_storages(view: support.ModelView) -> set[int]:

@@ -1,11 +1,12 @@
-"""The probe: which tensors saved by phase A are used in phase B.
+"""The probe: which tensors saved by phase A are used before its backward.
 
-Phase B may read a storage that A saved: a weight cast cached by autocast, a mask kept by the
-model. Such an access would end the process if the storage were asleep. Therefore a miniature of
-the step runs before a model's first sleeping step, under a dispatch mode that records every storage
-passed to the microbatch's operators. Slots of the prefix graph among them never sleep. The probe
-keeps slots, not addresses: the same graph has the same slots at any length. A layer whose graph
-differs from the probed one stays awake.
+Phase B may read a storage that A saved: a weight cast cached by autocast, a mask kept by the model.
+So may a later layer in A itself: a skip connection over layers. Such an access would end the
+process if the storage were asleep. Therefore a miniature of the step runs before a model's first
+sleeping step, under a dispatch mode that records every storage passed to the operators of each
+layer and of the microbatch. A layer sleeps once the next has run: slots of its graph that are
+passed to later operators never sleep. The probe keeps slots, not addresses: the same graph has the
+same slots at any length. A layer whose graph differs from the probed one stays awake.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class TouchRecorder(TorchDispatchMode):
         super().__init__()
         self.addresses: set[int] = set()
 
+    def take(self) -> set[int]:
+        """Returns the addresses recorded since the last call."""
+        taken, self.addresses = self.addresses, set()
+        return taken
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for value in tree_iter((args, kwargs)):
@@ -41,28 +47,26 @@ class TouchRecorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Probe:
-    """Per layer, the graph signature and the slots that the microbatch used."""
+    """Per layer, the graph signature and the slots that are used while the layer would sleep."""
 
     signatures: tuple[tuple[str, ...], ...]
     touched: tuple[frozenset[SavedSlot], ...]
 
     @classmethod
-    def from_step(cls, graphs: list[LayerGraph], touched: set[int]) -> Probe:
-        """Maps the touched addresses back to slots of the graphs that saved them."""
-        return cls(
-            tuple(graph.signature for graph in graphs),
-            tuple(
-                frozenset(slot for slot, address in graph.storages.items() if address in touched)
-                for graph in graphs
-            ),
-        )
+    def from_step(cls, graphs: list[LayerGraph], touched: list[set[int]]) -> Probe:
+        """Maps touched addresses back to slots of the graphs that saved them. ``touched``: the
+        addresses touched in each layer of phase A, and last those of the microbatch."""
+        slots = []
+        for layer, graph in enumerate(graphs):
+            later = set().union(*touched[layer + 2 :], touched[-1])
+            slots.append(
+                frozenset(slot for slot, address in graph.storages.items() if address in later)
+            )
+        return cls(tuple(graph.signature for graph in graphs), tuple(slots))
 
-    def may_sleep(self, layer: int, graph: LayerGraph) -> set[int] | None:
-        """Returns addresses of ``graph`` that no microbatch uses; None if it was not probed.
-
-        An address in several slots may sleep only if no microbatch uses any of them.
-        """
+    def awake(self, layer: int, graph: LayerGraph) -> set[int] | None:
+        """Returns addresses of ``graph`` that must not sleep; None if it was not probed. Another
+        slot, of this or another layer, may hold the same address."""
         if graph.signature != self.signatures[layer]:
             return None
-        awake = {graph.storages.get(slot) for slot in self.touched[layer]}
-        return set(graph.storages.values()) - awake
+        return {graph.storages[slot] for slot in self.touched[layer] if slot in graph.storages}

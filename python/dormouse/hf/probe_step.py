@@ -22,8 +22,9 @@ def probe_step(
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
     sample = prompt[torch.arange(long) % len(prompt)].to(device)
-    prefix = ProbeForward(view, weights)
-    prefix.forward(sample[:prefix_tokens])
+    with TouchRecorder() as recorder:
+        prefix = ProbeForward(view, weights, recorder)
+        prefix.forward(sample[:prefix_tokens])
     half = microbatch_tokens // 2
     segments = [(0, half), (half, microbatch_tokens)]
     positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half, device=device)] * 2)
@@ -37,7 +38,7 @@ def probe_step(
         lowest = _lowest_trainable(view, weights)
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
-    return Probe.from_step(prefix.graphs, recorder.addresses)
+    return Probe.from_step(prefix.graphs, [*prefix.touched, recorder.addresses])
 
 
 def _lowest_trainable(

@@ -192,6 +192,9 @@ class _ShardedTrial(Trial):
         reshard(self._model)
         return super().__enter__()
 
+    def adopt(self, output):
+        """Does nothing: gathered weights are leaves that no module holds."""
+
     def take(self, *, to_host: bool = False):
         reshard(self._model)
         return super().take(to_host=to_host)

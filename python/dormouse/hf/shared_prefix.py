@@ -251,11 +251,17 @@ class SharedPrefix:
 
         before = Fingerprint(self._model)
         lengths = check.lengths_up_to(tokens, self._view.config)
-        with weights.stepping():
-            checked = check.Check(self._view, weights, run_step, device, lengths).run(reason)
-        sharding.reshard(self._model)
+        try:
+            with weights.stepping():
+                checked = check.Check(self._view, weights, run_step, device, lengths).run(reason)
+            sharding.reshard(self._model)
+        except BaseException:
+            before.restore()
+            raise
         # What every forward changes is no change of the model.
-        self._fingerprint = Fingerprint(self._model, before.volatile())
+        volatile = before.volatile()
+        before.restore()
+        self._fingerprint = Fingerprint(self._model, volatile)
         self._checks[self._autocast] = checked
         return checked
 
@@ -363,7 +369,8 @@ class SharedPrefix:
     def _run_probe(
         self, weights: ReplicatedWeights, prompt: torch.Tensor, prefix_is_longer: bool
     ) -> Probe:
-        return probe_step(self._view, weights, prompt, prefix_is_longer, self._runtime.device)
+        with support.explained("the probe of a shared step"):
+            return probe_step(self._view, weights, prompt, prefix_is_longer, self._runtime.device)
 
 
 class _Offer(NamedTuple):

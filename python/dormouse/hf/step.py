@@ -140,8 +140,12 @@ class GroupStep:
             return
         tokens, _, segments = pack
         total = self._weighted_loss(logits, members, segments)
-        del logits
-        total.backward()
+        if total.requires_grad:
+            del logits
+            total.backward()
+        else:
+            # Every loss is constant. The backward still runs: it may hold collectives.
+            logits.backward(torch.zeros_like(logits))
         self._loss += total.detach().reshape(())
         self._counts["microbatch_tokens"] += len(tokens)
         self._counts["microbatches"] += 1
@@ -156,6 +160,11 @@ class GroupStep:
         ):
             i = member.sequence
             loss = self._loss_fn(own_logits, self._group.responses[i], i)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise TypeError(
+                    f"loss_fn returned {_named(loss)} for response {i}; accepted: a tensor of one "
+                    "element"
+                )
             weighted = self._group.weights[i] * loss
             total = weighted if total is None else total + weighted
         return total
@@ -240,6 +249,12 @@ def _pack(group: GroupTokens, members):
         segments.append((row, row + len(response)))
         row += len(response)
     return torch.cat(tokens), torch.cat(positions), segments
+
+
+def _named(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def _dummy(group: GroupTokens):

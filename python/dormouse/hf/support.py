@@ -7,9 +7,14 @@ seen and what is accepted.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..errors import DormouseError
 
 # Rotary tables that depend on positions alone. Dynamic NTK and longrope depend on the total
 # length of each trajectory, which a shared prefix does not have.
@@ -68,6 +73,19 @@ class ModelView:
         return self.embedding.weight.shape[0]
 
 
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns an error of the model's code into a refusal."""
+    try:
+        yield
+    except (UnsupportedModelError, DormouseError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise UnsupportedModelError(
+            f"{what} fails on a group of random tokens: {type(error).__name__}: {error}"
+        ) from error
+
+
 def logits_of(output) -> torch.Tensor:
     """Returns the logits of a model's output, ``[batch, tokens, vocab]``."""
     logits = getattr(output, "logits", None)
@@ -103,17 +121,18 @@ def resolve(model: torch.nn.Module) -> ModelView:
 
 def _layers(model: torch.nn.Module, config) -> tuple[torch.nn.Module, ...]:
     count = getattr(config, "num_hidden_layers", None)
+    # Lists of other modules may be as long: heads, for example.
     lists = [
-        (name.count("."), module)
+        (not isinstance(module[0], GradientCheckpointingLayer), name.count("."), module)
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count and count > 0
     ]
     if not lists:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no list of {count} layers (config.num_hidden_layers); "
             "accepted: one torch.nn.ModuleList of all decoder layers"
         )
-    return tuple(min(lists, key=lambda item: item[0])[1])
+    return tuple(min(lists, key=lambda item: item[:2])[2])
 
 
 def _check_rope(view: ModelView) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from . import graph
 from .support import UnsupportedModelError
 
 # Widened weights and their gradients.
@@ -23,6 +24,7 @@ class Trial:
         self._before = {name: (p.grad, p._version) for name, p in self._own.items()}
         for parameter in self._own.values():
             parameter.grad = None
+        self._others: dict[torch.Tensor, torch.Tensor | None] = {}
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
         self._places = self._substitute()
         return self
@@ -32,6 +34,16 @@ class Trial:
             entries[name] = tensor
         for name, parameter in self._own.items():
             parameter.grad = self._before[name][0]
+        for leaf, grad in self._others.items():
+            leaf.grad = grad
+
+    def adopt(self, output: torch.Tensor) -> None:
+        """Leaves ``.grad`` alone also of the leaves from which ``output`` was computed and that no
+        module holds as its parameter. They are not compared: some live for one forward."""
+        known = {id(p) for p in (*self._own.values(), *self._model.parameters())}
+        for leaf in graph.leaves(output):
+            if id(leaf) not in known and leaf not in self._others:
+                self._others[leaf], leaf.grad = leaf.grad, None
 
     def take(self, *, to_host: bool = False) -> dict[str, torch.Tensor]:
         """Returns the gradients since the last call, by name; ``to_host``: in host memory."""
@@ -79,6 +91,7 @@ class Trial:
                 copy = copy.to(torch.promote_types(tensor.dtype, self._dtype))
             if isinstance(tensor, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+                copy.__dict__.update(tensor.__dict__)
             elif copy.data_ptr() == tensor.data_ptr():
                 copy = copy.clone()
             self._copies[tensor] = copy
