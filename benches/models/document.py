@@ -34,15 +34,15 @@ Every causal language model architecture of transformers {transformers} (torch {
 Each is a small random model, in FP64 throughout. A group with a prompt of {prompt} tokens and responses of {responses} runs densely, through the
 model's own forward, and through `SharedPrefix.backward`. The distance is that of all gradients as one vector, relative to the dense one. A
 window, chunk or other limit of attention is tried twice: shorter than the groups of the step's own check, and longer than those but shorter than
-the sequences. Wrappers with images or sound run text alone. A step decides for itself (docs/method.md §10): this table is not read by
-any code, and a model that is not in it is accepted if its check finds the step exact.
+the sequences. Wrappers with images or sound run text alone. No code reads this table: a step runs a check of its own
+(`python/dormouse/hf/check.py`), and accepts a model that has no row here if that check finds it exact. `benches/models/README.md` has more.
 
 | model type | class | verdict | FP64 distance | notes or reason |
 |---|---|---|---|---|
 """
 
 _MEANINGS = {
-    EXACT: f"accepted; every gradient is the dense one, to {FP64_BOUND:.0e} or as the notes say",
+    EXACT: f"accepted; the gradients are the dense ones, at most {FP64_BOUND:.0e} away",
     REFUSED: "`UnsupportedModelError` before any gradient is written; the reason is its message",
     UNBUILT: "no small model of it could be built here, or run densely",
     WRONG: "accepted with other gradients, or failed without a refusal: a bug",
@@ -71,10 +71,3 @@ def _row(verdict: Verdict) -> str:
     cells = [f"`{verdict.model_type}`", verdict.class_name, verdict.verdict, distance, text]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
-
-def read(path: Path = DOCUMENT) -> dict[str, str]:
-    """Returns the verdicts of the table by model type."""
-    rows = [line.split(" | ") for line in path.read_text().splitlines()]
-    return {
-        cells[0].removeprefix("| ").strip("`"): cells[2] for cells in rows if cells[0][:3] == "| `"
-    }

@@ -16,19 +16,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "python"), str(ROOT / "python" / "tests")]
+sys.path += [str(ROOT / folder) for folder in ("python", "python/tests")]
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from features import Recorder, notes_of, short  # noqa: E402
 from model_zoo import WINDOW, in_fp64, zoo_config, zoo_model  # noqa: E402
 from models import distance, group, loss_fn, take_gradients  # noqa: E402
-from transformers import AttentionInterface, AutoModelForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 from transformers.models.auto.modeling_auto import (  # noqa: E402
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
 import dormouse  # noqa: E402
-from dormouse.hf import SharedPrefix, UnsupportedModelError, registry  # noqa: E402
+from dormouse.hf import SharedPrefix, UnsupportedModelError  # noqa: E402
 
 EXACT, REFUSED, UNBUILT, WRONG = "exact", "refused", "not built", "wrong"
 
@@ -43,7 +44,6 @@ SECONDS_MAX = 60
 FP64_BOUND = 1e-10
 # Some C code computes in FP32 whatever it is given. Beyond this a distance is an error.
 WRONG_BOUND = 1e-6
-REASON_CHARS = 160
 
 
 @dataclass
@@ -136,29 +136,41 @@ def _judge(kind: str, limit: int | None) -> Verdict:
                 verdict.reason = f"{weights:,} weights with these settings"
                 return verdict
             model = zoo_model(kind, limit=limit)
-            case = group(PROMPT_TOKENS, RESPONSE_TOKENS)
-            dense_backward(model, case)
         except Exception as error:
-            verdict.reason, verdict.error = _short(error), f"{type(error).__name__}: {error}"
+            verdict.reason, verdict.error = short(error), f"{type(error).__name__}: {error}"
             return verdict
         verdict.class_name = type(model).__name__
-        dense = take_gradients(model)
-        recorder = _Recorder()
+        recorder = Recorder()
         with dormouse.Runtime() as runtime, recorder:
-            try:
-                SharedPrefix(model, runtime, sleep=False).backward(
-                    case, loss_fn, microbatch_tokens=MICROBATCH_TOKENS
-                )
-            except Exception as error:
-                is_refusal = isinstance(error, UnsupportedModelError)
-                verdict.verdict = REFUSED if is_refusal else WRONG
-                verdict.reason = _short(error)
-                verdict.error = f"{type(error).__name__}: {error}"
-                return verdict
-        verdict.distance = distance(take_gradients(model), dense)
-        verdict.verdict = EXACT if verdict.distance <= WRONG_BOUND else WRONG
-        verdict.notes = recorder.notes() + _notes(model)
+            _compare(model, runtime, verdict)
+        verdict.notes = recorder.notes() + notes_of(model, verdict)
     return verdict
+
+
+def _compare(model, runtime, verdict: Verdict) -> None:
+    case, dense, failure = group(PROMPT_TOKENS, RESPONSE_TOKENS), None, None
+    try:
+        dense_backward(model, case)
+        dense = take_gradients(model)
+    except Exception as error:
+        # The step must refuse this model.
+        failure = error
+    try:
+        SharedPrefix(model, runtime, sleep=False).backward(
+            case, loss_fn, microbatch_tokens=MICROBATCH_TOKENS
+        )
+    except Exception as error:
+        is_refusal = isinstance(error, UnsupportedModelError)
+        verdict.verdict = REFUSED if is_refusal else WRONG
+        verdict.reason, verdict.error = short(error), f"{type(error).__name__}: {error}"
+        return
+    if dense is None:
+        verdict.verdict, verdict.reason = WRONG, f"accepted; the dense run fails: {short(failure)}"
+        return
+    verdict.distance = distance(take_gradients(model), dense)
+    verdict.verdict = EXACT if verdict.distance <= WRONG_BOUND else WRONG
+    if FP64_BOUND < verdict.distance <= WRONG_BOUND:
+        verdict.reason = "computes in FP32 in part"
 
 
 def dense_backward(model, case) -> None:
@@ -174,49 +186,3 @@ def _weights(kind: str, limit: int | None) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(zoo_config(kind, limit))
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-class _Recorder:
-    """Records what the layers ask of their attention."""
-
-    def __init__(self):
-        self._seen: dict[str, None] = {}
-
-    def __enter__(self):
-        AttentionInterface.register(registry.NAME, self._attention)
-        return self
-
-    def __exit__(self, *exc):
-        AttentionInterface.register(registry.NAME, registry.attention)
-
-    def _attention(self, module, query, key, value, attention_mask, *args, **others):
-        if others.get("sliding_window") is not None:
-            self._seen["windows"] = None
-        if others.get("softcap") is not None:
-            self._seen["soft cap"] = None
-        if others.get("s_aux") is not None:
-            self._seen["sinks"] = None
-        if query.shape[-1] != value.shape[-1]:
-            self._seen["values of other width than keys"] = None
-        return registry.attention(module, query, key, value, attention_mask, *args, **others)
-
-    def notes(self) -> list[str]:
-        return list(self._seen)
-
-
-def _notes(model) -> list[str]:
-    config = model.config.get_text_config()
-    notes = []
-    if getattr(config, "kv_lora_rank", None):
-        notes.append("latent attention")
-    if any("experts" in name for name, _ in model.named_parameters()):
-        notes.append("experts")
-    return notes
-
-
-def _short(error: Exception) -> str:
-    text = str(error).split("; accepted")[0].split("; the first module")[0]
-    text = " ".join(text.split())
-    if not isinstance(error, UnsupportedModelError):
-        text = f"{type(error).__name__}: {text}"
-    return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"

@@ -169,8 +169,24 @@ SETTINGS: dict[str, dict] = {
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "dots3_note_text": {"per_layer_config": {i: _DOTS3_WINDOWED for i in (1, 3)}},
+    "dots3_note": {
+        "text_config": {"per_layer_config": {i: _DOTS3_WINDOWED for i in (1, 3)}},
+        "vision_config": {
+            **{"adapter_in_dim": 64, "adapter_out_dim": 64},
+            "per_layer_config": {0: {"num_local_experts": 2}},
+        },
+        "audio_config": {
+            **{"adapter_input_size": 64, "adapter_out_dim": 64},
+            "downsample_hidden_size": 8,
+        },
+    },
     "gemma4_assistant": {
-        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+        "text_config": {
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 4,
+            "per_layer_config": _GEMMA4_WIDE,
+        },
     },
     "gemma4_text": {"per_layer_config": _GEMMA4_WIDE},
     "gemma4_unified_text": {"per_layer_config": _GEMMA4_WIDE},
@@ -200,7 +216,7 @@ EXACT = (
     *("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
     *("gpt_oss", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gpt2", "opt", "olmo2"),
     *("granite", "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "smollm3"),
-    "deepseek_v3",
+    *("deepseek_v3", "afmoe", "jetmoe", "minicpm3"),
 )
 
 # Words of the refusal.
@@ -209,6 +225,9 @@ REFUSED = {
     "bloom": "runs no attention through transformers' AttentionInterface",
     "gptj": "runs no attention through transformers' AttentionInterface",
     "mamba2": "has no attention heads",
+    "llama4_text": "a shared step is not exact for this model",
+    "phimoe": "a shared step is not exact for this model",
+    "zaya": "a shared step is not exact for this model",
     "qwen3_next": "runs no attention through transformers' AttentionInterface",
 }
 
@@ -219,11 +238,11 @@ def zoo_config(kind: str, limit: int | None = WINDOW) -> PreTrainedConfig:
     own = SETTINGS.get(kind, {})
     defaults = CONFIG_MAPPING[kind]
     try:
-        default = defaults()
-    except Exception:
-        # Some have no default configuration at all.
-        default = None
-    settings = _tiny(default, limit)
+        settings = _tiny(defaults(), limit)
+    except ValueError:
+        # The default of one inside is not accepted by the one around it.
+        inner = defaults.sub_configs.items()
+        settings = {name: _tiny(each(), limit) for name, each in inner}
     for name, value in own.items():
         inner = isinstance(value, dict) and isinstance(settings.get(name), dict)
         settings[name] = settings[name] | value if inner else value
@@ -240,9 +259,7 @@ def zoo_config(kind: str, limit: int | None = WINDOW) -> PreTrainedConfig:
     return config
 
 
-def _tiny(default: PreTrainedConfig | None, limit: int | None) -> dict:
-    if default is None:
-        return {}
+def _tiny(default: PreTrainedConfig, limit: int | None) -> dict:
     present = vars(default)
     settings = {name: value for name, value in _SIZES.items() if name in present}
     if limit is None and "sliding_window" in settings:

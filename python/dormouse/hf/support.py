@@ -105,8 +105,8 @@ def resolve(model: torch.nn.Module) -> ModelView:
     view = ModelView(model, _layers(model, config), config)
     if not view.heads:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no attention heads (config.num_attention_heads); accepted: "
-            "softmax attention through transformers' AttentionInterface, once per layer"
+            f"{type(model).__name__} has no attention heads (config.num_attention_heads); "
+            "accepted: softmax attention through transformers' AttentionInterface, once per layer"
         )
     _check_rope(view)
     return view
