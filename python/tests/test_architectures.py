@@ -46,3 +46,17 @@ def test_what_is_not_exact_is_refused(kind, runtime):
     with pytest.raises(UnsupportedModelError, match=REFUSED[kind]):
         SharedPrefix(model, runtime).backward(group(), loss_fn)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
+def test_layers_below_shared_keys_wake_before_their_backward(kind, runtime):
+    # The last layers read K and V of earlier ones, so no gradient reaches the earlier layers'
+    # outputs: their backward begins at K and V.
+    with in_fp64():
+        model = zoo_model(kind)
+        case = group(300, (5, 9, 3))
+        dense_backward(model, case)
+        dense = take_gradients(model)
+        report = SharedPrefix(model, runtime).backward(case, loss_fn, microbatch_tokens=12)
+    assert report.prefix["asleep_at_b_bytes"] > 0
+    assert distance(take_gradients(model), dense) <= FP64_BOUND

@@ -261,10 +261,13 @@ class Check:
         with _outputs(self._view.model) as shared:
             self._shared(trial, alone)
         for name, (wanted,) in ((n, o) for n, o in dense.items() if len(o) == 1):
-            got = torch.cat(shared[name], 1) if shared.get(name) else None
-            # In the last layer the prompt's rows are not run to their end.
-            if got is None or got.shape[1] > wanted.shape[1] or got.shape[2:] != wanted.shape[2:]:
+            parts = shared.get(name, [])
+            if not parts or any(part.shape[2:] != wanted.shape[2:] for part in parts):
                 continue
+            got = torch.cat(parts, 1)
+            if got.shape[1] > wanted.shape[1]:
+                continue
+            # In the last layer the prompt's rows are not run to their end.
             wanted = wanted[:, wanted.shape[1] - got.shape[1] :]
             error = float((got - wanted).norm() / wanted.norm())
             if not error <= tolerance:

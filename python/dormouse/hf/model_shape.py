@@ -50,5 +50,7 @@ def _saved_bytes(view: support.ModelView, dtype: torch.dtype) -> int:
     """
     hidden = view.config.hidden_size
     inner = getattr(view.config, "intermediate_size", None) or 4 * hidden
+    # Some models have one per layer.
+    inner = inner if isinstance(inner, int) else max(inner)
     heads = (2 * view.heads + 2 * view.kv_heads) * view.head_dim
     return 4 * 4 * hidden + dtype.itemsize * (2 * hidden + 2 * heads + 4 * inner)

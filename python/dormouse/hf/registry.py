@@ -127,8 +127,10 @@ def attention(
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     rules = Rules(float(scale), sliding_window, softcap)
-    # Flash returns [1, heads, tokens, head_dim] stored tokens-first: the transpose is contiguous.
-    return attend(Call(module, query, key, value, rules, s_aux)).transpose(1, 2), None
+    out = attend(Call(module, query, key, value, rules, s_aux)).transpose(1, 2)
+    # As torch's attention: some models view it with other dimensions. Flash stores tokens first,
+    # and copies nothing here.
+    return out.contiguous(), None
 
 
 # No mask function is registered: the schedule defines which row attends to which key, and building

@@ -195,6 +195,11 @@ class GroupStep:
         for layer, hidden in enumerate(forward.outputs):
             if hidden.grad_fn is not None:
                 hidden.grad_fn.register_prehook(marks.hook(layer))
+        # After the last layer that makes K and V of its own, outputs get no gradient: such a layer
+        # begins with its K and V. Reversed: later layers may hold the same tensors.
+        owners = {x.grad_fn: layer for layer, x in reversed(_numbered(forward.live)) if x.grad_fn}
+        for node, layer in owners.items():
+            node.register_prehook(marks.hook(layer))
         # From here the graph alone owns what A saved: each layer is freed as it is consumed.
         forward.live, forward.leaves, forward.outputs = [], [], []
         marks.begin(last)
@@ -213,6 +218,8 @@ class _BackwardMarks:
         self._open: int | None = None
 
     def begin(self, layer: int) -> None:
+        if self._open == layer:
+            return
         self.end()
         self._prefix.mark(native.Edge.BACKWARD_BEGIN, layer)
         self._open = layer
@@ -225,6 +232,10 @@ class _BackwardMarks:
     def hook(self, layer: int):
         """Returns a prehook for the graph node of the layer's output: its gradient is complete."""
         return lambda grads: self.begin(layer)
+
+
+def _numbered(live) -> list[tuple[int, torch.Tensor]]:
+    return [(layer, tensor) for layer, pair in enumerate(live) for tensor in pair]
 
 
 def _tokens_first(grad: torch.Tensor) -> torch.Tensor:

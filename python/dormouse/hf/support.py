@@ -50,17 +50,23 @@ class ModelView:
     @property
     def heads(self) -> int:
         """Query heads of a layer."""
-        return self.config.num_attention_heads
+        return self._figure("num_attention_heads")
 
     @property
     def kv_heads(self) -> int:
         """Key/value heads of a layer."""
-        return getattr(self.config, "num_key_value_heads", None) or self.heads
+        return self._figure("num_key_value_heads") or self.heads
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return getattr(self.config, "head_dim", None) or self.config.hidden_size // self.heads
+        return self._figure("head_dim") or self.config.hidden_size // self.heads
+
+    def _figure(self, name: str) -> int | None:
+        """Returns a figure of the configuration; the largest where each layer has its own."""
+        if name in (getattr(self.config, "per_layer_attributes", None) or ()):
+            return max(getattr(each, name) or 0 for each in self.config.per_layer_config)
+        return getattr(self.config, name, None)
 
     @property
     def embedding(self) -> torch.nn.Module:
@@ -115,6 +121,11 @@ def resolve(model: torch.nn.Module) -> ModelView:
             "config.is_causal is False, so prompt tokens attend to responses; accepted: True"
         )
     view = ModelView(model, _layers(model, config), config)
+    if not view.heads:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no attention heads (config.num_attention_heads); "
+            "accepted: softmax attention through transformers' AttentionInterface, once per layer"
+        )
     _check_rope(view)
     return view
 

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Which architectures share a prefix exactly, and what finding out costs.
+
+    .venv/bin/python benches/models/bench.py                   # all rows, and docs/models.md
+    .venv/bin/python benches/models/bench.py --only 'check_*'  # some rows
+    .venv/bin/python benches/models/bench.py --kinds llama,glm # these alone; writes nothing
+
+README.md in this directory describes the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Before any import of transformers: nothing is fetched.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benches"))
+
+import document
+import zoo
+from rows import HIGHER, LOWER, Row, measure
+
+OUT = ROOT / "target" / "bench" / "models.json"
+VERDICTS = OUT.with_name("models-verdicts.json")
+TIMING = Path(__file__).with_name("timing.py")
+
+CHECK_SECONDS = 2.0
+FINGERPRINT_US = 1000.0
+
+SURVEY_ROWS = (
+    *("architectures_exact", "architectures_refused", "architectures_unbuilt"),
+    *("silently_wrong", "fp64_distance_worst"),
+)
+TIMING_ROWS = ("check_seconds", "fingerprint_us")
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.kinds:
+        for verdict in zoo.survey(arguments.kinds.split(",")):
+            print(line_of(verdict), verdict.error, flush=True)
+        return 0
+    makers = [(SURVEY_ROWS, survey_rows), (TIMING_ROWS, timing_rows)]
+    return measure(makers, arguments.only, OUT)
+
+
+def survey_rows() -> list[Row]:
+    """The verdicts; writes docs/models.md."""
+    start = time.monotonic()
+    verdicts = []
+    for verdict in zoo.survey():
+        print(line_of(verdict), file=sys.stderr, flush=True)
+        verdicts.append(verdict)
+    document.write(verdicts)
+    VERDICTS.parent.mkdir(parents=True, exist_ok=True)
+    VERDICTS.write_text(json.dumps([zoo.asdict(verdict) for verdict in verdicts], indent=1) + "\n")
+    how = f"of {len(verdicts)} model types, in {time.monotonic() - start:.0f} s; docs/models.md"
+
+    def count(name: str, kind: str, better: str, bar: float | None = None) -> Row:
+        number = sum(verdict.verdict == kind for verdict in verdicts)
+        return Row(name, "architectures", better, how, ours=number, bar=bar)
+
+    exact = [verdict for verdict in verdicts if verdict.verdict == zoo.EXACT]
+    worst = max(exact, key=lambda verdict: verdict.distance, default=None)
+    return [
+        count("architectures_exact", zoo.EXACT, HIGHER),
+        count("architectures_refused", zoo.REFUSED, LOWER),
+        count("architectures_unbuilt", zoo.UNBUILT, LOWER),
+        count("silently_wrong", zoo.WRONG, LOWER, bar=0),
+        Row(
+            "fp64_distance_worst",
+            "relative",
+            LOWER,
+            "largest distance of an exact architecture's gradients from the dense ones"
+            + (f": {worst.model_type}" if worst else ""),
+            ours=worst.distance if worst else None,
+            bar=zoo.FP64_BOUND,
+        ),
+    ]
+
+
+def timing_rows() -> list[Row]:
+    """What a check and the test for changes cost."""
+    # A process of its own: the survey leaves one thread.
+    result = subprocess.run([sys.executable, TIMING], capture_output=True, text=True)
+    if result.returncode:
+        rows = [
+            Row("check_seconds", "s", LOWER, "", bar=CHECK_SECONDS),
+            Row("fingerprint_us", "us", LOWER, "", bar=FINGERPRINT_US),
+        ]
+        for row in rows:
+            row.note("ours", result.stderr.strip().splitlines()[-1])
+        return rows
+    figures = json.loads(result.stdout.splitlines()[-1])
+    what = f"SmolLM2-135M, {figures['threads']} threads, median of 5"
+    return [
+        Row(
+            "check_seconds",
+            "s",
+            LOWER,
+            f"SharedPrefix.check(); {what}",
+            ours=figures["check_seconds"],
+            bar=CHECK_SECONDS,
+        ),
+        Row(
+            "fingerprint_us",
+            "us",
+            LOWER,
+            f"Fingerprint.matches(), as before every step; {what}",
+            ours=figures["fingerprint_us"],
+            bar=FINGERPRINT_US,
+        ),
+    ]
+
+
+def line_of(verdict: zoo.Verdict) -> str:
+    """A verdict as a line of text."""
+    distance = "" if verdict.distance is None else f"{verdict.distance:.1e}"
+    text = "; ".join([verdict.reason] * bool(verdict.reason) + verdict.notes)
+    return f"{verdict.model_type:26} {verdict.verdict:9} {distance:8} {text}"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="*", help="names of rows, with wildcards, by commas")
+    parser.add_argument("--kinds", default="", help="model types, by commas; prints their verdicts")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
