@@ -13,7 +13,8 @@ from dormouse.hf import SharedPrefix, UnsupportedModelError
 def test_layers_without_attention_through_the_registry(runtime):
     config = BloomConfig(n_layer=2, n_head=2, hidden_size=16, vocab_size=97)
     model = BloomForCausalLM(config).double()
-    refused(model, runtime, r"layer 0 \(BloomBlock\) runs no attention through .*AttentionInterface")
+    words = r"layer 0 \(BloomBlock\) runs no attention through .*AttentionInterface"
+    refused(model, runtime, words)
 
 
 def test_something_that_is_no_language_model(runtime):

@@ -68,7 +68,7 @@ ROUNDING = 4 * torch.finfo(torch.float32).eps
 WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
 # Where functions in a model's file may come from.
-FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names
+FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LOGITS = "logits"
 TEXT_TOKENS = ("pad_token_id", "eos_token_id", "bos_token_id")
@@ -408,10 +408,13 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
     wide = torch.promote_types(wanted.dtype, torch.float32)
     # A dense run's gradients wait in host memory.
     wanted, got = wanted.to(got.device, wide), got.to(wide)
-    # Logits masked with an infinity are equal where both are.
-    equal = torch.isinf(wanted) & (got == wanted)
-    got, wanted = got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
-    return float((got - wanted).norm()) ** 2, float(wanted.norm()) ** 2
+    error, norm = float((got - wanted).norm()), float(wanted.norm())
+    if not math.isfinite(error):
+        # Logits masked with an infinity are equal where both are.
+        equal = torch.isinf(wanted) & (got == wanted)
+        got, wanted = got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
+        error, norm = float((got - wanted).norm()), float(wanted.norm())
+    return error**2, norm**2
 
 
 @contextlib.contextmanager

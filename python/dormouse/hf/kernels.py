@@ -7,8 +7,8 @@ both as arguments; given those of the merged softmax, the part's gradients are e
 Shapes: query ``[batch, heads, rows, width]``; key ``[batch, kv_heads, keys, width]`` and value
 ``[batch, kv_heads, keys, value_width]``, ``heads`` a multiple of ``kv_heads``; out ``[batch, heads,
 rows, value_width]``; log-sum-exp ``[batch, heads, rows]``, FP64 for FP64 and FP32 for every other
-dtype. Causal: as many keys as rows. ``mask`` is added to the scores: ``[batch or 1, 1, rows, keys]``
-in the query's dtype.
+dtype. Causal: as many keys as rows. ``mask`` is added to the scores: ``[batch or 1, 1, rows,
+keys]`` in the query's dtype.
 """
 
 from __future__ import annotations
