@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from .kernels import Scores, kernel_for
+from .kernels import Plain, Scores, kernel_for
 
 # Maximum parts of a prefix backward; each has its own K and V gradients.
 PARTS_MAX = 4
@@ -50,11 +50,11 @@ def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -
 
     ``sinks``: one logit per head that takes weight and has no value (``[heads]``).
     """
-    rows = query.shape[2]
-    windowed = rules.window is not None and rules.window < rows
-    if sinks is None and not windowed and rules.softcap is None:
-        return kernel_for(query, rules.scores).forward(query, key, value, True, rules.scores)[0]
-    packed = Packed.of([(0, rows)])
+    kernel = kernel_for(query, rules.scores)
+    # Not by the length: the graph of a short prompt stands for that of a long one (see the probe).
+    if sinks is None and rules.window is None and kernel is not Plain:
+        return kernel.forward(query, key, value, True, rules.scores)[0]
+    packed = Packed.of([(0, query.shape[2])])
     return PackedAttention.apply(query, key, value, None, None, sinks, packed, rules, None)
 
 

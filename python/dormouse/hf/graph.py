@@ -16,6 +16,9 @@ import torch
 NODES_MAX = 20_000
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+# torch reshapes by another node while a dispatch mode is active, as in the probe. Neither saves
+# a tensor.
+_EQUAL = {"ReshapeAliasBackward0": "ViewBackward0"}
 _saved_names: dict[type, tuple[str, ...]] = {}
 
 
@@ -56,7 +59,7 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
         index = len(signature)
         if index >= NODES_MAX:
             raise RuntimeError(f"a layer's graph has more than {NODES_MAX} nodes")
-        signature.append(name)
+        signature.append(_EQUAL.get(name, name))
         for attribute, item, tensor in _saved(node):
             address = storage_address(tensor)
             if address:
