@@ -66,7 +66,9 @@ class PackedAttention(torch.autograd.Function):
         """``packed``: the rows of the responses. ``prefix_key``, ``prefix_value``: None without a
         prefix. ``add(grad_key, grad_value)`` receives the prefix part's gradients, shaped as the
         prefix K and V, once per backward; None where they need no gradient."""
-        out = query.new_empty(*query.shape[:3], value.shape[3])
+        # Stored tokens-first, as the model reads it.
+        _, heads, rows, _ = query.shape
+        out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
         lse = None
         for run in packed.runs:
             for part in run.parts(rules.window):
@@ -106,10 +108,11 @@ class PackedAttention(torch.autograd.Function):
             ctx.saved_tensors
         )
         weights = _Weights(lse, prefix_lse, sinks)
-        grad_query = query.new_zeros(query.shape)
-        if prefix_key is not None:
+        if prefix_key is None:
+            grad_query = torch.empty_like(query).zero_()
+        else:
             part_grad, part_lse = weights.seen_by_prefix(grad)
-            part_query, *prefix_grads = _prefix_backward(
+            grad_query, *prefix_grads = _prefix_backward(
                 part_grad,
                 query,
                 prefix_key,
@@ -119,10 +122,10 @@ class PackedAttention(torch.autograd.Function):
                 ctx.packed,
                 ctx.rules,
             )
-            grad_query += part_query
             if ctx.add is not None:
                 ctx.add(*prefix_grads)
-        grad_key, grad_value = key.new_zeros(key.shape), value.new_zeros(value.shape)
+        # In the layout of K and V, so that the model's backward copies nothing.
+        grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
         part_grad, part_lse = weights.seen_by_own(grad)
         for run in ctx.packed.runs:
             for part in run.parts(ctx.rules.window):
