@@ -194,7 +194,7 @@ mod tests {
     enum Event {
         /// Seconds pass.
         Pass(u64),
-        /// An extent of so many bytes is requested.
+        /// An extent of this size in bytes is requested.
         Ask(u64),
         /// A share (of 256) of the n-th extent is written.
         Write(usize, u64),

@@ -74,7 +74,7 @@ LOGITS = "logits"
 TEXT_TOKENS = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 Step = Callable[[Group, int, Callable], None]
-"""Runs a shared step over a group, with microbatches of so many rows and a loss function."""
+"""Runs a shared step. Arguments: the group, rows per microbatch, and the loss function."""
 
 
 @dataclass(frozen=True)
