@@ -14,7 +14,7 @@ pub(crate) fn ops(
 ) -> Vec<Op> {
     let count = 2 * given.tree.inner_nodes().count() + given.items.microbatches.len() + 1;
     let ops = Vec::with_capacity(count);
-    let mut writer = Writer { given, scoring, residency, ops, waking: None };
+    let mut writer = Writer { given, scoring, residency, ops, parts: Vec::new(), waking: None };
     writer.write();
     writer.count_down();
     writer.ops
@@ -24,8 +24,8 @@ pub(crate) fn ops(
 #[derive(Debug)]
 struct Frame {
     node: usize,
-    /// The parts still to come.
-    parts: std::vec::IntoIter<SubtreePart>,
+    /// Its parts still to come are those of the writer from this index on.
+    first_part: usize,
     /// The current part.
     now: Option<SubtreePart>,
     /// Bytes held by the node's ancestors.
@@ -39,6 +39,8 @@ struct Writer<'a> {
     scoring: &'a [Scoring],
     residency: &'a [Residency],
     ops: Vec<Op>,
+    /// Parts still to come of all nodes on the path, the next one last.
+    parts: Vec<SubtreePart>,
     /// The node that starts to wake with the next op.
     waking: Option<NodeId>,
 }
@@ -68,13 +70,13 @@ impl Writer<'_> {
         let mut stack = vec![self.enter(self.given.tree.len(), 0, 0)];
         while let Some(frame) = stack.last_mut() {
             self.leave_first(frame);
-            frame.now = frame.parts.next();
+            frame.now = if self.parts.len() > frame.first_part { self.parts.pop() } else { None };
             let Some(part) = frame.now else {
                 self.backward(frame);
                 stack.pop();
                 continue;
             };
-            if frame.parts.as_slice().is_empty() && self.has_gap(frame.node) {
+            if self.parts.len() == frame.first_part && self.has_gap(frame.node) {
                 self.waking = Some(NodeId(frame.node as u32));
             }
             let (device, host) = self.held(frame, part);
@@ -94,12 +96,14 @@ impl Writer<'_> {
 
     /// Returns the frame of a node. The parts of a sleeping node start and end with the chosen edge parts,
     /// others are in the given order.
-    fn enter(&self, node: usize, device: u64, host: u64) -> Frame {
+    fn enter(&mut self, node: usize, device: u64, host: u64) -> Frame {
         let ResidencyProblem { tree, items, ends, .. } = *self.given;
         let ends = if self.has_gap(node) { ends[node] } else { EdgeParts::default() };
         let middle = items.under(tree, node).filter(|part| !ends.has(*part));
-        let parts: Vec<_> = ends.first.into_iter().chain(middle).chain(ends.last).collect();
-        Frame { node, parts: parts.into_iter(), now: None, device, host }
+        let first_part = self.parts.len();
+        self.parts.extend(ends.first.into_iter().chain(middle).chain(ends.last));
+        self.parts[first_part..].reverse();
+        Frame { node, first_part, now: None, device, host }
     }
 
     /// Returns the device and host bytes of a node and its ancestors during a part of its subtree.
