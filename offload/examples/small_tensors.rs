@@ -108,7 +108,7 @@ impl Fixture {
             let mut blocks = Vec::new();
             for _ in 0..TENSORS_PER_LAYER {
                 let address = self.allocator.allocate(&request)?.range.start;
-                // SAFETY: a live block of `bytes`, nobody else's.
+                // SAFETY: a live block of `bytes`, with no other user.
                 unsafe {
                     std::ptr::with_exposed_provenance_mut::<u8>(address)
                         .write_bytes(layer as u8, bytes);

@@ -141,7 +141,7 @@ impl Soak {
 
     /// The same bytes by copy.
     fn copy_away(&self, number: u64) -> Outcome<()> {
-        // SAFETY: the weights are awake, and nobody else touches them.
+        // SAFETY: the weights are awake, with no other user.
         let stash =
             unsafe { self.engine.stash_put(self.weight, REGION_BYTES, number, &self.stream)? };
         fill(self.weight, !number);
@@ -197,7 +197,7 @@ fn word(seed: u64, at: usize) -> u64 {
 }
 
 fn fill(start: usize, seed: u64) {
-    // SAFETY: a live, awake block of this length that nobody else touches.
+    // SAFETY: a live, awake block of this length with no other user.
     let words = unsafe { std::slice::from_raw_parts_mut(start as *mut u64, REGION_BYTES / 8) };
     for (at, value) in words.iter_mut().enumerate() {
         *value = word(seed, at);

@@ -23,16 +23,16 @@ use dormouse_timeline::Timeline;
 /// Where a child has its file, and how it does its I/O. Only children have them.
 const DIR: &str = "DORMOUSE_TEST_DIR";
 const ENGINE: &str = "DORMOUSE_TEST_ENGINE";
-/// How many are killed of each kind where nobody says how many.
+/// Default number of kills of each kind.
 const KILLS_DEFAULT: u64 = 10;
-/// Taken from the disk by each: so much that nobody else on it takes half of all of them meanwhile.
+/// Disk space of each process: so large that other users of the disk take less than half of the sum.
 const FILE_BYTES: u64 = 1 << 30;
 const REGIONS: usize = 6;
 const REGION_BYTES: usize = 4 << 20;
 /// What a child says when its regions begin to fall asleep, and when they have.
 const BEGUN: u8 = b'w';
 const ASLEEP: u8 = b'r';
-/// Into so many parts the time of the writes is divided.
+/// Number of parts into which the time of the writes is divided.
 const PARTS: u64 = 100;
 /// How long the system may take to close what a killed process had open.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -98,7 +98,7 @@ fn fork_a_loader(dir: &Path) -> JoinHandle<()> {
         let loader = unsafe { libc::fork() };
         assert!(loader >= 0);
         if loader == 0 {
-            // SAFETY: plain system calls. Whoever reads what its parent says is not to wait for it.
+            // SAFETY: plain system calls. Readers of the parent's output must not wait for this process.
             unsafe {
                 libc::close(libc::STDERR_FILENO);
                 loop {
@@ -178,7 +178,7 @@ fn end_loader(dir: &Path) -> u64 {
     let loader = dir.with_extension("loader");
     let Ok(text) = fs::read_to_string(&loader) else { return 0 };
     let process: i32 = text.parse().unwrap();
-    // SAFETY: a process that a child of ours has started, and nobody has waited for.
+    // SAFETY: a process that a child of ours started and that was not waited for.
     assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0, "it has not lived on");
     fs::remove_file(loader).unwrap();
     1

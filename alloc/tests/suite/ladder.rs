@@ -441,8 +441,8 @@ fn a_trim_gives_the_devices_parked_pages_back_too() {
     assert_eq!(device.memory_info().parked_bytes, 0);
 }
 
-/// Where nothing is in streams, whoever is on the ladder is off it soon: a thread of the runtime's own
-/// waits for that, and finds its room among what is cached.
+/// With idle streams a thread leaves the out-of-memory ladder soon. A thread of the runtime waits for that
+/// and is then served from the cache.
 #[test]
 fn room_to_wake_is_found_beside_a_trim() {
     let (device, allocator) = allocator(8, 8);

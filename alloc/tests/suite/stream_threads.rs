@@ -8,7 +8,7 @@ const BUDGET_PAGES: usize = 60;
 const OPERATIONS: usize = 4000;
 
 /// The first thread makes blocks on stream 0 and uses them there; the second uses them on stream
-/// 1, says so, and frees them; a third is the GPU. Whoever allocates waits where it has to.
+/// 1, says so, and frees them; a third is the GPU. Only the allocating thread waits.
 #[test]
 fn one_thread_allocates_and_another_frees_what_its_stream_uses() {
     let (device, allocator) = ordered(4096, BUDGET_PAGES, 2);

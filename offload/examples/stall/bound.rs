@@ -26,7 +26,7 @@ pub(crate) struct Bound {
 
 /// `None` where no plan comes to an end.
 ///
-/// A plan is of whole layers. Nobody could do better than the optimum of their blocks.
+/// A plan moves whole layers. The optimum over their blocks is a lower bound.
 pub(crate) fn bound(case: &Case) -> Option<Bound> {
     let (plan, planned) = choose(&case.work())?;
     let blocks = case.work_of_blocks();

@@ -31,7 +31,7 @@ impl Disk {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just created, with no other owner.
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len(file_bytes)?;
         let (write, read) = (Link::new(write_bytes_per_s), Link::new(read_bytes_per_s));

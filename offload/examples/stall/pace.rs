@@ -20,7 +20,7 @@ impl Pace {
     }
 
     /// When `bytes` that are asked for at `now_ns` have gone over, rounded up. Deadlines follow from
-    /// deadlines, so whoever sleeps too long at one is not late for the next.
+    /// deadlines, so a late sleep does not delay the next one.
     fn due_ns(&mut self, now_ns: u64, bytes: u64) -> u64 {
         let taken_ns = (u128::from(bytes) * NS_PER_S).div_ceil(u128::from(self.bytes_per_s.get()));
         let begin_ns = self.free_ns.max(now_ns);

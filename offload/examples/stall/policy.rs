@@ -48,7 +48,8 @@ impl Policy {
         Ok(())
     }
 
-    /// Before each microbatch; so many come after it. Without a plan that would begin the waking.
+    /// Called before each microbatch; `after` is the number of microbatches after it. Without a plan this would
+    /// start waking.
     pub(crate) fn microbatch(self, prefix: &mut Prefix<Paced>, after: u32) {
         if self == Self::Planned {
             prefix.microbatch(after);

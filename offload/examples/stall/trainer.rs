@@ -189,7 +189,7 @@ impl Trainer<'_> {
     }
 
     fn give_gradient(&mut self) -> Result<()> {
-        // SAFETY: a live block of so many elements, which nobody else uses.
+        // SAFETY: a live block of this many elements, with no other user.
         unsafe {
             let stream = &self.fixture.stream;
             self.prefix.accumulate(0, 0, self.gradient, ELEMS, DType::F32, stream)?;

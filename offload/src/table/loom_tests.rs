@@ -240,7 +240,7 @@ fn loom_a_drop_racing_a_wake_and_a_completion_always_finishes_once() {
         let io = thread::spawn(move || io.serve(id));
         let dropper = thread::spawn(move || dropper.request(id, Input::Drop));
         fixture.request(id, Input::Wake);
-        fixture.wait_awake(id); // gone counts: nobody waits for what is freed
+        fixture.wait_awake(id); // a freed region counts as done
         fixture.wait_gone(id);
         dropper.join().unwrap();
         fixture.close();

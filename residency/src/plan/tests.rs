@@ -166,7 +166,7 @@ fn the_most_that_is_accepted_is_added_up() {
     let (plan, outcome) = choose(&work).unwrap();
     assert_eq!(outcome.slept_bytes, 2 * quarter);
     assert_eq!(replay(&work, &plan), Some(outcome));
-    // Nobody can tell when a copy ends that takes 500 years and more.
+    // The end of a copy of 500 years is not representable.
     work.links.host_to_device_bytes_per_s = 1;
     assert_eq!(choose(&work), None);
     assert!(!matches!(optimum(&work, None, 100), Optimum::Exact(_)));

@@ -92,8 +92,8 @@ pub fn disk_dir() -> PathBuf {
     exe.parent().unwrap().to_owned()
 }
 
-/// Runs a test of that module alone in a process whose limits it may change, and in which nobody
-/// forks; true in that process.
+/// Runs a test of that module alone in a process of its own, which may change its limits and in which no
+/// other test forks. Returns true in that process.
 pub fn in_a_process_of_its_own(module: &str, test: &str) -> bool {
     const MARK: &str = "TEST_IN_A_PROCESS_OF_ITS_OWN";
     if std::env::var_os(MARK).is_some() {

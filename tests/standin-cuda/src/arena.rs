@@ -1,7 +1,7 @@
 //! The one range that all device addresses lie in, and who has which part of it.
 //!
-//! Places are given out in a round, so that an address that was freed stays nobody's for long: what
-//! uses it is then found out, instead of finding the next owner's bytes.
+//! Addresses are handed out in rotation, so that a freed address stays unused for long: a use after free
+//! then faults instead of reading the next owner's bytes.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The sparse file whose bytes are physical memory, and the pages of the arena that show it.
 //!
 //! Without a file device addresses are numbers: all is accounted for, nothing is there. That is for
-//! tools that have too few addresses for a device, and for whoever never looks at the bytes.
+//! tools that have too few addresses for a device, and for users that never read the bytes.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -25,7 +25,7 @@ impl Backing {
         if descriptor < 0 {
             return Err(Code::OPERATING_SYSTEM);
         }
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, with no other owner.
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len(FILE_BYTES.unsigned_abs()).map_err(|_| Code::OPERATING_SYSTEM)?;
         Ok(Self { file: Some(file), next: 0 })
@@ -55,7 +55,7 @@ impl Backing {
         let Some(file) = &self.file else { return };
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: the descriptor is open, and the place is mapped nowhere. Where this is refused
-        // the memory stays used, which harms nobody.
+        // the memory stays used, which is harmless.
         unsafe { libc::fallocate(file.as_raw_fd(), mode, place, bytes as i64) };
     }
 

@@ -28,7 +28,7 @@ pub(crate) fn order(driver: &Driver, stream: &Stream) -> Result<bool, Code> {
         return Ok(false);
     }
     join(driver, stream, legacy)?;
-    // Release: whoever sees the count finds the wait in the queue.
+    // Release: a reader of the count finds the wait in the queue.
     stream.legacy_seen.fetch_max(given, Ordering::Release);
     Ok(true)
 }

@@ -15,7 +15,7 @@ pub(crate) enum Runs {
     First,
 }
 
-/// Relaxed: tests set it while nobody else calls.
+/// Relaxed: tests set it while no other thread calls.
 static WAY: AtomicI32 = AtomicI32::new(0);
 
 /// Sets the way by its number; `false` for a number that names none.

@@ -292,7 +292,7 @@ impl Space {
         let page = system::page_bytes();
         let rounded = bytes.checked_next_multiple_of(page).ok_or(Code::OUT_OF_MEMORY)?;
         self.take_bytes(rounded)?;
-        // A page nobody has comes behind it: a copy that runs over finds it.
+        // An unmapped page follows: a copy that overruns faults there.
         let placed = self.arena.take(rounded + page, page, 0).and_then(|start| {
             // SAFETY: the place was free, so nothing there is wanted.
             match unsafe { self.backing.clear(start, rounded, system::READ_WRITE) } {

@@ -29,10 +29,10 @@ pub(crate) struct Stream {
     pub(crate) host: HostStream,
     pub(crate) flags: c_uint,
     priority: c_int,
-    /// Works given to it. Counted when they are in the queue: whoever reads the count records
-    /// behind all of them.
+    /// Number of queued works. Counted when they are in the queue: a reader of the count records behind all
+    /// of them.
     given: AtomicU64,
-    /// An event behind so many works.
+    /// An event, and the number of works before it.
     tail: Mutex<Option<(u64, HostEvent)>>,
     /// How many works of this stream the legacy stream waits for.
     pub(crate) seen_by_legacy: AtomicU64,
@@ -69,7 +69,7 @@ impl Stream {
 
     /// Says that work is in the queue.
     pub(crate) fn count_work(&self) {
-        // Release: pairs with the Acquire of whoever records behind it.
+        // Release: pairs with the Acquire of the recorder.
         self.given.fetch_add(1, Ordering::Release);
     }
 

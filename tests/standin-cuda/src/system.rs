@@ -26,7 +26,7 @@ pub(crate) fn map_anywhere(bytes: usize, protection: i32) -> Result<usize, Code>
 /// # Safety
 /// The range is such a mapping, or a part of one, and nothing uses it any more.
 pub(crate) unsafe fn unmap(start: usize, bytes: usize) {
-    // SAFETY: the caller's. Where it is refused the addresses leak, which harms nobody.
+    // SAFETY: the caller's. If the call is refused, the addresses leak, which is harmless.
     unsafe { libc::munmap(start as *mut c_void, bytes) };
 }
 

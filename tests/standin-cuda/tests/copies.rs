@@ -261,7 +261,7 @@ fn what_was_queued_behind_a_loss_is_not_done() {
     bench.standin.lose(719);
     assert_lost(&bench, 719);
     drop(held);
-    // The host function is dropped with its sender when the test ends; until then nobody sends.
+    // The host function is dropped with its sender when the test ends; until then nothing is sent.
     assert!(ran.recv_timeout(std::time::Duration::from_millis(50)).is_err());
     bench.standin.recover();
     ok(bench.cu.cuStreamSynchronize(stream));

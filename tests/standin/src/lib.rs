@@ -1,7 +1,7 @@
 //! Loads the stand-in driver into a test's process, and is its control.
 //!
 //! The stand-in (`tests/standin-cuda`) is a library of the driver's own name. Once [`load`] has put
-//! it into the process, whoever asks for `libcuda.so.1` gets it, and finds one device there.
+//! it into the process, a `dlopen` of `libcuda.so.1` returns it, with one device.
 //!
 //! What is set through [`Standin`] is the whole process's: tests that set anything, and tests that
 //! would notice, hold [`Standin::exclusive`] meanwhile.
@@ -159,7 +159,7 @@ impl Standin {
         Self { library, doors: Doors::of(library) }
     }
 
-    /// Waits for its turn: nobody else sets anything while the guard lives.
+    /// Waits for its turn. While the guard lives, no other thread changes settings.
     #[must_use]
     pub fn exclusive(&self) -> Exclusive {
         static TURN: Mutex<()> = Mutex::new(());

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 /// The package, and the file cargo makes of it.
 const PACKAGE: &str = "dormouse-standin-cuda";
 const BUILT: &str = "libstandin_cuda.so";
-/// The name that whoever wants the driver asks for.
+/// File name of the driver's library.
 const DRIVER: &str = "libcuda.so.1";
 
 /// Granule and total, where a test sets them.

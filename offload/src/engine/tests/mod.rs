@@ -33,8 +33,8 @@ pub(crate) fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps a stream from going on until it is let go. Where nobody does within [`PATIENCE`] it goes
-/// on all the same: whoever waits for it by mistake fails instead of hanging.
+/// Blocks a stream until it is released, at most for [`PATIENCE`]: a test that waits for it by mistake
+/// fails instead of hanging.
 pub(crate) struct Held {
     go: Sender<()>,
     is_over: Arc<AtomicBool>,
@@ -45,7 +45,7 @@ impl Held {
         Self::by(|until| device.hold(stream, until).unwrap())
     }
 
-    /// As `new`, of whoever is held by running what it is given.
+    /// As `new`, for a queue that `hold` blocks by running its argument.
     pub(crate) fn by(hold: impl FnOnce(Box<dyn FnOnce() + Send>)) -> Self {
         let (go, wait) = channel();
         let is_over = Arc::new(AtomicBool::new(false));
@@ -64,8 +64,8 @@ impl Held {
         self.go.send(()).unwrap();
     }
 
-    /// Lets the stream go [`A_WHILE`] from now. What it gives is set by then: whoever comes past
-    /// something that has to wait for the stream finds it set.
+    /// Releases the stream [`A_WHILE`] from now. The returned flag is set by then, so a caller that waited
+    /// for the stream finds it set.
     pub(crate) fn let_go_later(self) -> Arc<AtomicBool> {
         let has_gone = Arc::new(AtomicBool::new(false));
         let gone = Arc::clone(&has_gone);

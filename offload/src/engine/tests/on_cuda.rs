@@ -41,7 +41,7 @@ const ANSWERS: &str = "cuEventSynchronize";
 #[derive(Default)]
 struct Refused {
     count: u64,
-    /// After so many calls, so many more.
+    /// Number of calls that succeed, then number of calls that fail.
     next: Option<(u64, u64)>,
 }
 

@@ -24,7 +24,7 @@ impl Turn {
         Self
     }
 
-    /// No: calls copy here, and nobody has to be asked for their end.
+    /// No effect: copies end with the call.
     pub(crate) fn refuse_answers(&self, _count: u64) {}
 
     pub(crate) fn heal(&self) {}

@@ -1,4 +1,4 @@
-//! The least time any schedule of one step can take, whoever chose it.
+//! The minimum time over all schedules of one step.
 //!
 //! The rules are those of [`crate::plan`], and nothing else binds: which groups leave, when, in which
 //! order, to which tier, when they are read ahead and when they come back is anybody's choice at
@@ -45,9 +45,9 @@ const OPERATIONS_SEARCHED_MAX: usize = 1 << 12;
 /// What is known of the least total time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Optimum {
-    /// Some schedule takes so many nanoseconds, and none takes less.
+    /// The minimum, in nanoseconds.
     Exact(u64),
-    /// None takes less than so many nanoseconds; whether one takes just that is not known.
+    /// A lower bound, in nanoseconds. It is unknown whether a schedule reaches it.
     AtLeast(u64),
     /// No schedule ends, or the work is not valid.
     Never,

@@ -23,8 +23,7 @@ fn a_full_disk_keeps_data_where_it_is_and_says_so() {
     }
 }
 
-/// Nobody's writes are whole any more, though the system says once that bytes were lost, and one
-/// region's were.
+/// A lost write of one region makes every write doubtful, although the system reports it once.
 #[test]
 fn data_of_a_failed_write_back_stays_where_it_is() {
     for plan in [Plan::default(), Plan::default().via_host()] {

@@ -78,7 +78,7 @@ fn new_allocator(budget_bytes: usize) -> Arc<Allocator<TestDevice>> {
     Arc::new(allocator)
 }
 
-/// The stream of whoever has made none.
+/// The default stream.
 fn default_stream(device: &TestDevice) -> Stream {
     // SAFETY: NULL is the calling thread, or the default stream.
     unsafe { device.foreign_stream(std::ptr::null_mut()).unwrap() }
@@ -221,7 +221,7 @@ impl Fixture {
         self.allocator.check().unwrap();
         let stats = self.engine.stats();
         assert_eq!((stats.inflight_bytes, stats.queued_bytes), (0, 0));
-        // Figures of copies are missing where nobody would say when they were over.
+        // Copies whose end was not reported have no figures.
         assert!(stats.device_faults <= self.turn.refused_answers().unwrap_or(0), "{stats:?}");
         for tier in stats.tiers {
             assert_eq!((tier.regions.current_bytes, tier.regions.regions), (0, 0));

@@ -190,7 +190,7 @@ fn more_copies_than_a_stream_can_queue_all_complete() {
     let stats = fixture.engine.stats();
     assert_eq!((stats.sleeps, stats.sleep_failures), (REGIONS, 0));
 
-    // A GPU's driver has whoever queues more wait, which is no failure either.
+    // A GPU's driver blocks callers that queue more, which is no failure either.
     let held = (!fixture.device().is_stream_ordered()).then(|| fixture.hold_way(CopyStream::In));
     fixture.engine.wake(&ids);
     held.into_iter().for_each(Held::let_go);
@@ -204,7 +204,8 @@ fn more_copies_than_a_stream_can_queue_all_complete() {
     fixture.assert_empty();
 }
 
-/// Room for it in host memory comes without anybody who would start it: whoever runs short does.
+/// Room in host memory appears without an event that would start the queue. An allocation that runs short
+/// starts it.
 #[test]
 fn an_allocation_serves_the_admission_queue() {
     let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() };
@@ -214,7 +215,7 @@ fn an_allocation_serves_the_admission_queue() {
     fixture.engine.let_reclaim(&[id], &[]);
     assert!(fixture.engine.sleep_when_admitted(&[id], Tier::Host));
     assert_eq!(fixture.state(id), RegionState::Awake, "there is no place");
-    // Behind the engine's back: nobody is told.
+    // Not through the engine, which is not notified.
     fixture.engine.host.set_cap(8 << 20);
     let other = fixture.allocate(3 * MIB, 2);
     assert_eq!(fixture.state(id), RegionState::Host);

@@ -34,7 +34,7 @@ fn live(fixture: &Fixture, seed: u64) {
             }
             4 if !mine.is_empty() => {
                 let (id, address, bytes, seed) = mine[pick];
-                // As a prefix does: first nobody may put it to sleep, then it is woken.
+                // As a prefix does: it first forbids the sleep, then wakes.
                 fixture.engine.forbid_reclaim(&[id]);
                 fixture.engine.wait_awake(&[id]).unwrap();
                 assert!(holds(address, bytes, seed));
@@ -55,8 +55,8 @@ fn live(fixture: &Fixture, seed: u64) {
     }
 }
 
-/// Regions that belong to nobody in particular: each thread sends them to sleep, wakes them ahead of
-/// need or at once, and waits, whatever the others do with them.
+/// Shared regions: each thread puts them to sleep, wakes them ahead or at once, and waits, regardless of
+/// the others.
 fn share(fixture: &Fixture, ids: &[RegionId], seed: u64) {
     let mut random = Random::new(seed);
     for _ in 0..STEPS {

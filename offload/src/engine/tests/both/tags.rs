@@ -75,7 +75,7 @@ fn names_are_checked() {
     assert_ne!(engine.tag_create("a", true).unwrap(), tag, "ids are not reused");
 }
 
-/// What comes under a tag that is being destroyed would be nobody's to give back.
+/// A region added to a tag that is being destroyed would never be released.
 #[test]
 fn nothing_comes_under_a_tag_that_is_going() {
     let fixture = Plan::default().build();

@@ -39,7 +39,7 @@ fn room_is_taken_or_promised_at_once_and_the_rest_is_for_an_io_thread() {
     let expected = (MIB as u64, promised_bytes, MIB as u64 - promised_bytes);
     assert_eq!(of_room(), expected);
     assert_eq!(fixture.device().memory_info().mapped_bytes, mapped_bytes, "nothing is mapped yet");
-    // Whoever needs it now waits for the same wake.
+    // A wake at once waits for the same transfer.
     fixture.engine.wake(&[id]);
     assert_eq!(of_room(), expected);
 
@@ -77,7 +77,7 @@ fn without_room_nothing_is_taken_and_a_later_wake_finds_it() {
     fixture.engine.free(taken, 0).unwrap();
     let held = held_threads(&fixture);
     fixture.engine.wake_ahead(&[id]);
-    // Nobody is promised twice what was not to be had.
+    // A refused reservation is not made twice.
     assert_eq!(staged_bytes(&fixture), 2 * MIB as u64);
     held.into_iter().for_each(Held::let_go);
     fixture.engine.wait_awake(&[id]).unwrap();

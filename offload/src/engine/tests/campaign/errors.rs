@@ -35,15 +35,15 @@ pub(crate) struct Armed {
 /// Whom an error was given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
-    /// Whoever asks for memory.
+    /// An allocation.
     Allocate,
-    /// Whoever lets something fall asleep.
+    /// A sleep.
     Sleep,
-    /// Whoever waits for a region to be awake.
+    /// A wait for an awake region.
     WaitAwake,
-    /// Whoever gives a region up.
+    /// A release of a region.
     Release,
-    /// Whoever copies bytes away or back.
+    /// A stash or unstash.
     Stash,
 }
 
@@ -57,7 +57,7 @@ impl Armed {
         let is_documented = match to {
             To::Allocate => matches!(leaf, OffloadError::Alloc(_)),
             To::Sleep => matches!(leaf, OffloadError::Device(_) | OffloadError::Alloc(_)),
-            // Nobody else puts to sleep what is waited for.
+            // No other thread puts a region to sleep that is waited for.
             To::WaitAwake if matches!(leaf, OffloadError::NotAwake { .. }) => false,
             To::WaitAwake => is_wrapped || matches!(leaf, OffloadError::Device(_)),
             To::Release => {

@@ -20,7 +20,7 @@ use dormouse_device::host::guard;
 use self::script::Script;
 use self::tally::Tally;
 
-/// Sequences where nobody says how many.
+/// Default number of sequences.
 const SEQUENCES_DEFAULT: u64 = 600;
 /// Each device has its share of them.
 const DEVICES: u64 = 2;
@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How many sequences, and of which seeds.
 struct Orders {
     sequences: u64,
-    /// One seed, again and again, its script cut to so many operations.
+    /// One seed, repeated, with its script cut to this many operations.
     replayed: Option<(u64, usize)>,
 }
 
@@ -117,7 +117,7 @@ fn failed(name: &str, seed: u64, script: &Script) -> String {
     )
 }
 
-/// Ends the process where a sequence hangs, naming it: nobody else would.
+/// Ends the process if a sequence hangs, and names the sequence.
 struct Watch {
     /// Counts sequences, and has the seed of the last.
     state: Arc<(AtomicU64, AtomicU64)>,

@@ -15,13 +15,13 @@ const AT_FIRST: usize = 4;
 const REGION_UNITS_MAX: u64 = 12;
 /// Largest tier, in units.
 pub(crate) const TIER_UNITS_MAX: u64 = 128;
-/// Within so many bytes a failing disk fails.
+/// A failing disk fails within this many bytes.
 const FAILING_BYTES_MAX: u64 = 32 * UNIT_BYTES as u64;
-/// One sequence of so many has regions of several chunks.
+/// One of this many sequences has regions of several chunks.
 const BIG_ONE_OF: u64 = 256;
 /// A region of two units and more has two chunks and more there.
 const BIG_UNIT_BYTES: usize = CHUNK_BYTES / 2 + UNIT_BYTES;
-/// One sequence of so many has a file on the disk; the rest have memory in its place.
+/// One of this many sequences has a file on the disk; the others have memory in its place.
 const ON_DISK_ONE_OF: u64 = 16;
 
 /// What refuses on command. Not `Thaw` and `Forget`, which leave nothing to be done: the memory
@@ -43,7 +43,7 @@ pub(crate) const REFUSING: [Operation; 11] = [
 /// Whose a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Nobody's but its owner's: never asleep.
+    /// No region: it never sleeps.
     Plain,
     Dormant,
     /// Dormant, and asleep whenever somebody is short of memory.
@@ -57,9 +57,9 @@ pub(crate) enum Kind {
 /// What befalls the file.
 #[derive(Clone, Debug)]
 pub(crate) enum Disk {
-    /// Full after so many bytes.
+    /// Full after this many bytes.
     Full(u64),
-    /// Writes fail after so many bytes.
+    /// Writes fail after this many bytes.
     FailWrites(u64),
     FailReads(u32),
     Cut(Vec<usize>),

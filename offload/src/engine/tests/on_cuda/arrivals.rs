@@ -92,7 +92,7 @@ fn a_region_freed_during_a_copy_in_fails_no_wait() {
     fixture.assert_empty();
 }
 
-/// A thread that waits for a copy is one that waits, whoever woke the region.
+/// A thread that waits for a copy is counted as waiting, whichever thread woke the region.
 #[test]
 fn a_wait_for_bytes_on_their_way_is_counted() {
     let fixture = Plan::default().build();

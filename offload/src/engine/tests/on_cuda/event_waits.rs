@@ -169,8 +169,8 @@ fn room_is_made_by_way_of_a_full_host_tier() {
     fixture.assert_empty();
 }
 
-/// What has found a place in host memory is not sent on to the file: so many that the first of them
-/// rest there while room is still looked for.
+/// Regions that found room in host memory are not spilled. There are enough of them that the first ones
+/// rest there while others still look for room.
 #[test]
 fn room_is_made_in_one_tier_where_that_is_enough() {
     let fixture = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.build();
@@ -188,7 +188,7 @@ fn room_is_made_in_one_tier_where_that_is_enough() {
 }
 
 /// The thread that ends a write waits for no stream, and so finds no room for the wake that follows.
-/// Whoever needs the region does before others sleep for it.
+/// A wait for the region comes before other sleeps that would make room for it.
 #[test]
 fn no_region_sleeps_for_room_that_a_wait_provides() {
     let fixture = Plan { budget_bytes: 5 * MIB, ..Plan::default() }.build();

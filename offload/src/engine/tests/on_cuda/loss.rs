@@ -1,5 +1,5 @@
-//! The device is lost in the middle of things: everybody hears of it, nobody waits for ever, and
-//! what rests in host memory or in the file is not said to be gone.
+//! The device is lost during transfers: every waiter gets the error, no wait hangs, and bytes in host
+//! memory or in the file are not reported lost.
 
 use dormouse_device::DeviceError;
 
@@ -57,7 +57,7 @@ fn under_a_copy_in() {
     put_to_sleep(&fixture, &[id], Tier::Host);
     let held = wake_late(&fixture, &[id]);
     std::thread::scope(|scope| {
-        // Whoever waits already, and whoever comes later.
+        // Threads that wait already, and threads that come later.
         let waiter = scope.spawn(|| fixture.engine.wait_awake(&[id]));
         fixture.lose();
         held.let_go();
@@ -95,7 +95,7 @@ fn released_under_a_copy_in_it_is_its_owners_to_free() {
     assert!(fixture.allocator.blocks().is_empty());
 }
 
-/// Nobody knows who still uses the memory: it stays where it is.
+/// The users of the memory are unknown, so it stays where it is.
 #[test]
 fn behind_an_event_wait() {
     let fixture = Plan::default().build();

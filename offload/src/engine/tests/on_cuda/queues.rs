@@ -1,4 +1,4 @@
-//! The queue of whoever tells of a stream's progress is full: a free does not wait for room in it.
+//! The queue that reports a stream's progress is full. A free does not wait for room in it.
 
 use dormouse_device::{Device, QUEUE_LEN_MAX};
 

@@ -37,7 +37,7 @@ fn a_copy_out_that_is_refused_leaves_its_region_awake() {
         fixture.turn.standin.fail("cuMemcpyAsync", nth as u64, 1, UNKNOWN);
         fixture.engine.sleep(&ids, Tier::Host, &[]).unwrap();
         fixture.engine.wait_settled(&ids).unwrap();
-        // They are started by whoever comes by, so it may be any of them.
+        // Any thread may start them, so any of them may be first.
         let (awake, asleep): (Vec<_>, Vec<_>) =
             (0..COUNT).partition(|&at| fixture.state(ids[at]) == RegionState::Awake);
         assert_eq!((awake.len(), asleep.len()), (1, COUNT - 1), "{nth}");
@@ -208,7 +208,7 @@ fn pages_stay_under_a_copy_in_whose_event_is_refused() {
     put_to_sleep(&fixture, &[id], Tier::Host);
     let has_gone = fixture.hold_copies_in().let_go_later();
     fixture.device().fail(Operation::Publish, 1, refused(Operation::Publish));
-    // Whoever tells of copies waits for events too, and is not to meet the refusal.
+    // The thread that reports copies waits for events too, and must not meet the refusal.
     fixture.device().fail(Operation::Callback, 1, refused(Operation::Callback));
     fixture.turn.standin.fail("cuEventSynchronize", 1, 2, UNKNOWN);
     fixture.engine.wake(&[id]);
@@ -243,7 +243,7 @@ fn a_host_copy_is_kept_during_a_copy_in_whose_wait_fails() {
     fixture.engine.free(address, 0).unwrap();
 }
 
-/// A region on its way in whose stream will tell nobody of anything any more.
+/// A region that is loading, on a stream that reports nothing any more.
 fn wake_untold(fixture: &Fixture) -> (RegionId, usize, Held) {
     let (id, address) = fixture.region(MIB, 1);
     put_to_sleep(fixture, &[id], Tier::Host);
@@ -251,7 +251,7 @@ fn wake_untold(fixture: &Fixture) -> (RegionId, usize, Held) {
     (id, address, wake_late(fixture, &[id]))
 }
 
-/// Where the stream tells nobody, somebody waits; the wake does not.
+/// If the stream reports nothing, a helper thread waits. The wake does not.
 #[test]
 fn a_host_copy_is_kept_if_the_callback_is_refused() {
     let fixture = Plan::default().build();
@@ -310,7 +310,7 @@ fn all_of_it_stays_after_a_shutdown() {
     fixture.assert_empty();
 }
 
-/// An event wait that cannot be armed lets nobody through, and nobody waits behind it.
+/// An event wait that cannot be armed blocks no later sleep.
 #[test]
 fn a_sleep_whose_events_cannot_be_waited_for_does_not_begin() {
     for operation in [Operation::CreateStream, Operation::Callback] {
@@ -371,7 +371,7 @@ fn a_stash_never_reuses_memory_of_a_copy_without_a_reported_end() {
     }
 }
 
-/// Nor is what it reads, whoever drops it.
+/// Nor is the stash that it reads, whichever owner drops it.
 #[test]
 fn a_stash_that_may_be_read_still_is_kept_for_good() {
     let fixture = Plan::default().build();
@@ -414,7 +414,7 @@ fn room_under_a_copy_without_a_reported_end_is_never_reused() {
     fixture.engine.free(address, 0).unwrap();
     fixture.turn.standin.heal();
     held.let_go();
-    // Told after whoever is told of the copy's end.
+    // Notified after the receiver of the copy's end.
     let (tell, told) = std::sync::mpsc::channel();
     let stream = fixture.engine.stream(CopyStream::In).unwrap();
     fixture.device().callback(&stream, Box::new(move |_| tell.send(()).unwrap())).unwrap();

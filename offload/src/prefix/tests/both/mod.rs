@@ -176,7 +176,7 @@ fn a_step_in_half_the_memory() {
     let report = trainer.end();
     let dormant = u64::from(LAYERS) * LAYER_BYTES;
     match ASLEEP_FIRST {
-        // What found host memory full stays awake until the next mark, where it is in nobody's way.
+        // A layer that found host memory full stays awake until the next mark.
         RegionState::Host => assert!(report.asleep_bytes_peak >= dormant - MIB as u64),
         _ => assert_eq!(report.asleep_bytes_peak, dormant),
     }

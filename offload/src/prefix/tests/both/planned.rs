@@ -15,7 +15,7 @@ use dormouse_residency::region::RegionState;
 
 use dormouse_residency::Tier::{self, Device as Keep, Host, Nvme};
 
-/// One prefix of the trainer's, with room for so many layers in each microbatch and in each backward.
+/// One prefix of the trainer, with room for the given number of layers in each microbatch and each backward.
 pub(crate) fn work(microbatches: &[u64], backward: u64) -> StepWork {
     let layers = LAYERS as usize;
     let room = |layers: u64| StepOperation { compute_ns: 1, room_bytes: layers * LAYER_BYTES };
@@ -202,7 +202,7 @@ fn awake_bytes(trainer: &Trainer<'_>) -> u64 {
     awake as u64 * LAYER_BYTES
 }
 
-/// One step in whose microbatch all but so many bytes are somebody else's.
+/// One step whose microbatch leaves `free_in_microbatch` bytes.
 fn step(fixture: &Fixture, free_in_microbatch: u64) -> PrefixReport {
     let mut trainer = Trainer::new(fixture);
     trainer.forward_all();
@@ -323,7 +323,7 @@ fn a_step_whose_backward_stopped_half_way_leaves_the_one_before_it_to_plan_from(
     assert_ne!(fixture.engine.profile(LABEL, LAYERS).unwrap(), before);
 }
 
-/// Whoever says nothing of microbatches is not planned for: what they leave free is not known.
+/// A step without microbatch marks is not planned: the memory that its microbatches leave is unknown.
 #[test]
 fn a_step_without_microbatch_marks_keeps_the_earlier_profile() {
     let fixture = fitting().build();

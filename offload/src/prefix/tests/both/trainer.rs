@@ -139,7 +139,7 @@ impl<'a> Trainer<'a> {
         }
         for layer in 0..LAYERS {
             assert!(holds(self.keys[layer as usize], KEYS * 4, 1000 + u64::from(layer)));
-            // SAFETY: a live block of that many elements, nobody else's.
+            // SAFETY: a live block of that many elements, with no other user.
             #[expect(unsafe_code, reason = "the trainer lends memory by address")]
             unsafe {
                 self.prefix.accumulate(layer, 0, gradient, KEYS, DType::F32, &self.stream).unwrap();
@@ -148,7 +148,7 @@ impl<'a> Trainer<'a> {
         self.fixture.engine.free(gradient, 0).unwrap();
     }
 
-    /// Every gradient summed up to so many times what one microbatch adds.
+    /// Asserts that every gradient is `microbatches` times what one microbatch adds.
     pub(crate) fn assert_sums(&self, microbatches: f32) {
         for layer in 0..LAYERS {
             let sum = self.prefix.gradient(layer, 0).unwrap();

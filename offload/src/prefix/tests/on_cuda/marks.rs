@@ -61,7 +61,7 @@ fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
     trainer.end();
 }
 
-/// Needed layers wait for themselves; the window below is late and nobody has asked for it yet.
+/// Needed layers wait for themselves. The window below is late, and no mark has requested it yet.
 #[test]
 fn a_prefix_closes_when_all_bytes_are_there() {
     let fixture = Plan::default().build();
@@ -318,7 +318,7 @@ fn a_report_waits_for_each_stream_that_was_marked_on() {
     trainer.end();
 }
 
-/// Whoever has the tensor they belong to: sums are zeroed and added to on streams of the caller's.
+/// Accumulators are zeroed and added to on the caller's streams.
 #[test]
 #[expect(unsafe_code, reason = "the gradient is lent by address")]
 fn sums_are_kept_until_every_stream_has_added_to_them() {

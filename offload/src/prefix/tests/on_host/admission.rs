@@ -1,5 +1,5 @@
-//! Lines for host memory that has room for just so many layers: a pool of pinned memory could end in
-//! pieces that are each too small.
+//! Admission to host memory with room for an exact number of layers. A pool of pinned memory could
+//! fragment into pieces that are too small.
 
 use crate::engine::tests::soon;
 use crate::prefix::{Edge, Phase};
@@ -37,7 +37,7 @@ fn layers_in_the_file_come_nearer_as_soon_as_host_memory_has_room() {
     trainer.end();
 }
 
-/// What has no place waits for it, and nobody passes; no mark is needed when there is one.
+/// A layer without room waits in order, and sleeps without another mark once there is room.
 #[test]
 fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
     let mut set = Set::default().via_host();
@@ -62,8 +62,8 @@ fn layers_without_a_place_sleep_as_soon_as_there_is_one() {
     trainer.end();
 }
 
-/// Whoever runs short waits for those in line, as long as they come on: what the plan keeps stays
-/// awake, also where some have left while one looked.
+/// An allocation that runs short waits for the queue while it progresses. Layers that the plan keeps stay
+/// awake, even if others left meanwhile.
 #[test]
 fn layers_in_the_admission_queue_leave_before_those_that_the_plan_keeps() {
     let mut set = Set::default().via_host();

@@ -154,7 +154,7 @@ const fn op(compute_ns: u64, room_bytes: u64) -> StepOperation {
     StepOperation { compute_ns, room_bytes }
 }
 
-/// A group of so many bytes, and its `[made, leaves, needed, freed]`.
+/// A group of `bytes`, with its `[made, leaves, needed, freed]`.
 const fn group(bytes: u64, [made, leaves, needed, freed]: [usize; 4]) -> DormantGroup {
     DormantGroup { bytes, made, leaves, needed, freed }
 }

@@ -195,7 +195,7 @@ impl World {
         self.offer(&[at]);
     }
 
-    /// Gives the eligible ones among them to whoever is short of memory.
+    /// Offers the eligible ones to allocations that run short.
     fn offer(&mut self, places: &[usize]) {
         for &at in places {
             let mine = &mut self.mine[at];
@@ -275,7 +275,7 @@ impl World {
     fn wait_awake(&mut self, places: &[usize], tally: &mut Tally) {
         self.let_go();
         let ids = self.ids(places);
-        // As a prefix does: first nobody may put it to sleep, then it is woken.
+        // As a prefix does: it first forbids the sleep, then wakes.
         self.fixture.engine.forbid_reclaim(&ids);
         match self.fixture.engine.wait_awake(&ids) {
             Ok(_) => places.iter().for_each(|&at| {
@@ -299,7 +299,7 @@ impl World {
             use RegionState::{Awake, Empty, Gone, Host, Nvme};
             matches!(self.stands(id), Awake | Host | Nvme | Empty | Gone)
         }));
-        // What was freed on its way is nobody's to wait for, and comes to its end all the same.
+        // A region freed during its transfer has no waiter. The transfer ends all the same.
         soon("nothing is on its way", || {
             let stats = engine.stats();
             (stats.inflight_bytes, stats.queued_bytes) == (0, 0)

@@ -28,7 +28,7 @@ const BYTES: usize = 64 << 10;
 const A_WHILE: Duration = Duration::from_millis(4);
 /// How long a call has that nothing is in the way of.
 const DEADLINE: Duration = Duration::from_secs(6);
-/// After so many cells that went wrong there is no news in another.
+/// Limit on reported failures.
 const WRONG_MAX: usize = 12;
 
 const SUITE: &str =
@@ -113,7 +113,7 @@ fn run(cell: Cell, call: &Call, watchdog: &Watchdog) -> Result<(), String> {
     let answered = await_answer(&called.answer, call.may_wait, &mut seam);
     let answered = answered.map_err(|wrong| format!("{wrong}\n{}", watch::dump(&fixture)));
     if answered.is_err() {
-        // Whoever is still inside has a handle of its own on everything.
+        // Threads that are still inside hold handles of their own.
         let_go(seam.take());
         std::mem::forget(scene);
         return answered.map(drop);

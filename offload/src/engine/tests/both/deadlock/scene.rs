@@ -53,7 +53,7 @@ pub(super) struct Scene {
     /// Awake, and may sleep for others.
     spare: Placed,
     pub(super) asleep: Placed,
-    /// Nobody's region: awake for good.
+    /// Memory outside all regions: always awake.
     pub(super) plain: usize,
     /// What a copy comes back to.
     pub(super) target: usize,
