@@ -4,8 +4,8 @@ A thin package over ``libdormouse.so``; no compiled parts of its own.
 
 - :func:`install`: selects how dormouse manages torch's memory in this process.
 - :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
-- :class:`Group`: a prompt and its responses; :class:`Forest`: sequences that share prefixes.
-- :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
+- :class:`Group`: a prompt and its responses; :class:`Tree`: conversations that share beginnings.
+- :class:`Forest`: the prefix trees of token sequences; :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
 - :func:`log_to_logging`: the library's log events in Python's ``logging``.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
@@ -24,9 +24,11 @@ from .install import Installed, install, memory_stats
 from .log import log_to_logging
 from .runtime import Prefix, Runtime, StayedAwake, Tag
 from .schedule import Forest, Plan, query
+from .tree import Conversation, Tree
 
 __all__ = [
     "ArgumentError",
+    "Conversation",
     "DeviceError",
     "DormouseError",
     "Forest",
@@ -41,6 +43,7 @@ __all__ = [
     "StayedAwake",
     "StorageError",
     "Tag",
+    "Tree",
     "query",
     "install",
     "log_to_logging",

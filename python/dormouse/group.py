@@ -28,12 +28,12 @@ class Group:
         responses: Sequence[torch.Tensor | Sequence[int]],
         weights: Sequence[float] | None = None,
     ):
-        self.prompt = _tokens(prompt, "prompt")
+        self.prompt = tokens_of(prompt, "prompt")
         if len(self.prompt) < PROMPT_TOKENS_MIN:
             raise ArgumentError(
                 f"prompt has {len(self.prompt)} tokens; accepted: at least {PROMPT_TOKENS_MIN}"
             )
-        self.responses = [_tokens(r, f"response {i}") for i, r in enumerate(responses)]
+        self.responses = [tokens_of(r, f"response {i}") for i, r in enumerate(responses)]
         if not self.responses:
             raise ArgumentError("0 responses; accepted: at least 1")
         for i, response in enumerate(self.responses):
@@ -56,7 +56,8 @@ class Group:
         return f"Group(prompt={len(self.prompt)} tokens, responses={lengths} tokens)"
 
 
-def _tokens(values, name: str) -> torch.Tensor:
+def tokens_of(values, name: str) -> torch.Tensor:
+    """Returns 1-D int64 token ids in host memory. ``name``: in error messages."""
     tensor = torch.as_tensor(values)
     if tensor.dim() != 1:
         raise ArgumentError(f"{name} has shape {list(tensor.shape)}; accepted: 1-D token ids")

@@ -39,8 +39,9 @@ def dense(query, key, value, rules: attention.Rules, sinks) -> torch.Tensor:
     return scores.softmax(-1)[..., :keys] @ value
 
 
-def both(prefix: int, lengths, rules, *, has_sinks=False, value_width=WIDTH):
-    """Returns outputs and gradients, packed and dense: of q, k, v, prefix k and v, and sinks."""
+def both(prefix: int, lengths, rules, *, has_sinks=False, value_width=WIDTH, cuts=()):
+    """Returns outputs and gradients, packed and dense: of q, k, v, prefix k and v, and sinks.
+    ``cuts``: the prefix is a path of several, cut at these positions."""
     rows = sum(lengths)
     tensors = [
         draw(1, HEADS, rows, WIDTH, seed=1),
@@ -58,20 +59,22 @@ def both(prefix: int, lengths, rules, *, has_sinks=False, value_width=WIDTH):
         return [None if t is None else t.clone().requires_grad_() for t in tensors]
 
     query, key, value, prefix_key, prefix_value, sinks = own = leaves()
-    added = []
+    edges = [0, *cuts, prefix]
+    parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    added = {}
     packed = attention.PackedAttention.apply(
         query,
         key,
         value,
-        prefix_key.detach(),
-        prefix_value.detach(),
         sinks,
         attention.Packed.of(segments),
         rules,
-        lambda *grads: added.extend(grads),
+        tuple((prefix_key.detach()[:, :, at], prefix_value.detach()[:, :, at]) for at in parts),
+        lambda index, *grads: added.update({index: grads}),
     )
     packed.backward(direction)
-    got = [packed, query.grad, key.grad, value.grad, *added]
+    got = [packed, query.grad, key.grad, value.grad]
+    got += [torch.cat([added[i][slot] for i in range(len(parts))], 2) for slot in (0, 1)]
     got += [sinks.grad] if has_sinks else []
 
     query, key, value, prefix_key, prefix_value, sinks = wanted = leaves()
@@ -123,7 +126,15 @@ def test_random_shapes(monkeypatch):
         lengths = [drawn.randint(1, 12) for _ in range(drawn.randint(1, 5))]
         window = drawn.choice([None, drawn.randint(1, 26)])
         rules = attention.Rules(0.5, window, drawn.choice([None, 2.0]))
-        check(*both(prefix, lengths, rules, has_sinks=drawn.random() < 0.5))
+        cuts = sorted(drawn.sample(range(1, prefix), k=drawn.randint(0, min(3, prefix - 1))))
+        check(*both(prefix, lengths, rules, has_sinks=drawn.random() < 0.5, cuts=cuts))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_a_path_of_prefixes(window, softcap):
+    rules = attention.Rules(0.7, window, softcap)
+    check(*both(13, (5, 1, 9), rules, has_sinks=True, cuts=(4, 5, 11)))
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -169,11 +180,10 @@ def test_parts_whose_scores_lie_far_apart(dtype, apart):
     def packed(leaves):
         return attention.PackedAttention.apply(
             *leaves[:3],
-            leaves[3].detach(),
-            leaves[4].detach(),
             None,
             attention.Packed.of([(0, rows)]),
             rules,
+            ((leaves[3].detach(), leaves[4].detach()),),
             None,
         )
 

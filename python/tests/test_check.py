@@ -9,7 +9,7 @@ import torch
 from model_zoo import zoo_model
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError, check
+from dormouse.hf import SharedPrefix, UnsupportedModelError, miniature
 from dormouse.hf.fingerprint import Fingerprint
 
 
@@ -149,10 +149,10 @@ def test_errors_below_the_rounding_of_bf16_are_found(runtime):
 
 def test_every_length_lies_inside_one_of_the_groups():
     """A behaviour that begins at some length differs between prompt rows and whole sequence."""
-    lengths = check.lengths_up_to(1000, None)
+    lengths = miniature.lengths_up_to(1000, None)
     for threshold in range(2, 1001):
         assert any(each.prompt - 1 < threshold <= each.longest - 1 for each in lengths), threshold
-    assert check.lengths_up_to(0, None) == [check.SHORT]
+    assert miniature.lengths_up_to(0, None) == [miniature.SHORT]
 
 
 @pytest.mark.parametrize("threshold", [3, 12, 30, 77, 140])
@@ -172,7 +172,7 @@ def test_a_longer_group_is_checked_anew_if_lengths_may_matter(runtime):
     shared = SharedPrefix(model, runtime)
     first = shared.backward(group(9, (4,)), loss_fn).checked
     longer = shared.backward(group(60, (4,)), loss_fn).checked
-    assert longer.reason == "longer groups" and longer.tokens >= 64 > first.tokens
+    assert longer.reason == "longer sequences" and longer.tokens >= 64 > first.tokens
     assert shared.backward(group(50, (4,)), loss_fn).checked is longer
 
 

@@ -40,12 +40,11 @@ def run(kernel, monkeypatch) -> list[torch.Tensor]:
     prefix = []
     out = attention.PackedAttention.apply(
         *leaves,
-        prefix_key,
-        prefix_value,
         None,
         packed,
         RULES,
-        lambda *grads: prefix.extend(grads),
+        ((prefix_key, prefix_value),),
+        lambda _, *grads: prefix.extend(grads),
     )
     out.backward(random(*out.shape, seed=99))
     own = random(1, HEADS, PREFIX, WIDTH, seed=50).requires_grad_()

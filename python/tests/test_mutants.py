@@ -75,13 +75,13 @@ def test_lost_first_response_token(runtime):
 
 
 def test_last_prompt_token_in_prefix_and_suffix(runtime, monkeypatch):
-    real = step_module._pack
+    real = step_module.Step._pack
 
-    def pack(case, members):
-        tokens, positions, segments = real(case, members)
+    def pack(self, op):
+        tokens, positions, segments = real(self, op)
         return tokens, positions + 1, segments
 
-    monkeypatch.setattr(step_module, "_pack", pack)
+    monkeypatch.setattr(step_module.Step, "_pack", pack)
     assert is_seen(runtime, monkeypatch)
 
 

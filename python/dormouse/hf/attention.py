@@ -1,10 +1,10 @@
-"""Attention of packed responses over a shared prefix and over themselves.
+"""Attention of packed rows over shared prefixes and over themselves.
 
-Two parts and a merge (docs/method.md §3): every query over the prefix's K and V, each response
-causally over its own, joined by log-sum-exp. Backward calls the kernel's backward once per part, so
-that each part's gradients are exact; the prefix part goes straight into the FP32 accumulators, so K
-and V are read once per microbatch and never expanded per response. Phase A is the same function
-without a prefix part.
+Parts and a merge (docs/method.md §3): every query over the K and V of each prefix on the path from
+the root, each response causally over its own, joined by log-sum-exp. Backward calls the kernel's
+backward once per part, so that each part's gradients are exact; those of a prefix go straight into
+its FP32 accumulators, so K and V are read once per microbatch and never expanded per response.
+Phase A of a root is the same function without a prefix.
 
 Shapes, as transformers passes them: query ``[1, heads, tokens, head_dim]``, key ``[1, kv_heads,
 tokens, head_dim]`` and value ``[1, kv_heads, tokens, value_dim]``, already rotated.
@@ -12,8 +12,9 @@ tokens, head_dim]`` and value ``[1, kv_heads, tokens, value_dim]``, already rota
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,17 +56,24 @@ def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -
     if sinks is None and rules.window is None and kernel is not Plain:
         return kernel.forward(query, key, value, True, rules.scores)[0]
     packed = Packed.of([(0, query.shape[2])])
-    return PackedAttention.apply(query, key, value, None, None, sinks, packed, rules, None)
+    return PackedAttention.apply(query, key, value, sinks, packed, rules, (), None)
+
+
+Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+"""K and V of one layer in each prefix on the path, the root first. Their positions are
+consecutive, and the packed rows follow."""
+
+Add = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""Receives an index into :data:`Past` and the gradients of that K and V, shaped as they are."""
 
 
 class PackedAttention(torch.autograd.Function):
-    """Attention of packed responses over a shared prefix (or none) and over themselves."""
+    """Attention of packed responses over shared prefixes (or none) and over themselves."""
 
     @staticmethod
-    def forward(ctx, query, key, value, prefix_key, prefix_value, sinks, packed, rules, add):
-        """``packed``: the rows of the responses. ``prefix_key``, ``prefix_value``: None without a
-        prefix. ``add(grad_key, grad_value)`` receives the prefix part's gradients, shaped as the
-        prefix K and V, once per backward; None where they need no gradient."""
+    def forward(ctx, query, key, value, sinks, packed, rules, past, add):
+        """``packed``: the rows of the responses. ``past``: :data:`Past`. ``add``: an :data:`Add`,
+        called once per prefix and backward; None if no prefix needs gradients."""
         # Stored tokens-first, as the model reads it.
         _, heads, rows, _ = query.shape
         out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
@@ -84,49 +92,52 @@ class PackedAttention(torch.autograd.Function):
                     lse = part_lse.new_empty(query.shape[:3])
                 part.rows(out).copy_(part_out)
                 part.rows(lse).copy_(part_lse)
-        weights = _Weights(lse, None, None)
-        prefix_lse = None
-        if prefix_key is not None:
-            prefix_out, prefix_lse = _prefix_forward(
-                query, prefix_key, prefix_value, packed, rules
-            )
-            weights = _Weights(lse, prefix_lse, None)
+        outs, lses = [out], [lse]
+        for (past_key, past_value), gap in zip(past, _gaps(past), strict=True):
+            past_out, past_lse = _past_forward(query, past_key, past_value, gap, packed, rules)
+            outs.append(past_out)
+            lses.append(past_lse)
+        weights = _Weights(lses, sinks)
+        if past:
             # In the accumulation dtype: BF16 outputs are merged in FP32 and rounded once.
-            out = (out * weights.own + prefix_out * weights.prefix).to(query.dtype)
+            merged = outs[0] * weights.of(0)
+            for part, each in enumerate(outs[1:], 1):
+                merged += each * weights.of(part)
+            out = merged.to(query.dtype)
         if sinks is not None:
-            weights = _Weights(lse, prefix_lse, sinks)
             out = (out * weights.keys).to(query.dtype)
-        ctx.save_for_backward(
-            query, key, value, prefix_key, prefix_value, sinks, out, lse, prefix_lse
-        )
-        ctx.packed, ctx.rules, ctx.add = packed, rules, add
+        # Those of the path come last: the other slots are the same at every depth (see the probe).
+        flat = itertools.chain.from_iterable(past)
+        ctx.save_for_backward(query, key, value, sinks, out, *lses, *flat)
+        ctx.packed, ctx.rules, ctx.add, ctx.depth = packed, rules, add, len(past)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        query, key, value, prefix_key, prefix_value, sinks, out, lse, prefix_lse = (
-            ctx.saved_tensors
-        )
-        weights = _Weights(lse, prefix_lse, sinks)
-        if prefix_key is None:
-            grad_query = torch.empty_like(query).zero_()
-        else:
-            part_grad, part_lse = weights.seen_by_prefix(grad)
-            grad_query, *prefix_grads = _prefix_backward(
+        query, key, value, sinks, out, *others = ctx.saved_tensors
+        lses, flat = others[: ctx.depth + 1], others[ctx.depth + 1 :]
+        past = tuple(zip(flat[::2], flat[1::2], strict=True))
+        weights = _Weights(lses, sinks)
+        grad_query = torch.empty_like(query).zero_() if not past else None
+        for index, ((past_key, past_value), gap) in enumerate(zip(past, _gaps(past), strict=True)):
+            part_grad, part_lse = weights.seen_by(index + 1, grad)
+            part_query, *past_grads = _past_backward(
                 part_grad,
                 query,
-                prefix_key,
-                prefix_value,
+                past_key,
+                past_value,
                 out,
                 part_lse,
+                gap,
                 ctx.packed,
                 ctx.rules,
             )
+            grad_query = part_query if grad_query is None else grad_query.add_(part_query)
             if ctx.add is not None:
-                ctx.add(*prefix_grads)
+                ctx.add(index, *past_grads)
         # In the layout of K and V, so that the model's backward copies nothing.
         grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
-        part_grad, part_lse = weights.seen_by_own(grad)
+        part_grad, part_lse = weights.seen_by(0, grad)
         for run in ctx.packed.runs:
             for part in run.parts(ctx.rules.window):
                 own = kernel_for(query, ctx.rules.scores, part.mask).backward(
@@ -144,63 +155,64 @@ class PackedAttention(torch.autograd.Function):
                 part.keys(grad_key).add_(own[1])
                 part.keys(grad_value).add_(own[2])
         grad_sinks = None
-        if sinks is not None and ctx.needs_input_grad[5]:
+        if sinks is not None and ctx.needs_input_grad[3]:
             grad_sinks = weights.sinks_gradient(grad, out).to(sinks.dtype)
-        return grad_query, grad_key, grad_value, None, None, grad_sinks, None, None, None
+        return grad_query, grad_key, grad_value, grad_sinks, None, None, None, None
+
+
+def _gaps(past: Past) -> list[int]:
+    """Returns for each prefix the number of positions between its last key and the first row."""
+    lengths = [key.shape[2] for key, _ in past]
+    return [sum(lengths[index + 1 :]) for index in range(len(past))]
 
 
 class _Weights:
     """Weights of the parts in the merged softmax, ``[1, heads, rows, 1]``.
 
-    They are logistic functions of differences of log-sum-exps, so that they add up to one however
-    large the log-sum-exps are: ``exp(lse - merged_lse)`` is off by the rounding of ``lse``, which
-    backward multiplies by the whole gradient.
+    They are functions of differences of log-sum-exps, so that they add up to one however large the
+    log-sum-exps are: ``exp(lse - merged_lse)`` is off by the rounding of ``lse``, which backward
+    multiplies by the whole gradient.
     """
 
-    def __init__(self, lse, prefix_lse, sinks):
-        self._lse, self._prefix_lse = lse, prefix_lse
-        self._merged = lse if prefix_lse is None else torch.logaddexp(lse, prefix_lse)
-        self._sinks = None if sinks is None else sinks.to(lse.dtype).view(1, -1, 1)
+    def __init__(self, lses: list[torch.Tensor], sinks: torch.Tensor | None):
+        """``lses``: log-sum-exps of the parts, the rows' own keys first."""
+        self._lses = lses
+        self._sinks = None if sinks is None else sinks.to(lses[0].dtype).view(1, -1, 1)
+        if len(lses) == 1:
+            self._merged, self._parts = lses[0], None
+        else:
+            stacked = torch.stack(lses)
+            self._merged, self._parts = stacked.logsumexp(0), stacked.softmax(0)
 
-    @property
-    def own(self) -> torch.Tensor:
-        """The responses' own keys, among all keys."""
-        return torch.sigmoid(self._lse - self._prefix_lse).unsqueeze(-1)
-
-    @property
-    def prefix(self) -> torch.Tensor:
-        """The prefix's keys, among all keys."""
-        return torch.sigmoid(self._prefix_lse - self._lse).unsqueeze(-1)
+    def of(self, part: int) -> torch.Tensor:
+        """The keys of a part, among all keys."""
+        return self._parts[part].unsqueeze(-1)
 
     @property
     def keys(self) -> torch.Tensor:
         """All keys, beside the sink."""
         return torch.sigmoid(self._merged - self._sinks).unsqueeze(-1)
 
-    def seen_by_own(self, grad) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns gradient and log-sum-exp for the backward of the responses' own part."""
-        return self._seen(grad, self._lse, None if self._prefix_lse is None else self.own)
+    def seen_by(self, part: int, grad) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns gradient and log-sum-exp for the backward of a part.
 
-    def seen_by_prefix(self, grad) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns gradient and log-sum-exp for the backward of the prefix part."""
-        grad, lse = self._seen(grad, self._prefix_lse, self.prefix)
-        # Rows that see no prefix key: exp(score - inf) is 0.
-        return grad, lse.masked_fill(self._prefix_lse == -math.inf, math.inf)
-
-    def _seen(self, grad, lse, weight):
-        """A part's probabilities are ``exp(score - lse) · weight``. The kernel computes the first
+        A part's probabilities are ``exp(score - lse) · weight``. The kernel computes the first
         factor, from the part's own log-sum-exp; the second goes with the gradient. Below FP32 the
-        product would round the gradient once more: there the kernel gets the merged log-sum-exp."""
+        product would round the gradient once more: there the kernel gets the merged log-sum-exp.
+        """
+        lse = self._lses[part]
         if grad.dtype not in (torch.float32, torch.float64):
-            merged = self._merged
+            seen = self._merged
             if self._sinks is not None:
-                merged = torch.logaddexp(merged, self._sinks.expand_as(merged))
-            return grad, merged
-        if weight is not None:
-            grad = grad * weight
-        if self._sinks is not None:
-            grad = grad * self.keys
-        return grad, lse
+                seen = torch.logaddexp(seen, self._sinks.expand_as(seen))
+        else:
+            seen = lse
+            if self._parts is not None:
+                grad = grad * self.of(part)
+            if self._sinks is not None:
+                grad = grad * self.keys
+        # Rows that see no key of the part: exp(score - inf) is 0.
+        return grad, seen.masked_fill(lse == -math.inf, math.inf) if part else seen
 
     def sinks_gradient(self, grad, out) -> torch.Tensor:
         """Returns ``-Σ weight of the sink · (dO · O)`` per head, ``[heads]``."""
@@ -209,10 +221,10 @@ class _Weights:
         return -(weight * product).sum((0, 2))
 
 
-def _prefix_forward(query, key, value, packed: Packed, rules: Rules):
-    """Attention of every row over the prefix's keys; returns out and log-sum-exp, which is -inf for
-    rows that see none."""
-    first, mask = packed.prefix_mask(key.shape[2], rules.window)
+def _past_forward(query, key, value, gap: int, packed: Packed, rules: Rules):
+    """Attention of every row over a prefix's keys; returns out and log-sum-exp, which is -inf for
+    rows that see none. ``gap``: see :func:`_gaps`."""
+    first, mask = packed.past_mask(key.shape[2], gap, rules.window)
     key, value = key[:, :, first:], value[:, :, first:]
     if key.shape[2] == 0:
         out = value.new_zeros(*query.shape[:3], value.shape[3])
@@ -227,19 +239,19 @@ def _prefix_forward(query, key, value, packed: Packed, rules: Rules):
         kernel_for(query, rules.scores, mask).forward(rows, key, value, False, rules.scores, mask),
     )
     if mask is not None:
-        blind = packed.blind(rules.window).to(query.device)
+        blind = packed.blind(gap, rules.window).to(query.device)
         out = out.masked_fill(blind.view(1, 1, -1, 1), 0)
         lse = lse.masked_fill(blind.view(1, 1, -1), -math.inf)
     return out, lse
 
 
-def _prefix_backward(grad, query, key, value, out, lse, packed: Packed, rules: Rules):
-    """Runs the backward of the prefix part in equal parts that occupy all threads.
+def _past_backward(grad, query, key, value, out, lse, gap: int, packed: Packed, rules: Rules):
+    """Runs the backward of a prefix's part in equal parts that occupy all threads.
 
     On the CPU torch assigns one head at a time to a thread, so three heads on two threads would
     take as long as four. The K and V gradients of the parts are summed.
     """
-    first, mask = packed.prefix_mask(key.shape[2], rules.window)
+    first, mask = packed.past_mask(key.shape[2], gap, rules.window)
     if first == key.shape[2]:
         return tuple(x.new_zeros(x.shape) for x in (query, key, value))
     seen_key, seen_value = key[:, :, first:], value[:, :, first:]
@@ -372,20 +384,25 @@ class Packed:
         offsets = torch.cat([torch.arange(end - start) for start, end in segments])
         return cls(tuple(runs_of(segments)), offsets)
 
-    def prefix_mask(self, keys: int, window: int | None) -> tuple[int, torch.Tensor | None]:
-        """Returns the first prefix key that a row sees, and an additive mask ``[rows, keys]`` over
-        the keys from there on, or None if every row sees all."""
-        if window is None or window >= keys + int(self.offsets.max()) + 1:
+    def past_mask(
+        self, keys: int, gap: int, window: int | None
+    ) -> tuple[int, torch.Tensor | None]:
+        """Returns the first key of a prefix that a row sees, and an additive mask ``[rows, keys]``
+        over the keys from there on, or None if every row sees all. ``gap``: positions between the
+        prefix and the first row."""
+        end = keys + gap
+        if window is None or window >= end + int(self.offsets.max()) + 1:
             return 0, None
-        if window not in self._masks:
-            first = max(0, keys - window + 1)
-            queries = (keys + self.offsets).unsqueeze(1)
-            self._masks[window] = first, _additive(torch.arange(first, keys) > queries - window)
-        return self._masks[window]
+        if (window, keys, gap) not in self._masks:
+            first = min(max(0, end - window + 1), keys)
+            queries = (end + self.offsets).unsqueeze(1)
+            mask = _additive(torch.arange(first, keys) > queries - window)
+            self._masks[window, keys, gap] = first, mask
+        return self._masks[window, keys, gap]
 
-    def blind(self, window: int) -> torch.Tensor:
-        """Returns which rows lie beyond the window of every prefix key."""
-        return self.offsets >= window - 1
+    def blind(self, gap: int, window: int) -> torch.Tensor:
+        """Returns which rows lie beyond the window of every key of a prefix."""
+        return self.offsets >= window - 1 - gap
 
 
 def _additive(seen: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Whether a shared-prefix step of this model is exact, found by running it both ways.
 
-A miniature group of random tokens runs densely, through the model's own forward and attention, and
+A miniature group or tree of random tokens (:mod:`.miniature`) runs densely, through the model's own forward and attention, and
 shared, through the code of a step. Logits and every parameter's gradient must agree. The lengths
 cover what matters: several responses, one of a single token, a prompt longer and shorter than a
 response, several microbatches. Sliding windows are shortened meanwhile, so that the lengths exceed
@@ -36,17 +36,16 @@ from torch.nn.modules import module as torch_module
 from transformers import AttentionInterface
 
 from ..group import Group
+from ..tree import Tree
 from . import support
 from .fingerprint import GLOBAL_HOOKS
+from .miniature import PROMPT_TOKENS, Miniature
 from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
 
-# Lengths of the miniature, in tokens. Few tokens and few passes: a pass costs what reading all
-# weights and writing all gradients does.
-PROMPT_TOKENS = 9
-RESPONSE_TOKENS = (1, 13, 13)
-# Rows of its microbatches: the responses take two, the first of unequal lengths.
+# Rows of a miniature's microbatches: the responses of the shortest take two, the first of unequal
+# lengths.
 MICROBATCH_TOKENS = 14
 # Windows longer than half the prompt are shortened to this many tokens.
 WINDOW = 3
@@ -71,10 +70,9 @@ KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LOGITS = "logits"
-TEXT_TOKENS = ("pad_token_id", "eos_token_id", "bos_token_id")
 
-Step = Callable[[Group, int, Callable], None]
-"""Runs a shared step. Arguments: the group, rows per microbatch, and the loss function."""
+Step = Callable[[Group | Tree, int, Callable], None]
+"""Runs a shared step. Arguments: the batch, rows per microbatch, and the loss function."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +90,6 @@ class Checked:
     """Relative distance of the shared gradient from the dense one."""
     tolerance: float
     """The distance that is accepted."""
-
-
-class Lengths(NamedTuple):
-    """Lengths of a miniature group, in tokens."""
-
-    prompt: int
-    responses: tuple[int, ...]
-
-    @property
-    def longest(self) -> int:
-        """The longest sequence."""
-        return self.prompt + max(self.responses)
-
-SHORT = Lengths(PROMPT_TOKENS, RESPONSE_TOKENS)
-SHORTEST = Lengths(2, (PROMPT_TOKENS, 1))
 
 
 class _Run(NamedTuple):
@@ -134,11 +117,11 @@ class Check:
         weights: ReplicatedWeights,
         step: Step,
         device: torch.device,
-        lengths: Sequence[Lengths],
+        miniatures: Sequence[Miniature],
     ):
-        """``step``: runs a shared step of the model. ``lengths``: of the miniature groups."""
+        """``step``: runs a shared step of the model."""
         self._view, self._weights, self._step, self._device = view, weights, step, device
-        self._lengths = lengths
+        self._miniatures = miniatures
 
     def run(self, reason: str) -> Checked:
         """Compares both ways. Raises :class:`UnsupportedModelError` if they differ."""
@@ -152,16 +135,17 @@ class Check:
         autocast = torch.autocast(kind, enabled=False) if widens else contextlib.nullcontext()
         with _undisturbed(self._device):
             with autocast:
-                error = max(self._compare_at(each, wide, tolerance) for each in self._lengths)
+                error = max(self._compare(each, wide, tolerance) for each in self._miniatures)
             if widens:
-                self._compare_at(SHORT, None, TOLERANCE_LOW, typical=True)
-        longest = max(lengths.longest for lengths in self._lengths)
+                shortest = min(self._miniatures, key=_enough)
+                self._compare(shortest, None, TOLERANCE_LOW, typical=True)
+        longest = max(each.longest_tokens for each in self._miniatures)
         seconds = time.perf_counter() - start
         return Checked(reason, seconds, longest, wide or dtype, error, tolerance)
 
-    def _compare_at(
+    def _compare(
         self,
-        lengths: Lengths,
+        miniature: Miniature,
         dtype: torch.dtype | None,
         tolerance: float,
         *,
@@ -170,15 +154,15 @@ class Check:
         """Returns the relative distance of the gradients. ``dtype``: weights are widened to it.
         ``typical``: the median parameter decides, since rounding alone may route a token to another
         expert."""
-        self._group = _miniature(self._view, lengths)
+        self._miniature = miniature
         # The most frequent reason why such a run fails must be in its error.
         self._widened = f", with weights widened to {dtype}," if dtype is not None else ""
         with (
-            _short_windows(self._view.model, lengths),
+            _short_windows(self._view.model, miniature.prompt_tokens),
             self._weights.trial(self._view.model, dtype) as trial,
         ):
             dense = self._dense(trial)
-            shared = _compared(self._shared(trial, self._group), dense, trial)
+            shared = _compared(self._shared(trial, miniature), dense, trial)
             if (shared.median if typical else shared.largest) <= tolerance:
                 return shared.distance
             infinite = sum(not _is_finite(gradient) for gradient in dense.gradients.values())
@@ -205,57 +189,47 @@ class Check:
         unknown = unknown_code(self._view)
         return (
             f"a shared step is not exact for this model: {shared.worst} differs from the dense run "
-            f"by {shared.largest:.2g} with a prompt of {len(self._group.prompt)} tokens, accepted "
+            f"by {shared.largest:.2g} with a prompt of {self._miniature.prompt_tokens} tokens, accepted "
             f"{tolerance:.2g}"
             + (f"; the first module whose output differs is {place}" if place else "")
             + (f"; the model contains {unknown}" if unknown else "")
         )
 
     def _dense(self, trial: Trial) -> _Run:
-        """Runs every response with its whole prompt."""
-        group, logits = self._group, {}
-        prompt = len(group.prompt)
+        """Runs every sequence whole."""
+        miniature, logits = self._miniature, {}
         self._weights.keep_in_next_backwards()
-        for i, response in enumerate(group.responses):
-            tokens = torch.cat([group.prompt, response[:-1]]).unsqueeze(0)
+        for i, sequence in enumerate(miniature.sequences):
+            tokens = sequence.tokens[:-1].unsqueeze(0).to(self._device)
             with support.explained(f"the model's own forward{self._widened}"):
-                output = self._view.model(input_ids=tokens.to(self._device), use_cache=False)
-            answer = support.logits_of(output)[0, prompt - 1 :]
-            logits[i] = answer.detach()
-            loss = group.weights[i] * self._loss(answer, response, i)
+                output = self._view.model(input_ids=tokens, use_cache=False)
+            scored = miniature.scored(support.logits_of(output)[0], i)
+            logits[i] = scored.detach()
+            loss = sequence.weight * miniature.loss(scored, i)
             trial.adopt(loss)
-            if i == len(group.responses) - 1:
+            if i == len(miniature.sequences) - 1:
                 self._weights.reduce_in_next_backward()
             with support.explained(f"the model's own backward{self._widened}"):
                 loss.backward()
         return _Run(logits, trial.take(to_host=True))
 
-    def _shared(self, trial: Trial, group: Group) -> _Run:
-        logits = {}
+    def _shared(self, trial: Trial, miniature: Miniature) -> _Run:
+        pieces: dict[int, dict[int, torch.Tensor]] = {}
         self._weights.keep_in_next_backwards()
-
-        def loss_fn(answer, labels, i):
-            logits[i] = answer.detach()
-            return self._loss(answer, labels, i)
-
         with support.explained(f"the shared step{self._widened}"):
-            self._step(group, MICROBATCH_TOKENS, loss_fn)
+            self._step(miniature.batch, MICROBATCH_TOKENS, miniature.recording_loss(pieces))
+        logits = {
+            i: torch.cat([rows for _, rows in sorted(own.items())]) for i, own in pieces.items()
+        }
         return _Run(logits, trial.take())
-
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, i: int) -> torch.Tensor:
-        """A random linear function of the logits, different for each response."""
-        generator = torch.Generator().manual_seed(i)
-        direction = torch.randn(logits.shape, generator=generator) * logits.shape[-1] ** -0.5
-        return (logits * direction.to(logits)).sum()
 
     def _first_difference(self, trial: Trial, tolerance: float) -> str | None:
         """Returns name, class and distance of the first module whose output differs for the longest
         response alone; None if all agree, or if ranks would have to run more passes together."""
         if self._weights.passes_hold_collectives:
             return None
-        longest = max(self._group.responses, key=len)
-        alone = Group(self._group.prompt, [longest], [1.0])
-        tokens = torch.cat([alone.prompt, longest[:-1]])
+        alone = self._miniature.alone()
+        tokens = alone.sequences[0].tokens[:-1]
         with _outputs(self._view.model) as dense:
             self._view.model(input_ids=tokens.unsqueeze(0).to(self._device), use_cache=False)
         with _outputs(self._view.model) as shared:
@@ -276,26 +250,10 @@ class Check:
         return None
 
 
-def lengths_up_to(longest: int, config) -> list[Lengths]:
-    """Returns the lengths of the miniature groups for sequences of up to ``longest`` tokens; 0 if
-    lengths do not matter."""
-    if longest == 0:
-        return [SHORT]
-    # A model with rotary positions may run beyond.
-    positions = max(getattr(config, "max_position_embeddings", None) or sys.maxsize, longest)
-    lengths = [SHORTEST, SHORT]
-    while lengths[-1].longest < longest:
-        prompt = 2 * lengths[-1].prompt
-        response = min(prompt + 2, positions - prompt)
-        if response < 1:
-            break
-        lengths.append(Lengths(prompt, (response, 1)))
-    return lengths
-
-
-def longest_sequence(groups: Sequence[Group]) -> int:
-    """Returns the length of the longest sequence of ``groups``, in tokens."""
-    return max((len(g.prompt) + len(r) for g in groups for r in g.responses), default=0)
+def _enough(miniature: Miniature) -> int:
+    """Orders miniatures: the shortest whose prompt is no special case comes first."""
+    is_special = miniature.prompt_tokens < PROMPT_TOKENS
+    return miniature.longest_tokens + (is_special << 32)
 
 
 def unknown_code(view: support.ModelView) -> str | None:
@@ -335,34 +293,6 @@ def _package(code) -> str:
     while isinstance(code, functools.partial):
         code = code.func
     return (getattr(code, "__module__", None) or type(code).__module__).partition(".")[0]
-
-
-def _miniature(view: support.ModelView, lengths: Lengths) -> Group:
-    generator = torch.Generator().manual_seed(0)
-    special = [
-        value
-        for name, value in vars(view.config).items()
-        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
-    ]
-    text = []
-    for name in TEXT_TOKENS:
-        value = getattr(view.config, name, None)
-        text += [value] if isinstance(value, int) else value or []
-    text = [token for token in dict.fromkeys(text) if 0 <= token < view.vocab_size]
-    allowed = torch.ones(view.vocab_size, dtype=torch.bool)
-    allowed[[token for token in special if 0 <= token < view.vocab_size]] = False
-    ids = allowed.nonzero().flatten()
-
-    def tokens(count: int) -> torch.Tensor:
-        drawn = ids[torch.randint(len(ids), (count,), generator=generator)]
-        # Code of the model may treat them otherwise: as padding, as ends of documents. Not at an
-        # end, where transformers warns of padding.
-        for place, token in zip(range(1, count - 2, 2), text, strict=False):
-            drawn[place] = token
-        return drawn
-
-    weights = [(-1.0) ** i * (0.5 + 0.25 * i) for i in range(len(lengths.responses))]
-    return Group(tokens(lengths.prompt), [tokens(n) for n in lengths.responses], weights)
 
 
 def _lowest_dtype(model: torch.nn.Module) -> torch.dtype:
@@ -451,7 +381,7 @@ def _rounding(view: support.ModelView) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _short_windows(model: torch.nn.Module, lengths: Lengths) -> Iterator[None]:
+def _short_windows(model: torch.nn.Module, prompt_tokens: int) -> Iterator[None]:
     """Shortens sliding windows and chunks in modules and configurations."""
     owners: dict[int, dict] = {}
     for module in model.modules():
@@ -465,7 +395,7 @@ def _short_windows(model: torch.nn.Module, lengths: Lengths) -> Iterator[None]:
     for owner in owners.values():
         for name in WINDOW_NAMES:
             value = owner.get(name)
-            if type(value) is int and value > lengths.prompt // 2:
+            if type(value) is int and value > prompt_tokens // 2:
                 changed.append((owner, name, value))
                 owner[name] = WINDOW
     try:

@@ -1,8 +1,14 @@
-"""Phase A: the prefix's forward, which keeps its graph and ends at the last layer's K and V."""
+"""Phase A: the forward of a prefix, which keeps its graph.
+
+A prefix is the prompt of a group or one node of a tree. Without labels of its own its forward ends
+at the last layer's K and V. A node with labels runs to the logits; the gradient of its losses stops
+at the last layer's output, and waits there for phase C.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -16,20 +22,33 @@ KEY, VALUE = 0, 1
 
 
 class PrefixForward:
-    """Phase A's results: per layer the live K and V, their detached leaves, and the graph."""
+    """Results of phase A: per layer the live K and V, their detached leaves, and the graph."""
 
-    def __init__(self, view: support.ModelView, weights: ReplicatedWeights):
+    def __init__(
+        self,
+        view: support.ModelView,
+        weights: ReplicatedWeights,
+        path: Sequence[PrefixForward] = (),
+    ):
+        """``path``: the prefixes that this one follows, the root first."""
         self.view = view
         self.weights = weights
+        self.path = tuple(path)
         self.live: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.outputs: list[torch.Tensor] = []
         self.layer_of: dict[torch.nn.Module, int] = {}
         """The layer of each module that called attention."""
+        self.scored: torch.Tensor | None = None
+        """The last layer's output, if the forward ran to the logits."""
+        self.scored_leaf: torch.Tensor | None = None
+        """What the rest of the model read instead: its ``.grad`` is the losses' gradient."""
+        self.has_graph = False
         self._running: int | None = None
 
     def attend(self, call: registry.Call) -> torch.Tensor:
-        """Attention function during A: captures K and V, ends the forward at the last layer."""
+        """Attention function during A: captures K and V; without labels, ends the forward at the
+        last layer."""
         layer = self._running
         if layer is None or layer != len(self.live):
             raise support.UnsupportedModelError(
@@ -37,19 +56,25 @@ class PrefixForward:
                 "in a layer; accepted: one attention per layer"
             )
         key, value = call.key, _apart(call.value)
-        is_last = layer == len(self.view.layers) - 1
-        if is_last:
+        is_end = layer == len(self.view.layers) - 1 and not self._is_scored
+        if is_end:
             key, value = self.weights.seam(key, value)
         self.layer_of[call.module] = layer
         self.live.append((key, value))
         self.leaves.append((key.detach(), value.detach()))
         self.captured(layer, key, value)
-        if is_last:
+        if is_end:
             raise PrefixDone
-        return attention.causal(call.query, key, value, call.rules, call.sinks)
+        if not self.path:
+            return attention.causal(call.query, key, value, call.rules, call.sinks)
+        packed = attention.Packed.of([(0, call.query.shape[2])])
+        return over_path(self.path, layer, call._replace(key=key, value=value), packed)
+
+    def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
+        """Receives a gradient of K or V, shaped as it is."""
 
     def captured(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Called with each layer's K and V as soon as they exist."""
+        """Receives each layer's K and V as soon as they exist."""
 
     def began(self, layer: int) -> None:
         """Called before a layer's forward."""
@@ -57,22 +82,34 @@ class PrefixForward:
     def ended(self, layer: int, roots: list[torch.Tensor]) -> None:
         """Called after a layer's forward; ``roots``: its outputs that later layers read."""
 
-    def forward(self, tokens: torch.Tensor) -> None:
-        """Runs phase A over ``tokens`` (1-D) under autograd."""
+    def forward(
+        self, tokens: torch.Tensor, first: int = 0, *, is_scored: bool = False
+    ) -> torch.Tensor | None:
+        """Runs phase A over ``tokens`` (1-D), under autograd if it is enabled.
+
+        ``first``: the position of the first token. Returns the logits ``[tokens, vocab]`` if
+        ``is_scored``, else None.
+        """
+        self._is_scored = is_scored
+        self.has_graph = torch.is_grad_enabled()
         last = len(self.view.layers) - 1
         handles = []
         for index, layer in enumerate(self.view.layers):
             handles.append(layer.register_forward_pre_hook(self._pre_hook(index)))
             handles.append(layer.register_forward_hook(self._hook(index)))
         self._thread = threading.get_ident()
-        positions = torch.arange(len(tokens), device=tokens.device)
+        positions = torch.arange(first, first + len(tokens), device=tokens.device)
+        output = None
         try:
             with registry.use(self.attend):
-                self.weights.run_prefix(
-                    self.view,
-                    lambda: self.view.run(tokens, positions),
-                    lambda: self.live[last],
-                )
+                if is_scored:
+                    output = self.view.run(tokens, positions)
+                else:
+                    self.weights.run_prefix(
+                        self.view,
+                        lambda: self.view.run(tokens, positions),
+                        lambda: self.live[last],
+                    )
         finally:
             for handle in handles:
                 handle.remove()
@@ -81,7 +118,15 @@ class PrefixForward:
                 f"the model runs {len(self.live)} of its {last + 1} layers; accepted: every layer "
                 "once, in order"
             )
+        if is_scored:
+            return support.logits_of(output)[0]
         self.ended(last, list(self.live[last]))
+        return None
+
+    def clear(self) -> None:
+        """Drops every reference to the graph and to K and V."""
+        self.live, self.leaves, self.outputs = [], [], []
+        self.scored = self.scored_leaf = None
 
     def _pre_hook(self, index):
         def hook(module, args):
@@ -101,7 +146,7 @@ class PrefixForward:
     def _hook(self, index):
         def hook(module, args, output):
             if threading.get_ident() != self._thread:
-                return
+                return None
             self._running = None
             if len(self.live) != index + 1:
                 raise support.UnsupportedModelError(
@@ -109,13 +154,47 @@ class PrefixForward:
                     "transformers' AttentionInterface; accepted: softmax attention through it, "
                     "once per layer"
                 )
-            if index == len(self.view.layers) - 1:
-                return
+            is_last = index == len(self.view.layers) - 1
+            if is_last and not self._is_scored:
+                return None
             hidden = output[0] if isinstance(output, tuple) else output
-            self.outputs.append(hidden)
             self.ended(index, [hidden])
+            if not is_last:
+                self.outputs.append(hidden)
+                return None
+            self.scored = hidden
+            self.scored_leaf = hidden.detach().requires_grad_(hidden.requires_grad)
+            if isinstance(output, tuple):
+                return (self.scored_leaf, *output[1:])
+            return self.scored_leaf
 
         return hook
+
+
+def over_path(
+    path: Sequence[PrefixForward], layer: int, call: registry.Call, packed: attention.Packed
+) -> torch.Tensor:
+    """Attention of packed rows over the prefixes of a path and over themselves; their gradients go
+    to :meth:`PrefixForward.accumulate`."""
+
+    def add(index: int, *grads: torch.Tensor) -> None:
+        prefix = path[index]
+        for slot, grad in enumerate(grads):
+            # K and V of a forward without a graph: phase C knows whether they need a gradient.
+            live = prefix.live[layer][slot] if prefix.has_graph else None
+            if live is None or live.requires_grad:
+                prefix.accumulate(layer, slot, grad)
+
+    return attention.PackedAttention.apply(
+        call.query,
+        call.key,
+        call.value,
+        call.sinks,
+        packed,
+        call.rules,
+        tuple(prefix.leaves[layer] for prefix in path),
+        add,
+    )
 
 
 def _apart(value: torch.Tensor) -> torch.Tensor:
@@ -134,13 +213,26 @@ class PlannedForward(PrefixForward):
         weights: ReplicatedWeights,
         prefix: Prefix,
         probe: Probe | None,
+        path: Sequence[PrefixForward] = (),
     ):
-        super().__init__(view, weights)
+        """``probe``: of this kind of graph; None: everything stays awake."""
+        super().__init__(view, weights, path)
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
         self._awake = _owned_storages(view)
+        for each in self.path:
+            self._awake |= {graph.storage_address(t) for pair in each.leaves for t in pair}
         self.notes: list[str] = []
+
+    def accumulate(self, layer, slot, grad):
+        self._prefix.accumulate(layer, slot, _tokens_first(grad))
+
+    def gradient(self, layer: int, slot: int, live: torch.Tensor) -> torch.Tensor:
+        """Returns the accumulated gradient, shaped and typed as ``live``."""
+        one, heads, tokens, width = live.shape
+        accumulator = self._prefix.gradient(layer, slot)
+        return accumulator.view(one, tokens, heads, width).transpose(1, 2).to(live.dtype)
 
     def captured(self, layer, key, value):
         for slot, tensor in ((KEY, key), (VALUE, value)):
@@ -175,10 +267,14 @@ class ProbeForward(PrefixForward):
     """Phase A of the miniature: keeps each layer's graph, names nothing."""
 
     def __init__(
-        self, view: support.ModelView, weights: ReplicatedWeights, recorder: TouchRecorder
+        self,
+        view: support.ModelView,
+        weights: ReplicatedWeights,
+        recorder: TouchRecorder,
+        path: Sequence[PrefixForward] = (),
     ):
         """``recorder``: active during the forward."""
-        super().__init__(view, weights)
+        super().__init__(view, weights, path)
         self._visited: set = set()
         self._recorder = recorder
         self.graphs: list[graph.LayerGraph] = []
@@ -188,6 +284,11 @@ class ProbeForward(PrefixForward):
     def ended(self, layer, roots):
         self.graphs.append(graph.collect(roots, self._visited))
         self.touched.append(self._recorder.take())
+
+
+def _tokens_first(grad: torch.Tensor) -> torch.Tensor:
+    """``[1, kv_heads, tokens, head_dim]`` as contiguous ``[1, tokens, kv_heads, head_dim]``."""
+    return grad.transpose(1, 2).contiguous()
 
 
 def _owned_storages(view: support.ModelView) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import support
-from .prefix import ProbeForward
+from .prefix import PrefixForward, ProbeForward
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .sharding import ReplicatedWeights
 from .step import microbatch_logits
@@ -14,31 +14,45 @@ from .step import microbatch_logits
 def probe_step(
     view: support.ModelView,
     weights: ReplicatedWeights,
-    prompt: torch.Tensor,
-    prefix_is_longer: bool,
+    sample: torch.Tensor,
     device: torch.device,
+    *,
+    prefix_is_longer: bool,
+    is_inner: bool = False,
+    is_scored: bool = False,
 ) -> Probe:
-    """Runs the miniature step on the first tokens of the prompt. Does not change any ``.grad``."""
+    """Runs the miniature step on tokens of ``sample``. Does not change any ``.grad``.
+
+    ``is_inner``: the prefix follows another one. ``is_scored``: it runs to the logits.
+    """
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
-    sample = prompt[torch.arange(long) % len(prompt)].to(device)
+    sample = sample[torch.arange(long) % len(sample)].to(device)
+    path: list[PrefixForward] = []
+    first = 0
+    if is_inner:
+        path.append(PrefixForward(view, weights))
+        path[0].forward(sample[:short])
+        first = short
     with TouchRecorder() as recorder:
-        prefix = ProbeForward(view, weights, recorder)
-        prefix.forward(sample[:prefix_tokens])
+        prefix = ProbeForward(view, weights, recorder, path)
+        prefix.forward(sample[:prefix_tokens], first, is_scored=is_scored)
+    # The rest of a scored forward runs while all layers but the last may sleep.
+    after_layers = recorder.addresses
+    path.append(prefix)
+    first += prefix_tokens
     half = microbatch_tokens // 2
     segments = [(0, half), (half, microbatch_tokens)]
-    positions = torch.cat([torch.arange(prefix_tokens, prefix_tokens + half, device=device)] * 2)
+    positions = torch.cat([torch.arange(first, first + half, device=device)] * 2)
     with TouchRecorder() as recorder:
-        logits = microbatch_logits(
-            prefix, sample[:microbatch_tokens], positions, segments, lambda layer: None
-        )
+        logits = microbatch_logits(view, path, sample[:microbatch_tokens], positions, segments)
         loss = logits.float().logsumexp(-1).sum()
         # The lowest trainable parameters pull the gradient through every layer above them; their
         # own gradients are small, and no .grad changes.
         lowest = _lowest_trainable(view, weights)
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
-    return Probe.from_step(prefix.graphs, [*prefix.touched, recorder.addresses])
+    return Probe.from_step(prefix.graphs, [*prefix.touched, after_layers | recorder.addresses])
 
 
 def _lowest_trainable(

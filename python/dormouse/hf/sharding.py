@@ -15,13 +15,14 @@ hook. Gathered weights are allocated anew in each phase and are never named dorm
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import ranks
+from ..group import Group
 from . import graph
 from .support import ModelView, UnsupportedModelError
 from .trial import TRIAL_COPIES, Trial
@@ -327,4 +328,17 @@ def check_group(model: torch.nn.Module, size: int) -> None:
             raise UnsupportedModelError(
                 f"parameter {name!r} is on a mesh of {parameter.device_mesh.size()} ranks and the "
                 f"step's process group has {size}; accepted: the same ranks"
+            )
+
+
+def check_batches(batches: Sequence) -> None:
+    """Checks that all ranks can run the same passes: those of trees differ.
+
+    Raises :class:`UnsupportedModelError`.
+    """
+    for index, batch in enumerate(batches):
+        if not isinstance(batch, Group):
+            raise UnsupportedModelError(
+                f"groups[{index}] is a {type(batch).__name__}, and fully_shard gathers weights in "
+                "every pass; accepted: Group, or trees with whole weights on every rank"
             )

@@ -14,16 +14,18 @@ from .. import ranks
 from ..group import Group
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
-from . import check, share, sharding, support
+from ..tree import Conversation, Tree
+from . import check, miniature, share, sharding, support
+from .batch import Batch, GroupBatch, LossFn, TokenLossFn, TreeBatch
 from .check import Checked
 from .fingerprint import Fingerprint
 from .model_shape import model_shape
 from .probe import Probe
 from .probe_step import probe_step
 from .sharding import ReplicatedWeights
-from .step import GroupStep, GroupTokens, LossFn, StepReport
+from .step import Step, StepReport
 
-# Of the prefixes of a check, so that no step's residency is planned from them.
+# Of the first prefix of a check, and down: no step's residency is planned from them.
 CHECK_PREFIX_ID = (1 << 32) - 1
 
 GroupLossFn = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
@@ -68,7 +70,7 @@ class SharedPrefix:
         self._view = support.resolve(self._model)
         self._probes: dict[tuple, Probe] = {}
         self._fingerprint: Fingerprint | None = None
-        self._checks: dict[torch.dtype | None, Checked] = {}
+        self._checks: dict[tuple[torch.dtype | None, bool], Checked] = {}
 
     def check(self, group: Group | None = None) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
@@ -87,24 +89,35 @@ class SharedPrefix:
                 "check() runs one rank alone, and this model's weights are gathered over ranks; "
                 "accepted: step(), which runs the check on every rank"
             )
-        groups = [] if group is None else [group]
-        return self._check(weights, self._check_tokens(groups), "a call of check()")
+        batches = [] if group is None else [GroupBatch(group, None)]
+        return self._check(weights, self._check_tokens(batches), "a call of check()")
 
     def backward(
         self,
-        group: Group,
-        loss_fn: LossFn,
+        batch: Group | Tree | Sequence[Conversation],
+        loss_fn: LossFn | TokenLossFn,
         *,
         microbatch_tokens: int = 256,
         on_phase: Callable[[str], None] | None = None,
+        **tree_options,
     ) -> StepReport:
-        """Adds the gradients of the group to every parameter's ``.grad``, as the dense loop would.
+        """Adds the gradients of a group or a tree to every parameter's ``.grad``, as the dense loop
+        would.
 
-        ``loss_fn(logits, labels, i)`` receives response ``i``'s logits ``[len(S_i), vocab]`` and
-        labels ``[len(S_i)]`` (the response's own tokens) on the model's device and returns a
-        scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. ``microbatch_tokens``: response
-        rows per microbatch. ``on_phase`` is called with ``"A"``, ``"B"``, ``"C"`` at the begin of
-        each phase and with ``"end"`` after the last.
+        Of a group: ``loss_fn(logits, labels, i)`` receives response ``i``'s logits ``[len(S_i),
+        vocab]`` and labels ``[len(S_i)]`` (the response's own tokens) on the model's device and
+        returns a scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. Responses of weight 0
+        are not run, and ``loss_fn`` is not called for them.
+
+        Of a tree (:class:`dormouse.Tree`, or a list of its conversations):
+        ``loss_fn(logits, labels, i, positions)`` receives some labels of conversation ``i``, those
+        of one node, at ``positions`` of the conversation, and returns the loss of each,
+        ``[len(labels)]``. The total loss is ``Σ weight · Σ losses``: a mean over a conversation is
+        in its weight. Tokens after a conversation's last label are not run.
+
+        ``microbatch_tokens``: rows per microbatch. ``on_phase`` is called with ``"A"``, ``"B"``,
+        ``"C"`` when the phase of the running op changes, and with ``"end"`` after the last.
+        ``tree_options``: those of :class:`dormouse.hf.batch.TreeBatch`.
 
         Raises :class:`UnsupportedModelError` before any pass. A :class:`DormouseError` during the
         step leaves gradients partly added: zero them before the next attempt.
@@ -115,14 +128,17 @@ class SharedPrefix:
                 "backward() runs one rank alone, and this model's gradients are reduced over "
                 "ranks; accepted: step() with this rank's groups, on every rank"
             )
-        self._check_if_needed(weights, [group])
+        own = _batch_of(batch, loss_fn, **tree_options)
+        if own.is_empty:
+            return StepReport(0.0)
+        self._check_if_needed(weights, [own])
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            plan = stack.enter_context(self._plan(group, microbatch_tokens))
-            probe = self._probe(weights, group, microbatch_tokens) if self._sleep else None
-            step = self._step(stack, weights, group, plan, loss_fn, probe)
-            report = step.run(plan, on_phase=on_phase)
-        report.checked = self._checked
+            plan = stack.enter_context(self._plan(own, microbatch_tokens))
+            find = self._probe_finder(weights, own, microbatch_tokens)
+            step = stack.enter_context(self._step(weights, own, plan, find))
+            report = step.run(on_phase=on_phase)
+        report.checked = self._checked([own])
         return report
 
     def step(
@@ -153,16 +169,17 @@ class SharedPrefix:
         with contextlib.ExitStack() as stack:
             if process_group is None:
                 process_group = sharding.process_group_of(self._wrapped)
-            offer, agreement = self._agree(stack, groups, process_group, microbatch_tokens)
+            own = (groups, loss_fn, process_group)
+            offer, agreement = self._agree(stack, own, microbatch_tokens)
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
-                reason = self._outdated(groups) or "the check of another rank"
+                reason = self._outdated(offer.batches) or "the check of another rank"
                 self._check(offer.weights, agreement.check_tokens, reason)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
             slots = agreement.slots
             reports = [
-                self._run_slot(offer, slot, groups, loss_fn, is_last=slot is slots[-1])
+                self._run_slot(offer, slot, is_last=slot is slots[-1])
                 for slot in slots
             ]
             offer.weights.average(process_group, self._runtime.device)
@@ -176,14 +193,22 @@ class SharedPrefix:
             ranks=agreement.ranks,
         )
 
-    def predict(self, group: Group, *, microbatch_tokens: int = 256) -> dict:
-        """Returns the plan's prediction for a step (:meth:`Plan.predict`) without running it."""
-        with self._plan(group, microbatch_tokens) as plan:
+    def predict(
+        self,
+        batch: Group | Tree | Sequence[Conversation],
+        *,
+        microbatch_tokens: int = 256,
+        **tree_options,
+    ) -> dict:
+        """Returns the plan's prediction for a step (:meth:`Plan.predict`) without running it.
+
+        ``tree_options``: as for :meth:`backward`.
+        """
+        with self._plan(_batch_of(batch, None, **tree_options), microbatch_tokens) as plan:
             return plan.predict()
 
-    def _plan(self, group: Group, microbatch_tokens: int) -> Plan:
-        shape = model_shape(self._view)
-        return Plan.of_group(group, microbatch_rows=microbatch_tokens, model=shape)
+    def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
+        return batch.plan(model_shape(self._view), microbatch_tokens)
 
     def _ready(self) -> ReplicatedWeights:
         """Looks at the model as it is now; returns the placement of its weights."""
@@ -195,16 +220,18 @@ class SharedPrefix:
             support.check_step(self._model, self._view, self._runtime.device)
         return sharding.of(self._wrapped, self._view)
 
-    def _outdated(self, groups: Sequence[Group]) -> str | None:
-        """Returns why the model must be checked before ``groups``; None if it need not."""
+    def _outdated(self, batches: Sequence[Batch]) -> str | None:
+        """Returns why the model must be checked before ``batches``; None if it need not."""
         if self._fingerprint is None:
             return "the first step"
         if not self._fingerprint.matches():
             return self._fingerprint.difference()
-        if self._checked is None:
-            return f"the first step with autocast to {self._autocast}"
-        if self._length_matters and check.longest_sequence(groups) > self._checked.tokens:
-            return "longer groups"
+        checked = self._checked(batches)
+        if checked is None:
+            what = "a tree" if _has_tree(batches) else f"autocast to {self._autocast}"
+            return f"the first step with {what}"
+        if self._length_matters and _longest(batches) > checked.tokens:
+            return "longer sequences"
         return None
 
     @property
@@ -212,48 +239,53 @@ class SharedPrefix:
         kind = self._runtime.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    @property
-    def _checked(self) -> Checked | None:
-        """The last check under the autocast that is active now."""
-        return self._checks.get(self._autocast)
+    def _checked(self, batches: Sequence[Batch]) -> Checked | None:
+        """Returns the last check of such batches under the autocast that is active now."""
+        return self._checks.get((self._autocast, _has_tree(batches)))
 
-    def _check_if_needed(self, weights: ReplicatedWeights, groups: Sequence[Group]) -> None:
-        reason = self._outdated(groups)
+    def _check_if_needed(self, weights: ReplicatedWeights, batches: Sequence[Batch]) -> None:
+        reason = self._outdated(batches)
         if reason is not None:
-            self._check(weights, self._check_tokens(groups), reason)
+            self._check(weights, self._check_tokens(batches), reason, _has_tree(batches))
 
-    def _check_alone(self, weights: ReplicatedWeights, groups: Sequence[Group]) -> int | None:
+    def _check_alone(self, weights: ReplicatedWeights, batches: Sequence[Batch]) -> int | None:
         """Checks the model if the other ranks need not take part; returns the length up to which
         all ranks must check it together."""
-        if weights.passes_hold_collectives and self._outdated(groups) is not None:
-            return self._check_tokens(groups)
-        self._check_if_needed(weights, groups)
+        if weights.passes_hold_collectives and self._outdated(batches) is not None:
+            return self._check_tokens(batches)
+        self._check_if_needed(weights, batches)
         return None
 
-    def _check_tokens(self, groups: Sequence[Group]) -> int:
+    def _check_tokens(self, batches: Sequence[Batch]) -> int:
         """Returns the length up to which the model must be checked; 0 if lengths do not matter."""
         self._length_matters = check.unknown_code(self._view) is not None
-        return check.longest_sequence(groups) if self._length_matters else 0
+        return _longest(batches) if self._length_matters else 0
 
-    def _check(self, weights: ReplicatedWeights, tokens: int, reason: str) -> Checked:
+    def _check(
+        self, weights: ReplicatedWeights, tokens: int, reason: str, is_tree: bool = False
+    ) -> Checked:
+        """``tokens``: from :meth:`_check_tokens`."""
         if self._fingerprint is None or not self._fingerprint.matches():
             self._fingerprint, self._checks, self._probes = None, {}, {}
         device = self._runtime.device
 
-        def run_step(group, microbatch_tokens, loss_fn):
-            with contextlib.ExitStack() as stack:
-                plan = stack.enter_context(self._plan(group, microbatch_tokens))
-                microbatches = share.microbatches_of(plan)
-                step = self._step(
-                    stack, weights, group, plan, loss_fn, None, is_check=True
-                )
-                step.run(plan, microbatches=microbatches, is_last=True)
+        def run_step(batch, microbatch_tokens, loss_fn):
+            batch = _batch_of(batch, loss_fn)
+            with (
+                self._plan(batch, microbatch_tokens) as plan,
+                self._step(weights, batch, plan, _awake, is_check=True) as step,
+            ):
+                step.run(microbatches=share.microbatches_of(plan), is_last=True)
 
         before = Fingerprint(self._model)
-        lengths = check.lengths_up_to(tokens, self._view.config)
+        lengths = miniature.lengths_up_to(tokens, self._view.config)
+        if is_tree and tokens == 0:
+            lengths = []
+        miniatures = [miniature.group(self._view, each) for each in lengths]
+        miniatures += [miniature.tree(self._view)] if is_tree else []
         try:
             with weights.stepping():
-                checked = check.Check(self._view, weights, run_step, device, lengths).run(reason)
+                checked = check.Check(self._view, weights, run_step, device, miniatures).run(reason)
             sharding.reshard(self._model)
         except BaseException:
             before.restore()
@@ -262,22 +294,22 @@ class SharedPrefix:
         volatile = before.volatile()
         before.restore()
         self._fingerprint = Fingerprint(self._model, volatile)
-        self._checks[self._autocast] = checked
+        self._checks[self._autocast, is_tree] = checked
         return checked
 
-    def _agree(self, stack, groups, process_group, microbatch_tokens: int):
-        """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans."""
-        device = self._runtime.device
-        offer = self._offer(stack, groups, process_group, microbatch_tokens)
+    def _agree(self, stack, own: tuple, microbatch_tokens: int):
+        """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans.
+        ``own``: groups, loss function and process group."""
+        device, process_group = self._runtime.device, own[2]
+        offer = self._offer(stack, *own, microbatch_tokens)
         agreement = ranks.agree(process_group, offer.share, device)
         if not agreement.settled:
-            microbatch_tokens = agreement.budgets["microbatch_tokens"]
-            offer = self._offer(stack, groups, process_group, microbatch_tokens)
+            offer = self._offer(stack, *own, agreement.budgets["microbatch_tokens"])
             agreement = ranks.agree(process_group, offer.share, device)
         ranks.confirm(process_group, agreement.sequence(), device)
         return offer, agreement
 
-    def _offer(self, stack, groups, process_group, microbatch_tokens: int) -> _Offer:
+    def _offer(self, stack, groups, loss_fn, process_group, microbatch_tokens: int) -> _Offer:
         try:
             if not isinstance(groups, Sequence):
                 # The groups are read several times, the last time while other ranks wait.
@@ -285,13 +317,19 @@ class SharedPrefix:
             weights = self._ready()
             if weights.passes_hold_collectives:
                 sharding.check_group(self._model, ranks.world_size(process_group))
-            plans = [stack.enter_context(self._plan(group, microbatch_tokens)) for group in groups]
-            # Groups with equal keys share a probe.
+                sharding.check_batches(groups)
+            batches = [
+                _batch_of(each, functools.partial(_of_group, loss_fn, index))
+                for index, each in enumerate(groups)
+            ]
+            plans = [stack.enter_context(self._plan(each, microbatch_tokens)) for each in batches]
+            # Groups with equal keys share a probe. Passes of trees hold no collectives: theirs run
+            # when they are needed.
             missing = {}
-            for group in groups if self._sleep else ():
-                key = self._probe_key(group, microbatch_tokens)
+            for batch in batches if self._sleep else ():
+                key = self._probe_key(batch, microbatch_tokens)
                 if key not in self._probes:
-                    missing[key] = group.prompt
+                    missing[key] = batch.sample()
             offered = share.of(
                 self._model,
                 self._view,
@@ -299,78 +337,102 @@ class SharedPrefix:
                 plans,
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
-                check_tokens=self._check_alone(weights, groups),
+                check_tokens=self._check_alone(weights, batches),
             )
         except Exception as error:
             ranks.refuse(process_group, error, self._runtime.device)
             raise
-        return _Offer(offered, weights, plans, missing)
+        return _Offer(offered, weights, batches, plans, missing)
 
     def _run_probes(self, offer: _Offer, count: int) -> None:
         """Runs this rank's probes, and dummies up to ``count``: a probe gathers weights too."""
-        for key, prompt in offer.probes.items():
-            self._probes[key] = self._run_probe(offer.weights, prompt, key[0])
+        for key, sample in offer.probes.items():
+            self._probes[key] = self._run_probe(offer.weights, sample, *key[:3])
         for _ in range(count - len(offer.probes)):
             self._run_probe(offer.weights, share.dummy_group().prompt, False)
 
-    def _run_slot(self, offer: _Offer, slot: ranks.GroupSlot, groups, loss_fn, *, is_last: bool):
+    def _run_slot(self, offer: _Offer, slot: ranks.GroupSlot, *, is_last: bool) -> StepReport:
         with contextlib.ExitStack() as stack:
             if slot.group is None:
-                group, own_loss, probe = share.dummy_group(), None, None
-                plan = stack.enter_context(self._plan(group, microbatch_tokens=1))
+                batch, find = GroupBatch(share.dummy_group(), None), _awake
+                plan = stack.enter_context(self._plan(batch, microbatch_tokens=1))
             else:
-                group, plan = groups[slot.group], offer.plans[slot.group]
-                own_loss = functools.partial(_of_group, loss_fn, slot.group)
+                batch, plan = offer.batches[slot.group], offer.plans[slot.group]
                 microbatch_tokens = offer.share.budgets["microbatch_tokens"]
-                probe = (
-                    self._probe(offer.weights, group, microbatch_tokens) if self._sleep else None
-                )
-            step = self._step(stack, offer.weights, group, plan, own_loss, probe)
-            report = step.run(plan, microbatches=slot.microbatches, is_last=is_last)
-        report.checked = self._checked
+                find = self._probe_finder(offer.weights, batch, microbatch_tokens)
+            step = stack.enter_context(self._step(offer.weights, batch, plan, find))
+            report = step.run(microbatches=slot.microbatches, is_last=is_last)
+        report.checked = self._checked(offer.batches)
         return report
 
     def _step(
         self,
-        stack,
         weights: ReplicatedWeights,
-        group: Group,
+        batch: Batch,
         plan: Plan,
-        loss_fn,
-        probe,
+        find_probe: Callable[[bool, bool], Probe | None],
         *,
         is_check: bool = False,
-    ) -> GroupStep:
-        """Creates a step over one group; ``stack`` owns its prefix."""
-        of_plan = (None, CHECK_PREFIX_ID) if is_check else (plan, 0)
+    ) -> Step:
         layers = len(self._view.layers)
-        prefix = stack.enter_context(Prefix(self._runtime, of_plan[0], layers, of_plan[1]))
-        tokens = GroupTokens(group, self._runtime.device)
-        step = GroupStep(self._view, weights, tokens, loss_fn, prefix, probe)
-        # Frees what the step still holds, asleep or not, before the prefix is closed.
-        stack.callback(step.release)
-        return step
 
-    def _probe_key(self, group: Group, microbatch_tokens: int) -> tuple:
-        longest = max(len(response) for response in group.responses)
+        def open_prefix(node: int) -> Prefix:
+            if is_check:
+                return Prefix(self._runtime, None, layers, CHECK_PREFIX_ID - node)
+            return Prefix(self._runtime, plan, layers, node)
+
+        device = self._runtime.device
+        return Step(self._view, weights, batch, plan, device, open_prefix, find_probe)
+
+    def _probe_key(
+        self,
+        batch: Batch,
+        microbatch_tokens: int,
+        is_inner: bool = False,
+        is_scored: bool = False,
+    ) -> tuple:
         return (
-            len(group.prompt) - 1 >= max(longest, microbatch_tokens),
+            batch.prefix_is_longer(microbatch_tokens),
+            is_inner,
+            is_scored,
             self._model.training,
             tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
             self._autocast,
         )
 
-    def _probe(self, weights: ReplicatedWeights, group: Group, microbatch_tokens: int) -> Probe:
-        key = self._probe_key(group, microbatch_tokens)
-        if key not in self._probes:
-            self._probes[key] = self._run_probe(weights, group.prompt, key[0])
-        return self._probes[key]
+    def _probe_finder(
+        self, weights: ReplicatedWeights, batch: Batch, microbatch_tokens: int
+    ) -> Callable[[bool, bool], Probe | None]:
+        """Returns the function with which a step finds the probes of its prefixes."""
+
+        def find(is_inner: bool, is_scored: bool) -> Probe | None:
+            if not self._sleep:
+                return None
+            key = self._probe_key(batch, microbatch_tokens, is_inner, is_scored)
+            if key not in self._probes:
+                self._probes[key] = self._run_probe(weights, batch.sample(), *key[:3])
+            return self._probes[key]
+
+        return find
 
     def _run_probe(
-        self, weights: ReplicatedWeights, prompt: torch.Tensor, prefix_is_longer: bool
+        self,
+        weights: ReplicatedWeights,
+        sample: torch.Tensor,
+        prefix_is_longer: bool,
+        is_inner: bool = False,
+        is_scored: bool = False,
     ) -> Probe:
         with support.explained("the probe of a shared step"):
-            return probe_step(self._view, weights, prompt, prefix_is_longer, self._runtime.device)
+            return probe_step(
+                self._view,
+                weights,
+                sample,
+                self._runtime.device,
+                prefix_is_longer=prefix_is_longer,
+                is_inner=is_inner,
+                is_scored=is_scored,
+            )
 
 
 class _Offer(NamedTuple):
@@ -378,10 +440,31 @@ class _Offer(NamedTuple):
 
     share: ranks.Share
     weights: ReplicatedWeights
+    batches: list[Batch]
     plans: list[Plan]
     probes: dict[tuple, torch.Tensor]
     """Prompts of missing probes, by key."""
 
 
-def _of_group(loss_fn: GroupLossFn, group: int, logits, labels, i: int):
-    return loss_fn(logits, labels, i, group)
+def _of_group(loss_fn: GroupLossFn, group: int, *arguments):
+    return loss_fn(*arguments, group)
+
+
+def _batch_of(batch: Group | Tree | Sequence[Conversation], loss_fn, **options) -> Batch:
+    if isinstance(batch, Group):
+        if options:
+            raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
+        return GroupBatch(batch, loss_fn)
+    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), loss_fn, **options)
+
+
+def _longest(batches: Sequence[Batch]) -> int:
+    return max((batch.longest_tokens for batch in batches), default=0)
+
+
+def _awake(is_inner: bool, is_scored: bool) -> None:
+    """The probe of a step in which nothing sleeps."""
+
+
+def _has_tree(batches: Sequence[Batch]) -> bool:
+    return any(isinstance(batch, TreeBatch) for batch in batches)

@@ -1,25 +1,27 @@
-"""One shared-prefix step over one group: phases A, B and C (docs/method.md §1).
+"""One shared-prefix step over a plan: phases A, B and C of each prefix (docs/method.md §1 and §8).
 
-The plan defines the order of ops, the prefix what may sleep and when. This module runs the model
-and reports the begin and end of layers.
+A group's prompt is one prefix; each inner node of a tree is one. The plan defines the order of ops,
+the runtime's prefix what may sleep and when. This module runs the model and reports the begin and
+end of layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from ..schedule import Plan
+from ..schedule import Op, Plan, PlanNode, Score
 from . import attention, registry, support
+from .batch import Batch
 from .check import Checked
-from .prefix import KEY, VALUE, PlannedForward, PrefixForward
+from .prefix import PlannedForward, PrefixForward, over_path
+from .probe import Probe
 from .sharding import ReplicatedWeights
-
-LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass
@@ -27,187 +29,318 @@ class StepReport:
     """Results of one step."""
 
     loss: float
-    """``Σ weights[i] · loss_fn(...)`` over the group."""
+    """The weighted sum of all losses."""
     counts: dict = field(default_factory=dict)
     """Number of tokens and microbatches run."""
-    prefix: dict = field(default_factory=dict)
-    """The prefix's report: bytes per tier, stall and its bound in ns, why it declined to sleep."""
+    prefixes: list[dict] = field(default_factory=list)
+    """The report of each prefix, in the order of their backwards: bytes per tier, stall and its
+    bound in ns, why it declined to sleep."""
     notes: list[str] = field(default_factory=list)
     """One sentence per layer that stayed awake, with the reason."""
     checked: Checked | None = None
     """The last check of the model: when, why and how closely the step equals the dense one."""
 
-
-class GroupTokens:
-    """A group's tokens on the model's device, moved in one copy, so that microbatches need no host
-    synchronisation."""
-
-    def __init__(self, group: Group, device: torch.device):
-        lengths = [len(group.prompt), *map(len, group.responses)]
-        moved = torch.cat([group.prompt, *group.responses]).to(device)
-        self.prompt, *self.responses = moved.split(lengths)
-        self.weights = group.weights
-        self.device = device
+    @property
+    def prefix(self) -> dict:
+        """The report of the last prefix: of a group, the prompt's."""
+        return self.prefixes[-1]
 
 
-class GroupStep:
-    """One A/B/C step over one group."""
+@dataclass
+class _Prefix:
+    """A prefix between its forward and its backward."""
+
+    node: PlanNode
+    handle: Prefix
+    forward: PlannedForward
+    again: PrefixForward | None = None
+    """Its second forward, if the first kept no graph."""
+
+    @property
+    def graph(self) -> PrefixForward:
+        """The forward that kept its graph."""
+        return self.again or self.forward
+
+
+class Step:
+    """One A/B/C step over one batch. A context manager: leaving it frees everything."""
 
     def __init__(
         self,
-        view,
+        view: support.ModelView,
         weights: ReplicatedWeights,
-        group: GroupTokens,
-        loss_fn: LossFn | None,
-        prefix: Prefix,
-        probe,
+        batch: Batch,
+        plan: Plan,
+        device: torch.device,
+        open_prefix: Callable[[int], Prefix],
+        find_probe: Callable[[bool, bool], Probe | None],
     ):
-        """``loss_fn``: None if every microbatch is a dummy."""
+        """``open_prefix``: creates the runtime's prefix of a node. ``find_probe``: returns the
+        probe of a prefix that follows another (``is_inner``) and runs to the logits
+        (``is_scored``)."""
         self._view = view
         self._weights = weights
-        self._group = group
-        self._loss_fn = loss_fn
-        self._prefix = prefix
-        self._forward = PlannedForward(view, weights, prefix, probe)
+        self._batch = batch
+        self._plan = plan
+        self._nodes = plan.nodes()
+        self._scores = _scores_of_prefixes(plan)
+        self._open_prefix = open_prefix
+        self._find_probe = find_probe
+        self._live: dict[int, _Prefix] = {}
         self._on_phase = None
+        self._phase = ""
         # Summed on the device, and read once after the last phase.
-        self._loss = torch.zeros((), dtype=torch.float64, device=group.device)
-        self._counts = dict.fromkeys(
-            ("prefix_tokens", "microbatch_tokens", "microbatches", "dummy_microbatches"), 0
-        )
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._report = StepReport(0.0, dict.fromkeys(_COUNTS, 0))
+        batch.to(device)
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, *exc):
+        # A graph, asleep or not, is freed before its prefix is closed.
+        for prefix in reversed(self._live.values()):
+            prefix.forward = prefix.again = None
+            prefix.handle.close()
+        self._live.clear()
 
     def run(
         self,
-        plan: Plan,
         *,
         microbatches: int = 0,
         is_last: bool = False,
         on_phase: Callable[[str], None] | None = None,
     ) -> StepReport:
-        """Runs the plan's ops in order, then dummy microbatches up to ``microbatches``.
+        """Runs the plan's ops in order, and dummy microbatches up to ``microbatches`` before the
+        backward of a root.
 
         ``is_last``: its last backward is the last one of the step.
         """
         self._on_phase = on_phase
-        for op in plan:
+        for op in self._plan:
             if op.kind is native.OpKind.PREFIX_FORWARD:
-                self._enter("A")
-                self._forward.forward(self._group.prompt[op.tokens.start : op.tokens.stop])
-                self._counts["prefix_tokens"] += len(op.tokens)
-                self._enter("B")
+                self._prefix_forward(op)
+            elif op.kind is native.OpKind.FORWARD_AGAIN:
+                self._forward_again(op)
             elif op.kind is native.OpKind.MICROBATCH:
-                self._microbatch(op.members, self._ends_with_microbatch(microbatches, is_last))
+                is_end = self._ends_with_microbatch(op.reads, microbatches, is_last)
+                self._microbatch(op, is_end)
             elif op.kind is native.OpKind.PREFIX_BACKWARD:
-                while self._microbatches_run < microbatches:
-                    self._microbatch((), self._ends_with_microbatch(microbatches, is_last))
-                self._enter("C")
-                self._prefix_backward(is_last)
-        if on_phase is not None:
-            on_phase("end")
-        report = self._prefix.report()
-        return StepReport(float(self._loss), self._counts, report, self._forward.notes)
-
-    def release(self) -> None:
-        """Frees the prefix graph. Allowed in every phase."""
-        self._forward = None
+                while op.reads is None and self._microbatches_run < microbatches:
+                    is_end = self._ends_with_microbatch(op.node, microbatches, is_last)
+                    self._dummy_microbatch(op.node, is_end)
+                self._prefix_backward(op.node, is_last and op.reads is None)
+        self._enter("end")
+        self._report.loss = float(self._loss)
+        return self._report
 
     def _enter(self, phase: str) -> None:
-        self._prefix.enter(native.Phase[phase])
-        if self._on_phase is not None:
+        if self._on_phase is not None and phase != self._phase:
             self._on_phase(phase)
+        self._phase = phase
+
+    def _path(self, node: int | None) -> list[_Prefix]:
+        """Returns the prefixes that a reader of ``node`` follows, the root first."""
+        path = []
+        while node is not None:
+            path.append(self._live[node])
+            node = self._nodes[node].parent
+        return path[::-1]
+
+    def _prefix_forward(self, op: Op) -> None:
+        scores = self._scores.get(op.node, ())
+        is_scored = bool(scores) and not op.without_graph
+        path = self._path(op.reads)
+        handle = self._open_prefix(op.node)
+        try:
+            handle.enter(native.Phase.A)
+            self._enter("A")
+            probe = None
+            if op.residency == "sleep":
+                probe = self._find_probe(bool(path), is_scored)
+            forward = PlannedForward(
+                self._view, self._weights, handle, probe, [each.forward for each in path]
+            )
+        except BaseException:
+            handle.close()
+            raise
+        prefix = _Prefix(self._nodes[op.node], handle, forward)
+        self._live[op.node] = prefix
+        with torch.set_grad_enabled(not op.without_graph):
+            self._run_prefix(prefix, forward, scores if is_scored else ())
+        self._report.notes += forward.notes
+        self._report.counts["prefix_tokens"] += len(op.tokens)
+        handle.enter(native.Phase.B)
+        self._enter("B")
+
+    def _forward_again(self, op: Op) -> None:
+        prefix = self._live[op.node]
+        prefix.again = PrefixForward(self._view, self._weights, prefix.forward.path)
+        self._run_prefix(prefix, prefix.again, self._scores.get(op.node, ()))
+        self._report.counts["recomputed_tokens"] += len(op.tokens)
+
+    def _run_prefix(
+        self, prefix: _Prefix, forward: PrefixForward, scores: Sequence[Score]
+    ) -> None:
+        """Runs a prefix forward. Its losses run backward at once, down to the last layer's output:
+        logits are the largest tensor of a step."""
+        rows = prefix.node.rows
+        tokens = self._batch.tokens(prefix.node.sequence, rows)
+        logits = forward.forward(tokens, rows.start, is_scored=bool(scores))
+        if logits is not None:
+            total = self._losses(logits, scores)
+            del logits
+            if total.requires_grad:
+                total.backward()
 
     @property
     def _microbatches_run(self) -> int:
-        return self._counts["microbatches"] + self._counts["dummy_microbatches"]
+        counts = self._report.counts
+        return counts["microbatches"] + counts["dummy_microbatches"]
 
-    def _ends_with_microbatch(self, microbatches: int, is_last: bool) -> bool:
+    def _ends_with_microbatch(self, node: int | None, microbatches: int, is_last: bool) -> bool:
         """Returns whether the next microbatch's backward is the last one: phase C has none if no K
         or V needs a gradient."""
-        needed = any(tensor.requires_grad for pair in self._forward.live for tensor in pair)
-        return is_last and not needed and self._microbatches_run == microbatches - 1
+        if not is_last or node is None or self._microbatches_run != microbatches - 1:
+            return False
+        live = self._live[node].forward.live
+        return not any(tensor.requires_grad for pair in live for tensor in pair)
 
-    def _microbatch(self, members, is_last: bool) -> None:
-        """Runs one microbatch: a dummy without ``members`` or without a loss."""
-        is_dummy = self._loss_fn is None or not members
-        pack = _dummy(self._group) if is_dummy else _pack(self._group, members)
-        logits = microbatch_logits(self._forward, *pack, self._accumulator)
+    def _microbatch(self, op: Op, is_last: bool) -> None:
+        if not self._batch.has_loss:
+            self._dummy_microbatch(op.reads, is_last)
+            return
+        self._enter("B")
+        tokens, positions, segments = self._pack(op)
+        logits = self._logits(op.reads, tokens, positions, segments)
         if is_last:
             self._weights.reduce_in_next_backward()
-        if is_dummy:
-            # Not a loss times zero, which is NaN if the loss is not finite.
-            logits.backward(torch.zeros_like(logits))
-            self._counts["dummy_microbatches"] += 1
-            return
-        tokens, _, segments = pack
-        total = self._weighted_loss(logits, members, segments)
+        total = self._losses(logits, op.scores)
         if total.requires_grad:
             del logits
             total.backward()
         else:
             # Every loss is constant. The backward still runs: it may hold collectives.
             logits.backward(torch.zeros_like(logits))
-        self._loss += total.detach().reshape(())
-        self._counts["microbatch_tokens"] += len(tokens)
-        self._counts["microbatches"] += 1
+        self._report.counts["microbatch_tokens"] += len(tokens)
+        self._report.counts["microbatches"] += 1
 
-    def _weighted_loss(self, logits, members, segments) -> torch.Tensor:
-        # Split, not sliced: the gradients of the parts are then joined in one copy. The logits have
-        # no other use, so a loss may change its part in place, which a checked split forbids.
-        lengths = [end - start for start, end in segments]
-        total = None
-        for member, own_logits in zip(
-            members, torch.unsafe_split_with_sizes(logits, lengths), strict=True
-        ):
-            i = member.sequence
-            loss = self._loss_fn(own_logits, self._group.responses[i], i)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise TypeError(
-                    f"loss_fn returned {_named(loss)} for response {i}; accepted: a tensor of one "
-                    "element"
-                )
-            weighted = self._group.weights[i] * loss
-            total = weighted if total is None else total + weighted
+    def _dummy_microbatch(self, node: int, is_last: bool) -> None:
+        """Runs one token after the prefix, so that passes match those of other ranks."""
+        self._enter("B")
+        at = self._nodes[node].rows.stop
+        tokens = self._batch.tokens(self._nodes[node].sequence, range(at, at + 1))
+        positions = torch.full_like(tokens, at)
+        logits = self._logits(node, tokens, positions, [(0, 1)])
+        if is_last:
+            self._weights.reduce_in_next_backward()
+        # Not a loss times zero, which is NaN if the loss is not finite.
+        logits.backward(torch.zeros_like(logits))
+        self._report.counts["dummy_microbatches"] += 1
+
+    def _pack(self, op: Op):
+        """Packs the members of a microbatch; returns tokens, positions and the rows of each."""
+        tokens, positions, segments = [], [], []
+        for member in op.members:
+            first, count = member.first_position, len(member.rows)
+            own = self._batch.tokens(member.sequence, range(first, first + count))
+            tokens.append(own)
+            positions.append(torch.arange(first, first + count, device=own.device))
+            segments.append((member.rows.start, member.rows.stop))
+        return torch.cat(tokens), torch.cat(positions), segments
+
+    def _logits(self, node: int | None, tokens, positions, segments) -> torch.Tensor:
+        path = [each.forward for each in self._path(node)]
+        return microbatch_logits(self._view, path, tokens, positions, segments)
+
+    def _losses(self, logits: torch.Tensor, scores: Sequence[Score]) -> torch.Tensor:
+        """Returns the weighted sum of the losses of an op's rows."""
+        total = torch.zeros((), dtype=torch.float32, device=logits.device)
+        for score, own in zip(scores, _split(logits, scores), strict=True):
+            positions = range(score.first_label, score.first_label + len(score.rows))
+            total = total + score.weight * self._batch.loss(score.sequence, own, positions)
+        self._loss += total.detach()
         return total
 
-    def _accumulator(self, layer: int):
-        key, value = self._forward.live[layer]
-        wanted = [(KEY, key.requires_grad), (VALUE, value.requires_grad)]
-        if not any(needed for _, needed in wanted):
-            return None
+    def _prefix_backward(self, node: int, is_last: bool) -> None:
+        prefix = self._live[node]
+        prefix.handle.enter(native.Phase.C)
+        self._enter("C")
+        self._run_backward(prefix, is_last)
+        self._report.prefixes.append(prefix.handle.report())
+        prefix.forward = prefix.again = None
+        del self._live[node]
+        prefix.handle.close()
 
-        def add(*grads):
-            for (slot, needed), grad in zip(wanted, grads, strict=True):
-                if needed:
-                    self._prefix.accumulate(layer, slot, _tokens_first(grad))
-
-        return add
-
-    def _prefix_backward(self, is_last: bool) -> None:
-        forward, prefix = self._forward, self._prefix
+    def _run_backward(self, prefix: _Prefix, is_last: bool) -> None:
+        forward = prefix.graph
         last = len(forward.live) - 1
         roots, seeds = [], []
         for layer, pair in enumerate(forward.live):
             for slot, live in enumerate(pair):
                 if live.requires_grad:
                     roots.append(live)
-                    seeds.append(_seed(prefix.gradient(layer, slot), live))
-        marks = _BackwardMarks(prefix)
+                    seeds.append(prefix.forward.gradient(layer, slot, live))
+        if forward.scored is not None and forward.scored_leaf.grad is not None:
+            roots.append(forward.scored)
+            seeds.append(forward.scored_leaf.grad)
+        marks = _BackwardMarks(prefix.handle)
         for layer, hidden in enumerate(forward.outputs):
             if hidden.grad_fn is not None:
                 hidden.grad_fn.register_prehook(marks.hook(layer))
         # After the last layer that makes K and V of its own, outputs get no gradient: such a layer
         # begins with its K and V. Reversed: later layers may hold the same tensors.
         owners = {x.grad_fn: layer for layer, x in reversed(_numbered(forward.live)) if x.grad_fn}
-        for node, layer in owners.items():
-            node.register_prehook(marks.hook(layer))
+        for owner, layer in owners.items():
+            owner.register_prehook(marks.hook(layer))
         # From here the graph alone owns what A saved: each layer is freed as it is consumed.
-        forward.live, forward.leaves, forward.outputs = [], [], []
+        forward.clear()
         marks.begin(last)
         if roots:
             if is_last:
                 self._weights.reduce_in_next_backward()
             torch.autograd.backward(roots, seeds)
         marks.end()
+
+
+_COUNTS = (
+    "prefix_tokens",
+    "recomputed_tokens",
+    "microbatch_tokens",
+    "microbatches",
+    "dummy_microbatches",
+)
+
+
+def _scores_of_prefixes(plan: Plan) -> dict[int, list[Score]]:
+    """Returns the labels of each prefix that carries loss, by node."""
+    ops = json.loads(plan.to_json())["ops"]
+    found = {}
+    for op in ops:
+        if op["kind"] == "prefix_backward" and op.get("scores"):
+            found[op["node"]] = [
+                Score(
+                    it["sequence"],
+                    range(it["rows"]["begin"], it["rows"]["end"]),
+                    it["first_label"],
+                    it["weight"],
+                )
+                for it in op["scores"]
+            ]
+    return found
+
+
+def _split(logits: torch.Tensor, scores: Sequence[Score]) -> Sequence[torch.Tensor]:
+    """Returns the rows of each score. A loss may change its own in place."""
+    edges = [0, *(score.rows.stop for score in scores)]
+    if edges[-1] == len(logits) and all(
+        score.rows.start == edge for score, edge in zip(scores, edges, strict=False)
+    ):
+        # Split, not sliced: the gradients of the parts are then joined in one copy. The logits have
+        # no other use, so changes in place, which a checked split forbids, are harmless.
+        return torch.unsafe_split_with_sizes(logits, [len(score.rows) for score in scores])
+    # Rows that several sequences score: each gets its own.
+    return [logits[score.rows.start : score.rows.stop].clone() for score in scores]
 
 
 class _BackwardMarks:
@@ -238,70 +371,28 @@ def _numbered(live) -> list[tuple[int, torch.Tensor]]:
     return [(layer, tensor) for layer, pair in enumerate(live) for tensor in pair]
 
 
-def _tokens_first(grad: torch.Tensor) -> torch.Tensor:
-    """``[1, kv_heads, tokens, head_dim]`` as contiguous ``[1, tokens, kv_heads, head_dim]``."""
-    return grad.transpose(1, 2).contiguous()
-
-
-def _seed(accumulator: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """The accumulated gradient, shaped and typed as the boundary tensor it belongs to."""
-    one, heads, tokens, width = live.shape
-    return accumulator.view(one, tokens, heads, width).transpose(1, 2).to(live.dtype)
-
-
-def _pack(group: GroupTokens, members):
-    """Packs a microbatch as ``[P[-1]] + S_i[:-1]``; returns tokens, positions and member rows."""
-    tokens, positions, segments, row, device = [], [], [], 0, group.device
-    for member in members:
-        response = group.responses[member.sequence]
-        tokens += [group.prompt[-1:], response[:-1]]
-        first = member.first_position
-        positions.append(torch.arange(first, first + len(response), device=device))
-        segments.append((row, row + len(response)))
-        row += len(response)
-    return torch.cat(tokens), torch.cat(positions), segments
-
-
-def _named(value) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    return f"a {type(value).__name__}"
-
-
-def _dummy(group: GroupTokens):
-    """Packs a response of one token: a dummy microbatch that matches other ranks' passes."""
-    position = torch.arange(len(group.prompt) - 1, len(group.prompt), device=group.device)
-    return group.prompt[-1:], position, [(0, 1)]
-
-
 def microbatch_logits(
-    prefix: PrefixForward, tokens, positions, segments, accumulator
+    view: support.ModelView, path: Sequence[PrefixForward], tokens, positions, segments
 ) -> torch.Tensor:
-    """Returns logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
+    """Returns logits ``[tokens, vocab]`` of packed sequences that follow the prefixes of ``path``,
+    the root first."""
     packed = attention.Packed.of(segments)
-    left = set(range(len(prefix.leaves)))
+    layer_of = path[0].layer_of if path else {}
+    left = set(range(len(view.layers)))
 
     def attend(call: registry.Call):
-        layer = prefix.layer_of.get(call.module)
+        # Without a prefix, layers are numbered as they come.
+        layer = layer_of.get(call.module) if path else len(view.layers) - len(left)
         if layer not in left:
             raise support.UnsupportedModelError(
                 f"{type(call.module).__name__} runs attention that did not run once over the "
                 "prompt; accepted: the same attention once in every forward"
             )
         left.remove(layer)
-        return attention.PackedAttention.apply(
-            call.query,
-            call.key,
-            call.value,
-            *prefix.leaves[layer],
-            call.sinks,
-            packed,
-            call.rules,
-            accumulator(layer),
-        )
+        return over_path(path, layer, call, packed)
 
     with registry.use(attend):
-        output = prefix.view.run(tokens, positions)
+        output = view.run(tokens, positions)
     if left:
         raise support.UnsupportedModelError(
             f"attention of layer {min(left)} ran over the prompt and not over the responses; "

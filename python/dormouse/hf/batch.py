@@ -1,0 +1,177 @@
+"""What a step runs: token sequences on the device, their plan, and the losses of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from .. import _native as native
+from ..group import Group
+from ..schedule import Forest, Machine, Plan
+from ..tree import Conversation, Tree
+
+LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+TokenLossFn = Callable[[torch.Tensor, torch.Tensor, int, range], torch.Tensor]
+
+
+class Batch(Protocol):
+    """Sequences by number, as in the plan."""
+
+    def plan(self, model: native.ModelShape, microbatch_tokens: int) -> Plan:
+        """Creates the plan of the sequences. Raises :class:`dormouse.ArgumentError`."""
+
+    def to(self, device: torch.device) -> None:
+        """Moves all tokens to the device in one copy, so that passes need no synchronisation."""
+
+    def tokens(self, sequence: int, positions: range) -> torch.Tensor:
+        """Returns the tokens of a sequence at ``positions``, on the device."""
+
+    def loss(self, sequence: int, logits: torch.Tensor, positions: range) -> torch.Tensor:
+        """Returns the loss of the labels at ``positions``, unweighted: a tensor of one element."""
+
+    has_loss: bool
+    """Without, every microbatch is a dummy."""
+    is_empty: bool
+    """No token carries loss."""
+    longest_tokens: int
+    """Length of the longest sequence."""
+
+    def sample(self) -> torch.Tensor:
+        """Returns tokens of the batch, in host memory."""
+
+    def prefix_is_longer(self, microbatch_tokens: int) -> bool:
+        """Returns whether a prefix has at least as many rows as what runs after it."""
+
+
+class GroupBatch:
+    """A group. Its responses of weight 0 are not run."""
+
+    def __init__(self, group: Group, loss_fn: LossFn | None):
+        """``loss_fn``: None if every microbatch is a dummy."""
+        kept = [i for i, weight in enumerate(group.weights) if weight != 0.0]
+        # A group without weights runs all the same: other ranks may wait for its passes.
+        self._numbers = kept or list(range(len(group.responses)))
+        self.group = Group(
+            group.prompt,
+            [group.responses[i] for i in self._numbers],
+            [group.weights[i] for i in self._numbers],
+        )
+        self._loss_fn = loss_fn
+        self.has_loss = loss_fn is not None
+        self.longest_tokens = len(group.prompt) + max(map(len, self.group.responses))
+
+    is_empty = False
+
+    def sample(self):
+        return self.group.prompt
+
+    def prefix_is_longer(self, microbatch_tokens):
+        longest = max(map(len, self.group.responses))
+        return len(self.group.prompt) - 1 >= max(longest, microbatch_tokens)
+
+    def plan(self, model, microbatch_tokens):
+        return Plan.of_group(self.group, microbatch_rows=microbatch_tokens, model=model)
+
+    def to(self, device):
+        lengths = [len(self.group.prompt), *map(len, self.group.responses)]
+        moved = torch.cat([self.group.prompt, *self.group.responses]).to(device)
+        self._prompt, *self._responses = moved.split(lengths)
+
+    def tokens(self, sequence, positions):
+        shared = len(self._prompt)
+        prompt = self._prompt[positions.start : positions.stop]
+        first, end = (max(0, at - shared) for at in (positions.start, positions.stop))
+        return torch.cat([prompt, self._responses[sequence][first:end]])
+
+    def loss(self, sequence, logits, positions):
+        number = self._numbers[sequence]
+        loss = self._loss_fn(logits, self._responses[sequence], number)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TypeError(
+                f"loss_fn returned {_named(loss)} for response {number}; accepted: a tensor of one "
+                "element"
+            )
+        return loss.reshape(())
+
+
+class TreeBatch:
+    """A tree. Tokens after a conversation's last label are not run."""
+
+    has_loss = True
+
+    def __init__(
+        self,
+        tree: Tree,
+        loss_fn: TokenLossFn,
+        *,
+        machine: Machine | None = None,
+        block_tokens: int = 0,
+        device_bytes: int = 0,
+    ):
+        """``machine``: its rates decide which short prefixes are not worth sharing; None: all are
+        shared. ``block_tokens``: longer prefixes run in blocks; 0: whole. ``device_bytes``: limit
+        for what the plan counts; the plan then decides what sleeps and what runs forward again. 0:
+        the runtime decides."""
+        used = [each.used_tokens for each in tree.conversations]
+        self._numbers = [i for i, count in enumerate(used) if count]
+        self._used = [used[i] for i in self._numbers]
+        self._conversations: list[Conversation] = [tree.conversations[i] for i in self._numbers]
+        self._loss_fn = loss_fn
+        self._options = {
+            "machine": machine,
+            "block_rows": block_tokens,
+            "device_bytes": device_bytes,
+            "runtime_residency": device_bytes == 0,
+        }
+
+        self.is_empty = not self._conversations
+        self.longest_tokens = max(self._used, default=0)
+
+    def sample(self):
+        return self._conversations[0].tokens
+
+    def prefix_is_longer(self, microbatch_tokens):
+        # The longer prefix leaves caches that later passes read, so its probe finds more.
+        return True
+
+    def plan(self, model, microbatch_tokens):
+        sequences = [
+            each.tokens[:count]
+            for each, count in zip(self._conversations, self._used, strict=True)
+        ]
+        with Forest.from_ids(sequences, vocab=model.vocab) as forest:
+            return Plan(
+                forest,
+                model=model,
+                spans=[each.labels for each in self._conversations],
+                weights=[each.weight for each in self._conversations],
+                microbatch_rows=microbatch_tokens,
+                last_layer_dead=True,
+                **self._options,
+            )
+
+    def to(self, device):
+        moved = torch.cat([each.tokens for each in self._conversations]).to(device)
+        self._tokens = moved.split([len(each.tokens) for each in self._conversations])
+
+    def tokens(self, sequence, positions):
+        return self._tokens[sequence][positions.start : positions.stop]
+
+    def loss(self, sequence, logits, positions):
+        number = self._numbers[sequence]
+        losses = self._loss_fn(logits, self.tokens(sequence, positions), number, positions)
+        if not isinstance(losses, torch.Tensor) or losses.shape != (len(positions),):
+            raise TypeError(
+                f"loss_fn returned {_named(losses)} for labels {positions.start} to "
+                f"{positions.stop} of conversation {number}; accepted: a tensor of shape "
+                f"[{len(positions)}], the loss of each label"
+            )
+        return losses.sum()
+
+
+def _named(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,299 @@
+"""Trees of conversations: gradients equal those of every conversation by itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from model_zoo import in_fp64, zoo_model
+from models import VOCAB, distance, take_gradients, tiny
+from test_sleep import identical, wide
+
+import dormouse
+from dormouse import Conversation, Tree
+from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse.hf import step as step_module
+
+FP64_BOUND = 1e-10
+
+
+def token_losses(logits, labels, i, positions):
+    """Differs by conversation and position, so that mixing either up is seen."""
+    assert len(logits) == len(labels) == len(positions)
+    scale = 1 + 0.3 * i + 0.1 * torch.arange(positions.start, positions.stop).sin()
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    return losses * scale.to(losses)
+
+
+def dense_backward(model, conversations) -> float:
+    """Every conversation by itself, through the model's own forward."""
+    total = 0.0
+    for i, each in enumerate(conversations):
+        if not each.used_tokens or each.weight == 0.0:
+            continue
+        logits = model(input_ids=each.tokens.unsqueeze(0), use_cache=False).logits[0]
+        loss = sum(
+            token_losses(logits[a - 1 : b - 1], each.tokens[a:b], i, range(a, b)).sum()
+            for a, b in each.labels
+        )
+        (each.weight * loss).backward()
+        total += each.weight * float(loss.detach())
+    return total
+
+
+def random_conversations(seed: int, count: int = 9, longest: int = 60) -> list[Conversation]:
+    """Conversations with nested ends, duplicates, gaps in their labels and weights of both signs;
+    the first are single roots."""
+    drawn = random.Random(seed)
+    sequences = [[drawn.randrange(VOCAB) for _ in range(drawn.randint(2, 30))] for _ in range(2)]
+    while len(sequences) < count - 1:
+        kept = drawn.choice(sequences)
+        kept = kept[: drawn.randint(1, len(kept))]
+        more = [drawn.randrange(VOCAB) for _ in range(drawn.choice([0, 0, 1, 4, 20]))]
+        sequences.append((kept + more)[:longest])
+    sequences.append(list(sequences[2]))
+    conversations = []
+    for ids in sequences:
+        places = range(1, len(ids) + 1)
+        cuts = sorted(drawn.sample(places, k=min(4, len(places)) // 2 * 2))
+        spans = list(zip(cuts[::2], cuts[1::2], strict=True))
+        conversations.append(Conversation(ids, spans, drawn.uniform(-1, 2)))
+    return conversations
+
+
+def turns(seed: int, *lengths: int, scored=(), weight=1.0) -> Conversation:
+    """Turns of these lengths; equal seeds give equal turns."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, VOCAB, (sum(lengths),), generator=generator)
+    edges = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    spans = [(max(1, edges[t]), edges[t + 1]) for t in scored]
+    return Conversation(tokens, spans or None, weight)
+
+
+def both(model, conversations, runtime, **options):
+    """Gradients shared and dense, and the report."""
+    wanted = dense_backward(model, conversations)
+    dense = take_gradients(model)
+    report = SharedPrefix(model, runtime).backward(conversations, token_losses, **options)
+    assert report.loss == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+    return take_gradients(model), dense, report
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("block_tokens", [0, 5])
+def test_random_trees(seed, block_tokens, runtime):
+    shared, dense, report = both(
+        tiny(),
+        random_conversations(seed),
+        runtime,
+        microbatch_tokens=9,
+        block_tokens=block_tokens,
+    )
+    assert distance(shared, dense) <= FP64_BOUND
+    assert report.counts["prefix_tokens"] > 0
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "mistral", "deepseek_v3", "gpt_neox"])
+def test_architectures(kind, runtime):
+    """Windows, soft caps, sinks and latent attention, over several prefixes."""
+    with in_fp64():
+        shared, dense, _ = both(
+            zoo_model(kind),
+            random_conversations(3, longest=50),
+            runtime,
+            microbatch_tokens=9,
+            block_tokens=6,
+        )
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_each_token_runs_once(runtime):
+    conversations = random_conversations(1)
+    shared = SharedPrefix(tiny(), runtime)
+    report = shared.backward(conversations, token_losses, microbatch_tokens=9)
+    prefixes = {
+        tuple(each.tokens[: at + 1].tolist())
+        for each in conversations
+        for at in range(each.used_tokens)
+    }
+    # A root's first token has no row that predicts it, and a last token predicts nothing.
+    roots = {prefix[0] for prefix in prefixes}
+    counts = report.counts
+    assert counts["prefix_tokens"] + counts["microbatch_tokens"] == len(prefixes) - len(roots)
+    assert counts["recomputed_tokens"] == 0
+
+
+def test_tokens_that_no_loss_reads_are_not_run(runtime):
+    prompt = [3, 1, 4, 1, 5]
+    read = [Conversation([*prompt, 9, 2], [(5, 7)]), Conversation([*prompt, 6, 5], [(5, 6)])]
+    unread = [
+        Conversation([*prompt, 8, 9, 7, 9], [(5, 9)], weight=0.0),
+        Conversation([*prompt, 2, 7, 1, 8], []),
+    ]
+    shared, dense, report = both(tiny(), [unread[0], *read, unread[1]], runtime)
+    assert distance(shared, dense) <= FP64_BOUND
+    # Rows 0 to 3 of the prompt; 4 and 5 of the first conversation, 4 of the second.
+    assert report.counts["prefix_tokens"] + report.counts["microbatch_tokens"] == 4 + 2 + 1
+    nothing = SharedPrefix(tiny(), runtime).backward(unread, token_losses)
+    assert nothing.loss == 0.0
+
+
+def test_what_runs_forward_again(runtime):
+    """A device too small to keep what prefixes save, and no memory to sleep in."""
+    conversations = random_conversations(2)
+    model = tiny()
+    shared = SharedPrefix(model, runtime)
+    options = {"microbatch_tokens": 9, "machine": dormouse.schedule.Machine(host_bytes=1)}
+    low, high = 1, 1 << 40
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            shared.predict(conversations, device_bytes=middle, **options)
+            high = middle
+        except dormouse.ArgumentError:
+            low = middle + 1
+    got, dense, report = both(model, conversations, runtime, device_bytes=low, **options)
+    assert report.counts["recomputed_tokens"] > 0
+    assert distance(got, dense) <= FP64_BOUND
+
+
+def conversation_tree() -> list[Conversation]:
+    """A long prompt, a turn that is scored and shared, and answers."""
+    first, second = turns(1, 500, 300, 40, scored=(1, 2)), turns(2, 60)
+    shared = first.tokens[:800]
+    return [
+        first,
+        Conversation(torch.cat([shared, second.tokens]), [(500, 860)], -0.5),
+        Conversation(torch.cat([first.tokens[:500], turns(3, 50).tokens]), [(500, 550)], 0.7),
+    ]
+
+
+def test_nodes_sleep_each_by_itself(runtime):
+    """Bit for bit as awake, with the root and the inner node asleep at once."""
+    model, conversations = wide(num_hidden_layers=6), conversation_tree()
+    results, asleep = [], []
+
+    def losses(*arguments):
+        asleep.append(runtime.stats()["asleep"]["current_bytes"])
+        return token_losses(*arguments)
+
+    for sleep in (False, True):
+        asleep.clear()
+        shared = SharedPrefix(model, runtime, sleep=sleep)
+        report = shared.backward(conversations, losses, microbatch_tokens=64)
+        results.append(take_gradients(model))
+    assert identical(*results)
+    inner, root = report.prefixes
+    assert inner["dormant_bytes"] > 8 << 20 and root["dormant_bytes"] > 8 << 20
+    assert max(asleep) >= 0.9 * (inner["dormant_bytes"] + root["dormant_bytes"])
+    assert report.notes == []
+    dense_backward(model, conversations)
+    assert distance(results[0], take_gradients(model)) < 2e-5
+
+
+def test_a_group_and_its_tree_are_equal(runtime):
+    prompt, responses = [5, 4, 3, 2, 1, 0], [[7, 8], [9], [1, 2, 3]]
+    weights = [0.5, -1.0, 2.0]
+    model = tiny()
+    shared = SharedPrefix(model, runtime)
+
+    def mean(logits, labels, i):
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+    def each(logits, labels, i, positions):
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+    shared.backward(dormouse.Group(prompt, responses, weights), mean)
+    group = take_gradients(model)
+    tree = Tree(
+        [
+            Conversation(prompt + response, [(6, 6 + len(response))], weight)
+            for response, weight in zip(responses, weights, strict=True)
+        ]
+    )
+    shared.backward(tree, each)
+    assert distance(take_gradients(model), group) <= FP64_BOUND
+
+
+def test_labels_as_a_mask():
+    mask = torch.tensor([False, True, True, False, True])
+    assert Conversation([1, 2, 3, 4, 5], mask).labels == [(1, 3), (4, 5)]
+    assert Conversation([1, 2, 3]).labels == [(1, 3)]
+    assert Conversation([1, 2, 3, 4], [(1, 2), (2, 3)]).labels == [(1, 3)]
+    for labels in ([(0, 2)], [(2, 2)], [(1, 4)], [(2, 3), (1, 2)], mask, mask[:3].int()):
+        with pytest.raises(dormouse.ArgumentError, match="accepted"):
+            Conversation([1, 2, 3], labels)
+    with pytest.raises(dormouse.ArgumentError, match="finite"):
+        Conversation([1, 2], weight=float("nan"))
+    with pytest.raises(dormouse.ArgumentError, match="at least 1"):
+        Tree([])
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [lambda losses: losses.sum(), lambda losses: losses[:-1], lambda losses: float(losses.sum())],
+)
+def test_a_loss_per_label_is_required(returned, runtime):
+    def losses(*arguments):
+        return returned(token_losses(*arguments))
+
+    with pytest.raises(TypeError, match="the loss of each label"):
+        SharedPrefix(tiny(), runtime).backward(random_conversations(0), losses)
+
+
+def test_a_failed_step_leaves_nothing_behind(runtime):
+    """The loss fails while the root and an inner node are live."""
+    model, conversations = wide(num_hidden_layers=3), conversation_tree()
+    shared = SharedPrefix(model, runtime)
+    shared.backward(conversations, token_losses)
+    model.zero_grad(set_to_none=True)
+    before = runtime.stats()["allocated"]["current_bytes"]
+
+    def failing(*arguments):
+        raise RuntimeError("a loss")
+
+    with pytest.raises(RuntimeError, match="a loss"):
+        shared.backward(conversations[:1] + conversations[2:], failing)
+    model.zero_grad(set_to_none=True)
+    after = runtime.stats()
+    assert after["asleep"]["current_bytes"] == 0
+    assert after["allocated"]["current_bytes"] <= before + (1 << 20)
+    shared.backward(conversations, token_losses)
+
+
+def mutants():
+    real = step_module.PlannedForward.accumulate
+
+    def without_root(self, layer, slot, grad):
+        if self.path:
+            real(self, layer, slot, grad)
+
+    def without_inner(self, layer, slot, grad):
+        if not self.path:
+            real(self, layer, slot, grad)
+
+    return {"root": without_root, "inner": without_inner}
+
+
+@pytest.mark.parametrize("mutant", ["root", "inner"])
+def test_a_dropped_gradient_is_seen(mutant, runtime, monkeypatch):
+    """By the check, and by the comparison without it."""
+    monkeypatch.setattr(step_module.PlannedForward, "accumulate", mutants()[mutant])
+    conversations, options = random_conversations(1), {"microbatch_tokens": 9, "block_tokens": 5}
+    with pytest.raises(UnsupportedModelError, match="not exact"):
+        both(tiny(), conversations, runtime, **options)
+    monkeypatch.setattr(SharedPrefix, "_check_if_needed", lambda *_: None)
+    shared, dense, _ = both(tiny(), conversations, runtime, **options)
+    assert distance(shared, dense) > 1e-3
+
+
+def test_a_group_and_a_tree_are_checked_each(runtime):
+    model = tiny()
+    shared = SharedPrefix(model, runtime)
+    group = dormouse.Group([1, 2, 3], [[4, 5]])
+    first = shared.backward(group, lambda logits, labels, i: logits.sum()).checked
+    tree = shared.backward(random_conversations(0), token_losses).checked
+    assert first.reason == "the first step" and tree.reason == "the first step with a tree"
+    assert shared.backward(random_conversations(1), token_losses).checked is tree
+    assert shared.backward(group, lambda logits, labels, i: logits.sum()).checked is first
