@@ -60,6 +60,9 @@ class Share:
     matter; None: it needs no check."""
     passes_hold_collectives: bool = True
     """Whether passes contain collectives; shares are then padded to the largest."""
+    has_trees: bool = False
+    """Whether the rank runs passes that other ranks do not match: all weights are then gathered
+    once, before them."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Agreement:
     probes: int
     check_tokens: int | None
     passes_hold_collectives: bool
+    gathers: bool
+    """Whether all ranks gather all weights for the whole step."""
     ranks: int
 
     def sequence(self) -> list[str]:
@@ -92,7 +97,7 @@ class Agreement:
         if not self.passes_hold_collectives:
             return ["average"]
         checks = [] if self.check_tokens is None else [f"check up to {self.check_tokens} tokens"]
-        passes = [*checks, *["probe"] * self.probes]
+        passes = [*checks, *["probe"] * self.probes, *["gather"] * self.gathers]
         for slot in self.slots:
             passes += ["prefix forward", *["microbatch"] * slot.microbatches, "prefix backward"]
         return passes
@@ -176,6 +181,10 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
     turns = [own["microbatches"][group] for group in order]
     if own["passes_hold_collectives"]:
         turns = _padded([sorted(row["microbatches"], reverse=True) for row in table])
+    gathers = own["passes_hold_collectives"] and any(row["has_trees"] for row in table)
+    if gathers and not turns:
+        # Gradients are reduced in the last backward of a group.
+        turns = [1]
     needing = table if own["passes_hold_collectives"] else [own]
     groups = [*order, *[None] * (len(turns) - len(order))]
     return Agreement(
@@ -191,6 +200,7 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
             default=None,
         ),
         passes_hold_collectives=own["passes_hold_collectives"],
+        gathers=gathers,
         ranks=len(table),
     )
 

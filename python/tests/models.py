@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import types
 
 import torch
@@ -14,7 +15,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from dormouse import Group
+from dormouse import Conversation, Group
 
 VOCAB = 97
 KINDS = {
@@ -83,6 +84,50 @@ def dense_backward(model, group, loss_fn=loss_fn) -> float:
         loss.backward()
         total += float(loss.detach())
     return total
+
+
+def token_losses(logits, labels, i, positions):
+    """Differs by conversation and position, so that mixing either up is seen."""
+    assert len(logits) == len(labels) == len(positions)
+    scale = 1 + 0.3 * i + 0.1 * torch.arange(positions.start, positions.stop).sin()
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    return losses * scale.to(losses)
+
+
+def dense_tree_backward(model, conversations, loss=token_losses) -> float:
+    """Every conversation by itself, through the model's own forward."""
+    total = 0.0
+    for i, each in enumerate(conversations):
+        if not each.used_tokens or each.weight == 0.0:
+            continue
+        logits = model(input_ids=each.tokens.unsqueeze(0), use_cache=False).logits[0]
+        total_loss = sum(
+            loss(logits[a - 1 : b - 1], each.tokens[a:b], i, range(a, b)).sum()
+            for a, b in each.labels
+        )
+        (each.weight * total_loss).backward()
+        total += each.weight * float(total_loss.detach())
+    return total
+
+
+def conversations(seed: int, count: int = 9, longest: int = 60) -> list[Conversation]:
+    """Conversations with nested ends, duplicates, gaps in their labels and weights of both signs;
+    the first are single roots."""
+    drawn = random.Random(seed)
+    sequences = [[drawn.randrange(VOCAB) for _ in range(drawn.randint(2, 30))] for _ in range(2)]
+    while len(sequences) < count - 1:
+        kept = drawn.choice(sequences)
+        kept = kept[: drawn.randint(1, len(kept))]
+        more = [drawn.randrange(VOCAB) for _ in range(drawn.choice([0, 0, 1, 4, 20]))]
+        sequences.append((kept + more)[:longest])
+    sequences.append(list(sequences[2]))
+    found = []
+    for ids in sequences:
+        places = range(1, len(ids) + 1)
+        cuts = sorted(drawn.sample(places, k=min(4, len(places)) // 2 * 2))
+        spans = list(zip(cuts[::2], cuts[1::2], strict=True))
+        found.append(Conversation(ids, spans, drawn.uniform(-1, 2)))
+    return found
 
 
 def take_gradients(model) -> dict[str, torch.Tensor]:

@@ -5,18 +5,21 @@ Read by the test, which computes the dense gradients in its own process, and by 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import models
 import torch
 
+from dormouse import Tree
+
 # Groups as (prompt tokens, response lengths, seed).
 LONG = (12, (5, 1, 7, 3, 6), 1)
 SHORT = (9, (2, 4), 2)
 PLAIN = (20, (3, 3), 3)
 TINY = (2, (1,), 4)
+# Trees by seed, with unequal numbers of passes.
+TREE, OTHER_TREE = ("tree", 1), ("tree", 4)
 # Long enough that what a layer saves are blocks that can sleep.
 WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
 WIDE_GROUP = (160, (9, 4), 5)
@@ -27,7 +30,7 @@ class Case:
     """One step, or one that must be refused."""
 
     shares: tuple
-    """Each rank's groups."""
+    """Each rank's groups and trees."""
     spread: str = "fully_shard"
     """``fully_shard``, ``ddp``, ``plain``, or a variant of the first: see ranks_worker.py."""
     microbatch_tokens: tuple[int, ...] = (8, 8, 8)
@@ -85,6 +88,14 @@ STEPS = {
         LONE, spread="nested", sleep=BOTH_ASLEEP, model=WIDE, altered="gathered in the second step"
     ),
     "ddp": Case(UNEQUAL, spread="ddp"),
+    "trees": Case(((TREE, SHORT), (OTHER_TREE,))),
+    "a tree on one rank alone": Case(((LONG, TINY), (TREE,))),
+    "a tree, and nothing": Case(((TREE,), ())),
+    "trees, shards within layers": Case(((TREE,), (OTHER_TREE, SHORT)), spread="nested"),
+    "trees, asleep": Case(((TREE, WIDE_GROUP), (WIDE_GROUP,)), sleep=BOTH_ASLEEP, model=WIDE),
+    "trees in the second step": Case(((TREE,), (SHORT,)), altered="two steps"),
+    "trees, ddp": Case(((TREE, SHORT), (OTHER_TREE,)), spread="ddp"),
+    "trees, plain": Case(((TREE,), ()), spread="plain"),
     "ddp, one empty share": Case(((LONG,), ()), spread="ddp"),
     "ddp after a step of its own": Case(UNEQUAL, spread="ddp", altered="a dense step first"),
     "plain": Case(UNEQUAL, spread="plain", microbatch_tokens=(16, 5)),
@@ -139,14 +150,23 @@ def model_of(case: Case) -> torch.nn.Module:
 
 
 def groups_of(case: Case, rank: int) -> list:
-    return [models.group(prompt, lengths, seed=s) for prompt, lengths, s in case.shares[rank]]
+    return [_batch(*entry) for entry in case.shares[rank]]
+
+
+def _batch(prompt, *more):
+    if prompt == "tree":
+        return Tree(models.conversations(*more))
+    lengths, seed = more
+    return models.group(prompt, lengths, seed=seed)
 
 
 def loss_of(rank: int) -> Callable:
     """Differs by rank, group and response, so that mixing them up is seen."""
 
-    def loss(logits, labels, i, g):
-        return models.loss_fn(logits, labels, i) * (1 + 0.2 * g + 0.5 * rank)
+    def loss(logits, labels, i, *others):
+        *positions, g = others
+        own = models.token_losses if positions else models.loss_fn
+        return own(logits, labels, i, *positions) * (1 + 0.2 * g + 0.5 * rank)
 
     return loss
 
@@ -156,6 +176,14 @@ def dense_gradients(case: Case) -> dict[str, torch.Tensor]:
     model = model_of(case)
     for rank in range(len(case.shares)):
         for g, group in enumerate(groups_of(case, rank)):
-            models.dense_backward(model, group, functools.partial(loss_of(rank), g=g))
+            own = _partial(loss_of(rank), g)
+            if isinstance(group, Tree):
+                models.dense_tree_backward(model, group.conversations, own)
+            else:
+                models.dense_backward(model, group, own)
     gradients = models.take_gradients(model)
     return {name: gradient / len(case.shares) for name, gradient in gradients.items()}
+
+
+def _partial(loss: Callable, g: int) -> Callable:
+    return lambda *arguments: loss(*arguments, g)

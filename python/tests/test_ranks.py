@@ -265,14 +265,15 @@ def test_a_dummy_group_gives_gradients_of_exactly_zero_and_no_statistics(runtime
     model = tiny(num_hidden_layers=2)
     shared = SharedPrefix(model, runtime)
     with contextlib.ExitStack() as stack:
-        offer = shared._offer(stack, [], None, 8)
-        report = shared._run_slot(offer, GroupSlot(None, 3), [], None, is_last=True)
+        offer = shared._offer(stack, [], loss_fn, None, 8)
+        report = shared._run_dummy(offer, 3, is_last=True)
     gradients = take_gradients(model)
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     assert not any(gradient.any() for gradient in gradients.values())
     assert report.loss == 0.0
     assert report.counts == {
         "prefix_tokens": 1,
+        "recomputed_tokens": 0,
         "microbatch_tokens": 0,
         "microbatches": 0,
         "dummy_microbatches": 3,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from model_zoo import in_fp64, zoo_model
-from models import VOCAB, distance, take_gradients, tiny
+from models import (
+    VOCAB,
+    conversations as random_conversations,
+    dense_tree_backward,
+    distance,
+    take_gradients,
+    tiny,
+    token_losses,
+)
 from test_sleep import identical, wide
 
 import dormouse
@@ -16,50 +22,6 @@ from dormouse.hf import SharedPrefix, UnsupportedModelError
 from dormouse.hf import step as step_module
 
 FP64_BOUND = 1e-10
-
-
-def token_losses(logits, labels, i, positions):
-    """Differs by conversation and position, so that mixing either up is seen."""
-    assert len(logits) == len(labels) == len(positions)
-    scale = 1 + 0.3 * i + 0.1 * torch.arange(positions.start, positions.stop).sin()
-    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return losses * scale.to(losses)
-
-
-def dense_backward(model, conversations) -> float:
-    """Every conversation by itself, through the model's own forward."""
-    total = 0.0
-    for i, each in enumerate(conversations):
-        if not each.used_tokens or each.weight == 0.0:
-            continue
-        logits = model(input_ids=each.tokens.unsqueeze(0), use_cache=False).logits[0]
-        loss = sum(
-            token_losses(logits[a - 1 : b - 1], each.tokens[a:b], i, range(a, b)).sum()
-            for a, b in each.labels
-        )
-        (each.weight * loss).backward()
-        total += each.weight * float(loss.detach())
-    return total
-
-
-def random_conversations(seed: int, count: int = 9, longest: int = 60) -> list[Conversation]:
-    """Conversations with nested ends, duplicates, gaps in their labels and weights of both signs;
-    the first are single roots."""
-    drawn = random.Random(seed)
-    sequences = [[drawn.randrange(VOCAB) for _ in range(drawn.randint(2, 30))] for _ in range(2)]
-    while len(sequences) < count - 1:
-        kept = drawn.choice(sequences)
-        kept = kept[: drawn.randint(1, len(kept))]
-        more = [drawn.randrange(VOCAB) for _ in range(drawn.choice([0, 0, 1, 4, 20]))]
-        sequences.append((kept + more)[:longest])
-    sequences.append(list(sequences[2]))
-    conversations = []
-    for ids in sequences:
-        places = range(1, len(ids) + 1)
-        cuts = sorted(drawn.sample(places, k=min(4, len(places)) // 2 * 2))
-        spans = list(zip(cuts[::2], cuts[1::2], strict=True))
-        conversations.append(Conversation(ids, spans, drawn.uniform(-1, 2)))
-    return conversations
 
 
 def turns(seed: int, *lengths: int, scored=(), weight=1.0) -> Conversation:
@@ -73,7 +35,7 @@ def turns(seed: int, *lengths: int, scored=(), weight=1.0) -> Conversation:
 
 def both(model, conversations, runtime, **options):
     """Gradients shared and dense, and the report."""
-    wanted = dense_backward(model, conversations)
+    wanted = dense_tree_backward(model, conversations)
     dense = take_gradients(model)
     report = SharedPrefix(model, runtime).backward(conversations, token_losses, **options)
     assert report.loss == pytest.approx(wanted, rel=1e-6, abs=1e-6)
@@ -188,7 +150,7 @@ def test_nodes_sleep_each_by_itself(runtime):
     assert inner["dormant_bytes"] > 8 << 20 and root["dormant_bytes"] > 8 << 20
     assert max(asleep) >= 0.9 * (inner["dormant_bytes"] + root["dormant_bytes"])
     assert report.notes == []
-    dense_backward(model, conversations)
+    dense_tree_backward(model, conversations)
     assert distance(results[0], take_gradients(model)) < 2e-5
 
 

@@ -9,20 +9,20 @@ never ran the backward: then they fire in the next one).
 backward of a sharded module, and free them again. Three things follow. Every pass enters and
 leaves each sharded module through its hooks, including phase A, which ends inside the last layer.
 The last layer's K and V are its output there, so that a backward from them runs the gathering
-hook. Gathered weights are allocated anew in each phase and are never named dormant.
+hook. Gathered weights are allocated anew in each phase and are never named dormant. Ranks with
+trees run passes that others cannot match: then all weights are gathered once per step.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import ranks
-from ..group import Group
 from . import graph
 from .support import ModelView, UnsupportedModelError
 from .trial import TRIAL_COPIES, Trial
@@ -66,6 +66,11 @@ class ReplicatedWeights:
     def seam(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the last layer's K and V as boundary tensors."""
         return key, value
+
+    def gathered(self) -> contextlib.AbstractContextManager:
+        """Returns the context in which all weights stay gathered, so that no pass contains a
+        collective."""
+        return contextlib.nullcontext()
 
     def keep_in_next_backwards(self) -> None:
         """Called before the first backward of a step."""
@@ -131,6 +136,24 @@ class ShardedWeights(ReplicatedWeights):
             self._reduce(True)
             for handle in handles:
                 handle.remove()
+
+    @contextlib.contextmanager
+    def gathered(self):
+        groups = [group for module in self._modules.values() for group in _parameter_groups(module)]
+        before = [(group, group.post_forward_mesh_info) for group in groups]
+        after = [(group, group.reshard_after_backward) for group in groups]
+        for group in groups:
+            group.post_forward_mesh_info, group.reshard_after_backward = None, False
+        try:
+            for module in self._modules.values():
+                module.unshard()
+            yield
+        finally:
+            for group, mesh_info in before:
+                group.post_forward_mesh_info = mesh_info
+            for group, wanted in after:
+                group.reshard_after_backward = wanted
+            reshard(self._module)
 
     def run_prefix(self, view, work, boundary):
         def stop(module, args, output):
@@ -293,6 +316,16 @@ def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
     return ShardedWeights(model, modules)
 
 
+def _parameter_groups(module: FSDPModule) -> list:
+    """Returns torch's groups of parameters that a module gathers together. Its public setters
+    cannot tell what they replaced."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    # torch 2.12 and before: at most one.
+    return [group for group in [state._fsdp_param_group] if group is not None]
+
+
 def _contains(module: torch.nn.Module, inner: torch.nn.Module) -> bool:
     return any(each is inner for each in module.modules())
 
@@ -328,17 +361,4 @@ def check_group(model: torch.nn.Module, size: int) -> None:
             raise UnsupportedModelError(
                 f"parameter {name!r} is on a mesh of {parameter.device_mesh.size()} ranks and the "
                 f"step's process group has {size}; accepted: the same ranks"
-            )
-
-
-def check_batches(batches: Sequence) -> None:
-    """Checks that all ranks can run the same passes: those of trees differ.
-
-    Raises :class:`UnsupportedModelError`.
-    """
-    for index, batch in enumerate(batches):
-        if not isinstance(batch, Group):
-            raise UnsupportedModelError(
-                f"groups[{index}] is a {type(batch).__name__}, and fully_shard gathers weights in "
-                "every pass; accepted: Group, or trees with whole weights on every rank"
             )

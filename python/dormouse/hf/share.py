@@ -18,7 +18,7 @@ from .sharding import ReplicatedWeights
 from .support import ModelView
 
 # Version of the passes of a step: ranks with different versions refuse each other.
-PASSES_VERSION = 1
+PASSES_VERSION = 2
 
 
 def of(
@@ -30,9 +30,11 @@ def of(
     microbatch_tokens: int,
     probes: int,
     check_tokens: int | None,
+    has_trees: bool,
 ) -> Share:
     """Returns this rank's share. ``plans``: one per group, under ``microbatch_tokens``. ``probes``:
-    number of probe steps the rank needs. ``check_tokens``: see :class:`dormouse.ranks.Share`."""
+    number of probe steps the rank needs. ``check_tokens``, ``has_trees``: see
+    :class:`dormouse.ranks.Share`."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
         must_match={
@@ -48,6 +50,7 @@ def of(
         probes=probes,
         check_tokens=check_tokens,
         passes_hold_collectives=weights.passes_hold_collectives,
+        has_trees=has_trees,
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from .. import ranks
+from ..errors import ArgumentError
 from ..group import Group
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
@@ -143,7 +144,7 @@ class SharedPrefix:
 
     def step(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Group | Tree],
         loss_fn: GroupLossFn,
         *,
         process_group=None,
@@ -151,15 +152,17 @@ class SharedPrefix:
     ) -> RanksReport:
         """Adds to every parameter's ``.grad`` the mean over ranks of their groups' gradients.
 
-        Collective: every rank of ``process_group`` calls it with its own groups, any number of any
-        size. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, for response ``i`` of
-        ``groups[g]``. ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
+        Collective: every rank of ``process_group`` calls it with its own groups and trees, any
+        number of any size. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, for response
+        ``i`` of ``groups[g]``; for a tree ``loss_fn(logits, labels, i, positions, g)``.
+        ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
         data-parallel ranks; defaults to DDP's group, else to the default group, else to this
         process alone.
 
         Gradients are reduced once, after the last backward: by the reduce-scatter of
         ``fully_shard`` with its own divisor, or as the mean of ``.grad`` over ranks. Until then a
-        sharded model holds unsharded gradients on each rank.
+        sharded model holds unsharded gradients on each rank. If any rank has a tree, it also holds
+        all weights, gathered once: the ranks' passes then differ.
 
         Raises :class:`dormouse.ranks.RanksDifferError` on every rank before any pass if the ranks
         cannot run the step together; the rank that caused it raises its own error. After a later
@@ -174,21 +177,32 @@ class SharedPrefix:
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
                 reason = self._outdated(offer.batches) or "the check of another rank"
-                self._check(offer.weights, agreement.check_tokens, reason)
+                weights, tokens = offer.weights, agreement.check_tokens
+                self._check(weights, tokens, reason, is_tree=agreement.gathers)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
+            if agreement.gathers:
+                stack.enter_context(offer.weights.gathered())
+            ours, dummies = {}, []
+            for index in sorted(set(range(len(groups))) - set(offer.turns)):
+                ours[index] = self._run_batch(offer, index, 0, is_last=False)
             slots = agreement.slots
-            reports = [
-                self._run_slot(offer, slot, is_last=slot is slots[-1])
-                for slot in slots
-            ]
+            for slot in slots:
+                is_last = slot is slots[-1]
+                if slot.group is None:
+                    dummies.append(self._run_dummy(offer, slot.microbatches, is_last=is_last))
+                    continue
+                index = offer.turns[slot.group]
+                ours[index] = self._run_batch(offer, index, slot.microbatches, is_last=is_last)
             offer.weights.average(process_group, self._runtime.device)
-        ours = {slot.group: report for slot, report in zip(slots, reports, strict=True)}
+        reports = [ours[index] for index in range(len(groups))]
         return RanksReport(
             loss=sum(report.loss for report in reports),
-            groups=[ours[index] for index in range(len(groups))],
-            dummy_microbatches=sum(report.counts["dummy_microbatches"] for report in reports),
-            dummy_groups=len(slots) - len(groups),
+            groups=reports,
+            dummy_microbatches=sum(
+                report.counts["dummy_microbatches"] for report in (*reports, *dummies)
+            ),
+            dummy_groups=len(dummies),
             microbatch_tokens=agreement.budgets["microbatch_tokens"],
             ranks=agreement.ranks,
         )
@@ -317,16 +331,21 @@ class SharedPrefix:
             weights = self._ready()
             if weights.passes_hold_collectives:
                 sharding.check_group(self._model, ranks.world_size(process_group))
-                sharding.check_batches(groups)
             batches = [
                 _batch_of(each, functools.partial(_of_group, loss_fn, index))
                 for index, each in enumerate(groups)
             ]
+            for index, batch in enumerate(batches):
+                if batch.is_empty:
+                    raise ArgumentError(
+                        f"groups[{index}] has no token that carries loss; accepted: at least 1"
+                    )
             plans = [stack.enter_context(self._plan(each, microbatch_tokens)) for each in batches]
+            turns = [i for i, each in enumerate(batches) if isinstance(each, GroupBatch)]
             # Groups with equal keys share a probe. Passes of trees hold no collectives: theirs run
             # when they are needed.
             missing = {}
-            for batch in batches if self._sleep else ():
+            for batch in [batches[i] for i in turns] if self._sleep else ():
                 key = self._probe_key(batch, microbatch_tokens)
                 if key not in self._probes:
                     missing[key] = batch.sample()
@@ -334,15 +353,16 @@ class SharedPrefix:
                 self._model,
                 self._view,
                 weights,
-                plans,
+                [plans[i] for i in turns],
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
                 check_tokens=self._check_alone(weights, batches),
+                has_trees=len(turns) < len(batches),
             )
         except Exception as error:
             ranks.refuse(process_group, error, self._runtime.device)
             raise
-        return _Offer(offered, weights, batches, plans, missing)
+        return _Offer(offered, weights, batches, plans, turns, missing)
 
     def _run_probes(self, offer: _Offer, count: int) -> None:
         """Runs this rank's probes, and dummies up to ``count``: a probe gathers weights too."""
@@ -351,19 +371,24 @@ class SharedPrefix:
         for _ in range(count - len(offer.probes)):
             self._run_probe(offer.weights, share.dummy_group().prompt, False)
 
-    def _run_slot(self, offer: _Offer, slot: ranks.GroupSlot, *, is_last: bool) -> StepReport:
-        with contextlib.ExitStack() as stack:
-            if slot.group is None:
-                batch, find = GroupBatch(share.dummy_group(), None), _awake
-                plan = stack.enter_context(self._plan(batch, microbatch_tokens=1))
-            else:
-                batch, plan = offer.batches[slot.group], offer.plans[slot.group]
-                microbatch_tokens = offer.share.budgets["microbatch_tokens"]
-                find = self._probe_finder(offer.weights, batch, microbatch_tokens)
-            step = stack.enter_context(self._step(offer.weights, batch, plan, find))
-            report = step.run(microbatches=slot.microbatches, is_last=is_last)
-        report.checked = self._checked(offer.batches)
+    def _run_batch(
+        self, offer: _Offer, index: int, microbatches: int, *, is_last: bool
+    ) -> StepReport:
+        batch = offer.batches[index]
+        find = self._probe_finder(offer.weights, batch, offer.share.budgets["microbatch_tokens"])
+        with self._step(offer.weights, batch, offer.plans[index], find) as step:
+            report = step.run(microbatches=microbatches, is_last=is_last)
+        report.checked = self._checked([batch])
         return report
+
+    def _run_dummy(self, offer: _Offer, microbatches: int, *, is_last: bool) -> StepReport:
+        """Runs passes that match those of other ranks' groups."""
+        batch = GroupBatch(share.dummy_group(), None)
+        with (
+            self._plan(batch, microbatch_tokens=1) as plan,
+            self._step(offer.weights, batch, plan, _awake) as step,
+        ):
+            return step.run(microbatches=microbatches, is_last=is_last)
 
     def _step(
         self,
@@ -442,6 +467,8 @@ class _Offer(NamedTuple):
     weights: ReplicatedWeights
     batches: list[Batch]
     plans: list[Plan]
+    turns: list[int]
+    """Indices of the groups, whose passes match those of other ranks. The others are trees."""
     probes: dict[tuple, torch.Tensor]
     """Prompts of missing probes, by key."""
 
