@@ -67,14 +67,15 @@ class PeakMeter:
         return self._idle
 
     def on_phase(self, name: str) -> None:
-        """Ends the current phase and begins phase ``name``; ``"end"`` begins none."""
+        """Ends the current phase and begins phase ``name``, perhaps again; ``"end"`` begins none."""
         if self._idle is None:
             raise RuntimeError("call idle() before the first phase: peaks are relative to idle")
         if self._phase is not None:
-            self.peaks[self._phase] = {
-                "resident": max(0, self._memory.resident_peak() - self._idle["resident"]),
-                "tracked": max(0, self._memory.tracked_peak() - self._idle["tracked"]),
-            }
+            peaks = self.peaks.setdefault(self._phase, {"resident": 0, "tracked": 0})
+            resident = self._memory.resident_peak() - self._idle["resident"]
+            tracked = self._memory.tracked_peak() - self._idle["tracked"]
+            peaks["resident"] = max(peaks["resident"], resident)
+            peaks["tracked"] = max(peaks["tracked"], tracked)
         self._phase = None if name == "end" else name
         if self._phase is not None:
             self._memory.reset_peaks()
