@@ -25,6 +25,7 @@ from dormouse.hf import SharedPrefix, shared_prefix  # noqa: E402
 
 TURNS = Path(__file__).with_name("turns.json")
 ROUNDS = 3
+ROOM_BYTES = 1 << 50
 MICROBATCH_TOKENS = 256
 # Of the group from which the bytes that a layer saves are learnt.
 CALIBRATION_TOKENS, CALIBRATION_RESPONSE = 513, 32
@@ -104,7 +105,8 @@ def main() -> None:
             real(view), saved_bytes_per_token_layer=round(saved_bytes)
         )
         shared = SharedPrefix(model, runtime, sleep=False)
-        options = {"microbatch_tokens": MICROBATCH_TOKENS}
+        # Room for everything: the plan keeps all prefixes awake, and its peak is that of such a step.
+        options = {"microbatch_tokens": MICROBATCH_TOKENS, "device_bytes": ROOM_BYTES}
         prediction = shared.predict(tree, **options)
         step = lambda **more: shared.backward(tree, token_losses, **options, **more)  # noqa: E731
         report = step()

@@ -101,6 +101,24 @@ def test_tokens_that_no_loss_reads_are_not_run(runtime):
     assert nothing.loss == 0.0
 
 
+def test_logits_of_labels_alone(runtime):
+    model, conversations, rows = tiny(), random_conversations(4), []
+    model.lm_head.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
+    shared = SharedPrefix(model, runtime)
+    # The first step runs a check as well.
+    shared.backward(conversations, token_losses)
+    rows.clear()
+    report = shared.backward(conversations, token_losses)
+    labels = {
+        tuple(each.tokens[: at + 1].tolist())
+        for each in conversations
+        for begin, end in each.labels
+        for at in range(begin, end)
+    }
+    tokens = report.counts["prefix_tokens"] + report.counts["microbatch_tokens"]
+    assert sum(rows) == len(labels) < tokens
+
+
 def test_what_runs_forward_again(runtime):
     """A device too small to keep what prefixes save, and no memory to sleep in."""
     conversations = random_conversations(2)

@@ -83,12 +83,17 @@ class PrefixForward:
         """Called after a layer's forward; ``roots``: its outputs that later layers read."""
 
     def forward(
-        self, tokens: torch.Tensor, first: int = 0, *, is_scored: bool = False
+        self,
+        tokens: torch.Tensor,
+        first: int = 0,
+        *,
+        is_scored: bool = False,
+        logits_rows: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Runs phase A over ``tokens`` (1-D), under autograd if it is enabled.
 
-        ``first``: the position of the first token. Returns the logits ``[tokens, vocab]`` if
-        ``is_scored``, else None.
+        ``first``: the position of the first token. Returns the logits ``[rows, vocab]`` if
+        ``is_scored``, else None. ``logits_rows``: see :meth:`.support.ModelView.run`.
         """
         self._is_scored = is_scored
         self.has_graph = torch.is_grad_enabled()
@@ -103,7 +108,7 @@ class PrefixForward:
         try:
             with registry.use(self.attend):
                 if is_scored:
-                    output = self.view.run(tokens, positions)
+                    output = self.view.run(tokens, positions, logits_rows)
                 else:
                     self.weights.run_prefix(
                         self.view,

@@ -86,6 +86,7 @@ class Step:
         self._scores = _scores_of_prefixes(plan)
         self._open_prefix = open_prefix
         self._find_probe = find_probe
+        self._selects_logits = view.selects_logits
         self._live: dict[int, _Prefix] = {}
         self._on_phase = None
         self._phase = ""
@@ -186,9 +187,12 @@ class Step:
         logits are the largest tensor of a step."""
         rows = prefix.node.rows
         tokens = self._batch.tokens(prefix.node.sequence, rows)
-        logits = forward.forward(tokens, rows.start, is_scored=bool(scores))
+        kept = self._kept(scores, len(tokens))
+        logits = forward.forward(
+            tokens, rows.start, is_scored=bool(scores), logits_rows=kept.index(tokens.device)
+        )
         if logits is not None:
-            total = self._losses(logits, scores)
+            total = self._losses(logits, scores, kept)
             del logits
             if total.requires_grad:
                 total.backward()
@@ -211,11 +215,13 @@ class Step:
             self._dummy_microbatch(op.reads, is_last)
             return
         self._enter("B")
-        tokens, positions, segments = self._pack(op)
-        logits = self._logits(op.reads, tokens, positions, segments)
+        pack = self._pack(op)
+        tokens = pack[0]
+        kept = self._kept(op.scores, len(tokens))
+        logits = self._logits(op.reads, *pack, kept.index(tokens.device))
         if is_last:
             self._weights.reduce_in_next_backward()
-        total = self._losses(logits, op.scores)
+        total = self._losses(logits, op.scores, kept)
         if total.requires_grad:
             del logits
             total.backward()
@@ -249,14 +255,20 @@ class Step:
             segments.append((member.rows.start, member.rows.stop))
         return torch.cat(tokens), torch.cat(positions), segments
 
-    def _logits(self, node: int | None, tokens, positions, segments) -> torch.Tensor:
+    def _logits(self, node: int | None, *pack) -> torch.Tensor:
         path = [each.forward for each in self._path(node)]
-        return microbatch_logits(self._view, path, tokens, positions, segments)
+        return microbatch_logits(self._view, path, *pack)
 
-    def _losses(self, logits: torch.Tensor, scores: Sequence[Score]) -> torch.Tensor:
+    def _kept(self, scores: Sequence[Score], rows: int) -> _KeptRows:
+        return _KeptRows(scores, rows if self._selects_logits else None)
+
+    def _losses(
+        self, logits: torch.Tensor, scores: Sequence[Score], kept: _KeptRows
+    ) -> torch.Tensor:
         """Returns the weighted sum of the losses of an op's rows."""
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        for score, own in zip(scores, _split(logits, scores), strict=True):
+        rows = [kept.place(score.rows) for score in scores]
+        for score, own in zip(scores, _split(logits, rows), strict=True):
             positions = range(score.first_label, score.first_label + len(score.rows))
             total = total + score.weight * self._batch.loss(score.sequence, own, positions)
         self._loss += total.detach()
@@ -330,17 +342,41 @@ def _scores_of_prefixes(plan: Plan) -> dict[int, list[Score]]:
     return found
 
 
-def _split(logits: torch.Tensor, scores: Sequence[Score]) -> Sequence[torch.Tensor]:
-    """Returns the rows of each score. A loss may change its own in place."""
-    edges = [0, *(score.rows.stop for score in scores)]
+class _KeptRows:
+    """The rows of an op whose logits are computed: those with labels, if the model can select."""
+
+    def __init__(self, scores: Sequence[Score], rows: int | None):
+        """``rows``: number of rows of the op; None: the model cannot select."""
+        self._kept = None
+        if rows is not None:
+            scored = sorted({row for score in scores for row in score.rows})
+            if 0 < len(scored) < rows:
+                self._kept = scored
+                self._places = {row: place for place, row in enumerate(scored)}
+
+    def index(self, device: torch.device) -> torch.Tensor | None:
+        """Returns the rows, or None for all."""
+        return None if self._kept is None else torch.tensor(self._kept, device=device)
+
+    def place(self, rows: range) -> range:
+        """Returns where consecutive rows with labels are among those that are kept."""
+        if self._kept is None:
+            return rows
+        start = self._places[rows.start]
+        return range(start, start + len(rows))
+
+
+def _split(logits: torch.Tensor, rows: Sequence[range]) -> Sequence[torch.Tensor]:
+    """Returns the given rows of the logits. A loss may change its own in place."""
+    edges = [0, *(each.stop for each in rows)]
     if edges[-1] == len(logits) and all(
-        score.rows.start == edge for score, edge in zip(scores, edges, strict=False)
+        each.start == edge for each, edge in zip(rows, edges, strict=False)
     ):
         # Split, not sliced: the gradients of the parts are then joined in one copy. The logits have
         # no other use, so changes in place, which a checked split forbids, are harmless.
-        return torch.unsafe_split_with_sizes(logits, [len(score.rows) for score in scores])
+        return torch.unsafe_split_with_sizes(logits, [len(each) for each in rows])
     # Rows that several sequences score: each gets its own.
-    return [logits[score.rows.start : score.rows.stop].clone() for score in scores]
+    return [logits[each.start : each.stop].clone() for each in rows]
 
 
 class _BackwardMarks:
@@ -372,10 +408,15 @@ def _numbered(live) -> list[tuple[int, torch.Tensor]]:
 
 
 def microbatch_logits(
-    view: support.ModelView, path: Sequence[PrefixForward], tokens, positions, segments
+    view: support.ModelView,
+    path: Sequence[PrefixForward],
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    segments: Sequence[tuple[int, int]],
+    logits_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns logits ``[tokens, vocab]`` of packed sequences that follow the prefixes of ``path``,
-    the root first."""
+    """Returns logits ``[rows, vocab]`` of packed sequences that follow the prefixes of ``path``,
+    the root first. ``logits_rows``: see :meth:`.support.ModelView.run`."""
     packed = attention.Packed.of(segments)
     layer_of = path[0].layer_of if path else {}
     left = set(range(len(view.layers)))
@@ -392,7 +433,7 @@ def microbatch_logits(
         return over_path(path, layer, call, packed)
 
     with registry.use(attend):
-        output = view.run(tokens, positions)
+        output = view.run(tokens, positions, logits_rows)
     if left:
         raise support.UnsupportedModelError(
             f"attention of layer {min(left)} ran over the prompt and not over the responses; "

@@ -8,6 +8,7 @@ seen and what is accepted.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 # Head dimensions that flash attention accepts on a GPU.
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
+
+# Argument of transformers' models: rows, as a tensor of indices.
+LOGITS_ROWS = "logits_to_keep"
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -41,11 +45,28 @@ class ModelView:
     config: object
     """The configuration of the text model."""
 
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor):
-        """Runs the model on one row of tokens, 1-D like ``positions``; returns its output."""
+    def run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        logits_rows: torch.Tensor | None = None,
+    ):
+        """Runs the model on one row of tokens, 1-D like ``positions``; returns its output.
+
+        ``logits_rows``: the rows that need logits; None: all. See :attr:`selects_logits`.
+        """
+        options = {} if logits_rows is None else {LOGITS_ROWS: logits_rows}
         return self.model(
-            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            **options,
         )
+
+    @property
+    def selects_logits(self) -> bool:
+        """Whether the model's forward computes the logits of selected rows alone."""
+        return LOGITS_ROWS in inspect.signature(self.model.forward).parameters
 
     @property
     def heads(self) -> int:
