@@ -31,15 +31,20 @@ from rows import HIGHER, LOWER, Row, measure
 OUT = ROOT / "target" / "bench" / "models.json"
 VERDICTS = OUT.with_name("models-verdicts.json")
 TIMING = Path(__file__).with_name("timing.py")
+TREES = Path(__file__).with_name("trees.py")
+PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
 
 CHECK_SECONDS = 2.0
 FINGERPRINT_US = 1000.0
+TREE_SPEEDUP_MIN = 0.9
+TREE_PEAK_MAX = 1.03
 
 SURVEY_ROWS = (
     *("architectures_exact", "architectures_refused", "architectures_unbuilt"),
     *("silently_wrong", "fp64_distance_worst"),
 )
 TIMING_ROWS = ("check_seconds", "fingerprint_us")
+TREE_ROWS = ("tree_tokens_over_plan", "tree_speedup_over_predicted", "tree_peak_over_predicted")
 
 
 def main() -> int:
@@ -48,7 +53,11 @@ def main() -> int:
         for verdict in zoo.survey(arguments.kinds.split(",")):
             print(line_of(verdict), verdict.error, flush=True)
         return 0
-    makers = [(SURVEY_ROWS, survey_rows), (TIMING_ROWS, timing_rows)]
+    makers = [
+        (SURVEY_ROWS, survey_rows),
+        (TIMING_ROWS, timing_rows),
+        (TREE_ROWS, tree_rows),
+    ]
     return measure(makers, arguments.only, OUT)
 
 
@@ -119,6 +128,42 @@ def timing_rows() -> list[Row]:
             bar=FINGERPRINT_US,
         ),
     ]
+
+
+def tree_rows() -> list[Row]:
+    """A step over the recorded branching batch."""
+    environment = os.environ | {"LD_PRELOAD": str(PRELOAD)}
+    result = subprocess.run(
+        [sys.executable, TREES], capture_output=True, text=True, env=environment
+    )
+    bars = (1.0, TREE_SPEEDUP_MIN, TREE_PEAK_MAX)
+    rows = [
+        Row(name, "ratio", better, "", bar=bar)
+        for name, better, bar in zip(TREE_ROWS, (LOWER, HIGHER, LOWER), bars, strict=True)
+    ]
+    if result.returncode:
+        for row in rows:
+            row.note("ours", result.stderr.strip().splitlines()[-1])
+        return rows
+    figures = json.loads(result.stdout.splitlines()[-1])
+    tokens, speed, peak = rows
+    prediction = figures["prediction"]
+    what = f"SmolLM2-135M, turns.json: {figures['conversations']} conversations of two turns"
+    tokens.ours = figures["tokens"] / figures["distinct_tokens"]
+    tokens.how = f"rows run over distinct prefixes; {what}; dense {figures['dense_tokens']} rows"
+    speed.ours = figures["speedup"] / prediction["speedup"]
+    speed.how = (
+        f"dense over shared seconds, {figures['speedup']:.2f}, over the predicted ratio of FLOPs, "
+        f"{prediction['speedup']:.2f}; {what}; rounds in turn"
+    )
+    predicted = max(prediction["device_bytes"])
+    peak.ours = max(predicted / figures["peak_bytes"], figures["peak_bytes"] / predicted)
+    peak.how = (
+        f"predicted peak {predicted / 2**20:.0f} MiB, tracked {figures['peak_bytes'] / 2**20:.0f} "
+        "MiB, everything awake; the larger over the smaller; bytes per token and layer measured on "
+        f"a group; {what}"
+    )
+    return rows
 
 
 def line_of(verdict: zoo.Verdict) -> str:

@@ -24,7 +24,7 @@ from dormouse.demo.memory import Memory, PeakMeter  # noqa: E402
 from dormouse.hf import SharedPrefix, shared_prefix  # noqa: E402
 
 TURNS = Path(__file__).with_name("turns.json")
-ROUNDS = 3
+ROUNDS = 2
 ROOM_BYTES = 1 << 50
 MICROBATCH_TOKENS = 256
 # Of the group from which the bytes that a layer saves are learnt.
@@ -95,6 +95,16 @@ def saved_bytes_per_token_layer(model, runtime) -> float:
     return saved / (CALIBRATION_TOKENS - 1) / (len(shared._view.layers) - 1)
 
 
+def distinct_tokens(tree: Tree) -> int:
+    """Returns how many tokens the plan runs: one row per distinct prefix with a successor."""
+    prefixes = {
+        tuple(each.tokens[: at + 1].tolist())
+        for each in tree.conversations
+        for at in range(1, each.used_tokens)
+    }
+    return len(prefixes)
+
+
 def main() -> None:
     model = demo_model.load_model(demo_model.find())
     tree = batch()
@@ -122,6 +132,7 @@ def main() -> None:
         meter.idle()
         step(on_phase=meter.on_phase)
     figures = {
+        "distinct_tokens": distinct_tokens(tree),
         "tokens": report.counts["prefix_tokens"] + report.counts["microbatch_tokens"],
         "prediction": prediction,
         "seconds": rounds,
