@@ -7,6 +7,7 @@ end of layers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +43,8 @@ class StepReport:
 
     @property
     def prefix(self) -> dict:
-        """The report of the last prefix: of a group, the prompt's."""
-        return self.prefixes[-1]
+        """The report of the last prefix: of a group, the prompt's. Empty without a shared one."""
+        return self.prefixes[-1] if self.prefixes else {}
 
 
 @dataclass
@@ -60,6 +61,10 @@ class _Prefix:
     def graph(self) -> PrefixForward:
         """The forward that kept its graph."""
         return self.again or self.forward
+
+    def release(self) -> None:
+        """Frees the graph."""
+        self.forward = self.again = None
 
 
 class Step:
@@ -99,11 +104,13 @@ class Step:
         return self
 
     def __exit__(self, *exc):
-        # A graph, asleep or not, is freed before its prefix is closed.
-        for prefix in reversed(self._live.values()):
-            prefix.forward = prefix.again = None
-            prefix.handle.close()
+        stack = contextlib.ExitStack()
+        for prefix in self._live.values():
+            stack.push(prefix.handle)
+            # A graph, asleep or not, is freed before its prefix is closed.
+            stack.callback(prefix.release)
         self._live.clear()
+        return stack.__exit__(*exc)
 
     def run(
         self,
@@ -280,7 +287,7 @@ class Step:
         self._enter("C")
         self._run_backward(prefix, is_last)
         self._report.prefixes.append(prefix.handle.report())
-        prefix.forward = prefix.again = None
+        prefix.release()
         del self._live[node]
         prefix.handle.close()
 
