@@ -13,7 +13,8 @@ Short lengths suffice for modules of torch, transformers and peft. Other code (c
 functions, hooks, registered attention) may change its behaviour at some length: a model that
 contains such code also runs groups of doubling lengths, up to those of its own. In each the
 response is longer than the prompt, so that every such length lies between the prompt alone and the
-whole sequence of one of them.
+whole sequence of one of them. A row's place in a microbatch may matter as well: one more group
+packs short responses into a microbatch as long as those of the step.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Checked:
     seconds: float
     tokens: int
     """Length of the longest sequence."""
+    rows: int
+    """Rows of the longest microbatch with the prompt before it."""
     dtype: torch.dtype
     """The dtype of the closest comparison."""
     error: float
@@ -94,19 +97,37 @@ class Checked:
     """The distance that is accepted."""
 
 
+class Reach(NamedTuple):
+    """How far a check goes where lengths matter; zeros where they do not."""
+
+    tokens: int = 0
+    """The longest sequence."""
+    rows: int = 0
+    """The longest microbatch with the prompt before it."""
+
+
 class Lengths(NamedTuple):
     """Lengths of a miniature group, in tokens."""
 
     prompt: int
     responses: tuple[int, ...]
+    microbatch_tokens: int = MICROBATCH_TOKENS
 
     @property
     def longest(self) -> int:
         """The longest sequence."""
         return self.prompt + max(self.responses)
 
+    @property
+    def rows(self) -> int:
+        """The longest microbatch with the prompt before it."""
+        return self.prompt + min(sum(self.responses), self.microbatch_tokens)
+
+
 SHORT = Lengths(PROMPT_TOKENS, RESPONSE_TOKENS)
 SHORTEST = Lengths(2, (PROMPT_TOKENS, 1))
+# Of the responses that fill a long microbatch: the dense run is short.
+FILLING_TOKENS = 13
 
 
 class _Run(NamedTuple):
@@ -156,8 +177,9 @@ class Check:
             if widens:
                 self._compare_at(SHORT, None, TOLERANCE_LOW, typical=True)
         longest = max(lengths.longest for lengths in self._lengths)
+        rows = max(lengths.rows for lengths in self._lengths)
         seconds = time.perf_counter() - start
-        return Checked(reason, seconds, longest, wide or dtype, error, tolerance)
+        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance)
 
     def _compare_at(
         self,
@@ -171,6 +193,7 @@ class Check:
         ``typical``: the median parameter decides, since rounding alone may route a token to another
         expert."""
         self._group = _miniature(self._view, lengths)
+        self._microbatch_tokens = lengths.microbatch_tokens
         # The most frequent reason why such a run fails must be in its error.
         self._widened = f", with weights widened to {dtype}," if dtype is not None else ""
         with (
@@ -239,7 +262,7 @@ class Check:
             return self._loss(answer, labels, i)
 
         with support.explained(f"the shared step{self._widened}"):
-            self._step(group, MICROBATCH_TOKENS, loss_fn)
+            self._step(group, self._microbatch_tokens, loss_fn)
         return _Run(logits, trial.take())
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, i: int) -> torch.Tensor:
@@ -276,26 +299,36 @@ class Check:
         return None
 
 
-def lengths_up_to(longest: int, config) -> list[Lengths]:
-    """Returns the lengths of the miniature groups for sequences of up to ``longest`` tokens; 0 if
-    lengths do not matter."""
-    if longest == 0:
+def lengths_up_to(reach: Reach, config) -> list[Lengths]:
+    """Returns the lengths of the miniature groups."""
+    if reach.tokens == 0:
         return [SHORT]
     # A model with rotary positions may run beyond.
-    positions = max(getattr(config, "max_position_embeddings", None) or sys.maxsize, longest)
+    positions = max(getattr(config, "max_position_embeddings", None) or sys.maxsize, reach.tokens)
     lengths = [SHORTEST, SHORT]
-    while lengths[-1].longest < longest:
+    while lengths[-1].longest < reach.tokens:
         prompt = 2 * lengths[-1].prompt
         response = min(prompt + 2, positions - prompt)
         if response < 1:
             break
-        lengths.append(Lengths(prompt, (response, 1)))
+        # In one microbatch: the rows of the second stand behind those of the first.
+        lengths.append(Lengths(prompt, (response, 1), response + 1))
+    if max(each.rows for each in lengths) < reach.rows:
+        count = -(-(reach.rows - PROMPT_TOKENS) // FILLING_TOKENS)
+        rows = count * FILLING_TOKENS
+        lengths.append(Lengths(PROMPT_TOKENS, (FILLING_TOKENS,) * count, rows))
     return lengths
 
 
-def longest_sequence(groups: Sequence[Group]) -> int:
-    """Returns the length of the longest sequence of ``groups``, in tokens."""
-    return max((len(g.prompt) + len(r) for g in groups for r in g.responses), default=0)
+def reach_of(groups: Sequence[Group], microbatch_tokens: int) -> Reach:
+    """Returns how far a check must go for steps of ``groups``."""
+    tokens = rows = 0
+    for group in groups:
+        responses = list(map(len, group.responses))
+        prompt, longest = len(group.prompt), max(responses)
+        tokens = max(tokens, prompt + longest)
+        rows = max(rows, prompt + longest, prompt + min(microbatch_tokens, sum(responses)))
+    return Reach(tokens, rows)
 
 
 def unknown_code(view: support.ModelView) -> str | None:

@@ -15,7 +15,7 @@ from ..group import Group
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
 from . import check, share, sharding, support
-from .check import Checked
+from .check import Checked, Reach
 from .fingerprint import Fingerprint
 from .model_shape import model_shape
 from .probe import Probe
@@ -70,13 +70,14 @@ class SharedPrefix:
         self._fingerprint: Fingerprint | None = None
         self._checks: dict[torch.dtype | None, Checked] = {}
 
-    def check(self, group: Group | None = None) -> Checked:
+    def check(self, group: Group | None = None, *, microbatch_tokens: int = 256) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
 
         Every step does this by itself the first time and after any change of the model. It changes
         neither weights, buffers, ``.grad`` nor the state of random generators. It runs about 60
         tokens densely, and as many again shared. A model with code from outside torch, transformers
-        and peft runs longer groups too, about eight times the longest sequence of ``group``.
+        and peft runs longer groups too, about eight times the longest sequence of ``group``, and a
+        microbatch of ``microbatch_tokens`` if its responses are as many.
 
         Raises :class:`UnsupportedModelError` naming what differs. Under ``fully_shard`` a check is
         part of :meth:`step`, and this method is refused.
@@ -88,7 +89,7 @@ class SharedPrefix:
                 "accepted: step(), which runs the check on every rank"
             )
         groups = [] if group is None else [group]
-        return self._check(weights, self._check_tokens(groups), "a call of check()")
+        return self._check(weights, self._reach(groups, microbatch_tokens), "a call of check()")
 
     def backward(
         self,
@@ -115,7 +116,7 @@ class SharedPrefix:
                 "backward() runs one rank alone, and this model's gradients are reduced over "
                 "ranks; accepted: step() with this rank's groups, on every rank"
             )
-        self._check_if_needed(weights, [group])
+        self._check_if_needed(weights, [group], microbatch_tokens)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             plan = stack.enter_context(self._plan(group, microbatch_tokens))
@@ -156,8 +157,9 @@ class SharedPrefix:
             offer, agreement = self._agree(stack, groups, process_group, microbatch_tokens)
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
-                reason = self._outdated(groups) or "the check of another rank"
-                self._check(offer.weights, agreement.check_tokens, reason)
+                reach = Reach(agreement.check_tokens, agreement.check_rows)
+                reason = self._outdated(groups, microbatch_tokens) or "the check of another rank"
+                self._check(offer.weights, reach, reason)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
             slots = agreement.slots
@@ -195,7 +197,7 @@ class SharedPrefix:
             support.check_step(self._model, self._view, self._runtime.device)
         return sharding.of(self._wrapped, self._view)
 
-    def _outdated(self, groups: Sequence[Group]) -> str | None:
+    def _outdated(self, groups: Sequence[Group], microbatch_tokens: int) -> str | None:
         """Returns why the model must be checked before ``groups``; None if it need not."""
         if self._fingerprint is None:
             return "the first step"
@@ -203,8 +205,12 @@ class SharedPrefix:
             return self._fingerprint.difference()
         if self._checked is None:
             return f"the first step with autocast to {self._autocast}"
-        if self._length_matters and check.longest_sequence(groups) > self._checked.tokens:
-            return "longer groups"
+        if self._length_matters:
+            reach = check.reach_of(groups, microbatch_tokens)
+            if reach.tokens > self._checked.tokens:
+                return "longer groups"
+            if reach.rows > self._checked.rows:
+                return "longer microbatches"
         return None
 
     @property
@@ -217,25 +223,28 @@ class SharedPrefix:
         """The last check under the autocast that is active now."""
         return self._checks.get(self._autocast)
 
-    def _check_if_needed(self, weights: ReplicatedWeights, groups: Sequence[Group]) -> None:
-        reason = self._outdated(groups)
+    def _check_if_needed(self, weights: ReplicatedWeights, groups, microbatch_tokens: int) -> None:
+        reason = self._outdated(groups, microbatch_tokens)
         if reason is not None:
-            self._check(weights, self._check_tokens(groups), reason)
+            self._check(weights, self._reach(groups, microbatch_tokens), reason)
 
-    def _check_alone(self, weights: ReplicatedWeights, groups: Sequence[Group]) -> int | None:
-        """Checks the model if the other ranks need not take part; returns the length up to which
-        all ranks must check it together."""
-        if weights.passes_hold_collectives and self._outdated(groups) is not None:
-            return self._check_tokens(groups)
-        self._check_if_needed(weights, groups)
+    def _check_alone(
+        self, weights: ReplicatedWeights, groups: Sequence[Group], microbatch_tokens: int
+    ) -> Reach | None:
+        """Checks the model if the other ranks need not take part; returns how far all ranks must
+        check it together."""
+        outdated = self._outdated(groups, microbatch_tokens) is not None
+        if weights.passes_hold_collectives and outdated:
+            return self._reach(groups, microbatch_tokens)
+        self._check_if_needed(weights, groups, microbatch_tokens)
         return None
 
-    def _check_tokens(self, groups: Sequence[Group]) -> int:
-        """Returns the length up to which the model must be checked; 0 if lengths do not matter."""
+    def _reach(self, groups: Sequence[Group], microbatch_tokens: int) -> Reach:
+        """Returns how far the model must be checked."""
         self._length_matters = check.unknown_code(self._view) is not None
-        return check.longest_sequence(groups) if self._length_matters else 0
+        return check.reach_of(groups, microbatch_tokens) if self._length_matters else Reach()
 
-    def _check(self, weights: ReplicatedWeights, tokens: int, reason: str) -> Checked:
+    def _check(self, weights: ReplicatedWeights, reach: Reach, reason: str) -> Checked:
         if self._fingerprint is None or not self._fingerprint.matches():
             self._fingerprint, self._checks, self._probes = None, {}, {}
         device = self._runtime.device
@@ -250,7 +259,7 @@ class SharedPrefix:
                 step.run(plan, microbatches=microbatches, is_last=True)
 
         before = Fingerprint(self._model)
-        lengths = check.lengths_up_to(tokens, self._view.config)
+        lengths = check.lengths_up_to(reach, self._view.config)
         try:
             with weights.stepping():
                 checked = check.Check(self._view, weights, run_step, device, lengths).run(reason)
@@ -299,7 +308,7 @@ class SharedPrefix:
                 plans,
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
-                check_tokens=self._check_alone(weights, groups),
+                check_reach=self._check_alone(weights, groups, microbatch_tokens),
             )
         except Exception as error:
             ranks.refuse(process_group, error, self._runtime.device)
