@@ -221,14 +221,13 @@ EXACT = (
 
 # Words of the refusal.
 REFUSED = {
-    "falcon": "the shared step fails on a group of random tokens",
-    "bloom": "runs no attention through transformers' AttentionInterface",
-    "gptj": "runs no attention through transformers' AttentionInterface",
-    "mamba2": "has no attention heads",
+    "bloom": "the shared step fails on a group of random tokens",
+    "openai-gpt": "runs no attention through transformers' AttentionInterface",
+    "jamba": "a shared step is not exact for this model",
+    "minimax": "runs no attention through transformers' AttentionInterface",
     "llama4_text": "a shared step is not exact for this model",
     "phimoe": "a shared step is not exact for this model",
     "zaya": "a shared step is not exact for this model",
-    "qwen3_next": "runs no attention through transformers' AttentionInterface",
 }
 
 
@@ -291,11 +290,17 @@ def _with_inner(config: PreTrainedConfig):
 
 
 def zoo_model(
-    kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, limit: int | None = WINDOW
+    kind: str,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    limit: int | None = WINDOW,
+    **changes,
 ) -> torch.nn.Module:
-    """A small model whose attention is far from uniform."""
+    """A small model whose attention is far from uniform. ``changes``: of its configuration."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(zoo_config(kind, limit)).to(dtype)
+    config = zoo_config(kind, limit)
+    config.update(changes)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.12)

@@ -372,6 +372,11 @@ class Packed:
         offsets = torch.cat([torch.arange(end - start) for start, end in segments])
         return cls(tuple(runs_of(segments)), offsets)
 
+    @property
+    def rows(self) -> int:
+        """Rows of the microbatch."""
+        return len(self.offsets)
+
     def prefix_mask(self, keys: int, window: int | None) -> tuple[int, torch.Tensor | None]:
         """Returns the first prefix key that a row sees, and an additive mask ``[rows, keys]`` over
         the keys from there on, or None if every row sees all."""

@@ -39,6 +39,7 @@ from transformers import AttentionInterface
 from ..group import Group
 from . import support
 from .fingerprint import GLOBAL_HOOKS
+from .mixers import Route, route_of
 from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
@@ -332,7 +333,10 @@ def reach_of(groups: Sequence[Group], microbatch_tokens: int) -> Reach:
 
 
 def unknown_code(view: support.ModelView) -> str | None:
-    """Names code in the model that does not come from torch, transformers or peft, or None."""
+    """Names code in the model whose behaviour at other lengths is not known, or None: it does not
+    come from torch, transformers or peft, or it is attention that masks scores by itself."""
+    if route_of(view.layers) is Route.CACHE:
+        return "attention outside transformers' AttentionInterface"
     kinds: dict[type, None] = {}
     for kind in GLOBAL_HOOKS:
         for hook in getattr(torch_module, kind).values():

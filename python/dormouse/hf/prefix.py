@@ -1,4 +1,5 @@
-"""Phase A: the prefix's forward, which keeps its graph and ends at the last layer's K and V."""
+"""Phase A: the prefix's forward, which keeps its graph and ends at the last layer's K and V, or at
+its end if it is recurrent."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from . import attention, graph, registry, support
+from . import attention, graph, recurrent, registry, support
+from .mixers import Handlers, Mixers
 from .probe import Probe, TouchRecorder
 from .sharding import PrefixDone, ReplicatedWeights
 
@@ -16,37 +18,59 @@ KEY, VALUE = 0, 1
 
 
 class PrefixForward:
-    """Phase A's results: per layer the live K and V, their detached leaves, and the graph."""
+    """Phase A's results: per layer the live K and V, their detached leaves, and the graph; and the
+    states of recurrent layers."""
 
     def __init__(self, view: support.ModelView, weights: ReplicatedWeights):
         self.view = view
         self.weights = weights
-        self.live: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.mixers = Mixers(view)
+        self.tokens = 0
+        self.live: list[tuple[torch.Tensor, ...]] = []
+        """K and V of each layer; empty for a layer without attention."""
+        self.leaves: list[tuple[torch.Tensor, ...]] = []
+        self.states = recurrent.States()
         self.outputs: list[torch.Tensor] = []
-        self.layer_of: dict[torch.nn.Module, int] = {}
-        """The layer of each module that called attention."""
+        self.layer_of: dict[torch.nn.Module | int, int] = {}
+        """The layer of each module that called attention, or of each index in a cache."""
         self._running: int | None = None
 
+    @property
+    def needs_backward(self) -> bool:
+        """Whether any boundary tensor depends on a trainable parameter."""
+        return self.states.need_backward or any(
+            tensor.requires_grad for pair in self.live for tensor in pair
+        )
+
     def attend(self, call: registry.Call) -> torch.Tensor:
-        """Attention function during A: captures K and V, ends the forward at the last layer."""
+        """Attention function during A."""
+        key, value = self._keep(call.module, call.key, call.value)
+        return attention.causal(call.query, key, value, call.rules, call.sinks)
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, index: int):
+        """Update of the cache during A."""
+        return self._keep(index, key, value)
+
+    def _keep(self, caller: torch.nn.Module | int, key: torch.Tensor, value: torch.Tensor):
+        """Captures K and V, ends the forward at the last layer."""
         layer = self._running
         if layer is None or layer != len(self.live):
             raise support.UnsupportedModelError(
-                f"{type(call.module).__name__} runs attention outside a layer or more than once "
-                "in a layer; accepted: one attention per layer"
+                f"{named(caller)} runs attention outside a layer or more than once in a layer; "
+                "accepted: one attention per layer"
             )
-        key, value = call.key, _apart(call.value)
+        value = _apart(value)
         is_last = layer == len(self.view.layers) - 1
+        is_last = is_last and not self.mixers.are_recurrent_in(self.view.layers[layer])
         if is_last:
             key, value = self.weights.seam(key, value)
-        self.layer_of[call.module] = layer
+        self.layer_of[caller] = layer
         self.live.append((key, value))
         self.leaves.append((key.detach(), value.detach()))
         self.captured(layer, key, value)
         if is_last:
             raise PrefixDone
-        return attention.causal(call.query, key, value, call.rules, call.sinks)
+        return key, value
 
     def captured(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Called with each layer's K and V as soon as they exist."""
@@ -59,6 +83,7 @@ class PrefixForward:
 
     def forward(self, tokens: torch.Tensor) -> None:
         """Runs phase A over ``tokens`` (1-D) under autograd."""
+        self.tokens = len(tokens)
         last = len(self.view.layers) - 1
         handles = []
         for index, layer in enumerate(self.view.layers):
@@ -66,11 +91,12 @@ class PrefixForward:
             handles.append(layer.register_forward_hook(self._hook(index)))
         self._thread = threading.get_ident()
         positions = torch.arange(len(tokens), device=tokens.device)
+        record = self.states.recorder(lambda: self._running)
         try:
-            with registry.use(self.attend):
+            with self.mixers.taken_over(Handlers(self.attend, self.update, record)) as arguments:
                 self.weights.run_prefix(
                     self.view,
-                    lambda: self.view.run(tokens, positions),
+                    lambda: self.view.run(tokens, positions, arguments),
                     lambda: self.live[last],
                 )
         finally:
@@ -81,7 +107,7 @@ class PrefixForward:
                 f"the model runs {len(self.live)} of its {last + 1} layers; accepted: every layer "
                 "once, in order"
             )
-        self.ended(last, list(self.live[last]))
+        self.ended(last, [*self.live[last], *self.states.of(last)])
 
     def _pre_hook(self, index):
         def hook(module, args):
@@ -103,6 +129,10 @@ class PrefixForward:
             if threading.get_ident() != self._thread:
                 return
             self._running = None
+            if self.mixers.are_recurrent and len(self.live) == index:
+                # Recurrent, or without mixing of tokens.
+                self.live.append(())
+                self.leaves.append(())
             if len(self.live) != index + 1:
                 raise support.UnsupportedModelError(
                     f"layer {index} ({type(module).__name__}) runs no attention through "
@@ -110,12 +140,20 @@ class PrefixForward:
                     "once per layer"
                 )
             if index == len(self.view.layers) - 1:
+                if self.mixers.are_recurrent:
+                    # Which of its states is the last is not known before.
+                    raise PrefixDone
                 return
             hidden = output[0] if isinstance(output, tuple) else output
             self.outputs.append(hidden)
-            self.ended(index, [hidden])
+            self.ended(index, [hidden, *self.states.of(index)])
 
         return hook
+
+
+def named(caller: torch.nn.Module | int) -> str:
+    """Names a caller of attention in an error."""
+    return f"layer {caller}" if isinstance(caller, int) else type(caller).__name__
 
 
 def _apart(value: torch.Tensor) -> torch.Tensor:
@@ -154,7 +192,10 @@ class PlannedForward(PrefixForward):
 
     def ended(self, layer, roots):
         if self._probe is not None:
-            self._name_dormant(layer, graph.collect(roots, self._visited))
+            try:
+                self._name_dormant(layer, graph.collect(roots, self._visited))
+            except graph.GraphTooLargeError as error:
+                self.notes.append(f"layer {layer} stays awake: {error}")
         self._prefix.mark(native.Edge.FORWARD_END, layer)
 
     def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:

@@ -14,9 +14,10 @@ import torch
 from .. import _native as native
 from ..runtime import Prefix
 from ..schedule import Plan
-from . import attention, registry, support
+from . import attention, cached, registry, support
 from .check import Checked
-from .prefix import KEY, VALUE, PlannedForward, PrefixForward
+from .mixers import Handlers
+from .prefix import KEY, VALUE, PlannedForward, PrefixForward, named
 from .sharding import ReplicatedWeights
 
 LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -123,7 +124,7 @@ class GroupStep:
     def _ends_with_microbatch(self, microbatches: int, is_last: bool) -> bool:
         """Returns whether the next microbatch's backward is the last one: phase C has none if no K
         or V needs a gradient."""
-        needed = any(tensor.requires_grad for pair in self._forward.live for tensor in pair)
+        needed = self._forward.needs_backward
         return is_last and not needed and self._microbatches_run == microbatches - 1
 
     def _microbatch(self, members, is_last: bool) -> None:
@@ -198,10 +199,15 @@ class GroupStep:
         # After the last layer that makes K and V of its own, outputs get no gradient: such a layer
         # begins with its K and V. Reversed: later layers may hold the same tensors.
         owners = {x.grad_fn: layer for layer, x in reversed(_numbered(forward.live)) if x.grad_fn}
+        for layer, live, seed in forward.states.seeds():
+            roots.append(live)
+            seeds.append(seed)
+            owners.setdefault(live.grad_fn, layer)
         for node, layer in owners.items():
             node.register_prehook(marks.hook(layer))
         # From here the graph alone owns what A saved: each layer is freed as it is consumed.
         forward.live, forward.leaves, forward.outputs = [], [], []
+        forward.states.clear()
         marks.begin(last)
         if roots:
             if is_last:
@@ -279,16 +285,25 @@ def microbatch_logits(
 ) -> torch.Tensor:
     """Returns logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
     packed = attention.Packed.of(segments)
-    left = set(range(len(prefix.leaves)))
+    left = {layer for layer, pair in enumerate(prefix.leaves) if pair}
+    resumed = prefix.states.resumed(packed)
 
-    def attend(call: registry.Call):
-        layer = prefix.layer_of.get(call.module)
+    def layer_of(caller: torch.nn.Module | int) -> int:
+        layer = prefix.layer_of.get(caller)
         if layer not in left:
             raise support.UnsupportedModelError(
-                f"{type(call.module).__name__} runs attention that did not run once over the "
-                "prompt; accepted: the same attention once in every forward"
+                f"{named(caller)} runs attention that did not run once over the prompt; accepted: "
+                "the same attention once in every forward"
             )
         left.remove(layer)
+        return layer
+
+    def update(key, value, index: int):
+        layer = layer_of(index)
+        return cached.Joined.apply(key, value, *prefix.leaves[layer], accumulator(layer))
+
+    def attend(call: registry.Call):
+        layer = layer_of(call.module)
         return attention.PackedAttention.apply(
             call.query,
             call.key,
@@ -300,8 +315,10 @@ def microbatch_logits(
             accumulator(layer),
         )
 
-    with registry.use(attend):
-        output = prefix.view.run(tokens, positions)
+    handlers = Handlers(attend, update, resumed)
+    with prefix.mixers.taken_over(handlers, packed, prefix.tokens) as arguments:
+        output = prefix.view.run(tokens, positions, arguments)
+    resumed.check_complete()
     if left:
         raise support.UnsupportedModelError(
             f"attention of layer {min(left)} ran over the prompt and not over the responses; "

@@ -27,6 +27,10 @@ HEAD_DIM_MAX = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
+# Errors of a model's code that are reported as a refusal.
+ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+
+
 class UnsupportedModelError(ValueError):
     """The model cannot share a prefix exactly; says what was seen and what is accepted."""
 
@@ -41,16 +45,17 @@ class ModelView:
     config: object
     """The configuration of the text model."""
 
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor):
-        """Runs the model on one row of tokens, 1-D like ``positions``; returns its output."""
+    def run(self, tokens: torch.Tensor, positions: torch.Tensor, arguments: dict):
+        """Runs the model on one row of tokens, 1-D like ``positions``; returns its output.
+        ``arguments``: others of its forward."""
         return self.model(
-            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), **arguments
         )
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer."""
-        return self._figure("num_attention_heads")
+        """Query heads of a layer, or heads of its scan."""
+        return self._figure("num_attention_heads") or self._figure("num_heads")
 
     @property
     def kv_heads(self) -> int:
@@ -86,7 +91,7 @@ def explained(what: str) -> Iterator[None]:
         yield
     except (UnsupportedModelError, DormouseError, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+    except ERRORS as error:
         raise UnsupportedModelError(
             f"{what} fails on a group of random tokens: {type(error).__name__}: {error}"
         ) from error
