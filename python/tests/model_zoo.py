@@ -130,6 +130,7 @@ SETTINGS: dict[str, dict] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "nemotron_h": {"n_groups": 1, "ssm_state_size": 8, "num_hidden_layers": None},
     "qwen2": {"use_sliding_window": True, "layer_types": _WINDOWED},
+    "qwen2_moe": {"use_sliding_window": True, "layer_types": _WINDOWED},
     "qwen3": {"use_sliding_window": True, "layer_types": _WINDOWED},
     "dots1": {"layer_types": _WINDOWED},
     "smollm3": {"use_sliding_window": True, "layer_types": _WINDOWED},
@@ -216,7 +217,7 @@ EXACT = (
     *("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
     *("gpt_oss", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gpt2", "opt", "olmo2"),
     *("granite", "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "smollm3"),
-    *("deepseek_v3", "afmoe", "jetmoe", "minicpm3"),
+    *("deepseek_v3", "afmoe", "jetmoe", "minicpm3", "phimoe"),
 )
 
 # Words of the refusal.
@@ -226,7 +227,6 @@ REFUSED = {
     "jamba": "a shared step is not exact for this model",
     "minimax": "runs no attention through transformers' AttentionInterface",
     "llama4_text": "a shared step is not exact for this model",
-    "phimoe": "a shared step is not exact for this model",
     "zaya": "a shared step is not exact for this model",
 }
 

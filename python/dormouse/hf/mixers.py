@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from types import FunctionType
 from typing import NamedTuple
 
 import torch
 from transformers import AttentionInterface
 
-from . import cached, calls, direct, registry
+from . import cached, calls, direct, masks, registry
 from .attention import Packed
 from .support import ModelView
+
+# The argument of attention functions for a sliding window.
+WINDOW = "sliding_window"
 
 
 class Route(Enum):
@@ -41,17 +46,20 @@ class Mixers:
     def __init__(self, view: ModelView):
         self._view = view
         self.route = route_of(view.layers)
-        self._callers = calls.callers(view.layers, calls.RECURRENT)
+        self._recurrent = calls.callers(view.layers, calls.RECURRENT)
+        self._builders: list[calls.Caller] = []
+        if self.route is Route.REGISTRY and _leaves_windows_to_masks(view.layers):
+            self._builders = calls.callers([view.model], masks.BUILDERS)
 
     def are_recurrent_in(self, layer: torch.nn.Module) -> bool:
         """Returns whether the layer has a recurrent module."""
         inside = set(layer.modules())
-        return any(caller.module in inside for caller in self._callers)
+        return any(caller.module in inside for caller in self._recurrent)
 
     @property
     def are_recurrent(self) -> bool:
         """Whether any layer has a recurrent module."""
-        return bool(self._callers)
+        return bool(self._recurrent)
 
     @contextlib.contextmanager
     def taken_over(
@@ -62,8 +70,9 @@ class Mixers:
         of ``prefix_tokens``; None in phase A."""
         arguments: dict = {"use_cache": False}
         with contextlib.ExitStack() as stack:
-            if self._callers:
-                stack.enter_context(calls.use(self._callers, handlers.recur))
+            callers = [*self._recurrent, *self._builders]
+            if callers:
+                stack.enter_context(calls.use(callers, functools.partial(_handle, handlers.recur)))
             if self.route is Route.CACHE:
                 cache = cached.PassCache(prefix_tokens, handlers.update)
                 arguments = {"use_cache": True, "past_key_values": cache}
@@ -80,15 +89,41 @@ class Mixers:
             yield arguments
 
 
+def _handle(recur: calls.Handler, call: calls.Call):
+    return masks.build(call) if call.name in masks.BUILDERS else recur(call)
+
+
 def route_of(layers: Sequence[torch.nn.Module]) -> Route:
     """Returns the route of the layers' attention, found in the code of their classes."""
     names: set[str] = set()
-    for kind in {type(module) for layer in layers for module in layer.modules()}:
-        for function in calls.functions_of(kind):
-            code, variables = function.__code__, function.__globals__
-            names.update(code.co_names)
-            if any(isinstance(variables.get(name), AttentionInterface) for name in code.co_names):
-                return Route.REGISTRY
+    for function in _functions(layers):
+        names.update(function.__code__.co_names)
+        if _calls_registry(function):
+            return Route.REGISTRY
     if torch.nn.functional.scaled_dot_product_attention.__name__ in names:
         return Route.TORCH
     return Route.CACHE if "update" in names else Route.NONE
+
+
+def _functions(layers: Sequence[torch.nn.Module]) -> Iterator[FunctionType]:
+    for kind in {type(module) for layer in layers for module in layer.modules()}:
+        yield from calls.functions_of(kind)
+
+
+def _calls_registry(function: FunctionType) -> bool:
+    variables = function.__globals__
+    return any(
+        isinstance(variables.get(name), AttentionInterface) for name in function.__code__.co_names
+    )
+
+
+def _leaves_windows_to_masks(layers: Sequence[torch.nn.Module]) -> bool:
+    """Returns whether the layers' file can build masks of windows, and no function that calls the
+    registry names its argument for a window."""
+    found = False
+    for function in filter(_calls_registry, _functions(layers)):
+        found |= not masks.BUILDERS.isdisjoint(function.__globals__)
+        for constant in function.__code__.co_consts:
+            if WINDOW in (constant if isinstance(constant, tuple) else (constant,)):
+                return False
+    return found

@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedConfig
 
 from .attention import Rules
+from .masks import Window
 from .support import UnsupportedModelError
 
 NAME = "dormouse"
@@ -105,6 +106,17 @@ def attention(
     if attend is None:
         raise RuntimeError(
             "attention implementation 'dormouse' runs only inside dormouse.hf.SharedPrefix"
+        )
+    if isinstance(attention_mask, Window):
+        if sliding_window not in (None, attention_mask.tokens):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} passes a window of {sliding_window} tokens and a mask of "
+                f"{attention_mask.tokens}; accepted: the same"
+            )
+        sliding_window, attention_mask = attention_mask.tokens, None
+    if sliding_window is not None and sliding_window < 1:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has a window of {sliding_window} tokens; accepted: at least 1"
         )
     if attention_mask is not None:
         raise UnsupportedModelError(
