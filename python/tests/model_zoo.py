@@ -224,7 +224,8 @@ EXACT = (
 REFUSED = {
     "bloom": "the shared step fails on a group of random tokens",
     "openai-gpt": "runs no attention through transformers' AttentionInterface",
-    "jamba": "a shared step is not exact for this model",
+    "recurrent_gemma": "runs no attention through transformers' AttentionInterface",
+    "rwkv": "runs no attention through transformers' AttentionInterface",
     "minimax": "runs no attention through transformers' AttentionInterface",
     "llama4_text": "a shared step is not exact for this model",
     "zaya": "a shared step is not exact for this model",

@@ -9,20 +9,23 @@ import torch
 from model_zoo import in_fp64, zoo_model
 from models import distance, group, loss_fn, take_gradients
 from test_architectures import dense_backward
+from transformers.models.bamba import modeling_bamba as bamba
+from transformers.models.jamba import modeling_jamba as jamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError, graph
+from dormouse.hf import SharedPrefix, UnsupportedModelError, calls, graph
 from dormouse.hf.recurrent import _RECURRENCES, States
 
 FP64_BOUND = 1e-10
 # Shorter and longer than a convolution and than a chunk of a delta rule (64 tokens) and of a scan
 # (16 here); responses of 1, equal and unequal lengths.
 SHAPES = [(2, (1,)), (3, (14, 1, 3)), (70, (66, 1, 9)), (65, (1,) * 33)]
-KINDS = ("qwen3_next", "mamba2", "bamba", "nemotron_h")
+KINDS = ("qwen3_next", "mamba2", "bamba")
 # Other models with the same functions.
 SIMILAR = (
     *("qwen3_5_text", "olmo_hybrid", "kimi_linear"),
-    *("falcon_h1", "granitemoehybrid", "zamba2", "lfm2"),
+    *("falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "lfm2"),
+    *("jamba", "mamba", "falcon_mamba", "zamba"),
 )
 
 
@@ -113,6 +116,63 @@ def test_lower_precision(dtype, runtime):
     assert distance(take_gradients(model), truth) <= 1.5 * floor + 1e-6
 
 
+def draw(*shape, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def convolution(tokens):
+    return bamba.causal_conv1d_fn, (draw(2, 6, tokens, seed=1), draw(6, 4, seed=2)), {}
+
+
+def delta_rule(tokens):
+    query, key, value = (draw(2, tokens, 2, 8, seed=i) for i in range(3))
+    others = {"g": -draw(2, tokens, 2, seed=3).abs(), "beta": draw(2, tokens, 2, seed=4).sigmoid()}
+    return qwen3_next.torch_chunk_gated_delta_rule, (query, key, value), others
+
+
+def state_space_scan(tokens):
+    rows, steps = draw(2, tokens, 4, 8, seed=1), draw(2, tokens, 4, seed=2)
+    rates, (into, out) = -draw(4, seed=3).abs(), (draw(2, tokens, 1, 6, seed=i) for i in (4, 5))
+    others = {"chunk_size": 8, "D": draw(4, seed=6), "dt_bias": draw(4, seed=7)}
+    others["dt_softplus"] = True
+    return bamba.mamba2_chunk_scan, (rows, steps, rates, into, out), others
+
+
+def selective_scan(tokens):
+    rows, steps, gate = (draw(2, 6, tokens, seed=i) for i in range(3))
+    rates, (into, out) = -draw(6, 5, seed=3).abs(), (draw(2, 5, tokens, seed=i) for i in (4, 5))
+    others = {"D": draw(6, seed=6), "z": gate, "delta_bias": draw(6, seed=7)}
+    others["delta_softplus"] = True
+    return jamba.mamba_selective_scan, (rows, steps, rates, into, out), others
+
+
+@pytest.mark.parametrize("make", [convolution, delta_rule, state_space_scan, selective_scan])
+@pytest.mark.parametrize("first", [1, 2, 11, 64])
+def test_two_parts_are_one(make, first):
+    """Outputs and state of a sequence are those of its two parts, the second after the first."""
+    tokens = 75
+    with in_fp64():
+        function, args, kwargs = make(tokens)
+        recurrence = _RECURRENCES[function.__name__]
+        axis = -1 if recurrence.tokens_last else 1
+
+        def part(start: int, end: int) -> calls.Call:
+            def of(value):
+                if isinstance(value, torch.Tensor) and value.dim() > 2:
+                    return value.narrow(axis, start, end - start)
+                return value
+
+            others = {name: of(value) for name, value in kwargs.items()}
+            return calls.Call(None, 0, function.__name__, function, tuple(map(of, args)), others)
+
+        whole, end = recurrence.run(part(0, tokens), None)
+        head, state = recurrence.run(part(0, first), None)
+        tail, last = recurrence.run(part(first, tokens), state)
+        assert torch.allclose(torch.cat([head, tail], axis), whole, rtol=0, atol=1e-11)
+        assert torch.allclose(last, end, rtol=0, atol=1e-11)
+
+
 def mutated(monkeypatch, runtime) -> tuple[str, float]:
     """Returns the check's refusal of a mutated step, and its error without the check."""
     with in_fp64():
@@ -168,9 +228,3 @@ def test_another_thread_evaluates_meanwhile(runtime):
         assert torch.equal(logits, wanted)
         assert qwen3_next.torch_chunk_gated_delta_rule is own
 
-
-def test_a_scan_without_an_initial_state_is_refused(runtime):
-    model = zoo_model("jamba")
-    with pytest.raises(UnsupportedModelError, match="not exact"):
-        SharedPrefix(model, runtime).backward(group(), loss_fn)
-    assert all(parameter.grad is None for parameter in model.parameters())

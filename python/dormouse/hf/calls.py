@@ -20,10 +20,11 @@ import torch
 CONVOLUTION = "causal_conv1d_fn"
 DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 STATE_SPACE_SCAN = "mamba2_chunk_scan"
-# Convolution and scan in one kernel. It returns None where there is no such kernel, and the module
+SELECTIVE_SCAN = "mamba_selective_scan"
+# Convolution and scan in one kernel. They return None where there is no such kernel, and the module
 # then calls the two.
-FUSED = "mamba2_split_conv1d_scan_combined"
-RECURRENT = frozenset({CONVOLUTION, *DELTA_RULES, STATE_SPACE_SCAN, FUSED})
+FUSED = frozenset({"mamba2_split_conv1d_scan_combined", "mamba_inner_fn"})
+RECURRENT = FUSED | {CONVOLUTION, *DELTA_RULES, STATE_SPACE_SCAN, SELECTIVE_SCAN}
 
 
 class Call(NamedTuple):

@@ -136,8 +136,9 @@ class PrefixForward:
             if len(self.live) != index + 1:
                 raise support.UnsupportedModelError(
                     f"layer {index} ({type(module).__name__}) runs no attention through "
-                    "transformers' AttentionInterface; accepted: softmax attention through it, "
-                    "once per layer"
+                    "transformers' AttentionInterface; accepted: attention once per layer through "
+                    "it, torch's scaled_dot_product_attention or a cache, and transformers' "
+                    "functions for convolutions and scans"
                 )
             if index == len(self.view.layers) - 1:
                 if self.mixers.are_recurrent:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import pad, silu, softplus
 
 from . import calls
 from .attention import Packed, Run
@@ -67,11 +67,7 @@ class _Scan:
         self._start, self._wants_end, self._returns_pair = start, wants_end, returns_pair
 
     def run(self, call, start):
-        if call.kwargs.get(self._wants_end) or call.kwargs.get(self._start) is not None:
-            raise UnsupportedModelError(
-                f"{type(call.module).__name__} keeps the state of {call.name} by itself; accepted: "
-                "a forward without cache"
-            )
+        _check_has_no_cache(call, self._wants_end, self._start)
         return call.function(
             *call.args, **call.kwargs | {self._start: start, self._wants_end: True}
         )
@@ -80,8 +76,46 @@ class _Scan:
         return (out, None) if self._returns_pair else out
 
 
+class _SelectiveScan:
+    """Tokens ``[rows, channels, tokens]``, steps of the same shape, decay rates ``[channels,
+    width]``, and inputs and outputs of the state ``[rows, width, tokens]``."""
+
+    tokens_last = True
+
+    def run(self, call, start):
+        _check_has_no_cache(call, "return_last_state")
+        out, end = call.function(*call.args, **call.kwargs | {"return_last_state": True})
+        if start is None:
+            return out, end
+        # The function takes no state, but is linear in it: what is left of it is added.
+        _, steps, rates, _, readers = call.args[:5]
+        if call.kwargs.get("delta_bias") is not None:
+            steps = steps + call.kwargs["delta_bias"].to(steps.dtype)[..., None]
+        if call.kwargs.get("delta_softplus"):
+            steps = softplus(steps)
+        left = start.unsqueeze(2) * (rates[:, None] * steps.cumsum(-1)[..., None]).exp()
+        read = torch.einsum("rctw,rwt->rct", left, readers.to(left.dtype))
+        if call.kwargs.get("z") is not None:
+            read = read * silu(call.kwargs["z"])
+        return out + read.to(out.dtype), end + left[:, :, -1]
+
+    def returned(self, out):
+        return out
+
+
+def _check_has_no_cache(call: calls.Call, *arguments: str) -> None:
+    for name in arguments:
+        value = call.kwargs.get(name)
+        if value is not None and value is not False:
+            raise UnsupportedModelError(
+                f"{type(call.module).__name__} passes {name!r} to {call.name}; accepted: a forward "
+                "without cache"
+            )
+
+
 _RECURRENCES: dict[str, _Recurrence] = {
     calls.CONVOLUTION: _Convolution(),
+    calls.SELECTIVE_SCAN: _SelectiveScan(),
     calls.STATE_SPACE_SCAN: _Scan("initial_states", "return_final_states", returns_pair=False),
     **dict.fromkeys(
         calls.DELTA_RULES, _Scan("initial_state", "output_final_state", returns_pair=True)
@@ -131,7 +165,7 @@ class States:
         """Returns the handler of phase A, which keeps the states. ``layer``: the running one."""
 
         def record(call: calls.Call):
-            if call.name == calls.FUSED:
+            if call.name in calls.FUSED:
                 return None
             place, recurrence = (call.module, call.index), _RECURRENCES[call.name]
             if layer() is None or place in self._states:
@@ -160,7 +194,7 @@ class Resumed:
         self._left = set(states)
 
     def __call__(self, call: calls.Call):
-        if call.name == calls.FUSED:
+        if call.name in calls.FUSED:
             return None
         place, recurrence = (call.module, call.index), _RECURRENCES[call.name]
         rows = call.args[0].shape[-1 if recurrence.tokens_last else 1]
@@ -192,15 +226,15 @@ class Resumed:
 
 def _of_run(call: calls.Call, run: Run, tokens_last: bool) -> calls.Call:
     """Returns the call for the responses of ``run``, one per row."""
-    shape = call.args[0].shape
+    rows = call.args[0].shape[-1 if tokens_last else 1]
 
     def of(value):
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or value.dim() < 3 or len(value) != 1:
+            return value
+        if value.shape[-1 if tokens_last else 1] != rows:
             return value
         if tokens_last:
-            return run.of(value).contiguous() if value.shape == shape else value
-        if value.dim() < 3 or value.shape[:2] != shape[:2]:
-            return value
+            return run.of(value).contiguous()
         return run.of(value.transpose(1, 2)).transpose(1, 2).contiguous()
 
     args = tuple(map(of, call.args))

@@ -54,8 +54,8 @@ class ModelView:
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer, or heads of its scan."""
-        return self._figure("num_attention_heads") or self._figure("num_heads")
+        """Query heads of a layer, or heads of its scan; 1 for a layer without heads."""
+        return self._figure("num_attention_heads") or self._figure("num_heads") or 1
 
     @property
     def kv_heads(self) -> int:
@@ -126,11 +126,6 @@ def resolve(model: torch.nn.Module) -> ModelView:
             "config.is_causal is False, so prompt tokens attend to responses; accepted: True"
         )
     view = ModelView(model, _layers(model, config), config)
-    if not view.heads:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no attention heads (config.num_attention_heads); "
-            "accepted: softmax attention through transformers' AttentionInterface, once per layer"
-        )
     _check_rope(view)
     return view
 
