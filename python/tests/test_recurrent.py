@@ -13,7 +13,7 @@ from transformers.models.bamba import modeling_bamba as bamba
 from transformers.models.jamba import modeling_jamba as jamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError, calls, graph
+from dormouse.hf import SharedPrefix, UnsupportedModelError, calls, graph, sharding, support
 from dormouse.hf.recurrent import _RECURRENCES, States
 
 FP64_BOUND = 1e-10
@@ -171,6 +171,31 @@ def test_two_parts_are_one(make, first):
         tail, last = recurrence.run(part(first, tokens), state)
         assert torch.allclose(torch.cat([head, tail], axis), whole, rtol=0, atol=1e-11)
         assert torch.allclose(last, end, rtol=0, atol=1e-11)
+
+
+def test_a_state_is_kept_apart_and_wide():
+    """BF16 would lose the last of many equal gradients."""
+    states, module = States(), torch.nn.Identity()
+    columns = draw(1, 6, 20, seed=1).bfloat16().requires_grad_()
+    args = (columns, draw(6, 4, seed=2).bfloat16())
+    call = calls.Call(module, 0, "causal_conv1d_fn", bamba.causal_conv1d_fn, args, {})
+    record = states.recorder(lambda: 3)
+    record(call)
+    with pytest.raises(UnsupportedModelError, match="Identity runs outside a layer or more than"):
+        record(call)
+    (leaf,) = (state.leaf for state in states._states.values())
+    assert leaf.untyped_storage().nbytes() == 6 * 3 * torch.float32.itemsize
+    for _ in range(512):
+        leaf.to(torch.bfloat16).sum().backward()
+    ((layer, live, seed),) = states.seeds()
+    assert layer == 3 and live is states.of(3)[0] and states.need_backward
+    assert seed.dtype is torch.bfloat16 and bool((seed == 512).all())
+
+
+def test_shards_are_refused():
+    model = zoo_model("bamba")
+    with pytest.raises(UnsupportedModelError, match=r"recurrent layers \(BambaMixer\)"):
+        sharding._check_sharded(model, support.resolve(model), {"": model})
 
 
 def mutated(monkeypatch, runtime) -> tuple[str, float]:
