@@ -58,6 +58,8 @@ class Share:
     check_tokens: int | None = None
     """Length up to which the rank needs the model checked before the probes, 0 if lengths do not
     matter; None: it needs no check."""
+    check_rows: int = 0
+    """Rows up to which the rank needs microbatches checked."""
     passes_hold_collectives: bool = True
     """Whether passes contain collectives; shares are then padded to the largest."""
     has_trees: bool = False
@@ -87,6 +89,7 @@ class Agreement:
     """This rank's groups in order, the one with the most microbatches first."""
     probes: int
     check_tokens: int | None
+    check_rows: int
     passes_hold_collectives: bool
     gathers: bool
     """Whether all ranks gather all weights for the whole step."""
@@ -96,7 +99,8 @@ class Agreement:
         """Returns the passes of the step that contain collectives, in order."""
         if not self.passes_hold_collectives:
             return ["average"]
-        checks = [] if self.check_tokens is None else [f"check up to {self.check_tokens} tokens"]
+        limits = f"{self.check_tokens} tokens, {self.check_rows} rows"
+        checks = [] if self.check_tokens is None else [f"check up to {limits}"]
         passes = [*checks, *["probe"] * self.probes, *["gather"] * self.gathers]
         for slot in self.slots:
             passes += ["prefix forward", *["microbatch"] * slot.microbatches, "prefix backward"]
@@ -199,6 +203,7 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
             (row["check_tokens"] for row in needing if row["check_tokens"] is not None),
             default=None,
         ),
+        check_rows=max(row["check_rows"] for row in needing),
         passes_hold_collectives=own["passes_hold_collectives"],
         gathers=gathers,
         ranks=len(table),

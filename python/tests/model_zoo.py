@@ -130,6 +130,7 @@ SETTINGS: dict[str, dict] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "nemotron_h": {"n_groups": 1, "ssm_state_size": 8, "num_hidden_layers": None},
     "qwen2": {"use_sliding_window": True, "layer_types": _WINDOWED},
+    "qwen2_moe": {"use_sliding_window": True, "layer_types": _WINDOWED},
     "qwen3": {"use_sliding_window": True, "layer_types": _WINDOWED},
     "dots1": {"layer_types": _WINDOWED},
     "smollm3": {"use_sliding_window": True, "layer_types": _WINDOWED},
@@ -216,19 +217,18 @@ EXACT = (
     *("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
     *("gpt_oss", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gpt2", "opt", "olmo2"),
     *("granite", "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "smollm3"),
-    *("deepseek_v3", "afmoe", "jetmoe", "minicpm3"),
+    *("deepseek_v3", "afmoe", "jetmoe", "minicpm3", "phimoe"),
 )
 
 # Words of the refusal.
 REFUSED = {
-    "falcon": "the shared step fails on a group of random tokens",
-    "bloom": "runs no attention through transformers' AttentionInterface",
-    "gptj": "runs no attention through transformers' AttentionInterface",
-    "mamba2": "has no attention heads",
+    "bloom": "the shared step fails on a group of random tokens",
+    "openai-gpt": "runs no attention through transformers' AttentionInterface",
+    "recurrent_gemma": "runs no attention through transformers' AttentionInterface",
+    "rwkv": "runs no attention through transformers' AttentionInterface",
+    "minimax": "runs no attention through transformers' AttentionInterface",
     "llama4_text": "a shared step is not exact for this model",
-    "phimoe": "a shared step is not exact for this model",
     "zaya": "a shared step is not exact for this model",
-    "qwen3_next": "runs no attention through transformers' AttentionInterface",
 }
 
 
@@ -291,11 +291,17 @@ def _with_inner(config: PreTrainedConfig):
 
 
 def zoo_model(
-    kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, limit: int | None = WINDOW
+    kind: str,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    limit: int | None = WINDOW,
+    **changes,
 ) -> torch.nn.Module:
-    """A small model whose attention is far from uniform."""
+    """A small model whose attention is far from uniform. ``changes``: of its configuration."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(zoo_config(kind, limit)).to(dtype)
+    config = zoo_config(kind, limit)
+    config.update(changes)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.12)

@@ -149,10 +149,17 @@ def test_errors_below_the_rounding_of_bf16_are_found(runtime):
 
 def test_every_length_lies_inside_one_of_the_groups():
     """A behaviour that begins at some length differs between prompt rows and whole sequence."""
-    lengths = miniature.lengths_up_to(1000, None)
+    lengths = miniature.lengths_up_to(miniature.Reach(1000, 0), None)
     for threshold in range(2, 1001):
         assert any(each.prompt - 1 < threshold <= each.longest - 1 for each in lengths), threshold
-    assert miniature.lengths_up_to(0, None) == [miniature.SHORT]
+    assert miniature.lengths_up_to(miniature.Reach(), None) == [miniature.SHORT]
+
+
+@pytest.mark.parametrize("rows", [0, 20, 38, 39, 300])
+def test_every_place_in_a_microbatch_is_reached(rows):
+    lengths = miniature.lengths_up_to(miniature.Reach(20, rows), None)
+    assert max(each.rows for each in lengths) >= rows
+    assert max(each.longest for each in lengths) < 40, "the dense run is short"
 
 
 @pytest.mark.parametrize("threshold", [3, 12, 30, 77, 140])
@@ -164,6 +171,18 @@ def test_code_that_changes_at_a_length_is_refused(threshold, runtime):
     shared = SharedPrefix(model, runtime)
     with pytest.raises(UnsupportedModelError, match="a patched forward of 'model.layers.0.mlp'"):
         shared.backward(group(threshold, (2,)), loss_fn)
+
+
+def test_code_that_changes_at_a_number_of_rows_is_refused(runtime):
+    """No sequence is as long, but a microbatch is."""
+    model = plain()
+    mlp = model.model.layers[0].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) * (1.5 if x.shape[1] >= 70 else 1.0)
+    shared, case = SharedPrefix(model, runtime), group(9, (4,) * 20)
+    shared.backward(case, loss_fn, microbatch_tokens=40)
+    with pytest.raises(UnsupportedModelError, match="a patched forward of 'model.layers.0.mlp'"):
+        shared.backward(case, loss_fn, microbatch_tokens=256)
 
 
 def test_a_longer_group_is_checked_anew_if_lengths_may_matter(runtime):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from models import group, loss_fn, tiny
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from dormouse.hf import SharedPrefix, UnsupportedModelError
 
 
 def test_layers_without_attention_through_the_registry(runtime):
-    config = BloomConfig(n_layer=2, n_head=2, hidden_size=16, vocab_size=97)
-    model = BloomForCausalLM(config).double()
-    words = r"layer 0 \(BloomBlock\) runs no attention through .*AttentionInterface"
+    config = OpenAIGPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=97)
+    model = OpenAIGPTLMHeadModel(config).double().eval()
+    words = r"layer 0 \(Block\) runs no attention through .*AttentionInterface"
     refused(model, runtime, words)
 
 

@@ -56,9 +56,14 @@ def test_random_trees(seed, block_tokens, runtime):
     assert report.counts["prefix_tokens"] > 0
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "mistral", "deepseek_v3", "gpt_neox"])
+WINDOWS = ["gemma2", "gpt_oss", "mistral", "deepseek_v3", "gpt_neox", "phimoe"]
+OWN_ATTENTION = ["falcon", "gptj"]
+RECURRENT = ["qwen3_next", "mamba2", "bamba", "jamba"]
+
+
+@pytest.mark.parametrize("kind", [*WINDOWS, *OWN_ATTENTION, *RECURRENT])
 def test_architectures(kind, runtime):
-    """Windows, soft caps, sinks and latent attention, over several prefixes."""
+    """Windows, soft caps, sinks, latent attention, caches and states, over several prefixes."""
     with in_fp64():
         shared, dense, _ = both(
             zoo_model(kind),
@@ -119,10 +124,18 @@ def test_logits_of_labels_alone(runtime):
     assert sum(rows) == len(labels) < tokens
 
 
-def test_what_runs_forward_again(runtime):
+@pytest.mark.parametrize("kind", ["llama", "bamba"])
+def test_what_runs_forward_again(kind, runtime):
     """A device too small to keep what prefixes save, and no memory to sleep in."""
     conversations = random_conversations(2)
-    model = tiny()
+    with in_fp64():
+        model = tiny() if kind == "llama" else zoo_model(kind)
+        got, dense, report = forward_again(model, conversations, runtime)
+    assert report.counts["recomputed_tokens"] > 0
+    assert distance(got, dense) <= FP64_BOUND
+
+
+def forward_again(model, conversations, runtime):
     shared = SharedPrefix(model, runtime)
     options = {"microbatch_tokens": 9, "machine": dormouse.schedule.Machine(host_bytes=1)}
     low, high = 1, 1 << 40
@@ -133,9 +146,7 @@ def test_what_runs_forward_again(runtime):
             high = middle
         except dormouse.ArgumentError:
             low = middle + 1
-    got, dense, report = both(model, conversations, runtime, device_bytes=low, **options)
-    assert report.counts["recomputed_tokens"] > 0
-    assert distance(got, dense) <= FP64_BOUND
+    return both(model, conversations, runtime, device_bytes=low, **options)
 
 
 def conversation_tree() -> list[Conversation]:

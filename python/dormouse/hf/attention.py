@@ -384,6 +384,11 @@ class Packed:
         offsets = torch.cat([torch.arange(end - start) for start, end in segments])
         return cls(tuple(runs_of(segments)), offsets)
 
+    @property
+    def rows(self) -> int:
+        """Rows of the microbatch."""
+        return len(self.offsets)
+
     def past_mask(
         self, keys: int, gap: int, window: int | None
     ) -> tuple[int, torch.Tensor | None]:

@@ -38,6 +38,9 @@ class Batch(Protocol):
     longest_tokens: int
     """Length of the longest sequence."""
 
+    def longest_rows(self, microbatch_tokens: int) -> int:
+        """Returns at least the rows of the longest microbatch with the prefixes before it."""
+
     def sample(self) -> torch.Tensor:
         """Returns tokens of the batch, in host memory."""
 
@@ -63,6 +66,11 @@ class GroupBatch:
         self.longest_tokens = len(group.prompt) + max(map(len, self.group.responses))
 
     is_empty = False
+
+    def longest_rows(self, microbatch_tokens):
+        responses = sum(map(len, self.group.responses))
+        rows = len(self.group.prompt) + min(responses, microbatch_tokens)
+        return max(rows, self.longest_tokens)
 
     def sample(self):
         return self.group.prompt
@@ -128,6 +136,9 @@ class TreeBatch:
 
         self.is_empty = not self._conversations
         self.longest_tokens = max(self._used, default=0)
+
+    def longest_rows(self, microbatch_tokens):
+        return self.longest_tokens + min(sum(self._used), microbatch_tokens)
 
     def sample(self):
         return self._conversations[0].tokens

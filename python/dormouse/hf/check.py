@@ -13,7 +13,8 @@ Short lengths suffice for modules of torch, transformers and peft. Other code (c
 functions, hooks, registered attention) may change its behaviour at some length: a model that
 contains such code also runs groups of doubling lengths, up to those of its own. In each the
 response is longer than the prompt, so that every such length lies between the prompt alone and the
-whole sequence of one of them.
+whole sequence of one of them. A row's place in a microbatch may matter as well: one more group
+packs short responses into a microbatch as long as those of the step.
 """
 
 from __future__ import annotations
@@ -40,13 +41,11 @@ from ..tree import Tree
 from . import support
 from .fingerprint import GLOBAL_HOOKS
 from .miniature import PROMPT_TOKENS, Miniature
+from .mixers import Route, route_of
 from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
 
-# Rows of a miniature's microbatches: the responses of the shortest take two, the first of unequal
-# lengths.
-MICROBATCH_TOKENS = 14
 # Windows longer than half the prompt are shortened to this many tokens.
 WINDOW = 3
 
@@ -84,6 +83,8 @@ class Checked:
     seconds: float
     tokens: int
     """Length of the longest sequence."""
+    rows: int
+    """Rows of the longest microbatch with the prefixes before it."""
     dtype: torch.dtype
     """The dtype of the closest comparison."""
     error: float
@@ -140,8 +141,9 @@ class Check:
                 shortest = min(self._miniatures, key=_enough)
                 self._compare(shortest, None, TOLERANCE_LOW, typical=True)
         longest = max(each.longest_tokens for each in self._miniatures)
+        rows = max(each.rows for each in self._miniatures)
         seconds = time.perf_counter() - start
-        return Checked(reason, seconds, longest, wide or dtype, error, tolerance)
+        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance)
 
     def _compare(
         self,
@@ -217,7 +219,8 @@ class Check:
         pieces: dict[int, dict[int, torch.Tensor]] = {}
         self._weights.keep_in_next_backwards()
         with support.explained(f"the shared step{self._widened}"):
-            self._step(miniature.batch, MICROBATCH_TOKENS, miniature.recording_loss(pieces))
+            loss = miniature.recording_loss(pieces)
+            self._step(miniature.batch, miniature.microbatch_tokens, loss)
         logits = {
             i: torch.cat([rows for _, rows in sorted(own.items())]) for i, own in pieces.items()
         }
@@ -257,7 +260,10 @@ def _enough(miniature: Miniature) -> int:
 
 
 def unknown_code(view: support.ModelView) -> str | None:
-    """Names code in the model that does not come from torch, transformers or peft, or None."""
+    """Names code in the model whose behaviour at other lengths is not known, or None: it does not
+    come from torch, transformers or peft, or it is attention that masks scores by itself."""
+    if route_of(view.layers) is Route.CACHE:
+        return "attention outside transformers' AttentionInterface"
     kinds: dict[type, None] = {}
     for kind in GLOBAL_HOOKS:
         for hook in getattr(torch_module, kind).values():

@@ -12,8 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-# Far above any decoder layer: a walk that exceeds it has left the layer.
+# Far above a decoder layer without a loop over tokens: a walk that exceeds it has left the layer.
 NODES_MAX = 20_000
+
+
+class GraphTooLargeError(RuntimeError):
+    """A layer's graph has more than NODES_MAX nodes."""
+
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 # torch reshapes by another node while a dispatch mode is active, as in the probe. Neither saves
@@ -58,7 +63,7 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
             continue
         index = len(signature)
         if index >= NODES_MAX:
-            raise RuntimeError(f"a layer's graph has more than {NODES_MAX} nodes")
+            raise GraphTooLargeError(f"its graph has more than {NODES_MAX} nodes")
         signature.append(_EQUAL.get(name, name))
         for attribute, item, tensor in _saved(node):
             address = storage_address(tensor)

@@ -16,8 +16,19 @@ from .support import ModelView, UnsupportedModelError
 # weights and writing all gradients does.
 PROMPT_TOKENS = 9
 RESPONSE_TOKENS = (1, 13, 13)
+# Rows of its microbatches: the responses of the shortest take two, the first of unequal lengths.
+MICROBATCH_TOKENS = 14
 
 TEXT_TOKENS = ("pad_token_id", "eos_token_id", "bos_token_id")
+
+
+class Reach(NamedTuple):
+    """How far a check goes where lengths matter; zeros where they do not."""
+
+    tokens: int = 0
+    """The longest sequence."""
+    rows: int = 0
+    """The longest microbatch with the prefixes before it."""
 
 
 class Lengths(NamedTuple):
@@ -25,31 +36,43 @@ class Lengths(NamedTuple):
 
     prompt: int
     responses: tuple[int, ...]
+    microbatch_tokens: int = MICROBATCH_TOKENS
 
     @property
     def longest(self) -> int:
         """The longest sequence."""
         return self.prompt + max(self.responses)
 
+    @property
+    def rows(self) -> int:
+        """The longest microbatch with the prompt before it."""
+        return self.prompt + min(sum(self.responses), self.microbatch_tokens)
+
 
 SHORT = Lengths(PROMPT_TOKENS, RESPONSE_TOKENS)
 SHORTEST = Lengths(2, (PROMPT_TOKENS, 1))
+# Of the responses that fill a long microbatch: the dense run is short.
+FILLING_TOKENS = 13
 
 
-def lengths_up_to(longest: int, config) -> list[Lengths]:
-    """Returns the lengths of the miniature groups for sequences of up to ``longest`` tokens; 0 if
-    lengths do not matter."""
-    if longest == 0:
+def lengths_up_to(reach: Reach, config) -> list[Lengths]:
+    """Returns the lengths of the miniature groups."""
+    if reach.tokens == 0:
         return [SHORT]
     # A model with rotary positions may run beyond.
-    positions = max(getattr(config, "max_position_embeddings", None) or sys.maxsize, longest)
+    positions = max(getattr(config, "max_position_embeddings", None) or sys.maxsize, reach.tokens)
     lengths = [SHORTEST, SHORT]
-    while lengths[-1].longest < longest:
+    while lengths[-1].longest < reach.tokens:
         prompt = 2 * lengths[-1].prompt
         response = min(prompt + 2, positions - prompt)
         if response < 1:
             break
-        lengths.append(Lengths(prompt, (response, 1)))
+        # In one microbatch: the rows of the second stand behind those of the first.
+        lengths.append(Lengths(prompt, (response, 1), response + 1))
+    if max(each.rows for each in lengths) < reach.rows:
+        count = -(-(reach.rows - PROMPT_TOKENS) // FILLING_TOKENS)
+        rows = count * FILLING_TOKENS
+        lengths.append(Lengths(PROMPT_TOKENS, (FILLING_TOKENS,) * count, rows))
     return lengths
 
 
@@ -59,10 +82,19 @@ class Miniature:
     Its loss is a random linear function of the logits, different for each sequence and label.
     """
 
-    def __init__(self, batch: Group | Tree, prompt_tokens: int):
-        """``prompt_tokens``: length of the shortest shared prefix."""
+    def __init__(
+        self,
+        batch: Group | Tree,
+        prompt_tokens: int,
+        microbatch_tokens: int = MICROBATCH_TOKENS,
+        rows: int = 0,
+    ):
+        """``prompt_tokens``: length of the shortest shared prefix. ``rows``: of the longest
+        microbatch, with the prefixes before it."""
         self.batch = batch
         self.prompt_tokens = prompt_tokens
+        self.microbatch_tokens = microbatch_tokens
+        self.rows = rows
         if isinstance(batch, Group):
             whole = [torch.cat([batch.prompt, response]) for response in batch.responses]
             labels = [[(prompt_tokens, len(tokens))] for tokens in whole]
@@ -128,7 +160,7 @@ def group(view: ModelView, lengths: Lengths) -> Miniature:
     draw = _drawing(view)
     weights = [(-1.0) ** i * (0.5 + 0.25 * i) for i in range(len(lengths.responses))]
     batch = Group(draw(lengths.prompt), [draw(n) for n in lengths.responses], weights)
-    return Miniature(batch, lengths.prompt)
+    return Miniature(batch, lengths.prompt, lengths.microbatch_tokens, lengths.rows)
 
 
 def tree(view: ModelView) -> Miniature:

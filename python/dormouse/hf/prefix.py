@@ -1,12 +1,13 @@
 """Phase A: the forward of a prefix, which keeps its graph.
 
 A prefix is the prompt of a group or one node of a tree. Without labels of its own its forward ends
-at the last layer's K and V. A node with labels runs to the logits; the gradient of its losses stops
+at the last layer's K and V, or at the layer's end if it is recurrent. A node with labels runs to the logits; the gradient of its losses stops
 at the last layer's output, and waits there for phase C.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -14,7 +15,8 @@ import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from . import attention, graph, registry, support
+from . import attention, cached, graph, recurrent, registry, support
+from .mixers import Handlers, Mixers
 from .probe import Probe, TouchRecorder
 from .sharding import PrefixDone, ReplicatedWeights
 
@@ -22,7 +24,8 @@ KEY, VALUE = 0, 1
 
 
 class PrefixForward:
-    """Results of phase A: per layer the live K and V, their detached leaves, and the graph."""
+    """Results of phase A: per layer the live K and V, their detached leaves, and the graph; and the
+    states of recurrent layers."""
 
     def __init__(
         self,
@@ -34,11 +37,16 @@ class PrefixForward:
         self.view = view
         self.weights = weights
         self.path = tuple(path)
-        self.live: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.mixers = path[0].mixers if path else Mixers(view)
+        self.end = 0
+        """The position after the last token."""
+        self.live: list[tuple[torch.Tensor, ...]] = []
+        """K and V of each layer; empty for a layer without attention."""
+        self.leaves: list[tuple[torch.Tensor, ...]] = []
+        self.states = recurrent.States()
         self.outputs: list[torch.Tensor] = []
-        self.layer_of: dict[torch.nn.Module, int] = {}
-        """The layer of each module that called attention."""
+        self.layer_of: dict[torch.nn.Module | int, int] = {}
+        """The layer of each module that called attention, or of each index in a cache."""
         self.scored: torch.Tensor | None = None
         """The last layer's output, if the forward ran to the logits."""
         self.scored_leaf: torch.Tensor | None = None
@@ -46,29 +54,46 @@ class PrefixForward:
         self.has_graph = False
         self._running: int | None = None
 
+    @property
+    def needs_backward(self) -> bool:
+        """Whether any boundary tensor depends on a trainable parameter."""
+        return self.states.need_backward or any(
+            tensor.requires_grad for pair in self.live for tensor in pair
+        )
+
     def attend(self, call: registry.Call) -> torch.Tensor:
-        """Attention function during A: captures K and V; without labels, ends the forward at the
-        last layer."""
+        """Attention function during A."""
+        key, value = self._keep(call.module, call.key, call.value)
+        if not self.path:
+            return attention.causal(call.query, key, value, call.rules, call.sinks)
+        layer = self.layer_of[call.module]
+        return over_path(self.path, layer, call._replace(key=key, value=value), self._packed)
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, index: int):
+        """Update of the cache during A."""
+        key, value = self._keep(index, key, value)
+        return joined(self.path, self.layer_of[index], key, value) if self.path else (key, value)
+
+    def _keep(self, caller: torch.nn.Module | int, key: torch.Tensor, value: torch.Tensor):
+        """Captures K and V; without labels, ends the forward at the last layer."""
         layer = self._running
         if layer is None or layer != len(self.live):
             raise support.UnsupportedModelError(
-                f"{type(call.module).__name__} runs attention outside a layer or more than once "
-                "in a layer; accepted: one attention per layer"
+                f"{named(caller)} runs attention outside a layer or more than once in a layer; "
+                "accepted: one attention per layer"
             )
-        key, value = call.key, _apart(call.value)
+        value = _apart(value)
         is_end = layer == len(self.view.layers) - 1 and not self._is_scored
+        is_end = is_end and not self.mixers.are_recurrent_in(self.view.layers[layer])
         if is_end:
             key, value = self.weights.seam(key, value)
-        self.layer_of[call.module] = layer
+        self.layer_of[caller] = layer
         self.live.append((key, value))
         self.leaves.append((key.detach(), value.detach()))
         self.captured(layer, key, value)
         if is_end:
             raise PrefixDone
-        if not self.path:
-            return attention.causal(call.query, key, value, call.rules, call.sinks)
-        packed = attention.Packed.of([(0, call.query.shape[2])])
-        return over_path(self.path, layer, call._replace(key=key, value=value), packed)
+        return key, value
 
     def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
         """Receives a gradient of K or V, shaped as it is."""
@@ -97,6 +122,8 @@ class PrefixForward:
         """
         self._is_scored = is_scored
         self.has_graph = torch.is_grad_enabled()
+        self.end = first + len(tokens)
+        self._packed = attention.Packed.of([(0, len(tokens))]) if self.path else None
         last = len(self.view.layers) - 1
         handles = []
         for index, layer in enumerate(self.view.layers):
@@ -104,15 +131,18 @@ class PrefixForward:
             handles.append(layer.register_forward_hook(self._hook(index)))
         self._thread = threading.get_ident()
         positions = torch.arange(first, first + len(tokens), device=tokens.device)
+        before = self.path[-1].states if self.path else None
+        record = self.states.recorder(lambda: self._running, before)
+        handlers = Handlers(self.attend, self.update, record)
         output = None
         try:
-            with registry.use(self.attend):
+            with self.mixers.taken_over(handlers, self._packed, first) as arguments:
                 if is_scored:
-                    output = self.view.run(tokens, positions, logits_rows)
+                    output = self.view.run(tokens, positions, arguments, logits_rows)
                 else:
                     self.weights.run_prefix(
                         self.view,
-                        lambda: self.view.run(tokens, positions),
+                        lambda: self.view.run(tokens, positions, arguments),
                         lambda: self.live[last],
                     )
         finally:
@@ -125,12 +155,13 @@ class PrefixForward:
             )
         if is_scored:
             return support.logits_of(output)[0]
-        self.ended(last, list(self.live[last]))
+        self.ended(last, [*self.live[last], *self.states.of(last)])
         return None
 
     def clear(self) -> None:
         """Drops every reference to the graph and to K and V."""
         self.live, self.leaves, self.outputs = [], [], []
+        self.states.clear()
         self.scored = self.scored_leaf = None
 
     def _pre_hook(self, index):
@@ -153,17 +184,25 @@ class PrefixForward:
             if threading.get_ident() != self._thread:
                 return None
             self._running = None
+            if self.mixers.are_recurrent and len(self.live) == index:
+                # Recurrent, or without mixing of tokens.
+                self.live.append(())
+                self.leaves.append(())
             if len(self.live) != index + 1:
                 raise support.UnsupportedModelError(
                     f"layer {index} ({type(module).__name__}) runs no attention through "
-                    "transformers' AttentionInterface; accepted: softmax attention through it, "
-                    "once per layer"
+                    "transformers' AttentionInterface; accepted: attention once per layer through "
+                    "it, torch's scaled_dot_product_attention or a cache, and transformers' "
+                    "functions for convolutions and scans"
                 )
             is_last = index == len(self.view.layers) - 1
             if is_last and not self._is_scored:
+                if self.mixers.are_recurrent:
+                    # Which of its states is the last is not known before.
+                    raise PrefixDone
                 return None
             hidden = output[0] if isinstance(output, tuple) else output
-            self.ended(index, [hidden])
+            self.ended(index, [hidden, *self.states.of(index)])
             if not is_last:
                 self.outputs.append(hidden)
                 return None
@@ -181,6 +220,28 @@ def over_path(
 ) -> torch.Tensor:
     """Attention of packed rows over the prefixes of a path and over themselves; their gradients go
     to :meth:`PrefixForward.accumulate`."""
+    return attention.PackedAttention.apply(
+        call.query,
+        call.key,
+        call.value,
+        call.sinks,
+        packed,
+        call.rules,
+        tuple(prefix.leaves[layer] for prefix in path),
+        _adder(path, layer),
+    )
+
+
+def joined(
+    path: Sequence[PrefixForward], layer: int, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns K and V of the prefixes of a path before those of the rows that follow."""
+    past = tuple(prefix.leaves[layer] for prefix in path)
+    return cached.Joined.apply(key, value, past, _adder(path, layer))
+
+
+def _adder(path: Sequence[PrefixForward], layer: int) -> attention.Add:
+    """Returns what passes gradients of K and V on to the prefixes of a path."""
 
     def add(index: int, *grads: torch.Tensor) -> None:
         prefix = path[index]
@@ -190,16 +251,12 @@ def over_path(
             if live is None or live.requires_grad:
                 prefix.accumulate(layer, slot, grad)
 
-    return attention.PackedAttention.apply(
-        call.query,
-        call.key,
-        call.value,
-        call.sinks,
-        packed,
-        call.rules,
-        tuple(prefix.leaves[layer] for prefix in path),
-        add,
-    )
+    return add
+
+
+def named(caller: torch.nn.Module | int) -> str:
+    """Names a caller of attention in an error."""
+    return f"layer {caller}" if isinstance(caller, int) else type(caller).__name__
 
 
 def _apart(value: torch.Tensor) -> torch.Tensor:
@@ -227,7 +284,8 @@ class PlannedForward(PrefixForward):
         self._visited: set = set()
         self._awake = _owned_storages(view)
         for each in self.path:
-            self._awake |= {graph.storage_address(t) for pair in each.leaves for t in pair}
+            leaves = [*itertools.chain.from_iterable(each.leaves), *each.states.leaves()]
+            self._awake |= set(map(graph.storage_address, leaves))
         self.notes: list[str] = []
 
     def accumulate(self, layer, slot, grad):
@@ -251,7 +309,10 @@ class PlannedForward(PrefixForward):
 
     def ended(self, layer, roots):
         if self._probe is not None:
-            self._name_dormant(layer, graph.collect(roots, self._visited))
+            try:
+                self._name_dormant(layer, graph.collect(roots, self._visited))
+            except graph.GraphTooLargeError as error:
+                self.notes.append(f"layer {layer} stays awake: {error}")
         self._prefix.mark(native.Edge.FORWARD_END, layer)
 
     def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:

@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedConfig
 
 from .attention import Rules
+from .masks import Window
 from .support import UnsupportedModelError
 
 NAME = "dormouse"
@@ -56,7 +57,7 @@ _own = PreTrainedConfig.__dict__["_attn_implementation"]
 
 
 def _implementation(config) -> str | None:
-    return _own.fget(config) if getattr(_active, "attend", None) is None else NAME
+    return _own.fget(config) if getattr(_active, "attend", None) is None else _active.name
 
 
 _of_thread = property(_implementation, _own.fset)
@@ -65,20 +66,21 @@ _of_thread = property(_implementation, _own.fset)
 class use:
     """Context: this thread's registry attention calls go to ``attend``."""
 
-    def __init__(self, attend: Attend):
-        self._attend = attend
+    def __init__(self, attend: Attend, name: str = NAME):
+        """``name``: of the implementation that configurations report."""
+        self._attend, self._name = attend, name
 
     def __enter__(self):
         global _users
-        self._before = getattr(_active, "attend", None)
-        _active.attend = self._attend
+        self._before = getattr(_active, "attend", None), getattr(_active, "name", NAME)
+        _active.attend, _active.name = self._attend, self._name
         with _lock:
             _users += 1
             PreTrainedConfig._attn_implementation = _of_thread
 
     def __exit__(self, *exc):
         global _users
-        _active.attend = self._before
+        _active.attend, _active.name = self._before
         with _lock:
             _users -= 1
             if _users == 0:
@@ -105,6 +107,17 @@ def attention(
         raise RuntimeError(
             "attention implementation 'dormouse' runs only inside dormouse.hf.SharedPrefix"
         )
+    if isinstance(attention_mask, Window):
+        if sliding_window not in (None, attention_mask.tokens):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} passes a window of {sliding_window} tokens and a mask of "
+                f"{attention_mask.tokens}; accepted: the same"
+            )
+        sliding_window, attention_mask = attention_mask.tokens, None
+    if sliding_window is not None and sliding_window < 1:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has a window of {sliding_window} tokens; accepted: at least 1"
+        )
     if attention_mask is not None:
         raise UnsupportedModelError(
             f"{type(module).__name__} passes an attention mask of its own; accepted: masks that "
@@ -121,16 +134,21 @@ def attention(
                 "sliding_window, softcap, s_aux"
             )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        # As autocast does for torch's attention: rotary embedding returns FP32.
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = autocast(query, key, value)
     rules = Rules(float(scale), sliding_window, softcap)
     out = attend(Call(module, query, key, value, rules, s_aux)).transpose(1, 2)
     # As torch's attention: some models view it with other dimensions. Flash stores tokens first,
     # and copies nothing here.
     return out.contiguous(), None
+
+
+def autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns ``tensors`` as autocast passes them to torch's attention: rotary embedding returns
+    FP32."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
 
 
 # No mask function is registered: the schedule defines which row attends to which key, and building

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import ranks
-from . import graph
+from . import calls, graph
 from .support import ModelView, UnsupportedModelError
 from .trial import TRIAL_COPIES, Trial
 
@@ -331,6 +331,11 @@ def _contains(module: torch.nn.Module, inner: torch.nn.Module) -> bool:
 
 
 def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) -> None:
+    for caller in calls.callers(view.layers, calls.RECURRENT):
+        raise UnsupportedModelError(
+            f"fully_shard of a model with recurrent layers ({type(caller.module).__name__}): phase "
+            "A's backward would not gather the last layer's weights; accepted: softmax attention"
+        )
     if "" not in modules:
         raise UnsupportedModelError(
             f"fully_shard was applied to {', '.join(modules)} but not to the model itself; "

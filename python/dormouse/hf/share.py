@@ -14,6 +14,7 @@ from .. import _native as native
 from ..group import Group
 from ..ranks import Share
 from ..schedule import Plan
+from .miniature import Reach
 from .sharding import ReplicatedWeights
 from .support import ModelView
 
@@ -29,11 +30,11 @@ def of(
     *,
     microbatch_tokens: int,
     probes: int,
-    check_tokens: int | None,
+    check_reach: Reach | None,
     has_trees: bool,
 ) -> Share:
     """Returns this rank's share. ``plans``: one per group, under ``microbatch_tokens``. ``probes``:
-    number of probe steps the rank needs. ``check_tokens``, ``has_trees``: see
+    number of probe steps the rank needs. ``check_reach``: of the check it needs. ``has_trees``: see
     :class:`dormouse.ranks.Share`."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
@@ -48,7 +49,8 @@ def of(
         budgets={"microbatch_tokens": operator.index(microbatch_tokens)},
         microbatches=tuple(map(microbatches_of, plans)),
         probes=probes,
-        check_tokens=check_tokens,
+        check_tokens=None if check_reach is None else check_reach.tokens,
+        check_rows=0 if check_reach is None else check_reach.rows,
         passes_hold_collectives=weights.passes_hold_collectives,
         has_trees=has_trees,
     )

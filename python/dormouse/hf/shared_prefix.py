@@ -20,6 +20,7 @@ from . import check, miniature, share, sharding, support
 from .batch import Batch, GroupBatch, LossFn, TokenLossFn, TreeBatch
 from .check import Checked
 from .fingerprint import Fingerprint
+from .miniature import Reach
 from .model_shape import model_shape
 from .probe import Probe
 from .probe_step import probe_step
@@ -73,13 +74,14 @@ class SharedPrefix:
         self._fingerprint: Fingerprint | None = None
         self._checks: dict[tuple[torch.dtype | None, bool], Checked] = {}
 
-    def check(self, group: Group | None = None) -> Checked:
+    def check(self, group: Group | None = None, *, microbatch_tokens: int = 256) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
 
         Every step does this by itself the first time and after any change of the model. It changes
         neither weights, buffers, ``.grad`` nor the state of random generators. It runs about 60
         tokens densely, and as many again shared. A model with code from outside torch, transformers
-        and peft runs longer groups too, about eight times the longest sequence of ``group``.
+        and peft runs longer groups too, about eight times the longest sequence of ``group``, and a
+        microbatch of ``microbatch_tokens`` if its responses are as many.
 
         Raises :class:`UnsupportedModelError` naming what differs. Under ``fully_shard`` a check is
         part of :meth:`step`, and this method is refused.
@@ -91,7 +93,7 @@ class SharedPrefix:
                 "accepted: step(), which runs the check on every rank"
             )
         batches = [] if group is None else [GroupBatch(group, None)]
-        return self._check(weights, self._check_tokens(batches), "a call of check()")
+        return self._check(weights, self._reach(batches, microbatch_tokens), "a call of check()")
 
     def backward(
         self,
@@ -132,7 +134,7 @@ class SharedPrefix:
         own = _batch_of(batch, loss_fn, **tree_options)
         if own.is_empty:
             return StepReport(0.0)
-        self._check_if_needed(weights, [own])
+        self._check_if_needed(weights, [own], microbatch_tokens)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             plan = stack.enter_context(self._plan(own, microbatch_tokens))
@@ -176,9 +178,10 @@ class SharedPrefix:
             offer, agreement = self._agree(stack, own, microbatch_tokens)
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
-                reason = self._outdated(offer.batches) or "the check of another rank"
-                weights, tokens = offer.weights, agreement.check_tokens
-                self._check(weights, tokens, reason, is_tree=agreement.gathers)
+                reach = Reach(agreement.check_tokens, agreement.check_rows)
+                outdated = self._outdated(offer.batches, microbatch_tokens)
+                reason = outdated or "the check of another rank"
+                self._check(offer.weights, reach, reason, is_tree=agreement.gathers)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
             if agreement.gathers:
@@ -234,7 +237,7 @@ class SharedPrefix:
             support.check_step(self._model, self._view, self._runtime.device)
         return sharding.of(self._wrapped, self._view)
 
-    def _outdated(self, batches: Sequence[Batch]) -> str | None:
+    def _outdated(self, batches: Sequence[Batch], microbatch_tokens: int) -> str | None:
         """Returns why the model must be checked before ``batches``; None if it need not."""
         if self._fingerprint is None:
             return "the first step"
@@ -244,8 +247,12 @@ class SharedPrefix:
         if checked is None:
             what = "a tree" if _has_tree(batches) else f"autocast to {self._autocast}"
             return f"the first step with {what}"
-        if self._length_matters and _longest(batches) > checked.tokens:
-            return "longer sequences"
+        if self._length_matters:
+            reach = _reach_of(batches, microbatch_tokens)
+            if reach.tokens > checked.tokens:
+                return "longer sequences"
+            if reach.rows > checked.rows:
+                return "longer microbatches"
         return None
 
     @property
@@ -257,28 +264,33 @@ class SharedPrefix:
         """Returns the last check of such batches under the autocast that is active now."""
         return self._checks.get((self._autocast, _has_tree(batches)))
 
-    def _check_if_needed(self, weights: ReplicatedWeights, batches: Sequence[Batch]) -> None:
-        reason = self._outdated(batches)
+    def _check_if_needed(
+        self, weights: ReplicatedWeights, batches: Sequence[Batch], microbatch_tokens: int
+    ) -> None:
+        reason = self._outdated(batches, microbatch_tokens)
         if reason is not None:
-            self._check(weights, self._check_tokens(batches), reason, _has_tree(batches))
+            reach = self._reach(batches, microbatch_tokens)
+            self._check(weights, reach, reason, _has_tree(batches))
 
-    def _check_alone(self, weights: ReplicatedWeights, batches: Sequence[Batch]) -> int | None:
-        """Checks the model if the other ranks need not take part; returns the length up to which
-        all ranks must check it together."""
-        if weights.passes_hold_collectives and self._outdated(batches) is not None:
-            return self._check_tokens(batches)
-        self._check_if_needed(weights, batches)
+    def _check_alone(
+        self, weights: ReplicatedWeights, batches: Sequence[Batch], microbatch_tokens: int
+    ) -> Reach | None:
+        """Checks the model if the other ranks need not take part; returns how far all ranks must
+        check it together."""
+        outdated = self._outdated(batches, microbatch_tokens) is not None
+        if weights.passes_hold_collectives and outdated:
+            return self._reach(batches, microbatch_tokens)
+        self._check_if_needed(weights, batches, microbatch_tokens)
         return None
 
-    def _check_tokens(self, batches: Sequence[Batch]) -> int:
-        """Returns the length up to which the model must be checked; 0 if lengths do not matter."""
+    def _reach(self, batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
+        """Returns how far the model must be checked."""
         self._length_matters = check.unknown_code(self._view) is not None
-        return _longest(batches) if self._length_matters else 0
+        return _reach_of(batches, microbatch_tokens) if self._length_matters else Reach()
 
     def _check(
-        self, weights: ReplicatedWeights, tokens: int, reason: str, is_tree: bool = False
+        self, weights: ReplicatedWeights, reach: Reach, reason: str, is_tree: bool = False
     ) -> Checked:
-        """``tokens``: from :meth:`_check_tokens`."""
         if self._fingerprint is None or not self._fingerprint.matches():
             self._fingerprint, self._checks, self._probes = None, {}, {}
         device = self._runtime.device
@@ -292,8 +304,8 @@ class SharedPrefix:
                 step.run(microbatches=share.microbatches_of(plan), is_last=True)
 
         before = Fingerprint(self._model)
-        lengths = miniature.lengths_up_to(tokens, self._view.config)
-        if is_tree and tokens == 0:
+        lengths = miniature.lengths_up_to(reach, self._view.config)
+        if is_tree and reach.tokens == 0:
             lengths = []
         miniatures = [miniature.group(self._view, each) for each in lengths]
         miniatures += [miniature.tree(self._view)] if is_tree else []
@@ -356,7 +368,7 @@ class SharedPrefix:
                 [plans[i] for i in turns],
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
-                check_tokens=self._check_alone(weights, batches),
+                check_reach=self._check_alone(weights, batches, microbatch_tokens),
                 has_trees=len(turns) < len(batches),
             )
         except Exception as error:
@@ -485,8 +497,11 @@ def _batch_of(batch: Group | Tree | Sequence[Conversation], loss_fn, **options) 
     return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), loss_fn, **options)
 
 
-def _longest(batches: Sequence[Batch]) -> int:
-    return max((batch.longest_tokens for batch in batches), default=0)
+def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
+    return Reach(
+        max((batch.longest_tokens for batch in batches), default=0),
+        max((batch.longest_rows(microbatch_tokens) for batch in batches), default=0),
+    )
 
 
 def _awake(is_inner: bool, is_scored: bool) -> None:

@@ -17,10 +17,11 @@ import torch
 from .. import _native as native
 from ..runtime import Prefix
 from ..schedule import Op, Plan, PlanNode, Score
-from . import attention, registry, support
+from . import attention, recurrent, registry, support
 from .batch import Batch
 from .check import Checked
-from .prefix import PlannedForward, PrefixForward, over_path
+from .mixers import Handlers, Mixers
+from .prefix import PlannedForward, PrefixForward, joined, named, over_path
 from .probe import Probe
 from .sharding import ReplicatedWeights
 
@@ -185,6 +186,7 @@ class Step:
         prefix = self._live[op.node]
         prefix.again = PrefixForward(self._view, self._weights, prefix.forward.path)
         self._run_prefix(prefix, prefix.again, self._scores.get(op.node, ()))
+        prefix.again.states.take_gradients(prefix.forward.states)
         self._report.counts["recomputed_tokens"] += len(op.tokens)
 
     def _run_prefix(
@@ -214,8 +216,7 @@ class Step:
         or V needs a gradient."""
         if not is_last or node is None or self._microbatches_run != microbatches - 1:
             return False
-        live = self._live[node].forward.live
-        return not any(tensor.requires_grad for pair in live for tensor in pair)
+        return not self._live[node].forward.needs_backward
 
     def _microbatch(self, op: Op, is_last: bool) -> None:
         if not self._batch.has_loss:
@@ -310,6 +311,10 @@ class Step:
         # After the last layer that makes K and V of its own, outputs get no gradient: such a layer
         # begins with its K and V. Reversed: later layers may hold the same tensors.
         owners = {x.grad_fn: layer for layer, x in reversed(_numbered(forward.live)) if x.grad_fn}
+        for layer, live, seed in forward.states.seeds():
+            roots.append(live)
+            seeds.append(seed)
+            owners.setdefault(live.grad_fn, layer)
         for owner, layer in owners.items():
             owner.register_prehook(marks.hook(layer))
         # From here the graph alone owns what A saved: each layer is freed as it is consumed.
@@ -425,22 +430,33 @@ def microbatch_logits(
     """Returns logits ``[rows, vocab]`` of packed sequences that follow the prefixes of ``path``,
     the root first. ``logits_rows``: see :meth:`.support.ModelView.run`."""
     packed = attention.Packed.of(segments)
-    layer_of = path[0].layer_of if path else {}
-    left = set(range(len(view.layers)))
+    mixers = path[0].mixers if path else Mixers(view)
+    left = {layer for layer, pair in enumerate(path[0].leaves) if pair} if path else set()
+    resumed = recurrent.Resumed(path[-1].states if path else None, packed)
 
-    def attend(call: registry.Call):
-        # Without a prefix, layers are numbered as they come.
-        layer = layer_of.get(call.module) if path else len(view.layers) - len(left)
+    def layer_of(caller: torch.nn.Module | int) -> int:
+        if not path:
+            # No boundary tensors to find.
+            return 0
+        layer = path[0].layer_of.get(caller)
         if layer not in left:
             raise support.UnsupportedModelError(
-                f"{type(call.module).__name__} runs attention that did not run once over the "
-                "prompt; accepted: the same attention once in every forward"
+                f"{named(caller)} runs attention that did not run once over the prompt; accepted: "
+                "the same attention once in every forward"
             )
         left.remove(layer)
-        return over_path(path, layer, call, packed)
+        return layer
 
-    with registry.use(attend):
-        output = view.run(tokens, positions, logits_rows)
+    def update(key, value, index: int):
+        return joined(path, layer_of(index), key, value)
+
+    def attend(call: registry.Call):
+        return over_path(path, layer_of(call.module), call, packed)
+
+    before = path[-1].end if path else 0
+    with mixers.taken_over(Handlers(attend, update, resumed), packed, before) as arguments:
+        output = view.run(tokens, positions, arguments, logits_rows)
+    resumed.check_complete()
     if left:
         raise support.UnsupportedModelError(
             f"attention of layer {min(left)} ran over the prompt and not over the responses; "

@@ -25,6 +25,9 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
 
+# Errors of a model's code that are reported as a refusal.
+ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+
 # Argument of transformers' models: rows, as a tensor of indices.
 LOGITS_ROWS = "logits_to_keep"
 
@@ -49,18 +52,18 @@ class ModelView:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
+        arguments: dict,
         logits_rows: torch.Tensor | None = None,
     ):
         """Runs the model on one row of tokens, 1-D like ``positions``; returns its output.
 
-        ``logits_rows``: the rows that need logits; None: all. See :attr:`selects_logits`.
+        ``arguments``: others of its forward. ``logits_rows``: the rows that need logits; None: all.
+        See :attr:`selects_logits`.
         """
-        options = {} if logits_rows is None else {LOGITS_ROWS: logits_rows}
+        if logits_rows is not None:
+            arguments = arguments | {LOGITS_ROWS: logits_rows}
         return self.model(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            **options,
+            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), **arguments
         )
 
     @property
@@ -70,8 +73,8 @@ class ModelView:
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer."""
-        return self._figure("num_attention_heads")
+        """Query heads of a layer, or heads of its scan; 1 for a layer without heads."""
+        return self._figure("num_attention_heads") or self._figure("num_heads") or 1
 
     @property
     def kv_heads(self) -> int:
@@ -107,7 +110,7 @@ def explained(what: str) -> Iterator[None]:
         yield
     except (UnsupportedModelError, DormouseError, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+    except ERRORS as error:
         raise UnsupportedModelError(
             f"{what} fails on a group of random tokens: {type(error).__name__}: {error}"
         ) from error
@@ -142,11 +145,6 @@ def resolve(model: torch.nn.Module) -> ModelView:
             "config.is_causal is False, so prompt tokens attend to responses; accepted: True"
         )
     view = ModelView(model, _layers(model, config), config)
-    if not view.heads:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no attention heads (config.num_attention_heads); "
-            "accepted: softmax attention through transformers' AttentionInterface, once per layer"
-        )
     _check_rope(view)
     return view
 

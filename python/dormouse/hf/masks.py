@@ -1,0 +1,35 @@
+"""Windows that a model puts into its masks alone.
+
+Most models also pass a window to the attention function, and no mask is built in a pass. For others
+the call that would build the mask returns the window, which reaches the attention function in the
+mask's place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import calls
+
+BUILDERS = frozenset({"create_sliding_window_causal_mask"})
+
+# Arguments with which the mask says more than the window.
+_OTHERS = ("or_mask_function", "and_mask_function", "block_sequence_ids")
+
+
+class Window(NamedTuple):
+    """Stands for the mask of a causal window."""
+
+    tokens: int
+    """A query at position p reads keys at positions above ``p - tokens``."""
+
+
+def build(call: calls.Call) -> Window | None:
+    """Returns what stands for the mask that ``call`` would build; None for a plain causal one."""
+    config = call.kwargs["config"] if "config" in call.kwargs else call.args[0]
+    is_more = any(call.kwargs.get(name) is not None for name in _OTHERS)
+    tokens = getattr(config, "sliding_window", None)
+    if tokens is None or is_more:
+        # As in every pass: no mask function is registered, so this builds none.
+        return call.function(*call.args, **call.kwargs)
+    return Window(tokens)
