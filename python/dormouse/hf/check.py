@@ -36,7 +36,7 @@ from torch.nn.modules import module as torch_module
 from transformers import AttentionInterface
 
 from ..group import Group
-from . import support
+from . import dropout, support
 from .fingerprint import GLOBAL_HOOKS
 from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
@@ -66,7 +66,7 @@ FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
-KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
+KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "dormouse"})
 # Where functions in a model's file may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -139,6 +139,7 @@ class Check:
         """``step``: runs a shared step of the model. ``lengths``: of the miniature groups."""
         self._view, self._weights, self._step, self._device = view, weights, step, device
         self._lengths = lengths
+        self._masks = dropout.FixedMasks(view.model)
 
     def run(self, reason: str) -> Checked:
         """Compares both ways. Raises :class:`UnsupportedModelError` if they differ."""
@@ -150,7 +151,9 @@ class Check:
         wide = torch.float32 if widens else None
         tolerance = TOLERANCE_LOW if is_low and not widens else TOLERANCE[wide or dtype]
         autocast = torch.autocast(kind, enabled=False) if widens else contextlib.nullcontext()
-        with _undisturbed(self._device):
+        drops = not self._view.prompt_dropout
+        masks = self._masks.active() if drops else contextlib.nullcontext()
+        with _undisturbed(self._device), masks:
             with autocast:
                 error = max(self._compare_at(each, wide, tolerance) for each in self._lengths)
             if widens:
@@ -218,7 +221,10 @@ class Check:
         self._weights.keep_in_next_backwards()
         for i, response in enumerate(group.responses):
             tokens = torch.cat([group.prompt, response[:-1]]).unsqueeze(0)
-            with support.explained(f"the model's own forward{self._widened}"):
+            with (
+                support.explained(f"the model's own forward{self._widened}"),
+                self._masks.dense(prompt - 1),
+            ):
                 output = self._view.model(input_ids=tokens.to(self._device), use_cache=False)
             answer = support.logits_of(output)[0, prompt - 1 :]
             logits[i] = answer.detach()
@@ -256,7 +262,7 @@ class Check:
         longest = max(self._group.responses, key=len)
         alone = Group(self._group.prompt, [longest], [1.0])
         tokens = torch.cat([alone.prompt, longest[:-1]])
-        with _outputs(self._view.model) as dense:
+        with _outputs(self._view.model) as dense, self._masks.dense(len(alone.prompt) - 1):
             self._view.model(input_ids=tokens.unsqueeze(0).to(self._device), use_cache=False)
         with _outputs(self._view.model) as shared:
             self._shared(trial, alone)
@@ -436,8 +442,12 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 def _rounding(view: support.ModelView) -> Iterator[None]:
     """Multiplies outputs of the embedding and of every layer by numbers within ROUNDING of 1."""
 
+    # Of its own: the masks of dropout come from torch's.
+    generator = torch.Generator(view.embedding.weight.device).manual_seed(0)
+
     def off(hidden: torch.Tensor) -> torch.Tensor:
-        return hidden * (1 + ROUNDING * (2 * torch.rand_like(hidden) - 1))
+        noise = torch.empty_like(hidden, requires_grad=False).uniform_(-1, 1, generator=generator)
+        return hidden * (1 + ROUNDING * noise)
 
     def hook(module, args, output):
         return (off(output[0]), *output[1:]) if isinstance(output, tuple) else off(output)

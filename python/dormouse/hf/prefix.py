@@ -8,7 +8,7 @@ import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from . import attention, graph, registry, support
+from . import attention, checkpointing, dropout, graph, registry, support
 from .probe import Probe, TouchRecorder
 from .sharding import PrefixDone, ReplicatedWeights
 
@@ -67,7 +67,12 @@ class PrefixForward:
         self._thread = threading.get_ident()
         positions = torch.arange(len(tokens), device=tokens.device)
         try:
-            with registry.use(self.attend):
+            with (
+                registry.use(self.attend),
+                # The graph is kept: what it saved sleeps instead of being computed again.
+                checkpointing.use(self.view.model, None),
+                dropout.of_prompt(self.view),
+            ):
                 self.weights.run_prefix(
                     self.view,
                     lambda: self.view.run(tokens, positions),

@@ -14,7 +14,7 @@ from .. import ranks
 from ..group import Group
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
-from . import check, share, sharding, support
+from . import adapters, check, dropout, share, sharding, support
 from .check import Checked
 from .fingerprint import Fingerprint
 from .model_shape import model_shape
@@ -55,17 +55,27 @@ class SharedPrefix:
     shared step equals the dense one (:meth:`check`). The model is not modified, and its attention
     outside a step is its own. ``runtime``: manages the memory that sleeps. ``sleep=False`` runs the
     same schedule with everything awake. On a GPU only memory allocated by dormouse can sleep: call
-    ``dormouse.install()`` before the first CUDA tensor.
+    ``dormouse.install()`` before the first CUDA tensor. ``prompt_dropout=False`` chooses an
+    objective without dropout in the rows that responses share: the prompt's, all but its last
+    token. Otherwise a model with dropout is refused.
 
     Not thread-safe: one step at a time per model.
     """
 
-    def __init__(self, model: torch.nn.Module, runtime: Runtime, *, sleep: bool = True):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        runtime: Runtime,
+        *,
+        sleep: bool = True,
+        prompt_dropout: bool = True,
+    ):
         self._wrapped = model
         self._model = sharding.unwrapped(model)
         self._runtime = runtime
         self._sleep = sleep
-        self._view = support.resolve(self._model)
+        self._prompt_dropout = prompt_dropout
+        self._view = support.resolve(self._model, prompt_dropout)
         self._probes: dict[tuple, Probe] = {}
         self._fingerprint: Fingerprint | None = None
         self._checks: dict[torch.dtype | None, Checked] = {}
@@ -191,7 +201,9 @@ class SharedPrefix:
             raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
         sharding.reshard(self._model)
         if self._fingerprint is None or not self._fingerprint.matches():
-            self._view = support.resolve(self._model)
+            self._view = support.resolve(self._model, self._prompt_dropout)
+            adapters.check(self._model)
+            dropout.check(self._model, self._prompt_dropout)
             support.check_step(self._model, self._view, self._runtime.device)
         return sharding.of(self._wrapped, self._view)
 

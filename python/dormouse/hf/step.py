@@ -6,6 +6,7 @@ and reports the begin and end of layers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ import torch
 from .. import _native as native
 from ..runtime import Prefix
 from ..schedule import Plan
-from . import attention, registry, support
+from . import attention, checkpointing, registry, support
 from .check import Checked
 from .prefix import KEY, VALUE, PlannedForward, PrefixForward
 from .sharding import ReplicatedWeights
@@ -275,9 +276,12 @@ def _dummy(group: GroupTokens):
 
 
 def microbatch_logits(
-    prefix: PrefixForward, tokens, positions, segments, accumulator
+    prefix: PrefixForward, tokens, positions, segments, accumulator, *, checkpoints: bool = True
 ) -> torch.Tensor:
-    """Returns logits ``[tokens, vocab]`` of packed responses over the prefix leaves."""
+    """Returns logits ``[tokens, vocab]`` of packed responses over the prefix leaves.
+
+    ``checkpoints``: whether parts that the model checkpoints are computed again in backward.
+    """
     packed = attention.Packed.of(segments)
     left = set(range(len(prefix.leaves)))
 
@@ -289,6 +293,10 @@ def microbatch_logits(
                 "prompt; accepted: the same attention once in every forward"
             )
         left.remove(layer)
+        return attend_again(call)
+
+    def attend_again(call: registry.Call):
+        layer = prefix.layer_of[call.module]
         return attention.PackedAttention.apply(
             call.query,
             call.key,
@@ -300,7 +308,8 @@ def microbatch_logits(
             accumulator(layer),
         )
 
-    with registry.use(attend):
+    again = functools.partial(registry.use, attend_again) if checkpoints else None
+    with registry.use(attend), checkpointing.use(prefix.view.model, again):
         output = prefix.view.run(tokens, positions)
     if left:
         raise support.UnsupportedModelError(
