@@ -29,15 +29,22 @@ def check(model: torch.nn.Module) -> None:
             )
 
 
+def reregistered(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Yields parameters that an adapter takes out of their module and puts back in each forward,
+    which counts as a write: those of LoRA's ``target_parameters``."""
+    for module in model.modules():
+        if hasattr(module, "parameter_name") and hasattr(module, "get_param"):
+            yield module.get_param()
+
+
 def _active(model: torch.nn.Module) -> Iterator[tuple[str, object]]:
     """Yields names and configurations of the active adapters."""
     for module in model.modules():
         configs = getattr(module, "peft_config", None)
         if not isinstance(configs, dict):
             continue
-        active = getattr(module, "active_adapters", None)
-        # A method in transformers, a property in peft.
-        names = active() if callable(active) else active
-        for name in configs if names is None else names:
-            if name in configs:
-                yield name, configs[name]
+        active = getattr(module, "active_adapters", configs)
+        if callable(active):
+            # Of transformers, whose models peft also marks with configurations.
+            active = active() if getattr(module, "_hf_peft_config_loaded", False) else ()
+        yield from ((name, configs[name]) for name in active if name in configs)
