@@ -89,6 +89,7 @@ class PrefixForward:
         self.ended(last, list(self.live[last]))
 
     def _pre_hook(self, index):
+        @torch.compiler.disable
         def hook(module, args):
             # Another thread evaluates the model meanwhile.
             if threading.get_ident() != self._thread:
@@ -104,6 +105,7 @@ class PrefixForward:
         return hook
 
     def _hook(self, index):
+        @torch.compiler.disable
         def hook(module, args, output):
             if threading.get_ident() != self._thread:
                 return
