@@ -331,9 +331,9 @@ def evaluating(model, patch):
     model.eval()
 
 
-@refused(r"parameters in torch\.float16 are not supported")
-def half_precision(model, patch):
-    model.half()
+@refused(r"parameters in torch\.float8_e4m3fn are not supported")
+def eight_bits(model, patch):
+    model.to(torch.float8_e4m3fn)
 
 
 @exact

@@ -24,7 +24,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class UnsupportedModelError(ValueError):
