@@ -84,6 +84,12 @@ STEPS = {
     "both sleep, weights gathered since the probe": Case(
         LONE, spread="nested", sleep=BOTH_ASLEEP, model=WIDE, altered="gathered in the second step"
     ),
+    "checkpointed layers": Case(UNEQUAL, altered="checkpointed"),
+    "reentrant checkpointed layers": Case(UNEQUAL, altered="checkpointed, reentrant"),
+    "checkpointed layers, asleep": Case(
+        LONE, sleep=BOTH_ASLEEP, model=WIDE, altered="checkpointed"
+    ),
+    "ddp, checkpointed layers": Case(UNEQUAL, spread="ddp", altered="checkpointed"),
     "ddp": Case(UNEQUAL, spread="ddp"),
     "ddp, one empty share": Case(((LONG,), ()), spread="ddp"),
     "ddp after a step of its own": Case(UNEQUAL, spread="ddp", altered="a dense step first"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from models import KINDS, distance, group, loss_fn, take_gradients, tiny
@@ -32,6 +34,20 @@ def hold(model, shared, loss=loss_fn) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_equal_those_of_the_dense_run(kind, use_reentrant, runtime):
     model = checkpointed(use_reentrant, kind)
+    hold(model, SharedPrefix(model, runtime))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_backward_in_another_thread(use_reentrant, runtime, monkeypatch):
+    """As on a GPU, whose backwards run in a thread of autograd's."""
+    own = torch.Tensor.backward
+
+    def backward(*args, **named):
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(own, *args, **named).result()
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    model = checkpointed(use_reentrant)
     hold(model, SharedPrefix(model, runtime))
 
 

@@ -25,17 +25,9 @@ ACCEPTED = (
     "responses alone"
 )
 
-# Attributes of modules with rates of randomness that is not torch's dropout. One that acts rarely
-# could escape the check.
-RANDOM_RATES = (
-    "drop_path",
-    "jitter_noise",
-    "layer_dropout",
-    "layerdrop",
-    "module_dropout",
-    "neftune_noise_alpha",
-    "rank_dropout",
-)
+# Attributes of modules with rates of what acts on all rows or on none: a rare event could escape the
+# check.
+RANDOM_RATES = ("drop_path", "layer_dropout", "layerdrop", "module_dropout", "rank_dropout")
 
 # Names of the arguments; the defaults are those of torch.nn.functional.
 _FUNCTIONS = {
