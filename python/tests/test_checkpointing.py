@@ -8,6 +8,10 @@ import pytest
 import torch
 from models import KINDS, distance, group, loss_fn, take_gradients, tiny
 from test_altered_models import dense_backward
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
 
 from dormouse.hf import SharedPrefix
 
@@ -62,6 +66,15 @@ def test_frozen_weights_below_trained_ones(use_reentrant, runtime):
 def test_a_layer_in_two(runtime):
     model = tiny(num_hidden_layers=LAYERS).train()
     model.activation_checkpointing_enable(every_n_layers=2)
+    hold(model, SharedPrefix(model, runtime))
+
+
+@pytest.mark.parametrize("how", CheckpointImpl)
+def test_layers_in_wrappers_of_torch(how, runtime):
+    model = tiny(num_hidden_layers=LAYERS)
+    layers = model.model.layers
+    for index, layer in enumerate(layers):
+        layers[index] = checkpoint_wrapper(layer, checkpoint_impl=how)
     hold(model, SharedPrefix(model, runtime))
 
 

@@ -16,7 +16,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator
-from itertools import chain
+from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import NamedTuple
 
@@ -46,6 +46,9 @@ GLOBAL_HOOKS = (
 
 # Containers in containers are followed to this depth.
 DEPTH_MAX = 6
+
+# In place of an entry that is not there.
+_ABSENT = object()
 
 # Packages whose functions' variables are not followed.
 _FIXED_PACKAGES = frozenset({"torch", "transformers"})
@@ -129,10 +132,20 @@ class Fingerprint:
             return True
         if self._difference() is not None:
             return False
-        # Not compared by value again at every step. peft replaces the names of active adapters
-        # whenever they are switched off and on again.
-        self.__init__(self._modules[0], self._volatile)
+        # peft replaces the names of active adapters whenever they are switched. Equal values take
+        # the place of those before, so that the next step need not compare them again.
+        self._adopt_equal()
         return True
+
+    def _adopt_equal(self) -> None:
+        containers = {id(source.container) for source in self._sources}
+        for index, key, now in list(self._replaced()):
+            if id(self._entries[index][key]) in containers:
+                # Its entries are compared too, so those of its successor must be.
+                self.__init__(self._modules[0], self._volatile)
+                return
+            self._entries[index][key] = now
+        self._objects = list(chain.from_iterable(self._views))
 
     def _is_identical(self) -> bool:
         return (
@@ -185,11 +198,23 @@ class Fingerprint:
                         container[key] = value
 
     def _changed(self, is_same: Callable) -> Iterator[tuple[_Source, object]]:
-        for source, before in zip(self._sources, self._entries, strict=True):
-            now = source.entries()
-            for key in before.keys() | now.keys():
-                if key not in before or key not in now or not is_same(before[key], now[key]):
-                    yield source, key
+        for index, key, now in self._replaced():
+            if not is_same(self._entries[index].get(key, _ABSENT), now):
+                yield self._sources[index], key
+
+    def _replaced(self) -> Iterator[tuple[int, object, object]]:
+        """Yields the source's index, the key and the present value of every entry that holds
+        another object than before."""
+        objects = iter(self._objects)
+        for index, (source, view) in enumerate(zip(self._sources, self._views, strict=True)):
+            before = list(islice(objects, self._lengths[index]))
+            if len(view) == len(before) and all(map(operator.is_, view, before)):
+                continue
+            entries, now = self._entries[index], source.entries()
+            for key in entries.keys() | now.keys():
+                value = now.get(key, _ABSENT)
+                if entries.get(key, _ABSENT) is not value:
+                    yield index, key, value
 
     def _current_values(self) -> list[tuple]:
         return [
