@@ -1,7 +1,8 @@
-"""Gradient checkpointing: the responses are computed again as the trainer asks, the prefix is not."""
+"""Gradient checkpointing: responses are computed again as the trainer asks, the prefix is not."""
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
 )
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from dormouse.hf import SharedPrefix
 
@@ -75,6 +77,15 @@ def test_layers_in_wrappers_of_torch(how, runtime):
     layers = model.model.layers
     for index, layer in enumerate(layers):
         layers[index] = checkpoint_wrapper(layer, checkpoint_impl=how)
+    hold(model, SharedPrefix(model, runtime))
+
+
+def test_products_kept(runtime):
+    """Only what is not a product is computed again."""
+    kept = [torch.ops.aten.mm.default]
+    model = tiny(num_hidden_layers=LAYERS).train()
+    contexts = functools.partial(create_selective_checkpoint_contexts, kept)
+    model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
     hold(model, SharedPrefix(model, runtime))
 
 

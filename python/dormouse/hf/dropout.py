@@ -21,12 +21,12 @@ from . import checkpointing
 from .support import ModelView, UnsupportedModelError
 
 ACCEPTED = (
-    "accepted: 0, or SharedPrefix(model, runtime, prompt_dropout=False), which drops in the rows of "
-    "responses alone"
+    "accepted: 0, or SharedPrefix(model, runtime, prompt_dropout=False), which drops in the rows "
+    "of responses alone"
 )
 
-# Attributes of modules with rates of what acts on all rows or on none: a rare event could escape the
-# check.
+# Attributes of modules with rates of what acts on all rows or on none. A rare event could escape
+# the check.
 RANDOM_RATES = ("drop_path", "layer_dropout", "layerdrop", "module_dropout", "rank_dropout")
 
 # Names of the arguments; the defaults are those of torch.nn.functional.
