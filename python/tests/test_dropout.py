@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from models import distance, group, loss_fn, take_gradients, tiny
+from test_altered_models import dense_backward
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -147,6 +148,32 @@ def refused(model, runtime, match, **options):
 
 def test_dropout_of_shared_rows(runtime):
     refused(adapted(), runtime, r"dropout 0\.3 in .*k_proj\.drop.*prompt_dropout=False")
+
+
+def test_masks_that_follow_from_the_row(runtime, monkeypatch):
+    """The check finds that they are the same in the dense run; those of real dropout are not."""
+    model = adapted()
+    own = functional.dropout
+    rows = []
+
+    def begin(module, args, named):
+        tokens = named["input_ids"][0]
+        positions = named.get("position_ids", torch.arange(len(tokens)).unsqueeze(0))[0]
+        rows[:] = [(tokens * 7 + positions * 13) % 5 > 0]
+
+    def by_row(x, p=0.5, training=True, inplace=False):
+        return x * rows[0].to(x.dtype).view(1, -1, 1) / (1 - p)
+
+    model.register_forward_pre_hook(begin, with_kwargs=True)
+    monkeypatch.setattr(functional, "dropout", by_row)
+    shared, case = SharedPrefix(model, runtime), group()
+    shared.backward(case, loss_fn)
+    got = take_gradients(model)
+    dense_backward(model, case)
+    assert distance(got, take_gradients(model)) <= FP64_BOUND
+    monkeypatch.setattr(functional, "dropout", own)
+    with pytest.raises(UnsupportedModelError, match=r"dropout 0\.3 in .*k_proj\.drop"):
+        shared.backward(case, loss_fn)
 
 
 def test_dropout_of_attention(runtime):

@@ -35,6 +35,7 @@ _FUNCTIONS = {
     torch.dropout: ("input", "p", "train"),
 }
 _DEFAULTS = (None, 0.5, True)
+_FORWARD, _DROPOUT = torch.nn.Dropout.forward, functional.dropout
 
 _BITS = (1 << 32) - 1
 
@@ -51,10 +52,16 @@ def check(model: torch.nn.Module, prompt_dropout: bool) -> None:
                     "what it draws; accepted: 0"
                 )
         is_dropout = isinstance(module, torch.nn.Dropout) and module.p > 0
-        if prompt_dropout and model.training and is_dropout:
+        if prompt_dropout and model.training and is_dropout and _is_torchs(module):
             raise UnsupportedModelError(
                 f"dropout {module.p} in {name!r}: a shared prefix would share its mask; {ACCEPTED}"
             )
+
+
+def _is_torchs(module: torch.nn.Dropout) -> bool:
+    """Returns whether torch draws the mask. Of other code the check finds out what it does."""
+    is_own = type(module).forward is _FORWARD and "forward" not in module.__dict__
+    return is_own and functional.dropout is _DROPOUT
 
 
 def _largest(value) -> float:
