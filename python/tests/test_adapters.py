@@ -11,7 +11,7 @@ from model_zoo import in_fp64, zoo_model
 from models import distance, group, loss_fn, take_gradients, tiny
 from test_altered_models import dense_backward
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse.hf import SharedPrefix, UnsupportedModelError, check, support
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -98,6 +98,14 @@ def hold(model, shared, loss=loss_fn) -> None:
 def test_exact(method, runtime):
     model = adapted(EXACT[method])
     hold(model, SharedPrefix(model, runtime))
+
+
+@pytest.mark.parametrize("method", EXACT)
+def test_short_lengths_suffice(method):
+    """The code is that of torch, transformers and peft, so the check needs no long groups."""
+    model = peft.get_peft_model(tiny(num_hidden_layers=LAYERS, dtype=torch.float32), EXACT[method])
+    model.get_base_model().activation_checkpointing_enable()
+    assert check.unknown_code(support.resolve(model)) is None
 
 
 @pytest.mark.parametrize("method", REFUSED)

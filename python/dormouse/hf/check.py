@@ -67,7 +67,7 @@ ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "dormouse"})
-# Where functions in a model's file may come from.
+# Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LOGITS = "logits"
@@ -322,7 +322,7 @@ def unknown_code(view: support.ModelView) -> str | None:
     for kind in kinds:
         if kind is object:
             continue
-        if _package(kind) not in KNOWN_PACKAGES:
+        if _package(kind) not in FUNCTION_PACKAGES:
             return f"the class {kind.__module__}.{kind.__qualname__}"
         functions = list(vars(kind).values())
         if kind.__module__.startswith("transformers.models."):
