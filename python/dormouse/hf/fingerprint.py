@@ -116,7 +116,10 @@ class Fingerprint:
         """``volatile``: entries that every forward changes, from :meth:`volatile` of an earlier
         fingerprint; they are left out."""
         self._volatile = volatile
-        self._sources = [_without(source, volatile) for source in _sources(model)]
+        changing: dict[int, set] = {}
+        for container, key in volatile:
+            changing.setdefault(container, set()).add(key)
+        self._sources = [_without(source, changing) for source in _sources(model)]
         self._views = [source.view() for source in self._sources]
         self._entries = [source.entries() for source in self._sources]
         self._lengths = list(map(len, self._views))
@@ -243,11 +246,12 @@ def _equal(before, now, depth: int = 0) -> bool:
     return all(_equal(*each, depth + 1) for each in zip(before, now, strict=True))
 
 
-def _without(source: _Source, volatile: frozenset) -> _Source:
-    changing = {key for container, key in volatile if container == id(source.container)}
-    if not changing:
+def _without(source: _Source, changing: dict[int, set]) -> _Source:
+    """``changing``: the keys to leave out, by the container's identity."""
+    left_out = changing.get(id(source.container))
+    if not left_out:
         return source
-    kept = tuple(key for key in source.entries() if key not in changing)
+    kept = tuple(key for key in source.entries() if key not in left_out)
     if isinstance(source.container, tuple):
         return _Source(source.name, tuple(source.container[i] for i in kept))
     if isinstance(source.container, list):
