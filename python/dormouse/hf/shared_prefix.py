@@ -87,6 +87,7 @@ class SharedPrefix:
         neither weights, buffers, ``.grad`` nor the state of random generators. It runs about 60
         tokens densely, and as many again shared. A model with code from outside torch, transformers
         and peft runs longer groups too, about eight times the longest sequence of ``group``.
+        Dropout drops by fixed masks meanwhile.
 
         Raises :class:`UnsupportedModelError` naming what differs. Under ``fully_shard`` a check is
         part of :meth:`step`, and this method is refused.
