@@ -331,13 +331,25 @@ def evaluating(model, patch):
     model.eval()
 
 
-@refused(r"parameters in torch\.float16 are not supported")
-def half_precision(model, patch):
-    model.half()
+@refused(r"parameters in torch\.float8_e4m3fn are not supported")
+def eight_bits(model, patch):
+    model.to(torch.float8_e4m3fn)
 
 
-@refused("gradient checkpointing drops tensors")
+@exact
 def checkpointing_of_transformers(model, patch):
+    model.train()
+    model.activation_checkpointing_enable()
+
+
+@exact
+def reentrant_checkpointing_of_transformers(model, patch):
+    model.train()
+    model.activation_checkpointing_enable({"use_reentrant": True})
+
+
+@refused("the model's own forward fails .*_gradient_checkpointing_func")
+def checkpointing_without_a_function(model, patch):
     model.train()
     for layer in model.model.layers:
         layer.gradient_checkpointing = True

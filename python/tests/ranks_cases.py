@@ -87,6 +87,12 @@ STEPS = {
     "both sleep, weights gathered since the probe": Case(
         LONE, spread="nested", sleep=BOTH_ASLEEP, model=WIDE, altered="gathered in the second step"
     ),
+    "checkpointed layers": Case(UNEQUAL, altered="checkpointed"),
+    "reentrant checkpointed layers": Case(UNEQUAL, altered="checkpointed, reentrant"),
+    "checkpointed layers, asleep": Case(
+        LONE, sleep=BOTH_ASLEEP, model=WIDE, altered="checkpointed"
+    ),
+    "ddp, checkpointed layers": Case(UNEQUAL, spread="ddp", altered="checkpointed"),
     "ddp": Case(UNEQUAL, spread="ddp"),
     "trees": Case(((TREE, SHORT), (OTHER_TREE,))),
     "a tree on one rank alone": Case(((LONG, TINY), (TREE,))),

@@ -117,6 +117,8 @@ class Run:
         how, layers = self.case.altered, self.bare.model.layers
         if how == "rank 1 freezes a layer" and self.rank == 1:
             layers[0].requires_grad_(False)
+        if how.startswith("checkpointed"):
+            self.bare.activation_checkpointing_enable({"use_reentrant": "reentrant" in how})
         if how == "rank 1 has dropout" and self.rank == 1:
             layers[1].extra = torch.nn.Dropout(0.25)
         if how == "rank 1 has much dropout" and self.rank == 1:

@@ -49,14 +49,8 @@ def test_a_dropout_module_while_training(runtime):
     refused(model.train(), runtime, "dropout 0.25 in 'model.layers.1.extra'")
 
 
-def test_gradient_checkpointing(runtime):
-    model = tiny().train()
-    model.gradient_checkpointing_enable()
-    refused(model, runtime, "gradient checkpointing")
-
-
-def test_half_precision(runtime):
-    refused(tiny(dtype=torch.float16), runtime, "float16.*accepted")
+def test_eight_bits(runtime):
+    refused(tiny().to(torch.float8_e4m3fn), runtime, "float8_e4m3fn.*accepted")
 
 
 def test_inference_mode(runtime):

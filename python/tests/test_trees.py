@@ -288,3 +288,32 @@ def test_a_group_and_a_tree_are_checked_each(runtime):
     assert first.reason == "the first step" and tree.reason == "the first step with a tree"
     assert shared.backward(random_conversations(1), token_losses).checked is tree
     assert shared.backward(group, lambda logits, labels, i: logits.sum()).checked is first
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "bamba", "falcon"])
+def test_checkpointed_layers(kind, use_reentrant, runtime):
+    with in_fp64():
+        model = (tiny() if kind == "llama" else zoo_model(kind)).train()
+        # Reentrant checkpoints need an input with a gradient.
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+        shared, dense, _ = both(
+            model, random_conversations(5), runtime, microbatch_tokens=9, block_tokens=6
+        )
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_dropout_of_leaves_alone(runtime):
+    """Its check compares a tree with dense runs by fixed masks, ones on shared rows."""
+    model = tiny().train()
+    for layer in model.model.layers:
+        layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.3))
+    with pytest.raises(UnsupportedModelError, match="prompt_dropout=False"):
+        SharedPrefix(model, runtime).backward(random_conversations(5), token_losses)
+    shared = SharedPrefix(model, runtime, prompt_dropout=False)
+    report = shared.backward(random_conversations(5), token_losses, microbatch_tokens=9)
+    assert report.checked.error <= FP64_BOUND
+    first = take_gradients(model)
+    shared.backward(random_conversations(5), token_losses, microbatch_tokens=9)
+    assert distance(take_gradients(model), first) > 1e-2, "masks are drawn anew"

@@ -7,11 +7,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import AttentionInterface
 
 import dormouse
 import dormouse.hf
-from dormouse.hf import registry
 
 from . import dense, models
 from .shapes import COMPILED, Geometry
@@ -144,7 +142,7 @@ class Ours:
         return self._of("eager", True).predict(group, microbatch_tokens=self._microbatch_tokens)
 
     def checkpoint(self, on: bool) -> None:
-        """Switches activation checkpointing, with which the shared schedule refuses steps."""
+        """Switches activation checkpointing: of the responses, since the prompt sleeps."""
         Dense.checkpoint(self, on)
 
     def trim(self) -> None:
@@ -170,8 +168,6 @@ class Ours:
 
 def compile_layers(layers) -> list:
     """Compiles each layer's forward. Hooks and the schedule's attention stay outside."""
-    function = torch._dynamo.disable(registry.attention)
-    AttentionInterface.register(registry.NAME, function)
     torch._dynamo.config.recompile_limit = GRAPHS_MAX
     return [torch.compile(layer.forward, dynamic=False) for layer in layers]
 

@@ -38,7 +38,7 @@ from transformers import AttentionInterface
 
 from ..group import Group
 from ..tree import Tree
-from . import support
+from . import dropout, support
 from .fingerprint import GLOBAL_HOOKS
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of
@@ -64,8 +64,8 @@ FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
-KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft"})
-# Where functions in a model's file may come from.
+KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "dormouse"})
+# Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LOGITS = "logits"
@@ -123,6 +123,7 @@ class Check:
         """``step``: runs a shared step of the model."""
         self._view, self._weights, self._step, self._device = view, weights, step, device
         self._miniatures = miniatures
+        self._masks = dropout.FixedMasks(view.model)
 
     def run(self, reason: str) -> Checked:
         """Compares both ways. Raises :class:`UnsupportedModelError` if they differ."""
@@ -134,7 +135,9 @@ class Check:
         wide = torch.float32 if widens else None
         tolerance = TOLERANCE_LOW if is_low and not widens else TOLERANCE[wide or dtype]
         autocast = torch.autocast(kind, enabled=False) if widens else contextlib.nullcontext()
-        with _undisturbed(self._device):
+        drops = not self._view.prompt_dropout
+        masks = self._masks.active() if drops else contextlib.nullcontext()
+        with _undisturbed(self._device), masks:
             with autocast:
                 error = max(self._compare(each, wide, tolerance) for each in self._miniatures)
             if widens:
@@ -203,7 +206,10 @@ class Check:
         self._weights.keep_in_next_backwards()
         for i, sequence in enumerate(miniature.sequences):
             tokens = sequence.tokens[:-1].unsqueeze(0).to(self._device)
-            with support.explained(f"the model's own forward{self._widened}"):
+            with (
+                support.explained(f"the model's own forward{self._widened}"),
+                self._masks.dense(miniature.shared_rows[i]),
+            ):
                 output = self._view.model(input_ids=tokens, use_cache=False)
             scored = miniature.scored(support.logits_of(output)[0], i)
             logits[i] = scored.detach()
@@ -233,7 +239,7 @@ class Check:
             return None
         alone = self._miniature.alone()
         tokens = alone.sequences[0].tokens[:-1]
-        with _outputs(self._view.model) as dense:
+        with _outputs(self._view.model) as dense, self._masks.dense(alone.shared_rows[0]):
             self._view.model(input_ids=tokens.unsqueeze(0).to(self._device), use_cache=False)
         with _outputs(self._view.model) as shared:
             self._shared(trial, alone)
@@ -280,7 +286,7 @@ def unknown_code(view: support.ModelView) -> str | None:
     for kind in kinds:
         if kind is object:
             continue
-        if _package(kind) not in KNOWN_PACKAGES:
+        if _package(kind) not in FUNCTION_PACKAGES:
             return f"the class {kind.__module__}.{kind.__qualname__}"
         functions = list(vars(kind).values())
         if kind.__module__.startswith("transformers.models."):
@@ -372,8 +378,12 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 def _rounding(view: support.ModelView) -> Iterator[None]:
     """Multiplies outputs of the embedding and of every layer by numbers within ROUNDING of 1."""
 
+    # Of its own: the masks of dropout come from torch's.
+    generator = torch.Generator(view.embedding.weight.device).manual_seed(0)
+
     def off(hidden: torch.Tensor) -> torch.Tensor:
-        return hidden * (1 + ROUNDING * (2 * torch.rand_like(hidden) - 1))
+        noise = torch.empty_like(hidden, requires_grad=False).uniform_(-1, 1, generator=generator)
+        return hidden * (1 + ROUNDING * noise)
 
     def hook(module, args, output):
         return (off(output[0]), *output[1:]) if isinstance(output, tuple) else off(output)

@@ -7,6 +7,7 @@ must say just that: windows, biases and padding in a mask are refused.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 
@@ -22,7 +23,6 @@ from .support import UnsupportedModelError
 IMPLEMENTATION = "sdpa"
 
 
-
 class use(TorchFunctionMode):
     """Context: torch's attention in this thread's ``layers`` goes to ``attend``."""
 
@@ -35,10 +35,10 @@ class use(TorchFunctionMode):
     def __enter__(self):
         thread = threading.get_ident()
 
-        def note(module, args):
+        def note(layer, module, args):
             # Another thread evaluates the model meanwhile.
             if threading.get_ident() == thread:
-                self._layer = module
+                self._layer = layer
 
         def leave(module, args, output):
             if threading.get_ident() == thread:
@@ -46,7 +46,10 @@ class use(TorchFunctionMode):
 
         self._hooks = []
         for layer in self._layers:
-            self._hooks.append(layer.register_forward_pre_hook(note))
+            # A checkpointed layer is computed again without its own hooks.
+            for module in layer.modules():
+                hook = functools.partial(note, layer)
+                self._hooks.append(module.register_forward_pre_hook(hook))
             self._hooks.append(layer.register_forward_hook(leave, always_call=True))
         return super().__enter__()
 

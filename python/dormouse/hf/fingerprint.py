@@ -4,9 +4,9 @@ Compared by identity: parameters, buffers, modules, hooks and attributes of ever
 its containers, the configuration, the functions of each class, the callables of the files that
 define them, the registered attention functions, hooks on all modules, and the variables that hooks,
 patched functions and functions of classes outside torch and transformers read. Compared by value:
-dtype, shape, device, trainability and hooks of every parameter. Values of weights are not compared,
-nor what other objects hold beside numbers and texts. Every object compared is kept alive, so no
-identity is used twice.
+numbers and texts among these, and dtype, shape, device, trainability and hooks of every parameter.
+Values of weights are not compared, nor what other objects hold beside numbers and texts. Every
+object compared is kept alive, so no identity is used twice.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import dataclasses
 import functools
 import operator
 import sys
-from collections.abc import Collection, Iterator
-from itertools import chain
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import NamedTuple
 
@@ -46,6 +46,9 @@ GLOBAL_HOOKS = (
 
 # Containers in containers are followed to this depth.
 DEPTH_MAX = 6
+
+# In place of an entry that is not there.
+_ABSENT = object()
 
 # Packages whose functions' variables are not followed.
 _FIXED_PACKAGES = frozenset({"torch", "transformers"})
@@ -112,7 +115,11 @@ class Fingerprint:
     def __init__(self, model: torch.nn.Module, volatile: frozenset = frozenset()):
         """``volatile``: entries that every forward changes, from :meth:`volatile` of an earlier
         fingerprint; they are left out."""
-        self._sources = [_without(source, volatile) for source in _sources(model)]
+        self._volatile = volatile
+        changing: dict[int, set] = {}
+        for container, key in volatile:
+            changing.setdefault(container, set()).add(key)
+        self._sources = [_without(source, changing) for source in _sources(model)]
         self._views = [source.view() for source in self._sources]
         self._entries = [source.entries() for source in self._sources]
         self._lengths = list(map(len, self._views))
@@ -123,7 +130,27 @@ class Fingerprint:
         self._values = self._current_values()
 
     def matches(self) -> bool:
-        """Returns whether the model still holds the same."""
+        """Returns whether the model still holds the same, or equal numbers and texts instead."""
+        if self._is_identical():
+            return True
+        if self._difference() is not None:
+            return False
+        # peft replaces the names of active adapters whenever they are switched. Equal values take
+        # the place of those before, so that the next step need not compare them again.
+        self._adopt_equal()
+        return True
+
+    def _adopt_equal(self) -> None:
+        containers = {id(source.container) for source in self._sources}
+        for index, key, now in list(self._replaced()):
+            if id(self._entries[index][key]) in containers:
+                # Its entries are compared too, so those of its successor must be.
+                self.__init__(self._modules[0], self._volatile)
+                return
+            self._entries[index][key] = now
+        self._objects = list(chain.from_iterable(self._views))
+
+    def _is_identical(self) -> bool:
         return (
             list(map(len, self._views)) == self._lengths
             and all(map(operator.is_, chain.from_iterable(self._views), self._objects))
@@ -133,17 +160,20 @@ class Fingerprint:
 
     def difference(self) -> str:
         """Names what changed since."""
-        for source, key in self._changed():
+        return self._difference() or "nothing changed"
+
+    def _difference(self) -> str | None:
+        for source, key in self._changed(_equal):
             return f"{source.name}.{key} changed".lstrip(".")
         if list(map(type, self._modules)) != self._types:
             return "the class of a module changed"
         if self._current_values() != self._values:
             return "dtype, shape, device, trainability or hooks of parameters changed"
-        return "nothing changed"
+        return None
 
     def volatile(self) -> frozenset:
         """Returns the entries that changed since, for a fingerprint taken after a forward."""
-        return frozenset((id(source.container), key) for source, key in self._changed())
+        return frozenset((id(source.container), key) for source, key in self._changed(operator.is_))
 
     def restore(self) -> None:
         """Puts attributes of modules back that a forward changed, and entries of the dicts and
@@ -170,12 +200,24 @@ class Fingerprint:
                     if container.get(key) is not value or key not in container:
                         container[key] = value
 
-    def _changed(self) -> Iterator[tuple[_Source, object]]:
-        for source, before in zip(self._sources, self._entries, strict=True):
-            now = source.entries()
-            for key in before.keys() | now.keys():
-                if key not in before or key not in now or before[key] is not now[key]:
-                    yield source, key
+    def _changed(self, is_same: Callable) -> Iterator[tuple[_Source, object]]:
+        for index, key, now in self._replaced():
+            if not is_same(self._entries[index].get(key, _ABSENT), now):
+                yield self._sources[index], key
+
+    def _replaced(self) -> Iterator[tuple[int, object, object]]:
+        """Yields the source's index, the key and the present value of every entry that holds
+        another object than before."""
+        objects = iter(self._objects)
+        for index, (source, view) in enumerate(zip(self._sources, self._views, strict=True)):
+            before = list(islice(objects, self._lengths[index]))
+            if len(view) == len(before) and all(map(operator.is_, view, before)):
+                continue
+            entries, now = self._entries[index], source.entries()
+            for key in entries.keys() | now.keys():
+                value = now.get(key, _ABSENT)
+                if entries.get(key, _ABSENT) is not value:
+                    yield index, key, value
 
     def _current_values(self) -> list[tuple]:
         return [
@@ -187,11 +229,29 @@ class Fingerprint:
         ]
 
 
-def _without(source: _Source, volatile: frozenset) -> _Source:
-    changing = {key for container, key in volatile if container == id(source.container)}
-    if not changing:
+def _equal(before, now, depth: int = 0) -> bool:
+    """Returns whether both are the same, or containers of equal numbers and texts."""
+    if before is now:
+        return True
+    if type(before) is not type(now) or depth > DEPTH_MAX:
+        return False
+    if isinstance(before, dict):
+        if before.keys() != now.keys():
+            return False
+        before, now = before.values(), (now[key] for key in before)
+    elif not isinstance(before, (list, tuple)):
+        return isinstance(before, (int, float, str)) and before == now
+    elif len(before) != len(now):
+        return False
+    return all(_equal(*each, depth + 1) for each in zip(before, now, strict=True))
+
+
+def _without(source: _Source, changing: dict[int, set]) -> _Source:
+    """``changing``: the keys to leave out, by the container's identity."""
+    left_out = changing.get(id(source.container))
+    if not left_out:
         return source
-    kept = tuple(key for key in source.entries() if key not in changing)
+    kept = tuple(key for key in source.entries() if key not in left_out)
     if isinstance(source.container, tuple):
         return _Source(source.name, tuple(source.container[i] for i in kept))
     if isinstance(source.container, list):

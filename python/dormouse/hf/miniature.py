@@ -88,9 +88,10 @@ class Miniature:
         prompt_tokens: int,
         microbatch_tokens: int = MICROBATCH_TOKENS,
         rows: int = 0,
+        shared_rows: Sequence[int] = (),
     ):
         """``prompt_tokens``: length of the shortest shared prefix. ``rows``: of the longest
-        microbatch, with the prefixes before it."""
+        microbatch, with the prefixes before it. ``shared_rows``: of a tree, by sequence."""
         self.batch = batch
         self.prompt_tokens = prompt_tokens
         self.microbatch_tokens = microbatch_tokens
@@ -99,8 +100,11 @@ class Miniature:
             whole = [torch.cat([batch.prompt, response]) for response in batch.responses]
             labels = [[(prompt_tokens, len(tokens))] for tokens in whole]
             self.sequences = list(map(Conversation, whole, labels, batch.weights))
+            shared_rows = [prompt_tokens - 1] * len(whole)
         else:
             self.sequences = batch.conversations
+        self.shared_rows = shared_rows
+        """Of each sequence: the number of rows that it shares."""
 
     @property
     def longest_tokens(self) -> int:
@@ -177,7 +181,9 @@ def tree(view: ModelView) -> Miniature:
         Conversation(torch.cat([root, turn[:6]]), [(at + 5, at + 6)], 1.25),
         Conversation(torch.cat([root, draw(13)]), [(at, at + 13)], -1.0),
     ]
-    return Miniature(Tree(conversations), PROMPT_TOKENS)
+    # A row is shared if its label is.
+    shared = [inner - 1, inner - 1, at + 5, at - 1]
+    return Miniature(Tree(conversations), PROMPT_TOKENS, shared_rows=shared)
 
 
 def _drawing(view: ModelView) -> Callable[[int], torch.Tensor]:

@@ -13,7 +13,9 @@ def model_shape(view: support.ModelView) -> native.ModelShape:
     hidden = view.config.hidden_size
     # In the last layer phase A runs K and V both ways and Q forward only: a third of its work.
     key_value = 2 * view.kv_heads * view.head_dim * hidden
-    dtype = next(view.layers[0].parameters()).dtype
+    # Quantised weights are integers.
+    floats = (p.dtype for p in view.layers[0].parameters() if p.is_floating_point())
+    dtype = next(floats, torch.get_default_dtype())
     return native.ModelShape(
         layers=len(view.layers),
         heads=view.heads,

@@ -15,7 +15,7 @@ import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from . import attention, cached, graph, recurrent, registry, support
+from . import attention, cached, checkpointing, dropout, graph, recurrent, registry, support
 from .mixers import Handlers, Mixers
 from .probe import Probe, TouchRecorder
 from .sharding import PrefixDone, ReplicatedWeights
@@ -136,7 +136,12 @@ class PrefixForward:
         handlers = Handlers(self.attend, self.update, record)
         output = None
         try:
-            with self.mixers.taken_over(handlers, self._packed, first) as arguments:
+            with (
+                self.mixers.taken_over(handlers, self._packed, first) as arguments,
+                # The graph is kept: what it saved sleeps instead of being computed again.
+                checkpointing.use(self.view.model, None),
+                dropout.of_prompt(self.view),
+            ):
                 if is_scored:
                     output = self.view.run(tokens, positions, arguments, logits_rows)
                 else:
@@ -165,6 +170,7 @@ class PrefixForward:
         self.scored = self.scored_leaf = None
 
     def _pre_hook(self, index):
+        @torch.compiler.disable
         def hook(module, args):
             # Another thread evaluates the model meanwhile.
             if threading.get_ident() != self._thread:
@@ -180,6 +186,7 @@ class PrefixForward:
         return hook
 
     def _hook(self, index):
+        @torch.compiler.disable
         def hook(module, args, output):
             if threading.get_ident() != self._thread:
                 return None

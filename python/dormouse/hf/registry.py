@@ -87,6 +87,8 @@ class use:
                 PreTrainedConfig._attn_implementation = _own
 
 
+# Compiled layers call it between their graphs: it is not traced, so a pass compiles nothing anew.
+@torch.compiler.disable
 def attention(
     module,
     query,

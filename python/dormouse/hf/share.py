@@ -43,6 +43,7 @@ def of(
             f"{PASSES_VERSION}, torch {torch.__version__}, transformers {transformers.__version__}",
             "model": f"{view.config.model_type}, {len(view.layers)} layers",
             "weights": _short(weights.description),
+            "prompt_dropout": str(view.prompt_dropout),
             "trainable numbers": str(trainable),
             "parameters": _parameters(model),
         },

@@ -16,7 +16,7 @@ from ..group import Group
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
 from ..tree import Conversation, Tree
-from . import check, miniature, share, sharding, support
+from . import adapters, check, dropout, miniature, share, sharding, support
 from .batch import Batch, GroupBatch, LossFn, TokenLossFn, TreeBatch
 from .check import Checked
 from .fingerprint import Fingerprint
@@ -59,17 +59,27 @@ class SharedPrefix:
     shared step equals the dense one (:meth:`check`). The model is not modified, and its attention
     outside a step is its own. ``runtime``: manages the memory that sleeps. ``sleep=False`` runs the
     same schedule with everything awake. On a GPU only memory allocated by dormouse can sleep: call
-    ``dormouse.install()`` before the first CUDA tensor.
+    ``dormouse.install()`` before the first CUDA tensor. ``prompt_dropout=False`` chooses an
+    objective without dropout in the rows that responses share: the prompt's, all but its last
+    token. Otherwise a model with dropout is refused.
 
     Not thread-safe: one step at a time per model.
     """
 
-    def __init__(self, model: torch.nn.Module, runtime: Runtime, *, sleep: bool = True):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        runtime: Runtime,
+        *,
+        sleep: bool = True,
+        prompt_dropout: bool = True,
+    ):
         self._wrapped = model
         self._model = sharding.unwrapped(model)
         self._runtime = runtime
         self._sleep = sleep
-        self._view = support.resolve(self._model)
+        self._prompt_dropout = prompt_dropout
+        self._view = support.resolve(self._model, prompt_dropout)
         self._probes: dict[tuple, Probe] = {}
         self._fingerprint: Fingerprint | None = None
         self._checks: dict[tuple[torch.dtype | None, bool], Checked] = {}
@@ -81,7 +91,8 @@ class SharedPrefix:
         neither weights, buffers, ``.grad`` nor the state of random generators. It runs about 60
         tokens densely, and as many again shared. A model with code from outside torch, transformers
         and peft runs longer groups too, about eight times the longest sequence of ``group``, and a
-        microbatch of ``microbatch_tokens`` if its responses are as many.
+        microbatch of ``microbatch_tokens`` if its responses are as many. Dropout drops by fixed
+        masks meanwhile.
 
         Raises :class:`UnsupportedModelError` naming what differs. Under ``fully_shard`` a check is
         part of :meth:`step`, and this method is refused.
@@ -233,7 +244,9 @@ class SharedPrefix:
             raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
         sharding.reshard(self._model)
         if self._fingerprint is None or not self._fingerprint.matches():
-            self._view = support.resolve(self._model)
+            self._view = support.resolve(self._model, self._prompt_dropout)
+            adapters.check(self._model)
+            dropout.check(self._model, self._prompt_dropout)
             support.check_step(self._model, self._view, self._runtime.device)
         return sharding.of(self._wrapped, self._view)
 

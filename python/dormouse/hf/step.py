@@ -8,6 +8,7 @@ end of layers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import torch
 from .. import _native as native
 from ..runtime import Prefix
 from ..schedule import Op, Plan, PlanNode, Score
-from . import attention, recurrent, registry, support
+from . import attention, checkpointing, recurrent, registry, support
 from .batch import Batch
 from .check import Checked
 from .mixers import Handlers, Mixers
@@ -426,9 +427,15 @@ def microbatch_logits(
     positions: torch.Tensor,
     segments: Sequence[tuple[int, int]],
     logits_rows: torch.Tensor | None = None,
+    *,
+    checkpoints: bool = True,
 ) -> torch.Tensor:
     """Returns logits ``[rows, vocab]`` of packed sequences that follow the prefixes of ``path``,
-    the root first. ``logits_rows``: see :meth:`.support.ModelView.run`."""
+    the root first.
+
+    ``logits_rows``: see :meth:`.support.ModelView.run`. ``checkpoints``: whether parts that the
+    model checkpoints are computed again in backward.
+    """
     packed = attention.Packed.of(segments)
     mixers = path[0].mixers if path else Mixers(view)
     left = {layer for layer, pair in enumerate(path[0].leaves) if pair} if path else set()
@@ -453,8 +460,15 @@ def microbatch_logits(
     def attend(call: registry.Call):
         return over_path(path, layer_of(call.module), call, packed)
 
+    def attend_again(call: registry.Call):
+        return over_path(path, path[0].layer_of[call.module] if path else 0, call, packed)
+
+    def taken_over(attend):
+        return mixers.taken_over(Handlers(attend, update, resumed), packed, before)
+
     before = path[-1].end if path else 0
-    with mixers.taken_over(Handlers(attend, update, resumed), packed, before) as arguments:
+    again = functools.partial(taken_over, attend_again) if checkpoints else None
+    with taken_over(attend) as arguments, checkpointing.use(view.model, again):
         output = view.run(tokens, positions, arguments, logits_rows)
     resumed.check_complete()
     if left:

@@ -31,7 +31,7 @@ ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, Asse
 # Argument of transformers' models: rows, as a tensor of indices.
 LOGITS_ROWS = "logits_to_keep"
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class UnsupportedModelError(ValueError):
@@ -47,6 +47,8 @@ class ModelView:
     layers: tuple[torch.nn.Module, ...]
     config: object
     """The configuration of the text model."""
+    prompt_dropout: bool = True
+    """Whether the prompt's rows run with the model's dropout; see :mod:`.dropout`."""
 
     def run(
         self,
@@ -127,7 +129,7 @@ def logits_of(output) -> torch.Tensor:
     return logits
 
 
-def resolve(model: torch.nn.Module) -> ModelView:
+def resolve(model: torch.nn.Module, prompt_dropout: bool = True) -> ModelView:
     """Returns the model with its layers. Raises :class:`UnsupportedModelError`."""
     config = getattr(model, "config", None)
     if not hasattr(config, "get_text_config") or not hasattr(model, "get_input_embeddings"):
@@ -144,7 +146,7 @@ def resolve(model: torch.nn.Module) -> ModelView:
         raise UnsupportedModelError(
             "config.is_causal is False, so prompt tokens attend to responses; accepted: True"
         )
-    view = ModelView(model, _layers(model, config), config)
+    view = ModelView(model, _layers(model, config), config, prompt_dropout)
     _check_rope(view)
     return view
 
@@ -179,27 +181,15 @@ def _check_rope(view: ModelView) -> None:
 
 
 def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) -> None:
-    """Checks what may change between steps: dropout, checkpointing, dtype, device.
+    """Checks what may change between steps: dropout of attention, dtype, device.
 
     ``device``: the runtime's.
     """
-    if model.training:
-        for name, module in model.named_modules():
-            rate = getattr(module, "p", 0.0) if isinstance(module, torch.nn.Dropout) else 0.0
-            if rate > 0.0:
-                raise UnsupportedModelError(
-                    f"dropout {rate} in {name!r}: a shared prefix would share its mask; accepted: 0"
-                )
-        rate = getattr(view.config, "attention_dropout", 0.0) or 0.0
-        if rate > 0.0:
-            raise UnsupportedModelError(
-                f"attention_dropout {rate}: a shared prefix would share its mask; accepted: 0"
-            )
-        if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-            raise UnsupportedModelError(
-                "gradient checkpointing drops tensors the prefix backward needs; accepted: off "
-                "(the prefix sleeps instead)"
-            )
+    rate = getattr(view.config, "attention_dropout", 0.0) or 0.0
+    if model.training and rate > 0.0:
+        raise UnsupportedModelError(
+            f"attention_dropout {rate}: a shared prefix would share its mask; accepted: 0"
+        )
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise UnsupportedModelError(

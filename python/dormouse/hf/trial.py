@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import graph
+from . import adapters, graph
 from .support import UnsupportedModelError
 
 # Widened weights and their gradients.
@@ -22,6 +22,7 @@ class Trial:
     def __enter__(self) -> Trial:
         self._own = dict(self._model.named_parameters())
         self._before = {name: (p.grad, p._version) for name, p in self._own.items()}
+        self._digests = {p: _digest(p) for p in adapters.reregistered(self._model)}
         for parameter in self._own.values():
             parameter.grad = None
         self._others: dict[torch.Tensor, torch.Tensor | None] = {}
@@ -48,7 +49,9 @@ class Trial:
     def take(self, *, to_host: bool = False) -> dict[str, torch.Tensor]:
         """Returns the gradients since the last call, by name; ``to_host``: in host memory."""
         for name, parameter in self._own.items():
-            if parameter._version != self._before[name][1]:
+            if parameter._version == self._before[name][1]:
+                continue
+            if parameter not in self._digests or self._digests[parameter] != _digest(parameter):
                 raise UnsupportedModelError(
                     f"parameter {name!r} was written by a forward or backward; accepted: weights "
                     "that only the optimizer's step changes"
@@ -96,3 +99,8 @@ class Trial:
                 copy = copy.clone()
             self._copies[tensor] = copy
         return self._copies[tensor]
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    """Returns a number that follows from the tensor's bytes."""
+    return int(tensor.detach().contiguous().view(torch.uint8).sum(dtype=torch.int64))
