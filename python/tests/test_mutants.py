@@ -75,13 +75,13 @@ def test_lost_first_response_token(runtime):
 
 
 def test_last_prompt_token_in_prefix_and_suffix(runtime, monkeypatch):
-    real = step_module.Step._pack
+    real = step_module.pack_members
 
-    def pack(self, op):
-        tokens, positions, segments = real(self, op)
+    def pack(batch, members):
+        tokens, positions, segments = real(batch, members)
         return tokens, positions + 1, segments
 
-    monkeypatch.setattr(step_module.Step, "_pack", pack)
+    monkeypatch.setattr(step_module, "pack_members", pack)
     assert is_seen(runtime, monkeypatch)
 
 

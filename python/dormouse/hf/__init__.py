@@ -5,8 +5,19 @@ Models for which that would not be exact raise :class:`UnsupportedModelError`: s
 """
 
 from .check import Checked
+from .likelihood import entropies, log_probabilities
+from .score import GroupScores
 from .shared_prefix import RanksReport, SharedPrefix
 from .step import StepReport
 from .support import UnsupportedModelError
 
-__all__ = ["Checked", "RanksReport", "SharedPrefix", "StepReport", "UnsupportedModelError"]
+__all__ = [
+    "Checked",
+    "GroupScores",
+    "RanksReport",
+    "SharedPrefix",
+    "StepReport",
+    "UnsupportedModelError",
+    "entropies",
+    "log_probabilities",
+]

@@ -55,11 +55,12 @@ class GroupBatch:
         """``loss_fn``: None if every microbatch is a dummy."""
         kept = [i for i, weight in enumerate(group.weights) if weight != 0.0]
         # A group without weights runs all the same: other ranks may wait for its passes.
-        self._numbers = kept or list(range(len(group.responses)))
+        self.numbers = kept or list(range(len(group.responses)))
+        """The place of each sequence among the responses."""
         self.group = Group(
             group.prompt,
-            [group.responses[i] for i in self._numbers],
-            [group.weights[i] for i in self._numbers],
+            [group.responses[i] for i in self.numbers],
+            [group.weights[i] for i in self.numbers],
         )
         self._loss_fn = loss_fn
         self.has_loss = loss_fn is not None
@@ -93,9 +94,13 @@ class GroupBatch:
         first, end = (max(0, at - shared) for at in (positions.start, positions.stop))
         return torch.cat([prompt, self._responses[sequence][first:end]])
 
+    def labels(self, sequence: int) -> torch.Tensor:
+        """Returns the tokens of a response, on the device."""
+        return self._responses[sequence]
+
     def loss(self, sequence, logits, positions):
-        number = self._numbers[sequence]
-        loss = self._loss_fn(logits, self._responses[sequence], number)
+        number = self.numbers[sequence]
+        loss = self._loss_fn(logits, self.labels(sequence), number)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError(
                 f"loss_fn returned {_named(loss)} for response {number}; accepted: a tensor of one "

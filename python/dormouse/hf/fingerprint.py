@@ -158,6 +158,10 @@ class Fingerprint:
             and self._current_values() == self._values
         )
 
+    def has_parameters_of(self, model: torch.nn.Module) -> bool:
+        """Returns whether the model holds the parameters that it held."""
+        return [id(p) for p in model.parameters()] == [id(p) for p in self._parameters]
+
     def difference(self) -> str:
         """Names what changed since."""
         return self._difference() or "nothing changed"

@@ -44,7 +44,8 @@ class PrefixForward:
         """K and V of each layer; empty for a layer without attention."""
         self.leaves: list[tuple[torch.Tensor, ...]] = []
         self.states = recurrent.States()
-        self.outputs: list[torch.Tensor] = []
+        self.outputs: dict[int, torch.Tensor] = {}
+        """The output of each layer before the last that has a graph."""
         self.layer_of: dict[torch.nn.Module | int, int] = {}
         """The layer of each module that called attention, or of each index in a cache."""
         self.scored: torch.Tensor | None = None
@@ -165,7 +166,7 @@ class PrefixForward:
 
     def clear(self) -> None:
         """Drops every reference to the graph and to K and V."""
-        self.live, self.leaves, self.outputs = [], [], []
+        self.live, self.leaves, self.outputs = [], [], {}
         self.states.clear()
         self.scored = self.scored_leaf = None
 
@@ -211,7 +212,8 @@ class PrefixForward:
             hidden = output[0] if isinstance(output, tuple) else output
             self.ended(index, [hidden, *self.states.of(index)])
             if not is_last:
-                self.outputs.append(hidden)
+                if hidden.grad_fn is not None:
+                    self.outputs[index] = hidden
                 return None
             self.scored = hidden
             self.scored_leaf = hidden.detach().requires_grad_(hidden.requires_grad)

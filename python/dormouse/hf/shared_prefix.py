@@ -20,10 +20,13 @@ from . import adapters, check, dropout, miniature, share, sharding, support
 from .batch import Batch, GroupBatch, LossFn, TokenLossFn, TreeBatch
 from .check import Checked
 from .fingerprint import Fingerprint
+from .known import Known, KnownModels
+from .likelihood import check_temperature
 from .miniature import Reach
 from .model_shape import model_shape
 from .probe import Probe
 from .probe_step import probe_step
+from .score import GroupScores, score_group
 from .sharding import ReplicatedWeights
 from .step import Step, StepReport
 
@@ -80,9 +83,9 @@ class SharedPrefix:
         self._sleep = sleep
         self._prompt_dropout = prompt_dropout
         self._view = support.resolve(self._model, prompt_dropout)
-        self._probes: dict[tuple, Probe] = {}
-        self._fingerprint: Fingerprint | None = None
-        self._checks: dict[tuple[torch.dtype | None, bool], Checked] = {}
+        self._known = KnownModels(self._model)
+        # The state that the view belongs to; None if the model is in one that was not checked.
+        self._state: Known | None = None
 
     def check(self, group: Group | None = None, *, microbatch_tokens: int = 256) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
@@ -221,6 +224,50 @@ class SharedPrefix:
             ranks=agreement.ranks,
         )
 
+    # The first call checks the model, which needs autograd whatever the caller is in.
+    @torch.inference_mode(False)
+    def score(
+        self,
+        group: Group,
+        *,
+        temperature: float = 1.0,
+        microbatch_tokens: int = 256,
+        entropy: bool = False,
+    ) -> GroupScores:
+        """Returns log-probabilities of every response's tokens, without a graph.
+
+        The prompt runs once. Beside weights, the prompt's K and V and one microbatch's logits are
+        in memory. ``temperature`` divides the logits. ``entropy``: also returns entropies.
+
+        Passes are those of :meth:`backward`: with equal weights and ``microbatch_tokens``, and
+        :func:`log_probabilities` in the loss function, the ratio of a policy to these scores is
+        exactly 1. Evaluation mode and training mode are two states of the model, and each is
+        checked once. Responses of weight 0 are scored in microbatches of their own.
+
+        Contains no collective, so ranks may call it independently; a model under ``fully_shard``
+        is refused with :class:`UnsupportedModelError`.
+        """
+        check_temperature(temperature)
+        weights = self._ready()
+        if weights.passes_hold_collectives:
+            raise support.UnsupportedModelError(
+                "score() runs one rank alone, and this model's weights are gathered over ranks; "
+                "accepted: a plain model or DistributedDataParallel"
+            )
+        batch = GroupBatch(group, None)
+        self._check_if_needed(weights, [batch], microbatch_tokens)
+        scores = score_group(
+            self._view,
+            weights,
+            group,
+            lambda each: self._plan(each, microbatch_tokens),
+            self._runtime.device,
+            temperature=temperature,
+            with_entropies=entropy,
+        )
+        scores.checked = self._checked([batch])
+        return scores
+
     def predict(
         self,
         batch: Group | Tree | Sequence[Conversation],
@@ -243,19 +290,21 @@ class SharedPrefix:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
         sharding.reshard(self._model)
-        if self._fingerprint is None or not self._fingerprint.matches():
+        state = self._known.current()
+        if state is None or state is not self._state:
+            self._state = None
             self._view = support.resolve(self._model, self._prompt_dropout)
             adapters.check(self._model)
             dropout.check(self._model, self._prompt_dropout)
             support.check_step(self._model, self._view, self._runtime.device)
+            self._length_matters = check.unknown_code(self._view) is not None
+        self._state = state
         return sharding.of(self._wrapped, self._view)
 
     def _outdated(self, batches: Sequence[Batch], microbatch_tokens: int) -> str | None:
         """Returns why the model must be checked before ``batches``; None if it need not."""
-        if self._fingerprint is None:
-            return "the first step"
-        if not self._fingerprint.matches():
-            return self._fingerprint.difference()
+        if self._state is None:
+            return self._known.difference()
         checked = self._checked(batches)
         if checked is None:
             what = "a tree" if _has_tree(batches) else f"autocast to {self._autocast}"
@@ -269,13 +318,20 @@ class SharedPrefix:
         return None
 
     @property
+    def _probes(self) -> dict[tuple, Probe]:
+        """Of the model as it is."""
+        return {} if self._state is None else self._state.probes
+
+    @property
     def _autocast(self) -> torch.dtype | None:
         kind = self._runtime.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def _checked(self, batches: Sequence[Batch]) -> Checked | None:
         """Returns the last check of such batches under the autocast that is active now."""
-        return self._checks.get((self._autocast, _has_tree(batches)))
+        if self._state is None:
+            return None
+        return self._state.checks.get((self._autocast, _has_tree(batches)))
 
     def _check_if_needed(
         self, weights: ReplicatedWeights, batches: Sequence[Batch], microbatch_tokens: int
@@ -298,14 +354,11 @@ class SharedPrefix:
 
     def _reach(self, batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
         """Returns how far the model must be checked."""
-        self._length_matters = check.unknown_code(self._view) is not None
         return _reach_of(batches, microbatch_tokens) if self._length_matters else Reach()
 
     def _check(
         self, weights: ReplicatedWeights, reach: Reach, reason: str, is_tree: bool = False
     ) -> Checked:
-        if self._fingerprint is None or not self._fingerprint.matches():
-            self._fingerprint, self._checks, self._probes = None, {}, {}
         device = self._runtime.device
 
         def run_step(batch, microbatch_tokens, loss_fn):
@@ -332,8 +385,8 @@ class SharedPrefix:
         # What every forward changes is no change of the model.
         volatile = before.volatile()
         before.restore()
-        self._fingerprint = Fingerprint(self._model, volatile)
-        self._checks[self._autocast, is_tree] = checked
+        self._state = self._known.put(Fingerprint(self._model, volatile), self._state)
+        self._state.checks[self._autocast, is_tree] = checked
         return checked
 
     def _agree(self, stack, own: tuple, microbatch_tokens: int):
@@ -365,6 +418,7 @@ class SharedPrefix:
                     raise ArgumentError(
                         f"groups[{index}] has no token that carries loss; accepted: at least 1"
                     )
+            check_reach = self._check_alone(weights, batches, microbatch_tokens)
             plans = [stack.enter_context(self._plan(each, microbatch_tokens)) for each in batches]
             turns = [i for i, each in enumerate(batches) if isinstance(each, GroupBatch)]
             # Groups with equal keys share a probe. Passes of trees hold no collectives: theirs run
@@ -381,7 +435,7 @@ class SharedPrefix:
                 [plans[i] for i in turns],
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
-                check_reach=self._check_alone(weights, batches, microbatch_tokens),
+                check_reach=check_reach,
                 has_trees=len(turns) < len(batches),
             )
         except Exception as error:
@@ -459,9 +513,11 @@ class SharedPrefix:
             if not self._sleep:
                 return None
             key = self._probe_key(batch, microbatch_tokens, is_inner, is_scored)
-            if key not in self._probes:
-                self._probes[key] = self._run_probe(weights, batch.sample(), *key[:3])
-            return self._probes[key]
+            probe = self._probes.get(key)
+            if probe is None:
+                probe = self._run_probe(weights, batch.sample(), *key[:3])
+                self._probes[key] = probe
+            return probe
 
         return find
 

@@ -17,7 +17,7 @@ import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from ..schedule import Op, Plan, PlanNode, Score
+from ..schedule import Member, Op, Plan, PlanNode, Score
 from . import attention, checkpointing, recurrent, registry, support
 from .batch import Batch
 from .check import Checked
@@ -224,7 +224,7 @@ class Step:
             self._dummy_microbatch(op.reads, is_last)
             return
         self._enter("B")
-        pack = self._pack(op)
+        pack = pack_members(self._batch, op.members)
         tokens = pack[0]
         kept = self._kept(op.scores, len(tokens))
         logits = self._logits(op.reads, *pack, kept.index(tokens.device))
@@ -252,17 +252,6 @@ class Step:
         # Not a loss times zero, which is NaN if the loss is not finite.
         logits.backward(torch.zeros_like(logits))
         self._report.counts["dummy_microbatches"] += 1
-
-    def _pack(self, op: Op):
-        """Packs the members of a microbatch; returns tokens, positions and the rows of each."""
-        tokens, positions, segments = [], [], []
-        for member in op.members:
-            first, count = member.first_position, len(member.rows)
-            own = self._batch.tokens(member.sequence, range(first, first + count))
-            tokens.append(own)
-            positions.append(torch.arange(first, first + count, device=own.device))
-            segments.append((member.rows.start, member.rows.stop))
-        return torch.cat(tokens), torch.cat(positions), segments
 
     def _logits(self, node: int | None, *pack) -> torch.Tensor:
         path = [each.forward for each in self._path(node)]
@@ -306,9 +295,8 @@ class Step:
             roots.append(forward.scored)
             seeds.append(forward.scored_leaf.grad)
         marks = _BackwardMarks(prefix.handle)
-        for layer, hidden in enumerate(forward.outputs):
-            if hidden.grad_fn is not None:
-                hidden.grad_fn.register_prehook(marks.hook(layer))
+        for layer, hidden in forward.outputs.items():
+            hidden.grad_fn.register_prehook(marks.hook(layer))
         # After the last layer that makes K and V of its own, outputs get no gradient: such a layer
         # begins with its K and V. Reversed: later layers may hold the same tensors.
         owners = {x.grad_fn: layer for layer, x in reversed(_numbered(forward.live)) if x.grad_fn}
@@ -414,6 +402,18 @@ class _BackwardMarks:
     def hook(self, layer: int):
         """Returns a prehook for the graph node of the layer's output: its gradient is complete."""
         return lambda grads: self.begin(layer)
+
+
+def pack_members(batch: Batch, members: Sequence[Member]):
+    """Packs the members of a microbatch; returns tokens, positions and the rows of each."""
+    tokens, positions, segments = [], [], []
+    for member in members:
+        first, count = member.first_position, len(member.rows)
+        own = batch.tokens(member.sequence, range(first, first + count))
+        tokens.append(own)
+        positions.append(torch.arange(first, first + count, device=own.device))
+        segments.append((member.rows.start, member.rows.stop))
+    return torch.cat(tokens), torch.cat(positions), segments
 
 
 def _numbered(live) -> list[tuple[int, torch.Tensor]]:

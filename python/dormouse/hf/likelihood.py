@@ -1,0 +1,155 @@
+"""Log-probabilities and entropies of tokens from logits, differentiable.
+
+Both compute in FP32 (FP64 for FP64 logits), one block of rows at a time: neither the forward nor
+the graph holds a copy of all logits in FP32. The graph keeps the logits as they are, and two
+numbers per row.
+
+Equal logits give equal bits: :meth:`SharedPrefix.score` and loss functions that use these functions
+compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..errors import ArgumentError
+
+# Logits of one block, in the dtype of the computation.
+BLOCK_BYTES_MAX = 32 << 20
+
+
+def log_probabilities(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """Returns ``log_softmax(logits / temperature)`` at the labels, ``[rows]``, in FP32 or FP64.
+
+    ``logits``: ``[rows, vocab]``. ``labels``: token ids, ``[rows]``.
+    """
+    check_temperature(temperature)
+    _check_rows(logits)
+    if labels.shape != logits.shape[:1] or labels.is_floating_point():
+        raise ArgumentError(
+            f"labels of {labels.dtype} have shape {list(labels.shape)} with logits of "
+            f"{list(logits.shape)}; accepted: one token id per row"
+        )
+    return _LogProbabilities.apply(logits, labels, temperature)
+
+
+def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Returns entropies of ``softmax(logits / temperature)`` in nats, ``[rows]``, in FP32 or FP64.
+
+    ``logits``: ``[rows, vocab]``.
+    """
+    check_temperature(temperature)
+    _check_rows(logits)
+    return _Entropies.apply(logits, temperature)
+
+
+def check_temperature(temperature: float) -> None:
+    """Raises :class:`dormouse.ArgumentError` unless logits can be divided by it."""
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ArgumentError(f"temperature is {temperature}; accepted: finite numbers above 0")
+
+
+def _check_rows(logits: torch.Tensor) -> None:
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise ArgumentError(
+            f"logits of {logits.dtype} have shape {list(logits.shape)}; accepted: floating-point "
+            "[rows, vocab]"
+        )
+
+
+class _LogProbabilities(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, labels, temperature):
+        out = _per_row(logits)
+        norms = _Norms(logits)
+        for rows, block in _blocks(logits, temperature):
+            log_softmax = norms.normalise(rows, block)
+            out[rows] = log_softmax.gather(1, labels[rows, None])[:, 0]
+        ctx.save_for_backward(logits, labels, *norms)
+        ctx.temperature = temperature
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        logits, labels, *norms = ctx.saved_tensors
+        factor = (grad / ctx.temperature).unsqueeze(1)
+        result = torch.empty_like(logits)
+        for rows, block in _blocks(logits, ctx.temperature):
+            # The gradient of row r by logit j is factor · ([j is the label] - p_j).
+            block = _Norms.again(norms, rows, block).exp_().mul_(-factor[rows])
+            result[rows] = block.scatter_add_(1, labels[rows, None], factor[rows])
+        return result, None, None
+
+
+class _Entropies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, temperature):
+        out = _per_row(logits)
+        norms = _Norms(logits)
+        for rows, block in _blocks(logits, temperature):
+            out[rows] = torch.special.entr(norms.normalise(rows, block).exp_()).sum(1)
+        ctx.save_for_backward(logits, out, *norms)
+        ctx.temperature = temperature
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        logits, entropy, *norms = ctx.saved_tensors
+        factor = (grad / ctx.temperature).unsqueeze(1)
+        result = torch.empty_like(logits)
+        for rows, block in _blocks(logits, ctx.temperature):
+            # The gradient of row r by logit j is -factor · p_j · (log p_j + entropy).
+            p = _Norms.again(norms, rows, block).exp_()
+            block = torch.special.entr(p)
+            result[rows] = block.sub_(p.mul_(entropy[rows, None])).mul_(factor[rows])
+        return result, None
+
+
+class _Norms:
+    """Two numbers per row that turn logits into log-probabilities: the largest logit, and the
+    logarithm of the sum of exponentials of what exceeds it. Their sum would round differences
+    between a likely token and the largest."""
+
+    def __init__(self, logits: torch.Tensor):
+        self._largest, self._log_sums = _per_row(logits), _per_row(logits)
+
+    def __iter__(self):
+        return iter((self._largest, self._log_sums))
+
+    def normalise(self, rows: slice, block: torch.Tensor) -> torch.Tensor:
+        """Turns scaled logits into log-probabilities in place, and keeps the rows' numbers."""
+        self._largest[rows] = block.amax(1)
+        block.sub_(self._largest[rows, None])
+        self._log_sums[rows] = block.exp().sum(1).log()
+        return block.sub_(self._log_sums[rows, None])
+
+    @staticmethod
+    def again(norms, rows: slice, block: torch.Tensor) -> torch.Tensor:
+        """Turns scaled logits into log-probabilities in place by numbers that were kept."""
+        largest, log_sums = norms
+        return block.sub_(largest[rows, None]).sub_(log_sums[rows, None])
+
+
+def _wide(logits: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _per_row(logits: torch.Tensor) -> torch.Tensor:
+    return logits.new_empty(len(logits), dtype=_wide(logits))
+
+
+def _blocks(logits: torch.Tensor, temperature: float) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yields ranges of rows and a copy of their logits, divided by ``temperature``."""
+    wide = _wide(logits)
+    step = max(1, BLOCK_BYTES_MAX // (logits.shape[1] * wide.itemsize))
+    for row in range(0, len(logits), step):
+        rows = slice(row, min(row + step, len(logits)))
+        yield rows, logits[rows].to(wide, copy=True).div_(temperature)

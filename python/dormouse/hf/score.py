@@ -1,0 +1,99 @@
+"""Log-probabilities of a group's responses: the prompt runs once, forward only.
+
+The passes are those of a step, with the same microbatches and kernels, so that equal weights give
+equal bits. Without a graph only K and V of the prompt and one microbatch's logits exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import _native as native
+from ..group import Group
+from ..schedule import Member, Plan
+from .batch import GroupBatch
+from .check import Checked
+from .likelihood import entropies, log_probabilities
+from .prefix import PrefixForward
+from .sharding import ReplicatedWeights
+from .step import microbatch_logits, pack_members
+from .support import ModelView
+
+
+@dataclass
+class GroupScores:
+    """Log-probabilities of a group's responses, on the model's device, without a graph."""
+
+    log_probabilities: list[torch.Tensor]
+    """Per response, of its own tokens, ``[len(S_i)]``; FP64 for FP64 models, else FP32."""
+    entropies: list[torch.Tensor] | None
+    """Per response, of the distributions its tokens were drawn from, in nats; None if not asked
+    for."""
+    counts: dict = field(default_factory=dict)
+    """Number of tokens and microbatches run."""
+    checked: Checked | None = None
+    """The last check of the model."""
+
+
+def score_group(
+    view: ModelView,
+    weights: ReplicatedWeights,
+    group: Group,
+    plan_of: Callable[[GroupBatch], Plan],
+    device: torch.device,
+    *,
+    temperature: float,
+    with_entropies: bool,
+) -> GroupScores:
+    """Runs the forward passes of a step, and those of the responses that a step leaves out."""
+    scores = GroupScores([None] * len(group.responses), None)
+    if with_entropies:
+        scores.entropies = list(scores.log_probabilities)
+    scores.counts = dict.fromkeys(("prefix_tokens", "microbatch_tokens", "microbatches"), 0)
+    forward = PrefixForward(view, weights)
+    with torch.no_grad():
+        for batch in _batches(group):
+            batch.to(device)
+            with plan_of(batch) as plan:
+                for op in plan:
+                    if op.kind is native.OpKind.PREFIX_FORWARD and not forward.leaves:
+                        forward.forward(batch.tokens(0, op.tokens))
+                        scores.counts["prefix_tokens"] += len(op.tokens)
+                    elif op.kind is native.OpKind.MICROBATCH:
+                        _microbatch(forward, batch, op.members, temperature, scores)
+    return scores
+
+
+def _batches(group: Group) -> list[GroupBatch]:
+    """Returns what a step runs of the group, and the responses of weight 0 that it leaves out."""
+    batches = [GroupBatch(group, None)]
+    left = set(range(len(group.responses))) - set(batches[0].numbers)
+    if left:
+        weights = [float(i in left) for i in range(len(group.responses))]
+        batches.append(GroupBatch(Group(group.prompt, group.responses, weights), None))
+    return batches
+
+
+def _microbatch(
+    forward: PrefixForward,
+    batch: GroupBatch,
+    members: Sequence[Member],
+    temperature: float,
+    scores: GroupScores,
+) -> None:
+    """Fills in the scores of one microbatch."""
+    tokens, positions, segments = pack_members(batch, members)
+    logits = microbatch_logits(forward.view, [forward], tokens, positions, segments)
+    for member, (start, end) in zip(members, segments, strict=True):
+        # Each response by itself, as loss functions see it: the sum over a single row may be split
+        # among threads, which changes its rounding.
+        i, own = batch.numbers[member.sequence], logits[start:end]
+        labels = batch.labels(member.sequence)
+        scores.log_probabilities[i] = log_probabilities(own, labels, temperature)
+        if scores.entropies is not None:
+            scores.entropies[i] = entropies(own, temperature)
+    scores.counts["microbatch_tokens"] += len(tokens)
+    scores.counts["microbatches"] += 1
