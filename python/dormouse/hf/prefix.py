@@ -96,6 +96,18 @@ class PrefixForward:
             raise PrefixDone
         return key, value
 
+    accepts_gradients = True
+    """Whether a backward that runs now may add to the gradients of boundary tensors."""
+
+    def check_accepts(self, *grads) -> None:
+        """Refuses backwards that are not the step's own."""
+        if not self.accepts_gradients:
+            raise support.UnsupportedModelError(
+                "the loss function ran a backward through the layers, whose gradients lack the "
+                "prompt's part; accepted: gradients by logits and by what comes after the last "
+                "attention or recurrent layer"
+            )
+
     def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
         """Receives a gradient of K or V, shaped as it is."""
 
@@ -288,6 +300,7 @@ class PlannedForward(PrefixForward):
     ):
         """``probe``: of this kind of graph; None: everything stays awake."""
         super().__init__(view, weights, path)
+        self.accepts_gradients = False
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
@@ -298,6 +311,7 @@ class PlannedForward(PrefixForward):
         self.notes: list[str] = []
 
     def accumulate(self, layer, slot, grad):
+        self.check_accepts()
         self._prefix.accumulate(layer, slot, _tokens_first(grad))
 
     def gradient(self, layer: int, slot: int, live: torch.Tensor) -> torch.Tensor:

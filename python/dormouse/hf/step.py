@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -157,6 +158,18 @@ class Step:
             node = self._nodes[node].parent
         return path[::-1]
 
+    @contextlib.contextmanager
+    def _accepting(self, node: int | None) -> Iterator[None]:
+        """Context of the step's own backward of a reader of ``node``."""
+        path = [each.forward for each in self._path(node)]
+        for forward in path:
+            forward.accepts_gradients = True
+        try:
+            yield
+        finally:
+            for forward in path:
+                forward.accepts_gradients = False
+
     def _prefix_forward(self, op: Op) -> None:
         scores = self._scores.get(op.node, ())
         is_scored = bool(scores) and not op.without_graph
@@ -231,12 +244,13 @@ class Step:
         if is_last:
             self._weights.reduce_in_next_backward()
         total = self._losses(logits, op.scores, kept)
-        if total.requires_grad:
-            del logits
-            total.backward()
-        else:
-            # Every loss is constant. The backward still runs: it may hold collectives.
-            logits.backward(torch.zeros_like(logits))
+        with self._accepting(op.reads):
+            if total.requires_grad:
+                del logits
+                total.backward()
+            else:
+                # Every loss is constant. The backward still runs: it may hold collectives.
+                logits.backward(torch.zeros_like(logits))
         self._report.counts["microbatch_tokens"] += len(tokens)
         self._report.counts["microbatches"] += 1
 
@@ -249,8 +263,9 @@ class Step:
         logits = self._logits(node, tokens, positions, [(0, 1)])
         if is_last:
             self._weights.reduce_in_next_backward()
-        # Not a loss times zero, which is NaN if the loss is not finite.
-        logits.backward(torch.zeros_like(logits))
+        with self._accepting(node):
+            # Not a loss times zero, which is NaN if the loss is not finite.
+            logits.backward(torch.zeros_like(logits))
         self._report.counts["dummy_microbatches"] += 1
 
     def _logits(self, node: int | None, *pack) -> torch.Tensor:
@@ -312,7 +327,8 @@ class Step:
         if roots:
             if is_last:
                 self._weights.reduce_in_next_backward()
-            torch.autograd.backward(roots, seeds)
+            with self._accepting(prefix.node.parent):
+                torch.autograd.backward(roots, seeds)
         marks.end()
 
 
@@ -420,6 +436,29 @@ def _numbered(live) -> list[tuple[int, torch.Tensor]]:
     return [(layer, tensor) for layer, pair in enumerate(live) for tensor in pair]
 
 
+@contextlib.contextmanager
+def _guarded(
+    view: support.ModelView, path: Sequence[PrefixForward], mixers: Mixers
+) -> Iterator[None]:
+    """Context of a microbatch's forward after which only the step's own backward may pass recurrent
+    layers: autograd sums the gradients of states, and does not see where they are left out."""
+    if not path or not mixers.are_recurrent:
+        yield
+        return
+    thread = threading.get_ident()
+
+    def guard(module, args, output):
+        hidden = output[0] if isinstance(output, tuple) else output
+        if threading.get_ident() == thread and hidden.grad_fn is not None:
+            hidden.grad_fn.register_prehook(path[-1].check_accepts)
+
+    handle = view.layers[-1].register_forward_hook(guard)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def microbatch_logits(
     view: support.ModelView,
     path: Sequence[PrefixForward],
@@ -468,7 +507,11 @@ def microbatch_logits(
 
     before = path[-1].end if path else 0
     again = functools.partial(taken_over, attend_again) if checkpoints else None
-    with taken_over(attend) as arguments, checkpointing.use(view.model, again):
+    with (
+        taken_over(attend) as arguments,
+        checkpointing.use(view.model, again),
+        _guarded(view, path, mixers),
+    ):
         output = view.run(tokens, positions, arguments, logits_rows)
     resumed.check_complete()
     if left:
