@@ -305,6 +305,19 @@ def test_states_with_other_parameters_are_forgotten(runtime):
     assert len(shared._known._states) == 1
 
 
+def test_dropout_of_responses_is_off_in_scores(runtime):
+    model, case = tiny(num_hidden_layers=2), group()
+    wanted = SharedPrefix(model.eval(), runtime).score(case).log_probabilities
+    norm = model.model.norm
+    model.model.norm = torch.nn.Sequential(norm, torch.nn.Dropout(0.3))
+    shared = SharedPrefix(model.train(), runtime, prompt_dropout=False)
+    with pytest.raises(UnsupportedModelError, match=r"accepted: model.eval\(\)"):
+        shared.score(case)
+    model.eval()
+    scores = shared.score(case).log_probabilities
+    assert all(map(torch.equal, scores, wanted))
+
+
 def test_a_model_that_cannot_share_is_not_scored(runtime):
     model = tiny()
     model.model.norm.forward = lambda x: x + x.mean(1, keepdim=True)

@@ -254,6 +254,11 @@ class SharedPrefix:
                 "score() runs one rank alone, and this model's weights are gathered over ranks; "
                 "accepted: a plain model or DistributedDataParallel"
             )
+        if self._model.training and not self._prompt_dropout:
+            raise support.UnsupportedModelError(
+                "the model is in training mode and prompt_dropout is False, so scores would depend "
+                "on masks that no step draws again; accepted: model.eval()"
+            )
         batch = GroupBatch(group, None)
         self._check_if_needed(weights, [batch], microbatch_tokens)
         scores = score_group(
