@@ -134,7 +134,8 @@ class SharedPrefix:
 
         ``microbatch_tokens``: rows per microbatch. ``on_phase`` is called with ``"A"``, ``"B"``,
         ``"C"`` when the phase of the running op changes, and with ``"end"`` after the last.
-        ``tree_options``: those of :class:`dormouse.hf.batch.TreeBatch`.
+        ``tree_options``: ``block_tokens``, ``machine`` and ``device_bytes`` of
+        :class:`dormouse.hf.batch.TreeBatch`.
 
         Raises :class:`UnsupportedModelError` before any pass. A :class:`DormouseError` during the
         step leaves gradients partly added: zero them before the next attempt.
