@@ -26,7 +26,7 @@
 //!        ▲  thaw ◄── cancelled, written to, failed               │ no room: asleep, as before
 //!        └──────────────────── Awake ◄───────────────────────────┴──────────────────┘
 //! ```
-//! Only file I/O has threads of its own: [`dormouse_residency::region`] says what comes next, and the
+//! Only file I/O and stray accesses ([`Engine::rescue`]) have threads of their own: [`dormouse_residency::region`] says what comes next, and the
 //! thread that completed the last step executes it (`table`: one executor at a time).
 //!
 //! # Invariants

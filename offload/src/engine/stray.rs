@@ -21,8 +21,6 @@ use crate::ids::RegionId;
 
 /// Limit of the wait of a stray access, above the wake of any region behind a full file queue.
 pub const STRAY_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Limit on attempts to wake a region that another thread puts to sleep again.
-const ATTEMPTS_MAX: u32 = 8;
 /// A region that woke this often stays awake until its owner puts it to sleep: reclaim might otherwise take turns
 /// between the memory that one instruction reads.
 pub(super) const RECLAIMED_WAKES_MAX: u32 = 8;
@@ -159,18 +157,16 @@ impl<D: Device> Engine<D> {
     /// Wakes a region and waits for it.
     fn wake_for_stray(&self, id: RegionId) -> Result<(), OffloadError> {
         let start_ns = self.timeline.now_ns();
-        let mut woken = Ok(());
-        for _ in 0..ATTEMPTS_MAX {
-            woken = match self.wait_awake(&[id]) {
-                Ok(_) => Ok(()),
-                Err(OffloadError::WakeFailed { source, .. }) => Err((*source).clone()),
-                Err(error) => Err(error),
-            };
-            // Otherwise it was put to sleep again at once.
-            if !matches!(woken, Err(OffloadError::NotAwake { .. })) {
-                break;
-            }
-        }
+        let woken = match self.wait_awake(&[id]) {
+            Ok(_) => Ok(()),
+            Err(OffloadError::WakeFailed { source, .. }) => match &*source {
+                // It woke and was put to sleep again before this thread saw it. The access is repeated, and
+                // comes back if it meets the region asleep.
+                OffloadError::NotAwake { .. } => Ok(()),
+                cause => Err(cause.clone()),
+            },
+            Err(error) => Err(error),
+        };
         let ns = self.timeline.now_ns().saturating_sub(start_ns);
         if let Some(account) = self.body(id, |body| body.account.clone()) {
             account.stray_waited(ns);
