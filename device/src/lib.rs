@@ -24,9 +24,9 @@
 //! - **I2** A thread never reads bytes other than the owner's from a range: access ends before pages
 //!   leave, pages return with their bytes, and a staged range is filled before it is published.
 //! - **I3** A span is in exactly one state, and each transition consumes the one before.
-//! - **I4** On the host, an access to an asleep span ends the process with a message, and a write to a
-//!   frozen span cancels the sleep without losing the write. (A system call with an asleep address
-//!   fails with `EFAULT`.) On a stream-ordered device an access to an asleep span loses the device,
+//! - **I4** On the host, an access to an asleep span waits while the process's listener wakes the span; without
+//!   one it ends the process with a message. A write to a frozen span cancels the sleep without losing the
+//!   write. (A system call with an asleep address fails with `EFAULT`.) On a stream-ordered device an access to an asleep span loses the device,
 //!   and a write to a frozen span is not detected: the caller of `freeze` has waited for all writers.
 //! - **I5** Mapped bytes never exceed the capacity; parked pages are released first.
 

@@ -108,6 +108,7 @@ impl<W> Queue<W> {
     fn serve(&self, mut run: impl FnMut(W)) {
         NEVER_WAITS.set(true);
         register_runtime_thread();
+        let _own = crate::host::guard::own_thread();
         while let Some(work) = self.next() {
             // A panic must not end the thread: waits for later work would never end.
             if catch_unwind(AssertUnwindSafe(|| run(work))).is_err() {

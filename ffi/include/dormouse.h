@@ -441,6 +441,8 @@ typedef struct dormouse_stats_t {
     struct dormouse_gauge_t active;
     /// Part of `cached` in segments that also contain memory in use.
     struct dormouse_gauge_t inactive_split;
+    /// Number of times that sleeping memory was accessed and woke (`DORMOUSE_OFFLOAD_STRAY`).
+    uint64_t stray_wakes;
 } dormouse_stats_t;
 
 /// The block that contains an address.
@@ -857,6 +859,10 @@ typedef struct dormouse_prefix_report_t {
     uint64_t planned_bytes[DORMOUSE_TIER_COUNT];
     /// Planned stall of the step, in nanoseconds.
     uint64_t planned_stall_ns;
+    /// Number of times that its sleeping memory was accessed and woke (`DORMOUSE_OFFLOAD_STRAY`).
+    uint64_t stray_wakes;
+    /// The first of these accesses: kind, address, thread, layer and prefix; empty if there was none.
+    char first_stray[DORMOUSE_TEXT_BYTES];
 } dormouse_prefix_report_t;
 
 /// Two partial attention outputs over the same rows and their log-sum-exps. An output can be equal to

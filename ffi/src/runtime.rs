@@ -8,7 +8,7 @@ pub(crate) mod report;
 
 use std::sync::Arc;
 
-use dormouse_offload::Tier;
+use dormouse_offload::{Rescuer, Tier};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::abi::c;
@@ -29,6 +29,8 @@ pub(crate) struct Runtime {
     pub(crate) config: Arc<Config>,
     /// The writer of the live figures, in at most one live runtime of the process.
     pub(crate) live: Mutex<Option<Publisher>>,
+    /// The thread that serves stray accesses, on the host device.
+    pub(crate) rescuer: Mutex<Option<Rescuer>>,
     /// Reasons why a tier is unavailable, separated by "; ".
     unavailable_reason: String,
 }

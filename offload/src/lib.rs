@@ -26,7 +26,7 @@
 //!        ▲  thaw ◄── cancelled, written to, failed               │ no room: asleep, as before
 //!        └──────────────────── Awake ◄───────────────────────────┴──────────────────┘
 //! ```
-//! Only file I/O has threads of its own: [`dormouse_residency::region`] says what comes next, and the
+//! Only file I/O and stray accesses ([`Engine::rescue`]) have threads of their own: [`dormouse_residency::region`] says what comes next, and the
 //! thread that completed the last step executes it (`table`: one executor at a time).
 //!
 //! # Invariants
@@ -61,8 +61,9 @@ pub use dormouse_residency::LinkRates;
 pub use dormouse_residency::region::RegionState;
 pub use dormouse_storage::{NvmeConfig, NvmeError};
 pub use engine::{
-    CopyStats, Engine, Level, RegionInfo, RoleStats, STASHES_MAX, SleepOutcome, StashId, Stats,
-    TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TierStats, WAKE_ATTEMPTS_MAX, Waited,
+    CopyStats, Engine, Level, RegionInfo, Rescuer, RoleStats, STASHES_MAX, STRAY_WAIT_MAX,
+    SleepOutcome, StashId, Stats, StrayAccess, StrayWakes, TAG_NAME_BYTES_MAX, TAGS_MAX, TagId,
+    TierStats, WAKE_ATTEMPTS_MAX, Waited,
 };
 pub use error::OffloadError;
 pub use ids::{RegionId, Role, Tier, label};

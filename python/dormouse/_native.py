@@ -204,6 +204,7 @@ class Stats(_Struct):
         *_all(c_uint64, "stall_ns", "alloc_retries", "alloc_failures", "declined"),
         *_all(c_uint64, "nvme_written_bytes", "nvme_write_budget_bytes", "nvme_write_left_bytes"),
         *_all(Gauge, "active", "inactive_split"),
+        ("stray_wakes", c_uint64),
     )
 
 
@@ -423,6 +424,8 @@ class PrefixReport(_Struct):
         *_all(c_uint32, "is_planned", "reserved_planned"),
         ("planned_bytes", c_uint64 * len(TIERS)),
         ("planned_stall_ns", c_uint64),
+        ("stray_wakes", c_uint64),
+        ("first_stray", c_char * TEXT_BYTES),
     )
 
 

@@ -339,6 +339,7 @@ class Prefix(_Handle):
         result["tier_bytes_peak"] = dict(zip(native.TIERS, report.tier_bytes_peak, strict=True))
         result["phase_peak_bytes"] = dict(zip("ABC", report.phase_peak_bytes, strict=True))
         result["declined"] = report.text("declined")
+        result["first_stray"] = report.text("first_stray")
         result["planned_bytes"] = dict(zip(native.TIERS, report.planned_bytes, strict=True))
         return result
 

@@ -77,6 +77,7 @@ impl PoolShared {
     /// Runs work until the pool is closed and empty.
     fn run(&self, queue: Box<dyn Queue>) {
         dormouse_device::register_runtime_thread();
+        let _own = dormouse_device::host::guard::own_thread();
         // First, so that it is dropped last: the kernel has then finished all requests.
         let _watch = PanicWatch(self);
         let mut scheduler = IoScheduler::new(queue.depth());

@@ -328,6 +328,8 @@ fn figures(state: &mut PrefixState) -> Result<(dormouse_prefix_report_t, String)
         is_planned: u32::from(report.planned.is_some()),
         planned_bytes: [planned.kept_bytes, planned.host_bytes, planned.nvme_bytes],
         planned_stall_ns: planned.stall_ns,
+        stray_wakes: report.stray.count,
+        first_stray: c_text(&report.stray.first.map_or_else(String::new, |it| it.to_string())),
         ..dormouse_prefix_report_t::default()
     };
     Ok((figures, report.to_string()))

@@ -74,6 +74,8 @@ pub unsafe extern "C" fn dormouse_runtime_destroy(
         RUNTIMES.remove(runtime)?;
         // First: its thread reads the engine.
         drop(it.live.lock().take());
+        // Second: its thread waits for the engine's I/O threads.
+        drop(it.rescuer.lock().take());
         it.engine.shutdown();
         it.heap.set_engine(None);
         Ok(())

@@ -281,6 +281,8 @@ pub struct dormouse_stats_t {
     pub active: dormouse_gauge_t,
     /// Part of `cached` in segments that also contain memory in use.
     pub inactive_split: dormouse_gauge_t,
+    /// Number of times that sleeping memory was accessed and woke (`DORMOUSE_OFFLOAD_STRAY`).
+    pub stray_wakes: u64,
 }
 
 /// The block that contains an address.
@@ -407,6 +409,10 @@ pub struct dormouse_prefix_report_t {
     pub planned_bytes: [u64; DORMOUSE_TIER_COUNT],
     /// Planned stall of the step, in nanoseconds.
     pub planned_stall_ns: u64,
+    /// Number of times that its sleeping memory was accessed and woke (`DORMOUSE_OFFLOAD_STRAY`).
+    pub stray_wakes: u64,
+    /// The first of these accesses: kind, address, thread, layer and prefix; empty if there was none.
+    pub first_stray: [c_char; DORMOUSE_TEXT_BYTES],
 }
 
 /// Two partial attention outputs over the same rows and their log-sum-exps. An output can be equal to

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use dormouse_alloc::Allocator;
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
-use dormouse_device::host::{self, HostConfig, HostDevice};
+use dormouse_device::host::{HostConfig, HostDevice};
 use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind};
 use dormouse_timeline::Timeline;
@@ -169,9 +169,7 @@ fn host(config: &Config) -> Result<Heap, Fault> {
     let addresses = usize::try_from(reserve_bytes).unwrap_or(usize::MAX);
     // The allocator keeps the budget, which can be raised later. The device's limit is its addresses.
     let device = HostDevice::new(HostConfig::new(addresses, reserve_bytes))?;
-    let heap = with_device(Any::Host(device), 0, config)?;
-    host::guard::install()?;
-    Ok(heap)
+    with_device(Any::Host(device), 0, config)
 }
 
 fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {

@@ -220,6 +220,15 @@ table! {
          becomes available. In the first step, all of it sleeps. If a plan underestimates the memory \
          in use, more of it falls asleep and the step continues."
     }
+    Stray c"DORMOUSE_OFFLOAD_STRAY" {
+        Choice(&["wake", "stop"]), c"wake",
+        c"wake, stop",
+        c"what happens when a thread accesses memory that sleeps: it wakes, or the process stops",
+        "Host device only. With `wake`, the thread waits until the memory is awake and goes on; the \
+         access is counted and named in the report of its prefix and logged as a warning. If the memory \
+         does not wake, the process ends by SIGSEGV with a message. `stop` ends it at the first such \
+         access, which shows where it comes from. System calls fail with EFAULT either way."
+    }
     Window c"DORMOUSE_OFFLOAD_WINDOW_LAYERS" {
         Count { min: 1, max: 1024 }, c"3",
         c"1 to 1024",

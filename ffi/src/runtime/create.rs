@@ -4,7 +4,8 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
-use dormouse_offload::{Engine, EngineConfig, OffloadError, ResidencyPolicy, Tier};
+use dormouse_device::host::guard;
+use dormouse_offload::{Engine, EngineConfig, OffloadError, Rescuer, ResidencyPolicy, Tier};
 use dormouse_storage::{IoEngine, NvmeConfig};
 
 use super::report::figures_of;
@@ -12,7 +13,7 @@ use super::{RUNTIMES, Runtime};
 use crate::abi::c;
 use crate::boundary::In;
 use crate::fault::Fault;
-use crate::heap::Heap;
+use crate::heap::{Heap, HeapEngine};
 use crate::live::{self, Publisher};
 use crate::params::{self, Config, Key, Override};
 use crate::{log, status};
@@ -125,6 +126,9 @@ impl Runtime {
             tracing::warn!(target: "ffi", "DORMOUSE_STATS_FILE shows the first runtime only");
         }
         let page = if has_page { None } else { live::create(&config, &figures_of(heap))? };
+        if options.kind == DeviceKind::Host {
+            install_guard()?;
+        }
         let (tiers, unavailable_reason) = tiers(&config);
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
@@ -132,7 +136,8 @@ impl Runtime {
         heap.allocator().set_budget(heap.budget_bytes(&config))?;
         heap.set_engine(Some(Arc::clone(&engine)));
         let live = page.and_then(|page| Publisher::start(page, || figures_of(heap))).into();
-        let runtime = Self { heap, engine, config, live, unavailable_reason };
+        let rescuer = rescuer(&engine, options.kind, &config).into();
+        let runtime = Self { heap, engine, config, live, rescuer, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();
         }
@@ -159,6 +164,29 @@ impl Runtime {
             "runtime created"
         );
     }
+}
+
+/// Installs the handler of accesses to sleeping memory. Not when the heap is created, since nothing sleeps without
+/// a runtime: the handlers that the program has installed by now, such as Python's `faulthandler`, come behind ours.
+fn install_guard() -> Result<(), Fault> {
+    guard::install()?;
+    if !guard::is_installed() {
+        tracing::warn!(target: "ffi", "a later handler of SIGSEGV comes first: accesses to sleeping memory end the process");
+    }
+    Ok(())
+}
+
+/// Starts the thread that serves stray accesses, unless the process is to stop at them. Without it, with a
+/// warning, the process stops as well.
+fn rescuer(engine: &Arc<HeapEngine>, kind: DeviceKind, config: &Config) -> Option<Rescuer> {
+    if kind != DeviceKind::Host || config.text(Key::Stray) != "wake" {
+        return None;
+    }
+    let started = engine.rescue();
+    if let Err(error) = &started {
+        tracing::warn!(target: "ffi", %error, "no thread for stray accesses");
+    }
+    started.ok()
 }
 
 /// Returns the engine's settings, and the reasons why tiers are closed.

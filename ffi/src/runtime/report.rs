@@ -106,6 +106,7 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
             memory.allocations.current + memory.pending_blocks.current,
         ),
         inactive_split: gauge(memory.inactive_split_bytes, 0),
+        stray_wakes: engine.stray.count,
         ..c::dormouse_stats_t::default()
     }
 }

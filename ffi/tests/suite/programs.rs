@@ -94,8 +94,29 @@ fn a_truncated_file_is_an_error_and_other_data_is_kept() {
 }
 
 #[test]
-fn an_access_to_sleeping_memory_ends_the_process_with_one_message() {
-    let ended = ended("touch", &[], false);
+fn an_access_to_sleeping_memory_wakes_it_with_one_warning_each() {
+    let ended = touched("wake");
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    ended.says("touch: all checks passed");
+    let warnings: Vec<&str> = ended.err.lines().collect();
+    assert_eq!(warnings.len(), 3, "{}", ended.err);
+    assert!(warnings.iter().all(|line| line.contains("WARN dormouse::offload")), "{}", ended.err);
+    for (warning, access) in warnings.iter().zip(["read", "write", "read"]) {
+        assert!(warning.contains(&format!("access=\"{access} of 0x")), "{}", ended.err);
+        assert!(warning.contains("in \\\"optimizer\\\""), "{}", ended.err);
+    }
+}
+
+/// Runs the program that accesses sleeping memory.
+fn touched(stray: &str) -> Ended {
+    let folder = folder(&format!("touch-{stray}"));
+    let program = test_program("touch", &folder, Links::Library);
+    run(clean(&program).arg(&folder).env("DORMOUSE_OFFLOAD_STRAY", stray))
+}
+
+#[test]
+fn an_access_to_sleeping_memory_ends_the_process_with_one_message_if_it_is_to_stop() {
+    let ended = touched("stop");
     ended.says("before the touch: all checks passed");
     assert_eq!((ended.code, ended.signal), (None, Some(libc_sigsegv())), "{}", ended.err);
     ended.complains("optimizer");

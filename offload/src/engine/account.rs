@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::counters::Copies;
 use super::region_data::tier_of;
+use super::stray::{StrayAccess, StrayWakes};
 use crate::ids::Tier;
 use dormouse_residency::region::{Region, RegionState};
 use dormouse_storage::sync::{Mutex, lock};
@@ -25,6 +26,9 @@ pub(crate) struct Account {
     /// admitted still are.
     awakenings: AtomicU64,
     reasons: Mutex<Vec<Reason>>,
+    stray: Mutex<StrayWakes>,
+    /// Time that stray accesses waited, in nanoseconds.
+    stray_ns: AtomicU64,
 }
 
 /// Bytes and their peak.
@@ -104,6 +108,26 @@ impl Account {
         } else if reasons.len() < REASONS_MAX {
             reasons.push(Reason { text: reason.to_owned(), times: 1 });
         }
+    }
+
+    /// Counts a wake by a stray access. Returns true for the first.
+    pub(crate) fn note_stray(&self, access: StrayAccess) -> bool {
+        let mut stray = lock(&self.stray);
+        stray.add(access);
+        stray.count == 1
+    }
+
+    pub(crate) fn stray(&self) -> StrayWakes {
+        *lock(&self.stray)
+    }
+
+    /// Adds the wait of a stray access.
+    pub(crate) fn stray_waited(&self, ns: u64) {
+        self.stray_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stray_ns(&self) -> u64 {
+        self.stray_ns.load(Ordering::Relaxed)
     }
 
     /// Returns the first text of each reason, with its count.

@@ -1,6 +1,6 @@
 //! The engine: executes the actions of the region state machine on a device, a file and host memory.
 //!
-//! It has no thread of its own. A request runs on the caller's thread up to the first transfer; the
+//! It has no thread of its own, but for the one that serves stray accesses (`stray`). A request runs on the caller's thread up to the first transfer; the
 //! thread that completes a transfer, an I/O thread or the device's, goes on up to the next. Callers
 //! wait for I/O threads; I/O threads wait for the kernel and the device, never for a caller.
 
@@ -22,6 +22,7 @@ mod regions;
 mod sleep;
 mod stash;
 mod stats;
+mod stray;
 mod tags;
 mod transfers;
 mod wake;
@@ -35,6 +36,7 @@ pub use region_data::Level;
 pub use sleep::SleepOutcome;
 pub use stash::{STASHES_MAX, StashId};
 pub use stats::{CopyStats, RoleStats, Stats, TierStats};
+pub use stray::{Rescuer, STRAY_WAIT_MAX, StrayAccess, StrayWakes};
 pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
@@ -94,6 +96,7 @@ pub(crate) struct Names {
     pub(crate) declined: NameId,
     pub(crate) sleep_failed: NameId,
     pub(crate) wake_failed: NameId,
+    pub(crate) stray: NameId,
 }
 
 /// The engine. All methods may be called on any thread.
@@ -171,6 +174,7 @@ impl<D: Device> Engine<D> {
             declined: timeline.intern("sleep declined"),
             sleep_failed: timeline.intern("sleep failed"),
             wake_failed: timeline.intern("wake failed"),
+            stray: timeline.intern("stray access"),
         };
         let (on, watched) = (Arc::clone(&device), Arc::clone(&timeline));
         let host = host_pool::open(on, watched, config.host_bytes_max, nvme.as_ref())?;

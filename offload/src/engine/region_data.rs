@@ -48,6 +48,8 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) account: Option<Arc<Account>>,
     /// Whether reclaim may put it to sleep.
     pub(crate) is_eligible: bool,
+    /// Number of times that a stray access woke it.
+    pub(crate) stray_wakes: u32,
 }
 
 /// Device memory reserved for a wake.
@@ -84,6 +86,7 @@ impl<D: Device> RegionData<D> {
             error: None,
             account,
             is_eligible: false,
+            stray_wakes: 0,
         }
     }
 

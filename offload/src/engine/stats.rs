@@ -4,7 +4,7 @@ use dormouse_device::Device;
 use dormouse_residency::LinkRates;
 
 use super::counters::Copies;
-use super::{Engine, Level};
+use super::{Engine, Level, StrayWakes};
 use crate::error::OffloadError;
 use crate::ids::Tier;
 use dormouse_storage::IoEngine;
@@ -86,6 +86,8 @@ pub struct Stats {
     pub stall_ns: u64,
     /// Waits that blocked.
     pub waits: u64,
+    /// Wakes by stray accesses, of all regions.
+    pub stray: StrayWakes,
     /// Bytes written to the file since its creation, including failed transfers.
     pub nvme_written_bytes: u64,
     /// Write budget in bytes per 24 hours; 0 if unlimited.

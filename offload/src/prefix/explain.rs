@@ -1,5 +1,5 @@
-//! A prefix's report as text: the phase with the peak, bytes per tier, stall time against its bound, and the
-//! reasons that memory stayed awake.
+//! A prefix's report as text: the phase with the peak, bytes per tier, stall time against its bound, the
+//! accesses to sleeping memory, and the reasons that memory stayed awake.
 
 use std::fmt;
 
@@ -29,6 +29,10 @@ impl fmt::Display for PrefixReport {
         self.write_stalls(f)?;
         if self.left_asleep_bytes > 0 {
             writeln!(f, "left asleep: {}; the wake failed", Bytes(self.left_asleep_bytes))?;
+        }
+        if let Some(first) = &self.stray.first {
+            let count = self.stray.count;
+            writeln!(f, "stray: {count} wakes by accesses to sleeping memory; the first: {first}")?;
         }
         self.declined.iter().try_for_each(|why| writeln!(f, "awake: {why}"))
     }
@@ -99,6 +103,8 @@ impl fmt::Display for Time {
 mod tests {
     use super::super::{LayerReport, Phase, Planned};
     use super::*;
+    use crate::engine::{StrayAccess, StrayWakes};
+    use crate::ids::label;
     use dormouse_residency::LinkRates;
 
     #[test]
@@ -134,6 +140,15 @@ mod tests {
             peak_phase: Some(Phase::B),
             phase_peak_bytes: [4 << 30, 5 << 30, 900],
             left_asleep_bytes: 4096,
+            stray: StrayWakes {
+                count: 3,
+                first: Some(StrayAccess {
+                    address: 0x7f00_dead_b000,
+                    access: "read",
+                    thread: 12,
+                    label: label("step", Some(1)),
+                }),
+            },
             ..PrefixReport::default()
         };
         let page = "\
@@ -145,6 +160,7 @@ file: 1.0 GiB written at 512.0 MiB/s, 1.0 GiB read at 1.5 GiB/s
 host: 20.0 GiB/s out, 24.0 GiB/s in
 stalled: 4.500 ms; 3.000 ms bound at the best rates seen, with unlimited memory (1.50 x); layer 2 3.000 ms; layer 1 1.500 ms
 left asleep: 4.0 KiB; the wake failed
+stray: 3 wakes by accesses to sleeping memory; the first: read of 0x7f00deadb000 by thread 12 in layer 1 of \"step\"
 awake: the disk is full
 ";
         assert_eq!(report.to_string(), page);

@@ -228,7 +228,9 @@ impl<D: Device> Prefix<D> {
             write_bytes_per_s: owner.written.bytes_per_s(),
             read_bytes_per_s: owner.read.bytes_per_s(),
             link_rates: self.engine.link_rates(),
-            stall_ns: self.other_stall_ns + layer.iter().map(|l| l.stall_ns).sum::<u64>(),
+            stall_ns: self.other_stall_ns
+                + owner.stray_ns()
+                + layer.iter().map(|l| l.stall_ns).sum::<u64>(),
             stall_bound_ns: self.bound_ns(),
             planned: self.follow.as_ref().map(PlanFollower::planned),
             layer,
@@ -236,6 +238,7 @@ impl<D: Device> Prefix<D> {
             peak_phase: self.peak_phase(),
             phase_peak_bytes: self.phase_peak_bytes,
             left_asleep_bytes: self.left_asleep_bytes,
+            stray: owner.stray(),
         }
     }
 

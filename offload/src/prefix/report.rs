@@ -1,6 +1,7 @@
 //! The report of a prefix.
 
 use super::order::Phase;
+use crate::engine::StrayWakes;
 use dormouse_residency::LinkRates;
 
 /// Report of one layer.
@@ -78,4 +79,6 @@ pub struct PrefixReport {
     pub phase_peak_bytes: [u64; 3],
     /// Bytes still asleep after `close` because their wake failed. They stay valid until freed.
     pub left_asleep_bytes: u64,
+    /// Wakes by accesses to sleeping memory that no mark had announced.
+    pub stray: StrayWakes,
 }

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::message::{Message, Touch};
 use super::probe;
 use super::protocol::{Access, Verdict};
-use super::table::Seen;
-use super::{SPACES, TABLE};
+use super::rescue::{self, Rescue};
+use super::table::{Seen, State};
+use super::{SPACES, TABLE, own_threads};
 use crate::host::system;
 use crate::sync::Mutex;
 use crate::{DeviceError, Operation};
@@ -139,7 +140,18 @@ fn is_handled(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     match TABLE.fault(address, access, open, accessible) {
         Verdict::Retry => true,
         Verdict::Stray(seen) => {
-            print(&Message::stray(&touch(&TABLE.label(&seen), &seen, address, access)));
+            let rescue = rescue::wait(address, access);
+            if matches!(rescue, Rescue::Awake) {
+                return true;
+            }
+            // It may have woken, or its memory may be free, since the verdict: the access is judged again.
+            let is_away =
+                |now: &Seen| matches!(now.state, State::Sealing | State::Asleep | State::Staged);
+            if !TABLE.find(address).as_ref().is_some_and(is_away) {
+                return true;
+            }
+            let label = TABLE.label(&seen);
+            print(&Message::stray(&touch(&label, &seen, address, access), &rescue));
             die(info, context)
         }
         Verdict::Stuck(seen) => {
@@ -156,14 +168,8 @@ fn touch<'a>(
     address: usize,
     access: Access,
 ) -> Touch<'a> {
-    // SAFETY: gettid has no arguments and cannot fail.
-    let thread = unsafe { libc::syscall(libc::SYS_gettid) };
-    let access = match access {
-        Access::Read => "read",
-        Access::Write => "write",
-        Access::Unknown => "read or write",
-    };
-    Touch { thread: thread.unsigned_abs(), address, access, label, state: seen.state.name() }
+    let (thread, access) = (u64::from(own_threads::current()), access.name());
+    Touch { thread, address, access, label, state: seen.state.name() }
 }
 
 /// Writes the message to stderr. Errors are ignored.

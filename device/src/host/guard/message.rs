@@ -1,10 +1,11 @@
 //! The message before the process ends, built without allocation.
 
 use super::name_bytes;
+use super::rescue::Rescue;
 use crate::SpanLabel;
 
-/// Above the longest message: fixed text, a name of 24 bytes and a few numbers.
-const MESSAGE_BYTES_MAX: usize = 384;
+/// Above the longest message: fixed text, a name of 24 bytes, a reason and a few numbers.
+const MESSAGE_BYTES_MAX: usize = 544;
 
 /// A message. Text beyond the limit is cut.
 #[derive(Debug)]
@@ -28,11 +29,24 @@ impl Message {
         Self { bytes: [0; MESSAGE_BYTES_MAX], used: 0 }
     }
 
-    /// The message for an access to an asleep span.
-    pub(super) fn stray(touch: &Touch<'_>) -> Self {
+    /// The message for an access to an asleep span that was not rescued.
+    pub(super) fn stray(touch: &Touch<'_>, rescue: &Rescue) -> Self {
         let mut message = Self::new();
         message.opening(touch, "a sleeping block");
-        message.text(": wake it first; the process stops here\n");
+        match rescue {
+            Rescue::Awake | Rescue::None => message.text(": wake it first"),
+            Rescue::Failed(reason) => {
+                message.text(": it did not wake (");
+                message.line(reason.iter().take_while(|byte| **byte != 0));
+                message.text(")");
+            }
+            Rescue::TimedOut { limit_ms } => {
+                message.text(": it did not wake within ");
+                message.number(*limit_ms, 10);
+                message.text(" ms");
+            }
+        }
+        message.text("; the process stops here\n");
         message
     }
 
@@ -54,10 +68,7 @@ impl Message {
         self.text(") in ");
         self.text(what);
         self.text(" (tag \"");
-        for byte in name_bytes(touch.label) {
-            // The message stays on one line.
-            self.byte(if byte.is_ascii_control() { b'?' } else { *byte });
-        }
+        self.line(name_bytes(touch.label).iter());
         self.text("\", ");
         if touch.label.layer != u32::MAX {
             self.text("layer ");
@@ -70,6 +81,11 @@ impl Message {
 
     pub(super) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.used).unwrap_or_default()
+    }
+
+    /// Appends bytes of others; the message stays on one line.
+    fn line<'a>(&mut self, bytes: impl Iterator<Item = &'a u8>) {
+        bytes.for_each(|byte| self.byte(if byte.is_ascii_control() { b'?' } else { *byte }));
     }
 
     fn byte(&mut self, byte: u8) {
@@ -101,6 +117,7 @@ impl Message {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::channel::REASON_BYTES_MAX;
     use super::*;
 
     fn label(name: &str, layer: u32) -> SpanLabel {
@@ -116,7 +133,7 @@ mod tests {
     #[test]
     fn message_names_thread_address_block_and_remedy() {
         let label = label("prefix", 7);
-        let message = Message::stray(&touch(&label));
+        let message = Message::stray(&touch(&label), &Rescue::None);
         assert_eq!(
             std::str::from_utf8(message.as_bytes()).unwrap(),
             "dormouse: thread 123 touched 0x7f00deadb000 (read) in a sleeping block \
@@ -127,9 +144,22 @@ mod tests {
     #[test]
     fn omits_a_missing_layer_and_replaces_control_characters() {
         let label = label("a\nb", u32::MAX);
-        let message = Message::stray(&touch(&label));
+        let message = Message::stray(&touch(&label), &Rescue::None);
         let text = std::str::from_utf8(message.as_bytes()).unwrap();
         assert!(text.contains("(tag \"a?b\", asleep)"), "{text}");
+    }
+
+    #[test]
+    fn a_message_says_why_a_block_did_not_wake() {
+        let label = label("prefix", 7);
+        let mut reason = [0; REASON_BYTES_MAX];
+        reason[..9].copy_from_slice(b"CRC\ndiffs");
+        let failed = Message::stray(&touch(&label), &Rescue::Failed(reason));
+        let text = std::str::from_utf8(failed.as_bytes()).unwrap();
+        assert!(text.ends_with("asleep): it did not wake (CRC?diffs); the process stops here\n"));
+        let late = Message::stray(&touch(&label), &Rescue::TimedOut { limit_ms: 1500 });
+        let text = std::str::from_utf8(late.as_bytes()).unwrap();
+        assert!(text.ends_with(": it did not wake within 1500 ms; the process stops here\n"));
     }
 
     #[test]
@@ -144,6 +174,9 @@ mod tests {
         };
         let message = Message::stuck(&touch);
         assert!(message.as_bytes().ends_with(b"the process stops here\n"));
+        assert!(message.as_bytes().len() < MESSAGE_BYTES_MAX);
+        let message = Message::stray(&touch, &Rescue::Failed([b'r'; REASON_BYTES_MAX]));
+        assert!(message.as_bytes().ends_with(b"r); the process stops here\n"));
         assert!(message.as_bytes().len() < MESSAGE_BYTES_MAX);
     }
 }

@@ -2,9 +2,15 @@
 //!
 //! It consists of a table of all spans of the process (`table`, `protocol`) and a `SIGSEGV` handler
 //! ([`install`]). A *write* to a frozen span cancels the sleep: the handler makes the range writable and
-//! marks the span as written, and the write is repeated. Any access to an asleep span writes a message
-//! to stderr and calls the previous handler (for example for a Python traceback), and the process ends
-//! by `SIGSEGV`. Other faults are passed to the previous handler unchanged.
+//! marks the span as written, and the write is repeated. Any access to an asleep span is *stray*:
+//! - If the process has a [`Listener`], the thread waits in the handler while the listener wakes the span. It then
+//!   repeats its access, a read or a write, and goes on (`channel`, `rescue`). A span that is waking already is
+//!   waited for in the same way.
+//! - Otherwise, or if the span does not wake, the handler writes a message to stderr and calls the previous
+//!   handler (for example for a Python traceback), and the process ends by `SIGSEGV`. So do stray accesses of a
+//!   forked child and of a thread of the runtime ([`own_thread`]).
+//!
+//! Other faults are passed to the previous handler unchanged.
 //!
 //! # Limits
 //! - A *system call* with such an address does not fault: it fails with `EFAULT` (`read` into a frozen or
@@ -14,22 +20,29 @@
 //! - A handler installed later that does not call ours disables the guard ([`is_installed`]).
 //!
 //! The handler runs on the thread's alternate stack (`SA_ONSTACK`), if there is one. It needs less than
-//! 2 KiB.
+//! 3 KiB.
 
+mod channel;
 mod handler;
 mod message;
+mod own_threads;
 mod probe;
 mod protocol;
+mod rescue;
 mod spaces;
 mod sync;
 mod table;
 
+#[cfg(all(test, loom))]
+mod loom_channel;
 #[cfg(all(test, loom))]
 mod loom_model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use handler::{install, is_installed};
+pub use own_threads::{OwnThread, own_thread};
+pub use rescue::{Listener, RESCUES_MAX, Request, Stopper, listen};
 
 pub(super) use protocol::Failed;
 pub(super) use table::State;

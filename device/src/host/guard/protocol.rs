@@ -15,6 +15,17 @@ pub(crate) enum Access {
     Unknown,
 }
 
+impl Access {
+    /// Its name in messages.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Unknown => "read or write",
+        }
+    }
+}
+
 /// The reaction to a fault.
 #[derive(Debug)]
 pub(crate) enum Verdict {

@@ -5,6 +5,7 @@
 #[expect(clippy::duplicate_mod, reason = "the same tests, of another `TestDevice`")]
 pub(crate) mod both;
 mod direct;
+pub(crate) mod stray;
 
 use dormouse_device::faulty::Faulty;
 use dormouse_device::host::{HostConfig, HostDevice};

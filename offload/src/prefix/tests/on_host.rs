@@ -5,5 +5,6 @@ mod admission;
 #[expect(clippy::duplicate_mod, reason = "the same tests, on another bench")]
 mod both;
 mod direct;
+mod stray;
 
 use crate::engine::tests::on_host as bench;

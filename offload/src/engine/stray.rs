@@ -1,0 +1,212 @@
+//! Stray accesses on the host device: a thread that reads or writes sleeping memory waits while its region wakes.
+//!
+//! The thread waits in the guard's fault handler and may hold any lock of the program. The thread here that wakes
+//! its region takes the engine's locks, the allocator's and `malloc`'s heap, and waits for I/O threads: what a
+//! reclaim inside `malloc` does as well. None of these locks is held while a caller's memory is accessed. Should
+//! that ever be wrong, [`STRAY_WAIT_MAX`] ends the wait, and the process with it.
+
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use dormouse_device::host::guard::{self, Request, Stopper};
+use dormouse_device::{Device, DeviceKind, SpanLabel};
+use dormouse_storage::ThreadError;
+use dormouse_storage::sync::lock;
+use dormouse_timeline::Lane;
+
+use super::Engine;
+use crate::error::OffloadError;
+use crate::ids::RegionId;
+
+/// Limit of the wait of a stray access, above the wake of any region behind a full file queue.
+pub const STRAY_WAIT_MAX: Duration = Duration::from_secs(60);
+/// A region that woke this often stays awake until its owner puts it to sleep: reclaim might otherwise take turns
+/// between the memory that one instruction reads.
+pub(super) const RECLAIMED_WAKES_MAX: u32 = 8;
+/// Limit on warnings of one engine, apart from the first of each owner. Later ones are debug events.
+const WARNINGS_MAX: u64 = 16;
+
+/// An access to sleeping memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrayAccess {
+    /// The address.
+    pub address: usize,
+    /// "read" or "write"; "read or write" on machines that do not tell.
+    pub access: &'static str,
+    /// Number of the thread.
+    pub thread: u32,
+    /// Label of the region: its prefix or tag, and its layer.
+    pub label: SpanLabel,
+}
+
+impl std::fmt::Display for StrayAccess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { address, access, thread, label } = self;
+        write!(f, "{access} of {address:#x} by thread {thread} in ")?;
+        if label.layer != u32::MAX {
+            write!(f, "layer {} of ", label.layer)?;
+        }
+        let end = label.name.iter().position(|byte| *byte == 0).unwrap_or(label.name.len());
+        write!(f, "{:?}", String::from_utf8_lossy(label.name.get(..end).unwrap_or_default()))
+    }
+}
+
+/// Wakes by stray accesses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StrayWakes {
+    /// Number of times that a region was not awake when it was accessed.
+    pub count: u64,
+    /// The first of these accesses.
+    pub first: Option<StrayAccess>,
+}
+
+impl StrayWakes {
+    pub(crate) fn add(&mut self, access: StrayAccess) {
+        self.count += 1;
+        self.first.get_or_insert(access);
+    }
+}
+
+/// The thread that wakes what stray accesses need. A drop ends it; later stray accesses end the process.
+#[derive(Debug)]
+pub struct Rescuer {
+    stopper: Option<Stopper>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Rescuer {
+    fn drop(&mut self) {
+        drop(self.stopper.take());
+        if let Some(thread) = self.thread.take() {
+            // Panics of a service are contained in the listener.
+            let _panicked = thread.join();
+        }
+    }
+}
+
+/// A wake for the threads that wait for it.
+struct Rescue {
+    id: RegionId,
+    access: StrayAccess,
+    /// Its place among the wakes of this engine.
+    number: u64,
+    is_first_of_owner: bool,
+}
+
+impl<D: Device> Engine<D> {
+    /// Starts the thread that wakes sleeping memory when a thread of the program accesses it. The handler of the
+    /// process must be [installed](guard::install). Without this thread such an access ends the process.
+    ///
+    /// # Errors
+    /// `Argument` on a device whose accesses cannot be detected; `TooMany` if an engine of the process has such a
+    /// thread; `Thread`.
+    pub fn rescue(self: &Arc<Self>) -> Result<Rescuer, OffloadError> {
+        if self.device.kind() != DeviceKind::Host {
+            let seen = format!("{:?}", self.device.kind());
+            return Err(OffloadError::argument("device of stray accesses", seen, "Host"));
+        }
+        let listening = guard::listen(STRAY_WAIT_MAX);
+        let too_many = OffloadError::TooMany { what: "rescuers", limit: 1 };
+        let (listener, stopper) = listening.ok_or(too_many)?;
+        let engine = Arc::clone(self);
+        let name = "dormouse-rescue".to_owned();
+        let serve = move || listener.serve(|requests| engine.rescue_all(requests));
+        let spawned = Builder::new().name(name.clone()).spawn(serve);
+        let thread = spawned.map_err(|e| ThreadError { name, reason: e.to_string() })?;
+        Ok(Rescuer { stopper: Some(stopper), thread: Some(thread) })
+    }
+
+    /// Wakes the regions of all requests at once, and answers each when its region is awake.
+    fn rescue_all(&self, requests: Vec<Request>) {
+        let mut rescues: Vec<Rescue> = Vec::new();
+        let strays =
+            requests.into_iter().map(|request| (self.region_at(request.address()), request));
+        let strays: Vec<_> = strays.collect();
+        for (id, request) in &strays {
+            if let Some(id) = *id
+                && rescues.iter().all(|known| known.id != id)
+                && !self.are_awake(&[id])
+            {
+                rescues.push(self.note_stray(id, request));
+            }
+        }
+        let ids: Vec<RegionId> = rescues.iter().map(|rescue| rescue.id).collect();
+        self.wake(&ids);
+        for (id, request) in strays {
+            let Some(id) = id else {
+                // Freed meanwhile, or asleep without an owner.
+                request.failed("no region is there");
+                continue;
+            };
+            match self.wake_for_stray(id) {
+                Ok(()) => request.awake(),
+                Err(error) => {
+                    // First: the answer ends the process.
+                    tracing::error!(
+                        target: "offload", region = id.key(), address = %format_args!("{:#x}", request.address()),
+                        thread = request.thread(), reason = %error, "a stray access was not rescued"
+                    );
+                    request.failed(&error.to_string());
+                }
+            }
+        }
+        rescues.iter().for_each(|rescue| self.log_rescue(rescue));
+    }
+
+    /// Wakes a region and waits for it.
+    fn wake_for_stray(&self, id: RegionId) -> Result<(), OffloadError> {
+        let start_ns = self.timeline.now_ns();
+        let woken = match self.wait_awake(&[id]) {
+            Ok(_) => Ok(()),
+            Err(OffloadError::WakeFailed { source, .. }) => match &*source {
+                // It woke and was put to sleep again before this thread saw it. The access is repeated, and
+                // comes back if it meets the region asleep.
+                OffloadError::NotAwake { .. } => Ok(()),
+                cause => Err(cause.clone()),
+            },
+            Err(error) => Err(error),
+        };
+        let ns = self.timeline.now_ns().saturating_sub(start_ns);
+        if let Some(account) = self.body(id, |body| body.account.clone()) {
+            account.stray_waited(ns);
+        }
+        woken
+    }
+
+    /// Counts a stray access to a region that is not awake.
+    fn note_stray(&self, id: RegionId, request: &Request) -> Rescue {
+        let found = self.table.with(id, |entry| {
+            entry.data.stray_wakes = entry.data.stray_wakes.saturating_add(1);
+            if entry.data.stray_wakes >= RECLAIMED_WAKES_MAX {
+                entry.data.is_eligible = false;
+            }
+            (entry.data.label, entry.data.account.clone())
+        });
+        let (label, account) = found.unwrap_or_default();
+        let access = StrayAccess {
+            address: request.address(),
+            access: request.access(),
+            thread: request.thread(),
+            label,
+        };
+        let is_first_of_owner = account.is_some_and(|account| account.note_stray(access));
+        let number = {
+            let mut counts = lock(&self.counts);
+            counts.stray.add(access);
+            counts.stray.count
+        };
+        self.timeline.instant(Lane::Notice, self.names.stray, id.key());
+        Rescue { id, access, number, is_first_of_owner }
+    }
+
+    fn log_rescue(&self, rescue: &Rescue) {
+        let Rescue { id, access, number, .. } = rescue;
+        let (region, wakes) = (id.key(), *number);
+        if rescue.is_first_of_owner || wakes <= WARNINGS_MAX {
+            tracing::warn!(target: "offload", region, wakes, %access, "sleeping memory was accessed and woke");
+        } else {
+            tracing::debug!(target: "offload", region, wakes, %access, "sleeping memory was accessed and woke");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Stray accesses, through the engine: what sleeps wakes under the hands of who reads or writes it.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+
+use dormouse_device::host::guard;
+
+use super::both::{Fixture, Plan};
+use crate::engine::Rescuer;
+use crate::engine::stray::RECLAIMED_WAKES_MAX;
+use crate::engine::tests::{A_WHILE, MIB, holds, peek, poke};
+use crate::error::OffloadError;
+use crate::ids::{RegionId, Tier};
+use dormouse_residency::region::RegionState;
+
+/// A process has one rescuer: a test at a time.
+static TURN: Mutex<()> = Mutex::new(());
+/// Set in child processes.
+const CHILD: &str = "DORMOUSE_TEST_STRAY_CHILD";
+
+/// The rescuer of this fixture, and the turn to have one.
+pub(crate) fn rescuer(fixture: &Fixture) -> (Rescuer, MutexGuard<'static, ()>) {
+    guard::install().unwrap();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (fixture.engine.rescue().unwrap(), turn)
+}
+
+/// A region that sleeps in `tier`.
+fn asleep(fixture: &Fixture, bytes: usize, seed: u64, tier: Tier) -> (RegionId, usize) {
+    let (id, address) = fixture.region(bytes, seed);
+    fixture.engine.sleep(&[id], tier, &[]).unwrap();
+    fixture.engine.wait_settled(&[id]).unwrap();
+    assert!(fixture.state(id).is_asleep());
+    (id, address)
+}
+
+fn free_all(fixture: &Fixture, addresses: impl IntoIterator<Item = usize>) {
+    addresses.into_iter().for_each(|address| fixture.engine.free(address, 0).unwrap());
+    fixture.assert_empty();
+}
+
+#[test]
+fn a_stray_access_wakes_its_region_from_each_tier() {
+    for tier in [Tier::Nvme, Tier::Host] {
+        let fixture = Plan::default().build();
+        let _rescuer = rescuer(&fixture);
+        let (read, read_at) = asleep(&fixture, MIB, 3, tier);
+        let (written, written_at) = asleep(&fixture, MIB, 4, tier);
+        assert!(holds(read_at, MIB, 3));
+        poke(written_at + 4096, 77);
+        assert_eq!(peek(written_at + 4096), 77);
+        assert_eq!([read, written].map(|id| fixture.state(id)), [RegionState::Awake; 2]);
+        let stats = fixture.engine.stats();
+        assert_eq!((stats.stray.count, stats.wakes), (2, 2));
+        let first = stats.stray.first.unwrap();
+        assert_eq!((first.address, first.access), (read_at, "read"));
+        let seen =
+            format!("read of {read_at:#x} by thread {} in layer 0 of \"test\"", first.thread);
+        assert_eq!(first.to_string(), seen);
+        // The rest of what was written to is as it was, and it sleeps and wakes as ever.
+        fixture.engine.sleep(&[written], tier, &[]).unwrap();
+        fixture.engine.wait_settled(&[written]).unwrap();
+        fixture.engine.wait_awake(&[written]).unwrap();
+        assert_eq!(peek(written_at + 4096), 77);
+        poke(written_at + 4096, (4096 / 8 + 1) * 5);
+        assert!(holds(written_at, MIB, 4));
+        free_all(&fixture, [read_at, written_at]);
+    }
+}
+
+/// The second round finds them awake: only the first counts.
+#[test]
+fn threads_on_the_same_and_on_different_regions() {
+    const REGIONS: usize = 6;
+    const THREADS: usize = 24;
+    let fixture = Plan::default().build();
+    let _rescuer = rescuer(&fixture);
+    let regions: Vec<_> =
+        (0..REGIONS).map(|at| asleep(&fixture, MIB, at as u64, Tier::Nvme)).collect();
+    let together = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (regions, together) = (&regions, &together);
+            scope.spawn(move || {
+                together.wait();
+                for round in 0..2 * REGIONS {
+                    let at = (thread + round) % REGIONS;
+                    assert!(holds(regions[at].1, MIB, at as u64));
+                }
+            });
+        }
+    });
+    assert_eq!(fixture.engine.stats().stray.count, REGIONS as u64);
+    free_all(&fixture, regions.into_iter().map(|(_, address)| address));
+}
+
+#[test]
+fn a_wake_in_flight_is_waited_for() {
+    let fixture = Plan::default().build();
+    let _rescuer = rescuer(&fixture);
+    let (id, address) = asleep(&fixture, MIB, 5, Tier::Nvme);
+    fixture.faults.hold(false, true);
+    fixture.engine.wake(&[id]);
+    fixture.faults.wait_held(1);
+    let faults = fixture.faults.clone();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(A_WHILE);
+        faults.hold(false, false);
+    });
+    assert!(holds(address, MIB, 5));
+    later.join().unwrap();
+    assert_eq!(fixture.engine.stats().wakes, 1);
+    free_all(&fixture, [address]);
+}
+
+/// A sleep that is being written is cancelled by the owner's write, and it takes no rescue.
+#[test]
+fn memory_on_its_way_to_sleep_needs_no_rescue() {
+    let fixture = Plan::default().build();
+    let _rescuer = rescuer(&fixture);
+    let (id, address) = fixture.region(MIB, 6);
+    fixture.faults.hold(true, false);
+    fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    fixture.faults.wait_held(1);
+    poke(address, 7);
+    fixture.faults.hold(false, false);
+    fixture.engine.wait_settled(&[id]).unwrap();
+    assert_eq!(fixture.engine.stats().stray.count, 0);
+    free_all(&fixture, [address]);
+}
+
+/// A reader and a thread that puts the region to sleep again and again, as reclaim may.
+#[test]
+fn a_region_that_keeps_falling_asleep_is_read_all_the_same() {
+    let fixture = Plan::default().build();
+    let _rescuer = rescuer(&fixture);
+    let (id, address) = asleep(&fixture, MIB, 8, Tier::Nvme);
+    fixture.engine.let_reclaim(&[id], &[]);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| (0..20).all(|_| holds(address, MIB, 8)));
+        while !reader.is_finished() {
+            fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+            fixture.engine.wait_settled(&[id]).unwrap();
+        }
+        assert!(reader.join().unwrap());
+    });
+    for _ in 0..RECLAIMED_WAKES_MAX {
+        fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
+        assert!(holds(address, MIB, 8));
+    }
+    let is_eligible = fixture.engine.table.with(id, |entry| entry.data.is_eligible);
+    assert_eq!(is_eligible, Some(false), "reclaim leaves it alone");
+    free_all(&fixture, [address]);
+}
+
+/// Room for one of two: what reclaim may take falls asleep for the other.
+#[test]
+fn a_stray_access_without_room_makes_some() {
+    let mut plan = Plan { budget_bytes: 3 * MIB / 2, ..Plan::default() };
+    plan.config.host_bytes_max = 0;
+    let fixture = plan.build();
+    let _rescuer = rescuer(&fixture);
+    let (first, first_at) = asleep(&fixture, MIB, 1, Tier::Nvme);
+    let (second, second_at) = asleep(&fixture, MIB, 2, Tier::Nvme);
+    fixture.engine.let_reclaim(&[first, second], &[]);
+    for _ in 0..2 {
+        assert!(holds(first_at, MIB, 1));
+        assert!(holds(second_at, MIB, 2));
+    }
+    assert!(fixture.engine.stats().stray.count >= 4);
+    fixture.engine.forbid_reclaim(&[first, second]);
+    free_all(&fixture, [first_at, second_at]);
+}
+
+#[test]
+fn a_process_has_one_rescuer_at_a_time() {
+    let (fixture, other) = (Plan::default().build(), Plan::default().build());
+    let (rescuer, _turn) = rescuer(&fixture);
+    let refused = other.engine.rescue();
+    assert!(matches!(refused, Err(OffloadError::TooMany { limit: 1, .. })), "{refused:?}");
+    drop(rescuer);
+    drop(other.engine.rescue().unwrap());
+}
+
+/// Runs `deed` in a child process and returns what it wrote before it was killed.
+fn last_words(test: &str, deed: impl FnOnce(&Fixture) -> usize) -> String {
+    if std::env::var_os(CHILD).is_some() {
+        let fixture = Plan::default().build();
+        let address = deed(&fixture);
+        let _rescuer = fixture.engine.rescue().unwrap();
+        guard::install().unwrap();
+        peek(address);
+        unreachable!("the access ends the process");
+    }
+    let name = format!("engine::tests::on_host::stray::{test}");
+    let exe = std::env::current_exe().unwrap();
+    let child = Command::new(exe).args(["--exact", &name]).env(CHILD, "1").output().unwrap();
+    assert_eq!(child.status.signal(), Some(libc::SIGSEGV), "{child:?}");
+    String::from_utf8_lossy(&child.stderr).into_owned()
+}
+
+#[test]
+fn a_wake_that_fails_ends_the_process_and_says_why() {
+    let test = "a_wake_that_fails_ends_the_process_and_says_why";
+    let said = last_words(test, |fixture| {
+        let (_, address) = asleep(fixture, MIB, 1, Tier::Nvme);
+        fixture.faults.fail_reads(libc::EIO);
+        address
+    });
+    assert!(said.contains("(tag \"test\", layer 0, asleep): it did not wake (Read of "), "{said}");
+    assert!(said.contains("Input/output error"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn a_wrong_checksum_ends_the_process_and_says_so() {
+    let test = "a_wrong_checksum_ends_the_process_and_says_so";
+    let said = last_words(test, |fixture| {
+        let (id, address) = asleep(fixture, MIB, 1, Tier::Nvme);
+        fixture.faults.spoil(fixture.engine.extent_offset(id).unwrap() + 9);
+        address
+    });
+    assert!(said.contains("it did not wake (") && said.contains("CRC-32C"), "{said}");
+}
+
+#[test]
+fn an_engine_that_is_shut_down_wakes_nothing() {
+    let said = last_words("an_engine_that_is_shut_down_wakes_nothing", |fixture| {
+        let (_, address) = asleep(fixture, MIB, 1, Tier::Nvme);
+        fixture.engine.shutdown();
+        address
+    });
+    assert!(said.contains("it did not wake (the engine is shut down)"), "{said}");
+}
