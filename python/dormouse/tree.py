@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -78,8 +79,15 @@ def _spans(labels, count: int) -> list[tuple[int, int]]:
         begins = (edges == 1).nonzero().flatten().tolist()
         ends = (edges == -1).nonzero().flatten().tolist()
         labels = list(zip(begins, ends, strict=True))
+    try:
+        pairs = [(operator.index(begin), operator.index(end)) for begin, end in labels]
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"labels {labels!r}; accepted: a boolean tensor [{count}], or ranges (begin, end) of "
+            "positions"
+        ) from error
     spans: list[tuple[int, int]] = []
-    for begin, end in labels:
+    for begin, end in pairs:
         lowest = spans[-1][1] if spans else 1
         if not lowest <= begin < end <= count:
             raise ArgumentError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from model_zoo import in_fp64, zoo_model
@@ -15,10 +17,12 @@ from models import (
     token_losses,
 )
 from test_sleep import identical, wide
+from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
 import dormouse
 from dormouse import Conversation, Tree
-from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse.hf import SharedPrefix, UnsupportedModelError, support
 from dormouse.hf import step as step_module
 
 FP64_BOUND = 1e-10
@@ -212,7 +216,8 @@ def test_labels_as_a_mask():
     assert Conversation([1, 2, 3, 4, 5], mask).labels == [(1, 3), (4, 5)]
     assert Conversation([1, 2, 3]).labels == [(1, 3)]
     assert Conversation([1, 2, 3, 4], [(1, 2), (2, 3)]).labels == [(1, 3)]
-    for labels in ([(0, 2)], [(2, 2)], [(1, 4)], [(2, 3), (1, 2)], mask, mask[:3].int()):
+    refused = [[(0, 2)], [(2, 2)], [(1, 4)], [(2, 3), (1, 2)], mask, mask[:3].int()]
+    for labels in (*refused, [0, 1, 1], [False, True, True], [(1.0, 3.0)]):
         with pytest.raises(dormouse.ArgumentError, match="accepted"):
             Conversation([1, 2, 3], labels)
     with pytest.raises(dormouse.ArgumentError, match="finite"):
@@ -317,3 +322,132 @@ def test_dropout_of_leaves_alone(runtime):
     first = take_gradients(model)
     shared.backward(random_conversations(5), token_losses, microbatch_tokens=9)
     assert distance(take_gradients(model), first) > 1e-2, "masks are drawn anew"
+
+def test_a_forward_that_ignores_which_rows_are_asked_for(runtime):
+    """It has the name of the argument, and returns all rows."""
+    model = tiny()
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def wrapped(input_ids=None, position_ids=None, **ignored):
+        return forward(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+
+    model.forward = wrapped
+    shared, dense, _ = both(model, [Conversation([5, 6, 7, 8, 9, 10], [(2, 3), (4, 5)])], runtime)
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_a_class_that_reads_the_argument_as_a_number(runtime):
+    class Last(LlamaForCausalLM):
+        def forward(self, input_ids=None, logits_to_keep: int = 0, **named):
+            hidden = self.model(input_ids=input_ids, **named).last_hidden_state
+            return CausalLMOutput(logits=self.lm_head(hidden[:, -logits_to_keep:, :]))
+
+    model = tiny()
+    model.__class__ = Last
+    shared, dense, _ = both(model, [Conversation([5, 6, 7, 8, 9, 10], [(5, 6)])], runtime)
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_a_hook_that_adds_to_all_logits(runtime):
+    model = tiny()
+    bias = torch.nn.Embedding(VOCAB, VOCAB, dtype=torch.float64)
+    model.bias = bias
+
+    def add(module, args, named, output):
+        output.logits = output.logits + bias(named["input_ids"])
+        return output
+
+    model.register_forward_hook(add, with_kwargs=True)
+    shared, dense, _ = both(model, [Conversation([5, 6, 7, 8, 9, 10], [(4, 5)])], runtime)
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_logits_of_other_rows_than_asked_for_are_refused(runtime, monkeypatch):
+    monkeypatch.setattr(support.ModelView, "selects_logits", True)
+    model = tiny()
+    forward = model.forward
+    model.forward = lambda logits_to_keep=0, **named: forward(**named)
+    with pytest.raises(UnsupportedModelError, match="were selected by logits_to_keep"):
+        SharedPrefix(model, runtime).backward(random_conversations(0), token_losses)
+
+
+def shared_turn():
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n):
+        return torch.randint(1, VOCAB, (n,), generator=generator)
+
+    turn = draw(30)
+    return [
+        Conversation(torch.cat([turn, draw(6)]), [(10, 36)], 1.0),
+        Conversation(torch.cat([turn, draw(9)]), [(30, 39)], -0.5),
+    ]
+
+
+def test_a_loss_may_change_its_labels_in_place(runtime):
+    model = tiny()
+    # Labels are tokens of later passes, whose embedding would notice the change if it were trained.
+    model.model.embed_tokens.requires_grad_(False)
+
+    def masked(logits, labels, i, positions):
+        kept = torch.arange(positions.start, positions.stop) % 7 != 1
+        labels.masked_fill_(~kept, 0)
+        return token_losses(logits, labels, i, positions) * kept
+
+    def apart(logits, labels, *others):
+        return masked(logits, labels.clone(), *others)
+
+    dense_tree_backward(model, shared_turn(), apart)
+    dense = take_gradients(model)
+    SharedPrefix(model, runtime).backward(shared_turn(), masked, microbatch_tokens=8)
+    assert distance(take_gradients(model), dense) <= FP64_BOUND
+
+
+@pytest.mark.parametrize("microbatch_tokens", [9, 4096])
+def test_a_loss_may_change_logits_that_the_head_has_saved(microbatch_tokens, runtime):
+    model = tiny()
+    model.lm_head = torch.nn.Sequential(model.lm_head, torch.nn.Tanh())
+
+    def halved(logits, *others):
+        return token_losses(logits * 0.5, *others)
+
+    def in_place(logits, *others):
+        return token_losses(logits.mul_(0.5), *others)
+
+    dense_tree_backward(model, random_conversations(3), halved)
+    dense = take_gradients(model)
+    shared = SharedPrefix(model, runtime)
+    shared.backward(random_conversations(3), in_place, microbatch_tokens=microbatch_tokens)
+    assert distance(take_gradients(model), dense) <= FP64_BOUND
+
+
+def test_a_loss_of_logits_of_an_earlier_node_is_refused(runtime):
+    """A pair of turns compared: the first has run backward already."""
+    kept = []
+
+    def pairs(logits, labels, i, positions):
+        own = token_losses(logits, labels, i, positions)
+        if kept:
+            return own + kept[0]
+        kept.append(own.sum())
+        return own * 0
+
+    shared = SharedPrefix(tiny(), runtime)
+    shared.backward(conversation_tree(), token_losses)
+    with pytest.raises((UnsupportedModelError, RuntimeError), match="earlier call|second time"):
+        shared.backward(conversation_tree(), pairs)
+
+
+def test_what_the_rest_of_the_model_changes_in_place(runtime):
+    model = tiny()
+    model.model.norm.register_forward_pre_hook(lambda module, args: (args[0].mul_(1.1),))
+    shared, dense, _ = both(model, random_conversations(2), runtime, microbatch_tokens=9)
+    assert distance(shared, dense) <= FP64_BOUND
+
+
+def test_blocks_with_dropout_are_refused(runtime):
+    model = tiny().train()
+    shared = SharedPrefix(model, runtime, prompt_dropout=False)
+    with pytest.raises(UnsupportedModelError, match="block_tokens"):
+        shared.backward(random_conversations(0), token_losses, block_tokens=5)

@@ -29,7 +29,8 @@ class Batch(Protocol):
         """Returns the tokens of a sequence at ``positions``, on the device."""
 
     def loss(self, sequence: int, logits: torch.Tensor, positions: range) -> torch.Tensor:
-        """Returns the loss of the labels at ``positions``, unweighted: a tensor of one element."""
+        """Returns the loss of the labels at ``positions``, unweighted: a tensor of one element. The
+        loss function gets labels of its own: later passes read the tokens."""
 
     has_loss: bool
     """Without, every microbatch is a dummy."""
@@ -100,7 +101,7 @@ class GroupBatch:
 
     def loss(self, sequence, logits, positions):
         number = self.numbers[sequence]
-        loss = self._loss_fn(logits, self.labels(sequence), number)
+        loss = self._loss_fn(logits, self.labels(sequence).clone(), number)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError(
                 f"loss_fn returned {_named(loss)} for response {number}; accepted: a tensor of one "
@@ -177,7 +178,8 @@ class TreeBatch:
 
     def loss(self, sequence, logits, positions):
         number = self._numbers[sequence]
-        losses = self._loss_fn(logits, self.tokens(sequence, positions), number, positions)
+        labels = self.tokens(sequence, positions).clone()
+        losses = self._loss_fn(logits, labels, number, positions)
         if not isinstance(losses, torch.Tensor) or losses.shape != (len(positions),):
             raise TypeError(
                 f"loss_fn returned {_named(losses)} for labels {positions.start} to "

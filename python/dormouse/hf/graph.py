@@ -20,6 +20,9 @@ class GraphTooLargeError(RuntimeError):
     """A layer's graph has more than NODES_MAX nodes."""
 
 
+# Nodes of an output's graph among which are those that could have saved it.
+_OUTPUT_NODES_MAX = 16
+
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 # torch reshapes by another node while a dispatch mode is active, as in the probe. Neither saves
 # a tensor.
@@ -87,6 +90,21 @@ def leaves(output: torch.Tensor) -> list[torch.Tensor]:
             found.append(node.variable)
         stack.extend(following for following, _ in node.next_functions)
     return found
+
+
+def saves(output: torch.Tensor) -> bool:
+    """Returns whether the graph of ``output`` saved its memory: an activation that saves its
+    result, perhaps behind views."""
+    address, stack, seen = storage_address(output), [output.grad_fn], set()
+    while stack and len(seen) < _OUTPUT_NODES_MAX:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(storage_address(tensor) == address for _, _, tensor in _saved(node)):
+            return True
+        stack.extend(following for following, _ in node.next_functions)
+    return False
 
 
 def storage_address(tensor: torch.Tensor) -> int:

@@ -169,7 +169,8 @@ def group(view: ModelView, lengths: Lengths) -> Miniature:
 
 def tree(view: ModelView) -> Miniature:
     """Returns a miniature tree: two levels of prefixes, the second with labels of two weights, one
-    conversation that ends inside it, and a response of a single token."""
+    conversation that ends inside it, and a response of a single token. Some rows carry no label, in
+    prefixes and in microbatches, and in one microbatch all but one."""
     draw = _drawing(view)
     root, turn = draw(PROMPT_TOKENS), draw(8)
     at = len(root)
@@ -177,9 +178,13 @@ def tree(view: ModelView) -> Miniature:
     tails = [draw(n) for n in (1, 13)]
     conversations = [
         Conversation(torch.cat([root, turn, tails[0]]), [(at, at + 4), (inner, inner + 1)], 0.5),
-        Conversation(torch.cat([root, turn, tails[1]]), [(at + 2, inner + 13)], -0.75),
+        Conversation(
+            torch.cat([root, turn, tails[1]]),
+            [(at + 2, at + 5), (inner + 3, inner + 5), (inner + 9, inner + 13)],
+            -0.75,
+        ),
         Conversation(torch.cat([root, turn[:6]]), [(at + 5, at + 6)], 1.25),
-        Conversation(torch.cat([root, draw(13)]), [(at, at + 13)], -1.0),
+        Conversation(torch.cat([root, draw(13)]), [(at + 12, at + 13)], -1.0),
     ]
     # A row is shared if its label is.
     shared = [inner - 1, inner - 1, at + 5, at - 1]

@@ -7,9 +7,10 @@ at the last layer's output, and waits there for phase C.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -51,6 +52,7 @@ class PrefixForward:
         self.scored: torch.Tensor | None = None
         """The last layer's output, if the forward ran to the logits."""
         self.scored_leaf: torch.Tensor | None = None
+        self._is_scoring = False
         """What the rest of the model read instead: its ``.grad`` is the losses' gradient."""
         self.has_graph = False
         self._running: int | None = None
@@ -176,6 +178,22 @@ class PrefixForward:
         self.ended(last, [*self.live[last], *self.states.of(last)])
         return None
 
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Context of the backward of the losses of this prefix."""
+        self._is_scoring = True
+        try:
+            yield
+        finally:
+            self._is_scoring = False
+
+    def _check_scoring(self, grad: torch.Tensor) -> None:
+        if not self._is_scoring:
+            raise support.UnsupportedModelError(
+                "a loss reads logits of an earlier call, whose gradients were taken already; "
+                "accepted: losses of the logits that they receive"
+            )
+
     def clear(self) -> None:
         """Drops every reference to the graph and to K and V."""
         self.live, self.leaves, self.outputs = [], [], {}
@@ -229,9 +247,13 @@ class PrefixForward:
                 return None
             self.scored = hidden
             self.scored_leaf = hidden.detach().requires_grad_(hidden.requires_grad)
+            if hidden.requires_grad:
+                self.scored_leaf.register_hook(self._check_scoring)
+            # A copy: the rest of the model may change its input in place.
+            read = self.scored_leaf.clone()
             if isinstance(output, tuple):
-                return (self.scored_leaf, *output[1:])
-            return self.scored_leaf
+                return (read, *output[1:])
+            return read
 
         return hook
 

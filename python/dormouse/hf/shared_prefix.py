@@ -64,7 +64,7 @@ class SharedPrefix:
     same schedule with everything awake. On a GPU only memory allocated by dormouse can sleep: call
     ``dormouse.install()`` before the first CUDA tensor. ``prompt_dropout=False`` chooses an
     objective without dropout in the rows that responses share: the prompt's, all but its last
-    token. Otherwise a model with dropout is refused.
+    token; in a tree those of every node with children. Otherwise a model with dropout is refused.
 
     Not thread-safe: one step at a time per model.
     """
@@ -145,6 +145,11 @@ class SharedPrefix:
             raise support.UnsupportedModelError(
                 "backward() runs one rank alone, and this model's gradients are reduced over "
                 "ranks; accepted: step() with this rank's groups, on every rank"
+            )
+        if not self._prompt_dropout and self._model.training and tree_options.get("block_tokens"):
+            raise support.UnsupportedModelError(
+                "block_tokens with prompt_dropout=False: rows of blocks would drop nothing although "
+                "they are not shared; accepted: one of the two"
             )
         own = _batch_of(batch, loss_fn, **tree_options)
         if own.is_empty:

@@ -19,7 +19,7 @@ import torch
 from .. import _native as native
 from ..runtime import Prefix
 from ..schedule import Member, Op, Plan, PlanNode, Score
-from . import attention, checkpointing, recurrent, registry, support
+from . import attention, checkpointing, graph, recurrent, registry, support
 from .batch import Batch
 from .check import Checked
 from .mixers import Handlers, Mixers
@@ -217,8 +217,9 @@ class Step:
         if logits is not None:
             total = self._losses(logits, scores, kept)
             del logits
-            if total.requires_grad:
-                total.backward()
+            with forward.scoring():
+                if total.requires_grad:
+                    total.backward()
 
     @property
     def _microbatches_run(self) -> int:
@@ -280,6 +281,10 @@ class Step:
     ) -> torch.Tensor:
         """Returns the weighted sum of the losses of an op's rows."""
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
+        kept.check(logits)
+        if graph.saves(logits):
+            # A loss that changes them in place would change what the model's backward reads.
+            logits = logits.clone()
         rows = [kept.place(score.rows) for score in scores]
         for score, own in zip(scores, _split(logits, rows), strict=True):
             positions = range(score.first_label, score.first_label + len(score.rows))
@@ -365,15 +370,24 @@ class _KeptRows:
     def __init__(self, scores: Sequence[Score], rows: int | None):
         """``rows``: number of rows of the op; None: the model cannot select."""
         self._kept = None
+        self._expected = None
         if rows is not None:
             scored = sorted({row for score in scores for row in score.rows})
             if 0 < len(scored) < rows:
-                self._kept = scored
+                self._kept, self._expected = scored, len(scored)
                 self._places = {row: place for place, row in enumerate(scored)}
 
     def index(self, device: torch.device) -> torch.Tensor | None:
         """Returns the rows, or None for all."""
         return None if self._kept is None else torch.tensor(self._kept, device=device)
+
+    def check(self, logits: torch.Tensor) -> None:
+        """Raises :class:`UnsupportedModelError` if the model computed other rows."""
+        if self._expected not in (None, len(logits)):
+            raise support.UnsupportedModelError(
+                f"the model returns logits of {len(logits)} rows, and {self._expected} were "
+                f"selected by {support.LOGITS_ROWS}; accepted: as many"
+            )
 
     def place(self, rows: range) -> range:
         """Returns where consecutive rows with labels are among those that are kept."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import transformers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import DormouseError
@@ -28,6 +30,8 @@ HEAD_DIM_MAX = 256
 # Errors of a model's code that are reported as a refusal.
 ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 
+# Where transformers' code is. Wrappers of a forward may have its name and signature.
+_TRANSFORMERS = os.path.dirname(transformers.__file__)
 # Argument of transformers' models: rows, as a tensor of indices.
 LOGITS_ROWS = "logits_to_keep"
 
@@ -70,8 +74,15 @@ class ModelView:
 
     @property
     def selects_logits(self) -> bool:
-        """Whether the model's forward computes the logits of selected rows alone."""
-        return LOGITS_ROWS in inspect.signature(self.model.forward).parameters
+        """Whether the model's forward computes the logits of selected rows alone: its forward is
+        transformers' own, and nothing of the trainer's runs around it."""
+        model = self.model
+        if "forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks:
+            return False
+        forward = type(model).forward
+        if not inspect.getfile(forward).startswith(_TRANSFORMERS):
+            return False
+        return LOGITS_ROWS in inspect.signature(forward).parameters
 
     @property
     def heads(self) -> int:
