@@ -259,6 +259,20 @@ class Check:
         return None
 
 
+def let_hooks_register(
+    view: support.ModelView, weights: ReplicatedWeights, device: torch.device, example: Miniature
+) -> None:
+    """Runs the model so that transformers registers the hooks by which it returns hidden states,
+    once per model. They belong to it from then on: fingerprints contain them."""
+    settings = vars(view.config).items()
+    if not any(name.startswith("output_") and value is True for name, value in settings):
+        return
+    tokens = example.sequences[0].tokens.unsqueeze(0).to(device)
+    with _undisturbed(device), weights.trial(view.model, None), torch.no_grad():
+        with support.explained("the model's own forward"):
+            view.model(input_ids=tokens, use_cache=False)
+
+
 def _enough(miniature: Miniature) -> int:
     """Orders miniatures: the shortest whose prompt is no special case comes first."""
     is_special = miniature.prompt_tokens < PROMPT_TOKENS

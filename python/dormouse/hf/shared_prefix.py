@@ -382,6 +382,9 @@ class SharedPrefix:
         miniatures += [miniature.tree(self._view)] if is_tree else []
         try:
             with weights.stepping():
+                check.let_hooks_register(self._view, weights, device, miniatures[0])
+                before.restore()
+                before = Fingerprint(self._model)
                 checked = check.Check(self._view, weights, run_step, device, miniatures).run(reason)
             sharding.reshard(self._model)
         except BaseException:
