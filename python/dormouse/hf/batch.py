@@ -196,7 +196,9 @@ class TreeBatch:
 
     def loss(self, sequence, given, positions):
         number = self._numbers[sequence]
-        losses = self._loss_fn(given, self.tokens(sequence, positions), number, positions)
+        # A copy: losses mask labels in place, and later passes read them as tokens.
+        labels = self.tokens(sequence, positions).clone()
+        losses = self._loss_fn(given, labels, number, positions)
         if not isinstance(losses, torch.Tensor) or losses.shape != (len(positions),):
             raise TypeError(
                 f"loss_fn returned {_named(losses)} for labels {positions.start} to "
