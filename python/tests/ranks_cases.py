@@ -12,6 +12,7 @@ import models
 import torch
 
 from dormouse import Tree
+from dormouse.hf import Output
 
 # Groups as (prompt tokens, response lengths, seed).
 LONG = (12, (5, 1, 7, 3, 6), 1)
@@ -40,6 +41,8 @@ class Case:
     """Changes of the tiny model's configuration."""
     trainable: str = ""
     """Only parameters with this in their name are trained."""
+    reads: tuple[str, ...] = ()
+    """What losses read: ``hidden``, ``logits``, ``prompt``; empty: logits of responses."""
     altered: str = ""
     """What is done to ranks or to the code: see ranks_worker.py."""
 
@@ -112,6 +115,17 @@ STEPS = {
     "plain, only the head is trained": Case(((LONG,), ()), spread="plain", trainable="lm_head"),
 }
 
+# Losses that read more than the logits of responses. One without logits leaves zeros in the head.
+STEPS |= {
+    "hidden states": Case(UNEQUAL, reads=("logits", "hidden")),
+    "hidden states alone": Case(UNEQUAL, reads=("hidden",)),
+    "hidden states alone, asleep": Case(LONE, model=WIDE, sleep=BOTH_ASLEEP, reads=("hidden",)),
+    "plain, loss of the prompt": Case(
+        UNEQUAL, spread="plain", reads=("logits", "hidden", "prompt")
+    ),
+    "ddp, loss of the prompt": Case(UNEQUAL, spread="ddp", reads=("logits", "hidden", "prompt")),
+}
+
 # Steps that no rank begins.
 REFUSED = {
     "other parameters are trained": Case(UNEQUAL, altered="rank 1 freezes a layer"),
@@ -128,6 +142,11 @@ REFUSED = {
     "a weight left out": Case(UNEQUAL, spread="without the norm"),
     "flattened": Case(UNEQUAL, spread="FSDP1"),
     "a group of one rank": Case(UNEQUAL, altered="a group of one rank"),
+    "a loss of the prompt": Case(UNEQUAL, reads=("logits", "hidden", "prompt")),
+    "a loss of the prompt on one rank": Case(
+        UNEQUAL, spread="plain", reads=("logits", "hidden", "prompt"), altered="rank 1 reads less"
+    ),
+    "one rank asks for no output": Case(UNEQUAL, altered="rank 1 asks for no output"),
 }
 
 # Steps whose gradients must be seen to be wrong.
@@ -166,27 +185,61 @@ def _batch(prompt, *more):
     return models.group(prompt, lengths, seed=seed)
 
 
-def loss_of(rank: int) -> Callable:
+def loss_of(rank: int, reads: tuple[str, ...] = ()) -> Callable:
     """Differs by rank, group and response, so that mixing them up is seen."""
 
-    def loss(logits, labels, i, *others):
+    def loss(given, labels, i, *others):
         *positions, g = others
-        own = models.token_losses if positions else models.loss_fn
-        return own(logits, labels, i, *positions) * (1 + 0.2 * g + 0.5 * rank)
+        if positions:
+            total = models.token_losses(given, labels, i, *positions)
+        elif not reads:
+            total = models.loss_fn(given, labels, i)
+        else:
+            total = given.last_hidden_state.tanh().mean() * (i + 1)
+            if "logits" in reads:
+                total = total + models.loss_fn(given.logits, labels, i)
+            if "prompt" in reads:
+                total = total + given.prompt.last_hidden_state.tanh().sum() * 0.1
+        return total * (1 + 0.2 * g + 0.5 * rank)
 
     return loss
+
+
+def prompt_loss_of(rank: int) -> Callable:
+    def loss(output, labels, g):
+        return models.loss_fn(output.logits, labels, g) * (1 + 0.5 * rank)
+
+    return loss
+
+
+def dense_backward(case: Case, model, rank: int) -> None:
+    """The ordinary way, for every group of a rank."""
+    for g, group in enumerate(groups_of(case, rank)):
+        loss = _partial(loss_of(rank, case.reads), g)
+        if isinstance(group, Tree):
+            models.dense_tree_backward(model, group.conversations, loss)
+            continue
+        if not case.reads:
+            models.dense_backward(model, group, loss)
+            continue
+        first = len(group.prompt) - 1
+        for i, response in enumerate(group.responses):
+            tokens = torch.cat([group.prompt, response[:-1]]).unsqueeze(0)
+            output = model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+            logits, hidden = output.logits[0], output.hidden_states[-1][0]
+            prompt = Output(logits[:first], hidden[:first])
+            own = Output(logits[first:], hidden[first:], prompt=prompt)
+            total = group.weights[i] * loss(own, response, i) + 0.0 * logits.sum()
+            if "prompt" in case.reads and i == 0:
+                total = total + prompt_loss_of(rank)(prompt, group.prompt[1:], g)
+            total.backward()
 
 
 def dense_gradients(case: Case) -> dict[str, torch.Tensor]:
     """The mean over ranks of what a dense loop over each rank's groups gives."""
     model = model_of(case)
     for rank in range(len(case.shares)):
-        for g, group in enumerate(groups_of(case, rank)):
-            own = _partial(loss_of(rank), g)
-            if isinstance(group, Tree):
-                models.dense_tree_backward(model, group.conversations, own)
-            else:
-                models.dense_backward(model, group, own)
+        dense_backward(case, model, rank)
     gradients = models.take_gradients(model)
     return {name: gradient / len(case.shares) for name, gradient in gradients.items()}
 

@@ -72,7 +72,13 @@ class Run:
         self.case, self.rank, self.runtime = case, rank, runtime
         self.bare = ranks_cases.model_of(case).train()
         self.groups = ranks_cases.groups_of(case, rank)
-        self.loss = ranks_cases.loss_of(rank)
+        self.loss = ranks_cases.loss_of(rank, case.reads)
+        self.options = {}
+        if case.reads:
+            self.options["outputs"] = ["last_hidden_state"]
+        if "prompt" in case.reads:
+            self.options["prompt_outputs"] = ["last_hidden_state"]
+            self.options["prompt_loss_fn"] = ranks_cases.prompt_loss_of(rank)
         self.roles: list[str] = []
         self.process_group = None
 
@@ -82,11 +88,16 @@ class Run:
             calls = stack.enter_context(recorded())
             # As if the FP64 models had no patched norms: one check for all lengths.
             stack.enter_context(mock.patch.object(check, "unknown_code", lambda view: None))
+            if self.case.reads:
+                # The output of the embedding, which transformers returns with hidden states, is a
+                # view.
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
             self.before_placing(stack)
             self.model = placed(self.bare, self.spread)
             self.shared = SharedPrefix(self.model, self.runtime, sleep=self.case.sleep[self.rank])
             # The check of the model is a step of its own.
-            self.shared.step([], self.loss)
+            self.shared.step([], self.loss, **self.options)
             self.before_step(stack)
             calls.clear()
             report = self.step(self.loss)
@@ -106,6 +117,7 @@ class Run:
             loss,
             process_group=self.process_group,
             microbatch_tokens=self.case.microbatch_tokens[self.rank],
+            **self.options,
         )
 
     @property
@@ -123,6 +135,10 @@ class Run:
             layers[1].extra = torch.nn.Dropout(0.25)
         if how == "rank 1 has much dropout" and self.rank == 1:
             layers[1].add_module("\U0001f4a4" * 2000, torch.nn.Dropout(0.25))
+        if how == "rank 1 reads less" and self.rank == 1:
+            self.options.pop("prompt_loss_fn")
+        if how == "rank 1 asks for no output" and self.rank == 1:
+            self.options["outputs"] = ["attentions"]
         if how == "no dummy microbatches" or (
             how == "no dummy microbatches on rank 1" and self.rank == 1
         ):

@@ -228,6 +228,8 @@ _LAYERS = (UNSUPPORTED, "but not to the model itself")
 _LEFT_OUT = (UNSUPPORTED, "'model.norm.weight' is on no mesh")
 _FLATTENED = (UNSUPPORTED, "FullyShardedDataParallel")
 _GROUP = (UNSUPPORTED, "on a mesh of 2 ranks and the step's process group has 1")
+_PROMPT = (UNSUPPORTED, "accepted under fully_shard: logits and outputs of responses")
+_READ = (RANKS_DIFFER, "ranks differ in losses read: rank 0 has")
 REFUSALS = {
     "other parameters are trained": [_FROZEN, _FROZEN],
     "other spread": [_SPREAD, _SPREAD],
@@ -255,6 +257,12 @@ REFUSALS = {
     "a weight left out": [_LEFT_OUT, _LEFT_OUT],
     "flattened": [_FLATTENED, _FLATTENED],
     "a group of one rank": [_GROUP, _GROUP],
+    "a loss of the prompt": [_PROMPT, _PROMPT],
+    "a loss of the prompt on one rank": [_READ, _READ],
+    "one rank asks for no output": [
+        (RANKS_DIFFER, "rank 1 has \"ArgumentError: outputs has 'attentions'"),
+        ("ArgumentError", "outputs has 'attentions'; accepted: a list of"),
+    ],
 }
 
 

@@ -60,6 +60,22 @@ def test_random_trees(seed, block_tokens, runtime):
     assert report.counts["prefix_tokens"] > 0
 
 
+def test_labels_may_be_masked_in_place(runtime):
+    """Later blocks read them as tokens."""
+    model, case = tiny(), random_conversations(1)
+    model.model.embed_tokens.requires_grad_(False)
+    dense_tree_backward(model, case)
+    wanted = take_gradients(model)
+
+    def losses(logits, labels, i, positions):
+        own = token_losses(logits, labels.clone(), i, positions)
+        labels[:] = 3
+        return own
+
+    SharedPrefix(model, runtime).backward(case, losses, microbatch_tokens=9, block_tokens=5)
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
+
+
 WINDOWS = ["gemma2", "gpt_oss", "mistral", "deepseek_v3", "gpt_neox", "phimoe"]
 OWN_ATTENTION = ["falcon", "gptj"]
 RECURRENT = ["qwen3_next", "mamba2", "bamba", "jamba"]

@@ -6,6 +6,7 @@ Models for which that would not be exact raise :class:`UnsupportedModelError`: s
 
 from .check import Checked
 from .likelihood import entropies, log_probabilities
+from .outputs import Output
 from .score import GroupScores
 from .shared_prefix import RanksReport, SharedPrefix
 from .step import StepReport
@@ -14,6 +15,7 @@ from .support import UnsupportedModelError
 __all__ = [
     "Checked",
     "GroupScores",
+    "Output",
     "RanksReport",
     "SharedPrefix",
     "StepReport",

@@ -11,8 +11,10 @@ from .. import _native as native
 from ..group import Group
 from ..schedule import Forest, Machine, Plan
 from ..tree import Conversation, Tree
+from .outputs import PLAIN, Losses, Output, Request
 
-LossFn = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+LossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
+PromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor], torch.Tensor]
 TokenLossFn = Callable[[torch.Tensor, torch.Tensor, int, range], torch.Tensor]
 
 
@@ -28,10 +30,18 @@ class Batch(Protocol):
     def tokens(self, sequence: int, positions: range) -> torch.Tensor:
         """Returns the tokens of a sequence at ``positions``, on the device."""
 
-    def loss(self, sequence: int, logits: torch.Tensor, positions: range) -> torch.Tensor:
+    def loss(
+        self, sequence: int, given: torch.Tensor | Output, positions: range
+    ) -> torch.Tensor:
         """Returns the loss of the labels at ``positions``, unweighted: a tensor of one element. The
-        loss function gets labels of its own: later passes read the tokens."""
+        loss function gets labels of its own: later passes read the tokens. ``given``: what else it
+        receives of their rows."""
 
+    def prompt_loss(self, given: torch.Tensor | Output, labels: torch.Tensor) -> torch.Tensor:
+        """Returns the loss of the prompt's rows, if ``request`` has one."""
+
+    request: Request
+    """What losses read."""
     has_loss: bool
     """Without, every microbatch is a dummy."""
     is_empty: bool
@@ -52,8 +62,7 @@ class Batch(Protocol):
 class GroupBatch:
     """A group. Its responses of weight 0 are not run."""
 
-    def __init__(self, group: Group, loss_fn: LossFn | None):
-        """``loss_fn``: None if every microbatch is a dummy."""
+    def __init__(self, group: Group, losses: Losses = Losses()):
         kept = [i for i, weight in enumerate(group.weights) if weight != 0.0]
         # A group without weights runs all the same: other ranks may wait for its passes.
         self.numbers = kept or list(range(len(group.responses)))
@@ -63,8 +72,9 @@ class GroupBatch:
             [group.responses[i] for i in self.numbers],
             [group.weights[i] for i in self.numbers],
         )
-        self._loss_fn = loss_fn
-        self.has_loss = loss_fn is not None
+        self._losses = losses
+        self.request = losses.request
+        self.has_loss = losses.loss_fn is not None
         self.longest_tokens = len(group.prompt) + max(map(len, self.group.responses))
 
     is_empty = False
@@ -82,7 +92,12 @@ class GroupBatch:
         return len(self.group.prompt) - 1 >= max(longest, microbatch_tokens)
 
     def plan(self, model, microbatch_tokens):
-        return Plan.of_group(self.group, microbatch_rows=microbatch_tokens, model=model)
+        return Plan.of_group(
+            self.group,
+            microbatch_rows=microbatch_tokens,
+            model=model,
+            last_layer_dead=not self.request.runs_prompt_to_end,
+        )
 
     def to(self, device):
         lengths = [len(self.group.prompt), *map(len, self.group.responses)]
@@ -99,26 +114,25 @@ class GroupBatch:
         """Returns the tokens of a response, on the device."""
         return self._responses[sequence]
 
-    def loss(self, sequence, logits, positions):
+    def loss(self, sequence, given, positions):
         number = self.numbers[sequence]
-        loss = self._loss_fn(logits, self.labels(sequence).clone(), number)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(
-                f"loss_fn returned {_named(loss)} for response {number}; accepted: a tensor of one "
-                "element"
-            )
-        return loss.reshape(())
+        loss = self._losses.loss_fn(given, self.labels(sequence).clone(), number)
+        return _scalar(loss, "loss_fn", f" for response {number}")
+
+    def prompt_loss(self, given, labels):
+        return _scalar(self._losses.prompt_loss_fn(given, labels), "prompt_loss_fn")
 
 
 class TreeBatch:
     """A tree. Tokens after a conversation's last label are not run."""
 
     has_loss = True
+    request = PLAIN
 
     def __init__(
         self,
         tree: Tree,
-        loss_fn: TokenLossFn,
+        losses: Losses = Losses(),
         *,
         machine: Machine | None = None,
         block_tokens: int = 0,
@@ -132,7 +146,12 @@ class TreeBatch:
         self._numbers = [i for i, count in enumerate(used) if count]
         self._used = [used[i] for i in self._numbers]
         self._conversations: list[Conversation] = [tree.conversations[i] for i in self._numbers]
-        self._loss_fn = loss_fn
+        if losses.request != PLAIN:
+            raise TypeError(
+                f"losses of a tree read {losses.request.description}; accepted: logits, of a Group "
+                "more"
+            )
+        self._loss_fn = losses.loss_fn
         self._options = {
             "machine": machine,
             "block_rows": block_tokens,
@@ -176,10 +195,10 @@ class TreeBatch:
     def tokens(self, sequence, positions):
         return self._tokens[sequence][positions.start : positions.stop]
 
-    def loss(self, sequence, logits, positions):
+    def loss(self, sequence, given, positions):
         number = self._numbers[sequence]
         labels = self.tokens(sequence, positions).clone()
-        losses = self._loss_fn(logits, labels, number, positions)
+        losses = self._loss_fn(given, labels, number, positions)
         if not isinstance(losses, torch.Tensor) or losses.shape != (len(positions),):
             raise TypeError(
                 f"loss_fn returned {_named(losses)} for labels {positions.start} to "
@@ -187,6 +206,14 @@ class TreeBatch:
                 f"[{len(positions)}], the loss of each label"
             )
         return losses.sum()
+
+
+def _scalar(loss, function: str, rows: str = "") -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise TypeError(
+            f"{function} returned {_named(loss)}{rows}; accepted: a tensor of one element"
+        )
+    return loss.reshape(())
 
 
 def _named(value) -> str:

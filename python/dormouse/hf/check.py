@@ -1,10 +1,10 @@
 """Whether a shared-prefix step of this model is exact, found by running it both ways.
 
-A miniature group or tree of random tokens (:mod:`.miniature`) runs densely, through the model's own forward and attention, and
-shared, through the code of a step. Logits and every parameter's gradient must agree. The lengths
-cover what matters: several responses, one of a single token, a prompt longer and shorter than a
-response, several microbatches. Sliding windows are shortened meanwhile, so that the lengths exceed
-them.
+A miniature group or tree of random tokens (:mod:`.miniature`) runs densely, through the model's
+own forward and attention, and shared, through the code of a step. What losses read and every
+parameter's gradient must agree. The lengths cover what matters: several responses, one of a single
+token, a prompt longer and shorter than a response, several microbatches. Sliding windows are
+shortened meanwhile, so that the lengths exceed them.
 
 Weights below FP32 are widened for the check: in BF16 the rounding of a correct step is as large as
 the error of many an incorrect one. The step also runs in its own dtype, with a wide tolerance.
@@ -38,10 +38,11 @@ from transformers import AttentionInterface
 
 from ..group import Group
 from ..tree import Tree
-from . import dropout, support
+from . import dropout, outputs, support
 from .fingerprint import GLOBAL_HOOKS
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of
+from .outputs import Losses, Output
 from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
@@ -68,10 +69,9 @@ KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "dormouse"})
 # Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-LOGITS = "logits"
 
-Step = Callable[[Group | Tree, int, Callable], None]
-"""Runs a shared step. Arguments: the batch, rows per microbatch, and the loss function."""
+Step = Callable[[Group | Tree, int, Losses], None]
+"""Runs a shared step. Arguments: the batch, rows per microbatch, and the losses."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class Checked:
 
 
 class _Run(NamedTuple):
-    logits: dict[int, torch.Tensor]
+    outputs: dict[int, Output]
+    """What losses read, by number."""
     gradients: dict[str, torch.Tensor]
 
 
@@ -102,7 +103,7 @@ class _Compared(NamedTuple):
     """Distances of a run from the dense one."""
 
     worst: str
-    """Name of the parameter, or ``logits``, with the largest relative error."""
+    """Name of the parameter, or of what losses read, with the largest relative error."""
     largest: float
     median: float
     distance: float
@@ -194,15 +195,17 @@ class Check:
         unknown = unknown_code(self._view)
         return (
             f"a shared step is not exact for this model: {shared.worst} differs from the dense run "
-            f"by {shared.largest:.2g} with a prompt of {self._miniature.prompt_tokens} tokens, accepted "
-            f"{tolerance:.2g}"
+            f"by {shared.largest:.2g} with a prompt of {self._miniature.prompt_tokens} tokens, "
+            f"accepted {tolerance:.2g}"
             + (f"; the first module whose output differs is {place}" if place else "")
             + (f"; the model contains {unknown}" if unknown else "")
         )
 
     def _dense(self, trial: Trial) -> _Run:
         """Runs every sequence whole."""
-        miniature, logits = self._miniature, {}
+        miniature, seen = self._miniature, {}
+        names = miniature.request.response | miniature.request.prompt
+        arguments = outputs.arguments_of(names)
         self._weights.keep_in_next_backwards()
         for i, sequence in enumerate(miniature.sequences):
             tokens = sequence.tokens[:-1].unsqueeze(0).to(self._device)
@@ -210,27 +213,27 @@ class Check:
                 support.explained(f"the model's own forward{self._widened}"),
                 self._masks.dense(miniature.shared_rows[i]),
             ):
-                output = self._view.model(input_ids=tokens, use_cache=False)
-            scored = miniature.scored(support.logits_of(output)[0], i)
-            logits[i] = scored.detach()
-            loss = sequence.weight * miniature.loss(scored, i)
+                output = self._view.model(input_ids=tokens, use_cache=False, **arguments)
+                output = outputs.read(output, names, tokens.shape[1])
+            read = miniature.read(output, i)
+            seen |= {number: each.detached() for number, each in read.items()}
+            losses = {number: miniature.loss(each, number) for number, each in read.items()}
+            loss = sequence.weight * losses.pop(i) + sum(losses.values())
             trial.adopt(loss)
             if i == len(miniature.sequences) - 1:
                 self._weights.reduce_in_next_backward()
             with support.explained(f"the model's own backward{self._widened}"):
                 loss.backward()
-        return _Run(logits, trial.take(to_host=True))
+        return _Run(seen, trial.take(to_host=True))
 
     def _shared(self, trial: Trial, miniature: Miniature) -> _Run:
-        pieces: dict[int, dict[int, torch.Tensor]] = {}
+        pieces: dict[int, dict[int, Output]] = {}
         self._weights.keep_in_next_backwards()
         with support.explained(f"the shared step{self._widened}"):
-            loss = miniature.recording_loss(pieces)
-            self._step(miniature.batch, miniature.microbatch_tokens, loss)
-        logits = {
-            i: torch.cat([rows for _, rows in sorted(own.items())]) for i, own in pieces.items()
-        }
-        return _Run(logits, trial.take())
+            losses = miniature.recording_losses(pieces)
+            self._step(miniature.batch, miniature.microbatch_tokens, losses)
+        seen = {number: _joined(own) for number, own in pieces.items()}
+        return _Run(seen, trial.take())
 
     def _first_difference(self, trial: Trial, tolerance: float) -> str | None:
         """Returns name, class and distance of the first module whose output differs for the longest
@@ -257,6 +260,21 @@ class Check:
                 kind = type(self._view.model.get_submodule(name)).__name__
                 return f"{name or 'the model'} ({kind}, by {error:.2g})"
         return None
+
+
+def let_hooks_register(
+    view: support.ModelView, weights: ReplicatedWeights, device: torch.device, example: Miniature
+) -> None:
+    """Runs the model so that transformers registers the hooks by which it returns hidden states,
+    once per model. They belong to it from then on: fingerprints contain them."""
+    names = example.request.response | example.request.prompt
+    settings = vars(view.config).items()
+    if not names and not any(n.startswith("output_") and value is True for n, value in settings):
+        return
+    tokens = example.sequences[0].tokens.unsqueeze(0).to(device)
+    with _undisturbed(device), weights.trial(view.model, None), torch.no_grad():
+        with support.explained("the model's own forward"):
+            view.model(input_ids=tokens, use_cache=False, **outputs.arguments_of(names))
 
 
 def _enough(miniature: Miniature) -> int:
@@ -316,17 +334,38 @@ def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
     """Compares a run with the dense one. A missing gradient counts as zeros."""
     names = sorted(got.gradients.keys() | wanted.gradients.keys())
     squares = [_squares(got.gradients.get(name), wanted.gradients.get(name)) for name in names]
-    squares += [_squares(got.logits.get(i), logits) for i, logits in wanted.logits.items()]
+    read, found = _numbered(wanted.outputs), _numbered(got.outputs)
+    squares += [_squares(found.get(key), tensor) for key, tensor in read.items()]
     table = trial.summed(torch.tensor(squares, dtype=torch.float64))
-    gradients, logits = table[: len(names)], table[len(names) :].sum(0).sqrt().tolist()
+    gradients, of_outputs = table[: len(names)], table[len(names) :]
     error, whole = gradients.sum(0).sqrt().tolist()
-    ratios = {LOGITS: _ratio(*logits)}
+    ratios = {}
+    for kind in dict.fromkeys(kind for _, kind, _ in read):
+        rows = [row for row, (_, other, _) in enumerate(read) if other == kind]
+        ratios[kind] = _ratio(*of_outputs[rows].sum(0).sqrt().tolist())
     for name, (own_error, own) in zip(names, gradients.sqrt().tolist(), strict=True):
         ratios[name] = _ratio(own_error, own + WHOLE * whole)
     # NaN is no agreement.
     worst = max(ratios, key=lambda name: math.inf if math.isnan(ratios[name]) else ratios[name])
     median = math.nan if math.isnan(ratios[worst]) else statistics.median(ratios.values())
     return _Compared(worst, ratios[worst], median, _ratio(error, whole))
+
+
+def _numbered(read: dict[int, Output]) -> dict[tuple[int, str, int], torch.Tensor]:
+    """Returns tensors by number, field and place in it."""
+    return {
+        (number, kind, place): tensor
+        for number, output in read.items()
+        for place, (kind, tensor) in enumerate(output.tensors())
+    }
+
+
+def _joined(pieces: dict[int, Output]) -> Output:
+    """Returns the logits of a tree's labels as one output, or the only output of a response."""
+    first, *others = (output for _, output in sorted(pieces.items(), key=lambda item: item[0]))
+    if not others:
+        return first
+    return Output(torch.cat([first.logits, *(each.logits for each in others)]))
 
 
 def _ratio(error: float, norm: float) -> float:

@@ -50,6 +50,9 @@ DEPTH_MAX = 6
 # In place of an entry that is not there.
 _ABSENT = object()
 
+# The attribute by which transformers knows that it has registered hooks, which stay.
+_HOOKS_NOTE = "_output_capturing_hooks_installed"
+
 # Packages whose functions' variables are not followed.
 _FIXED_PACKAGES = frozenset({"torch", "transformers"})
 
@@ -198,7 +201,7 @@ class Fingerprint:
                 if len(container) != len(before) or any(map(operator.is_not, container, before)):
                     container[:] = before
             elif isinstance(container, dict):
-                for key in container.keys() - before.keys():
+                for key in container.keys() - before.keys() - {_HOOKS_NOTE}:
                     del container[key]
                 for key, value in before.items():
                     if container.get(key) is not value or key not in container:

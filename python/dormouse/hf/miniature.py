@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from ..group import Group
 from ..tree import Conversation, Tree
+from .outputs import PLAIN, Losses, Output, Request
 from .support import ModelView, UnsupportedModelError
 
 # Lengths of the miniature, in tokens. Few tokens and few passes: a pass costs what reading all
@@ -79,7 +81,7 @@ def lengths_up_to(reach: Reach, config) -> list[Lengths]:
 class Miniature:
     """Sequences of random tokens that begin alike, as a group or a tree.
 
-    Its loss is a random linear function of the logits, different for each sequence and label.
+    Its losses are random linear functions of what they read, different for each sequence and row.
     """
 
     def __init__(
@@ -89,10 +91,13 @@ class Miniature:
         microbatch_tokens: int = MICROBATCH_TOKENS,
         rows: int = 0,
         shared_rows: Sequence[int] = (),
+        request: Request = PLAIN,
     ):
         """``prompt_tokens``: length of the shortest shared prefix. ``rows``: of the longest
-        microbatch, with the prefixes before it. ``shared_rows``: of a tree, by sequence."""
+        microbatch, with the prefixes before it. ``shared_rows``: of a tree, by sequence.
+        ``request``: what losses of a group read."""
         self.batch = batch
+        self.request = request
         self.prompt_tokens = prompt_tokens
         self.microbatch_tokens = microbatch_tokens
         self.rows = rows
@@ -105,6 +110,8 @@ class Miniature:
             self.sequences = batch.conversations
         self.shared_rows = shared_rows
         """Of each sequence: the number of rows that it shares."""
+        self.prompt_number = len(self.sequences)
+        """In place of a sequence's number, for the loss of the prompt."""
 
     @property
     def longest_tokens(self) -> int:
@@ -115,36 +122,53 @@ class Miniature:
         """Returns the longest sequence as a group."""
         tokens = max((each.tokens for each in self.sequences), key=len)
         prompt = self.prompt_tokens
-        return Miniature(Group(tokens[:prompt], [tokens[prompt:]], [1.0]), prompt)
+        batch = Group(tokens[:prompt], [tokens[prompt:]], [1.0])
+        return Miniature(batch, prompt, request=self.request)
 
-    def scored(self, logits: torch.Tensor, i: int) -> torch.Tensor:
-        """Returns the logits of the labels of sequence ``i``. ``logits``: of all its rows."""
-        rows = len(self.sequences[i].tokens) - 1
-        if len(logits) != rows:
+    def read(self, output: Output, i: int) -> dict[int, Output]:
+        """Returns what losses read of the rows of sequence ``i``: of its labels, and for the first
+        sequence also of the prompt, by number. ``output``: of all its rows."""
+        rows, request = len(self.sequences[i].tokens) - 1, self.request
+        if len(output.logits) != rows:
             raise UnsupportedModelError(
-                f"the model returns logits of {len(logits)} of {rows} tokens; accepted: of every "
-                "token"
+                f"the model returns logits of {len(output.logits)} of {rows} tokens; accepted: of "
+                "every token"
             )
-        return torch.cat([logits[a - 1 : b - 1] for a, b in self.sequences[i].labels])
+        if isinstance(self.batch, Tree):
+            spans = self.sequences[i].labels
+            return {i: Output(torch.cat([output.logits[a - 1 : b - 1] for a, b in spans]))}
+        own = output.rows(self.prompt_tokens - 1, rows).with_only(request.response)
+        prompt = output.rows(0, self.prompt_tokens - 1).with_only(request.prompt)
+        if request.prompt:
+            own = replace(own, prompt=prompt.without_logits())
+        if i == 0 and request.has_prompt_loss:
+            return {i: own, self.prompt_number: prompt}
+        return {i: own}
 
-    def loss(self, scored: torch.Tensor, i: int) -> torch.Tensor:
-        """Returns the loss of sequence ``i``, unweighted, from the logits of all its labels."""
-        return (scored * self._direction(scored, i)).sum()
+    def loss(self, read: Output, number: int) -> torch.Tensor:
+        """Returns the loss of a sequence or of the prompt, unweighted. ``read``: of all rows."""
+        pairs = zip(read.tensors(), self._directions(read, number), strict=True)
+        return torch.stack([(tensor * along).sum() for (_, tensor), along in pairs]).sum()
 
-    def recording_loss(self, pieces: dict[int, dict[int, torch.Tensor]]) -> Callable:
-        """Returns the loss function of a shared step of the batch, which also keeps the logits, by
-        sequence and first label."""
+    def recording_losses(self, pieces: dict[int, dict[int, Output]]) -> Losses:
+        """Returns the losses of a shared step of the batch, which also keep what they read, by
+        number and first label."""
 
-        def group_loss(logits, labels, i):
-            pieces.setdefault(i, {})[0] = logits.detach()
-            return self.loss(logits, i)
+        def group_loss(given, labels, number=self.prompt_number):
+            output = given if isinstance(given, Output) else Output(given)
+            pieces.setdefault(number, {})[0] = output.detached()
+            return self.loss(output, number)
 
         def token_losses(logits, labels, i, positions):
-            pieces.setdefault(i, {})[positions.start] = logits.detach()
-            rows = self._rows(i, positions)
-            return (logits * self._direction(logits, i)[rows]).sum(-1)
+            pieces.setdefault(i, {})[positions.start] = Output(logits.detach())
+            count = sum(end - begin for begin, end in self.sequences[i].labels)
+            along = next(self._directions(Output(logits), i, count))
+            return (logits * along[self._rows(i, positions)]).sum(-1)
 
-        return group_loss if isinstance(self.batch, Group) else token_losses
+        if isinstance(self.batch, Tree):
+            return Losses(token_losses)
+        has_prompt_loss = self.request.has_prompt_loss
+        return Losses(group_loss, group_loss if has_prompt_loss else None, self.request)
 
     def _rows(self, i: int, positions: range) -> slice:
         """Returns the labels at ``positions`` among all labels of sequence ``i``."""
@@ -153,18 +177,24 @@ class Miniature:
         )
         return slice(before, before + len(positions))
 
-    def _direction(self, like: torch.Tensor, i: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(i)
-        count, vocab = sum(b - a for a, b in self.sequences[i].labels), like.shape[-1]
-        return (torch.randn(count, vocab, generator=generator) * vocab**-0.5).to(like)
+    def _directions(
+        self, like: Output, number: int, count: int | None = None
+    ) -> Iterator[torch.Tensor]:
+        """Yields the factors of each tensor. ``count``: of rows; None: as many as in ``like``."""
+        generator = torch.Generator().manual_seed(number)
+        for _, tensor in like.tensors():
+            rows, width = len(tensor) if count is None else count, tensor.shape[-1]
+            yield (torch.randn(rows, width, generator=generator) * width**-0.5).to(tensor)
 
 
-def group(view: ModelView, lengths: Lengths) -> Miniature:
-    """Returns a miniature group."""
+def group(view: ModelView, lengths: Lengths, request: Request = PLAIN) -> Miniature:
+    """Returns a miniature group. ``request``: what its losses read."""
     draw = _drawing(view)
     weights = [(-1.0) ** i * (0.5 + 0.25 * i) for i in range(len(lengths.responses))]
     batch = Group(draw(lengths.prompt), [draw(n) for n in lengths.responses], weights)
-    return Miniature(batch, lengths.prompt, lengths.microbatch_tokens, lengths.rows)
+    return Miniature(
+        batch, lengths.prompt, lengths.microbatch_tokens, lengths.rows, request=request
+    )
 
 
 def tree(view: ModelView) -> Miniature:

@@ -1,24 +1,35 @@
 """Phase A: the forward of a prefix, which keeps its graph.
 
-A prefix is the prompt of a group or one node of a tree. Without labels of its own its forward ends
-at the last layer's K and V, or at the layer's end if it is recurrent. A node with labels runs to the logits; the gradient of its losses stops
-at the last layer's output, and waits there for phase C.
+A prefix is the prompt of a group or one node of a tree. If no loss reads its own rows its forward
+ends at the last layer's K and V, or at the layer's end if it is recurrent. Otherwise it runs to the
+model's end, and the gradients of its rows wait for phase C (:mod:`.prompt_rows`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from . import attention, cached, checkpointing, dropout, graph, recurrent, registry, support
+from . import (
+    attention,
+    cached,
+    checkpointing,
+    dropout,
+    graph,
+    outputs,
+    recurrent,
+    registry,
+    support,
+)
 from .mixers import Handlers, Mixers
+from .outputs import PLAIN, Request
 from .probe import Probe, TouchRecorder
+from .prompt_rows import HeadInput, PromptRows
 from .sharding import PrefixDone, ReplicatedWeights
 
 KEY, VALUE = 0, 1
@@ -49,20 +60,19 @@ class PrefixForward:
         """The output of each layer before the last that has a graph."""
         self.layer_of: dict[torch.nn.Module | int, int] = {}
         """The layer of each module that called attention, or of each index in a cache."""
-        self.scored: torch.Tensor | None = None
-        """The last layer's output, if the forward ran to the logits."""
-        self.scored_leaf: torch.Tensor | None = None
-        self._is_scoring = False
-        """What the rest of the model read instead: its ``.grad`` is the losses' gradient."""
+        self.rows: PromptRows | None = None
+        """What losses read of the prefix; None if nothing."""
         self.has_graph = False
         self._running: int | None = None
+        self._request = PLAIN
+        self._last_output: torch.Tensor | None = None
 
     @property
     def needs_backward(self) -> bool:
-        """Whether any boundary tensor depends on a trainable parameter."""
-        return self.states.need_backward or any(
-            tensor.requires_grad for pair in self.live for tensor in pair
-        )
+        """Whether anything that later passes or losses read depends on a trainable parameter."""
+        if self.states.need_backward or (self.rows is not None and self.rows.need_backward):
+            return True
+        return any(tensor.requires_grad for pair in self.live for tensor in pair)
 
     def attend(self, call: registry.Call) -> torch.Tensor:
         """Attention function during A."""
@@ -78,7 +88,7 @@ class PrefixForward:
         return joined(self.path, self.layer_of[index], key, value) if self.path else (key, value)
 
     def _keep(self, caller: torch.nn.Module | int, key: torch.Tensor, value: torch.Tensor):
-        """Captures K and V; without labels, ends the forward at the last layer."""
+        """Captures K and V; if no loss reads rows, ends the forward at the last layer."""
         layer = self._running
         if layer is None or layer != len(self.live):
             raise support.UnsupportedModelError(
@@ -86,7 +96,7 @@ class PrefixForward:
                 "accepted: one attention per layer"
             )
         value = _apart(value)
-        is_end = layer == len(self.view.layers) - 1 and not self._is_scored
+        is_end = layer == len(self.view.layers) - 1 and not self._request.runs_prompt_to_end
         is_end = is_end and not self.mixers.are_recurrent_in(self.view.layers[layer])
         if is_end:
             key, value = self.weights.seam(key, value)
@@ -107,7 +117,8 @@ class PrefixForward:
             raise support.UnsupportedModelError(
                 "the loss function ran a backward through the layers, whose gradients lack the "
                 "prompt's part; accepted: gradients by logits and by what comes after the last "
-                "attention or recurrent layer"
+                "attention or recurrent layer, or, if it reads rows of the prompt, after the last "
+                "hidden states"
             )
 
     def accumulate(self, layer: int, slot: int, grad: torch.Tensor) -> None:
@@ -126,16 +137,18 @@ class PrefixForward:
         self,
         tokens: torch.Tensor,
         first: int = 0,
+        request: Request = PLAIN,
+        read: Callable[[PromptRows], None] | None = None,
         *,
-        is_scored: bool = False,
         logits_rows: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
+    ) -> None:
         """Runs phase A over ``tokens`` (1-D), under autograd if it is enabled.
 
-        ``first``: the position of the first token. Returns the logits ``[rows, vocab]`` if
-        ``is_scored``, else None. ``logits_rows``: see :meth:`.support.ModelView.run`.
+        ``first``: the position of the first token. ``request``: what losses read. If that are rows
+        of this prefix, ``read(rows)`` is called before the last layer may fall asleep.
+        ``logits_rows``: see :meth:`.support.ModelView.run`.
         """
-        self._is_scored = is_scored
+        self._request = request
         self.has_graph = torch.is_grad_enabled()
         self.end = first + len(tokens)
         self._packed = attention.Packed.of([(0, len(tokens))]) if self.path else None
@@ -149,7 +162,6 @@ class PrefixForward:
         before = self.path[-1].states if self.path else None
         record = self.states.recorder(lambda: self._running, before)
         handlers = Handlers(self.attend, self.update, record)
-        output = None
         try:
             with (
                 self.mixers.taken_over(handlers, self._packed, first) as arguments,
@@ -157,8 +169,8 @@ class PrefixForward:
                 checkpointing.use(self.view.model, None),
                 dropout.of_prompt(self.view),
             ):
-                if is_scored:
-                    output = self.view.run(tokens, positions, arguments, logits_rows)
+                if request.runs_prompt_to_end:
+                    self.rows = self._run_to_end(tokens, positions, arguments, logits_rows)
                 else:
                     self.weights.run_prefix(
                         self.view,
@@ -173,32 +185,27 @@ class PrefixForward:
                 f"the model runs {len(self.live)} of its {last + 1} layers; accepted: every layer "
                 "once, in order"
             )
-        if is_scored:
-            return support.logits_of(output)[0]
-        self.ended(last, [*self.live[last], *self.states.of(last)])
-        return None
+        roots = [*self.live[last], *self.states.of(last)]
+        if self.rows is not None:
+            roots += [self._last_output, *self.rows.roots()]
+            self._last_output = None
+            if read is not None:
+                read(self.rows)
+        self.ended(last, roots)
 
-    @contextlib.contextmanager
-    def scoring(self) -> Iterator[None]:
-        """Context of the backward of the losses of this prefix."""
-        self._is_scoring = True
-        try:
-            yield
-        finally:
-            self._is_scoring = False
-
-    def _check_scoring(self, grad: torch.Tensor) -> None:
-        if not self._is_scoring:
-            raise support.UnsupportedModelError(
-                "a loss reads logits of an earlier call, whose gradients were taken already; "
-                "accepted: losses of the logits that they receive"
-            )
+    def _run_to_end(self, tokens, positions, arguments: dict, logits_rows) -> PromptRows:
+        names = self._request.prompt
+        head = HeadInput(self.view, self._request)
+        arguments = arguments | outputs.arguments_of(names)
+        with head.replaced():
+            output = self.view.run(tokens, positions, arguments, logits_rows)
+        return PromptRows(head, outputs.read(output, names, len(tokens)))
 
     def clear(self) -> None:
         """Drops every reference to the graph and to K and V."""
         self.live, self.leaves, self.outputs = [], [], {}
         self.states.clear()
-        self.scored = self.scored_leaf = None
+        self.rows = None
 
     def _pre_hook(self, index):
         @torch.compiler.disable
@@ -220,7 +227,7 @@ class PrefixForward:
         @torch.compiler.disable
         def hook(module, args, output):
             if threading.get_ident() != self._thread:
-                return None
+                return
             self._running = None
             if self.mixers.are_recurrent and len(self.live) == index:
                 # Recurrent, or without mixing of tokens.
@@ -233,27 +240,17 @@ class PrefixForward:
                     "it, torch's scaled_dot_product_attention or a cache, and transformers' "
                     "functions for convolutions and scans"
                 )
-            is_last = index == len(self.view.layers) - 1
-            if is_last and not self._is_scored:
-                if self.mixers.are_recurrent:
+            hidden = output[0] if isinstance(output, tuple) else output
+            if index == len(self.view.layers) - 1:
+                if self._request.runs_prompt_to_end:
+                    self._last_output = hidden
+                elif self.mixers.are_recurrent:
                     # Which of its states is the last is not known before.
                     raise PrefixDone
-                return None
-            hidden = output[0] if isinstance(output, tuple) else output
+                return
+            if hidden.grad_fn is not None:
+                self.outputs[index] = hidden
             self.ended(index, [hidden, *self.states.of(index)])
-            if not is_last:
-                if hidden.grad_fn is not None:
-                    self.outputs[index] = hidden
-                return None
-            self.scored = hidden
-            self.scored_leaf = hidden.detach().requires_grad_(hidden.requires_grad)
-            if hidden.requires_grad:
-                self.scored_leaf.register_hook(self._check_scoring)
-            # A copy: the rest of the model may change its input in place.
-            read = self.scored_leaf.clone()
-            if isinstance(output, tuple):
-                return (read, *output[1:])
-            return read
 
         return hook
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from . import support
+from .outputs import PLAIN, Request
 from .prefix import PrefixForward, ProbeForward
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .sharding import ReplicatedWeights
-from .step import microbatch_logits
+from .step import microbatch_output
 
 
 def probe_step(
@@ -19,11 +20,11 @@ def probe_step(
     *,
     prefix_is_longer: bool,
     is_inner: bool = False,
-    is_scored: bool = False,
+    request: Request = PLAIN,
 ) -> Probe:
     """Runs the miniature step on tokens of ``sample``. Does not change any ``.grad``.
 
-    ``is_inner``: the prefix follows another one. ``is_scored``: it runs to the logits.
+    ``is_inner``: the prefix follows another one. ``request``: what losses read.
     """
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
@@ -36,9 +37,7 @@ def probe_step(
         first = short
     with TouchRecorder() as recorder:
         prefix = ProbeForward(view, weights, recorder, path)
-        prefix.forward(sample[:prefix_tokens], first, is_scored=is_scored)
-    # The rest of a scored forward runs while all layers but the last may sleep.
-    after_layers = recorder.addresses
+        prefix.forward(sample[:prefix_tokens], first, request)
     path.append(prefix)
     first += prefix_tokens
     half = microbatch_tokens // 2
@@ -46,16 +45,16 @@ def probe_step(
     positions = torch.cat([torch.arange(first, first + half, device=device)] * 2)
     with TouchRecorder() as recorder:
         # A part that is computed again touches what its forward touched.
-        logits = microbatch_logits(
-            view, path, sample[:microbatch_tokens], positions, segments, checkpoints=False
+        output = microbatch_output(
+            view, path, sample[:microbatch_tokens], positions, segments, request, checkpoints=False
         )
-        loss = logits.float().logsumexp(-1).sum()
+        loss = output.logits.float().logsumexp(-1).sum()
         # The lowest trainable parameters pull the gradient through every layer above them; their
         # own gradients are small, and no .grad changes.
         lowest = _lowest_trainable(view, weights)
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
-    return Probe.from_step(prefix.graphs, [*prefix.touched, after_layers | recorder.addresses])
+    return Probe.from_step(prefix.graphs, [*prefix.touched, recorder.addresses])
 
 
 def _lowest_trainable(

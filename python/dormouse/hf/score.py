@@ -19,7 +19,7 @@ from .check import Checked
 from .likelihood import entropies, log_probabilities
 from .prefix import PrefixForward
 from .sharding import ReplicatedWeights
-from .step import microbatch_logits, pack_members
+from .step import microbatch_output, pack_members
 from .support import ModelView
 
 
@@ -69,11 +69,11 @@ def score_group(
 
 def _batches(group: Group) -> list[GroupBatch]:
     """Returns what a step runs of the group, and the responses of weight 0 that it leaves out."""
-    batches = [GroupBatch(group, None)]
+    batches = [GroupBatch(group)]
     left = set(range(len(group.responses))) - set(batches[0].numbers)
     if left:
         weights = [float(i in left) for i in range(len(group.responses))]
-        batches.append(GroupBatch(Group(group.prompt, group.responses, weights), None))
+        batches.append(GroupBatch(Group(group.prompt, group.responses, weights)))
     return batches
 
 
@@ -86,7 +86,7 @@ def _microbatch(
 ) -> None:
     """Fills in the scores of one microbatch."""
     tokens, positions, segments = pack_members(batch, members)
-    logits = microbatch_logits(forward.view, [forward], tokens, positions, segments)
+    logits = microbatch_output(forward.view, [forward], tokens, positions, segments).logits
     for member, (start, end) in zip(members, segments, strict=True):
         # Each response by itself, as loss functions see it: the sum over a single row may be split
         # among threads, which changes its rounding.

@@ -15,11 +15,12 @@ from ..group import Group
 from ..ranks import Share
 from ..schedule import Plan
 from .miniature import Reach
+from .outputs import Request
 from .sharding import ReplicatedWeights
 from .support import ModelView
 
 # Version of the passes of a step: ranks with different versions refuse each other.
-PASSES_VERSION = 2
+PASSES_VERSION = 3
 
 
 def of(
@@ -32,10 +33,11 @@ def of(
     probes: int,
     check_reach: Reach | None,
     has_trees: bool,
+    request: Request,
 ) -> Share:
     """Returns this rank's share. ``plans``: one per group, under ``microbatch_tokens``. ``probes``:
     number of probe steps the rank needs. ``check_reach``: of the check it needs. ``has_trees``: see
-    :class:`dormouse.ranks.Share`."""
+    :class:`dormouse.ranks.Share`. ``request``: what losses read."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
         must_match={
@@ -46,6 +48,7 @@ def of(
             "prompt_dropout": str(view.prompt_dropout),
             "trainable numbers": str(trainable),
             "parameters": _parameters(model),
+            "losses read": request.description,
         },
         budgets={"microbatch_tokens": operator.index(microbatch_tokens)},
         microbatches=tuple(map(microbatches_of, plans)),

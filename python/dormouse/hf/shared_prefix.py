@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,13 +16,14 @@ from ..runtime import Prefix, Runtime
 from ..schedule import Plan
 from ..tree import Conversation, Tree
 from . import adapters, check, dropout, miniature, share, sharding, support
-from .batch import Batch, GroupBatch, LossFn, TokenLossFn, TreeBatch
+from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, TreeBatch
 from .check import Checked
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
 from .likelihood import check_temperature
 from .miniature import Reach
 from .model_shape import model_shape
+from .outputs import PLAIN, Losses, Output, Request
 from .probe import Probe
 from .probe_step import probe_step
 from .score import GroupScores, score_group
@@ -33,7 +33,8 @@ from .step import Step, StepReport
 # Of the first prefix of a check, and down: no step's residency is planned from them.
 CHECK_PREFIX_ID = (1 << 32) - 1
 
-GroupLossFn = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+GroupLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, int], torch.Tensor]
+GroupPromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass
@@ -106,14 +107,18 @@ class SharedPrefix:
                 "check() runs one rank alone, and this model's weights are gathered over ranks; "
                 "accepted: step(), which runs the check on every rank"
             )
-        batches = [] if group is None else [GroupBatch(group, None)]
-        return self._check(weights, self._reach(batches, microbatch_tokens), "a call of check()")
+        batches = [] if group is None else [GroupBatch(group)]
+        reach = self._reach(batches, microbatch_tokens)
+        return self._check(weights, reach, "a call of check()", PLAIN)
 
     def backward(
         self,
         batch: Group | Tree | Sequence[Conversation],
         loss_fn: LossFn | TokenLossFn,
         *,
+        prompt_loss_fn: PromptLossFn | None = None,
+        outputs: Collection[str] = (),
+        prompt_outputs: Collection[str] = (),
         microbatch_tokens: int = 256,
         on_phase: Callable[[str], None] | None = None,
         **tree_options,
@@ -125,6 +130,17 @@ class SharedPrefix:
         vocab]`` and labels ``[len(S_i)]`` (the response's own tokens) on the model's device and
         returns a scalar; the total loss is ``Σ weights[i] · loss_fn(...)``. Responses of weight 0
         are not run, and ``loss_fn`` is not called for them.
+
+        ``prompt_loss_fn(logits, labels)``: a loss of the prompt's own rows, added to the total once
+        (not once per response). Row r is that of prompt token r, and its label the next one: ``P -
+        1`` rows. It runs, backward included, at the end of phase A.
+
+        ``outputs``, ``prompt_outputs``: what losses of a group read beside logits, of the rows of
+        responses and of the prompt: ``"last_hidden_state"`` (for value heads),
+        ``"router_logits"``. With either, loss functions receive an :class:`Output` instead of
+        logits. In ``loss_fn`` ``output.prompt`` has what ``prompt_outputs`` names. Modules outside
+        the model that the losses use receive their gradients too. These, and a loss of the prompt,
+        run the prompt through its last layer, which otherwise ends at K and V.
 
         Of a tree (:class:`dormouse.Tree`, or a list of its conversations):
         ``loss_fn(logits, labels, i, positions)`` receives some labels of conversation ``i``, those
@@ -140,6 +156,7 @@ class SharedPrefix:
         Raises :class:`UnsupportedModelError` before any pass. A :class:`DormouseError` during the
         step leaves gradients partly added: zero them before the next attempt.
         """
+        request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
         weights = self._ready()
         if weights.passes_hold_collectives or self._wrapped is not self._model:
             raise support.UnsupportedModelError(
@@ -151,17 +168,17 @@ class SharedPrefix:
                 "block_tokens with prompt_dropout=False: rows of blocks would drop nothing although "
                 "they are not shared; accepted: one of the two"
             )
-        own = _batch_of(batch, loss_fn, **tree_options)
+        own = _batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
         if own.is_empty:
             return StepReport(0.0)
-        self._check_if_needed(weights, [own], microbatch_tokens)
+        self._check_if_needed(weights, [own], microbatch_tokens, request)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             plan = stack.enter_context(self._plan(own, microbatch_tokens))
             find = self._probe_finder(weights, own, microbatch_tokens)
             step = stack.enter_context(self._step(weights, own, plan, find))
             report = step.run(on_phase=on_phase)
-        report.checked = self._checked([own])
+        report.checked = self._checked([own], request)
         return report
 
     def step(
@@ -169,6 +186,9 @@ class SharedPrefix:
         groups: Sequence[Group | Tree],
         loss_fn: GroupLossFn,
         *,
+        prompt_loss_fn: GroupPromptLossFn | None = None,
+        outputs: Collection[str] = (),
+        prompt_outputs: Collection[str] = (),
         process_group=None,
         microbatch_tokens: int = 256,
     ) -> RanksReport:
@@ -177,6 +197,8 @@ class SharedPrefix:
         Collective: every rank of ``process_group`` calls it with its own groups and trees, any
         number of any size. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, for response
         ``i`` of ``groups[g]``; for a tree ``loss_fn(logits, labels, i, positions, g)``.
+        ``prompt_loss_fn(logits, labels, g)``, ``outputs`` and ``prompt_outputs`` likewise, the same
+        on all ranks; under ``fully_shard`` only ``outputs``; with a tree, none of them.
         ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
         data-parallel ranks; defaults to DDP's group, else to the default group, else to this
         process alone.
@@ -194,14 +216,19 @@ class SharedPrefix:
         with contextlib.ExitStack() as stack:
             if process_group is None:
                 process_group = sharding.process_group_of(self._wrapped)
-            own = (groups, loss_fn, process_group)
+            try:
+                request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
+            except Exception as error:
+                ranks.refuse(process_group, error, self._runtime.device)
+                raise
+            own = (groups, Losses(loss_fn, prompt_loss_fn, request), process_group)
             offer, agreement = self._agree(stack, own, microbatch_tokens)
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
                 reach = Reach(agreement.check_tokens, agreement.check_rows)
-                outdated = self._outdated(offer.batches, microbatch_tokens)
+                outdated = self._outdated(offer.batches, microbatch_tokens, request)
                 reason = outdated or "the check of another rank"
-                self._check(offer.weights, reach, reason, is_tree=agreement.gathers)
+                self._check(offer.weights, reach, reason, request, is_tree=agreement.gathers)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
             if agreement.gathers:
@@ -265,8 +292,8 @@ class SharedPrefix:
                 "the model is in training mode and prompt_dropout is False, so scores would depend "
                 "on masks that no step draws again; accepted: model.eval()"
             )
-        batch = GroupBatch(group, None)
-        self._check_if_needed(weights, [batch], microbatch_tokens)
+        batch = GroupBatch(group)
+        self._check_if_needed(weights, [batch], microbatch_tokens, PLAIN)
         scores = score_group(
             self._view,
             weights,
@@ -276,7 +303,7 @@ class SharedPrefix:
             temperature=temperature,
             with_entropies=entropy,
         )
-        scores.checked = self._checked([batch])
+        scores.checked = self._checked([batch], PLAIN)
         return scores
 
     def predict(
@@ -290,7 +317,7 @@ class SharedPrefix:
 
         ``tree_options``: as for :meth:`backward`.
         """
-        with self._plan(_batch_of(batch, None, **tree_options), microbatch_tokens) as plan:
+        with self._plan(_batch_of(batch, Losses(), **tree_options), microbatch_tokens) as plan:
             return plan.predict()
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
@@ -312,14 +339,20 @@ class SharedPrefix:
         self._state = state
         return sharding.of(self._wrapped, self._view)
 
-    def _outdated(self, batches: Sequence[Batch], microbatch_tokens: int) -> str | None:
+    def _outdated(
+        self, batches: Sequence[Batch], microbatch_tokens: int, request: Request
+    ) -> str | None:
         """Returns why the model must be checked before ``batches``; None if it need not."""
         if self._state is None:
             return self._known.difference()
-        checked = self._checked(batches)
+        checked = self._checked(batches, request)
         if checked is None:
-            what = "a tree" if _has_tree(batches) else f"autocast to {self._autocast}"
-            return f"the first step with {what}"
+            if _has_tree(batches):
+                return "the first step with a tree"
+            return (
+                f"the first step with autocast to {self._autocast} and losses that read "
+                f"{request.description}"
+            )
         if self._length_matters:
             reach = _reach_of(batches, microbatch_tokens)
             if reach.tokens > checked.tokens:
@@ -338,29 +371,38 @@ class SharedPrefix:
         kind = self._runtime.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def _checked(self, batches: Sequence[Batch]) -> Checked | None:
-        """Returns the last check of such batches under the autocast that is active now."""
+    def _checked(self, batches: Sequence[Batch], request: Request) -> Checked | None:
+        """Returns the last check of such batches with losses that read this, under the autocast
+        that is active now."""
         if self._state is None:
             return None
-        return self._state.checks.get((self._autocast, _has_tree(batches)))
+        return self._state.checks.get((self._autocast, request, _has_tree(batches)))
 
     def _check_if_needed(
-        self, weights: ReplicatedWeights, batches: Sequence[Batch], microbatch_tokens: int
+        self,
+        weights: ReplicatedWeights,
+        batches: Sequence[Batch],
+        microbatch_tokens: int,
+        request: Request,
     ) -> None:
-        reason = self._outdated(batches, microbatch_tokens)
+        reason = self._outdated(batches, microbatch_tokens, request)
         if reason is not None:
             reach = self._reach(batches, microbatch_tokens)
-            self._check(weights, reach, reason, _has_tree(batches))
+            self._check(weights, reach, reason, request, is_tree=_has_tree(batches))
 
     def _check_alone(
-        self, weights: ReplicatedWeights, batches: Sequence[Batch], microbatch_tokens: int
+        self,
+        weights: ReplicatedWeights,
+        batches: Sequence[Batch],
+        microbatch_tokens: int,
+        request: Request,
     ) -> Reach | None:
         """Checks the model if the other ranks need not take part; returns how far all ranks must
         check it together."""
-        outdated = self._outdated(batches, microbatch_tokens) is not None
+        outdated = self._outdated(batches, microbatch_tokens, request) is not None
         if weights.passes_hold_collectives and outdated:
             return self._reach(batches, microbatch_tokens)
-        self._check_if_needed(weights, batches, microbatch_tokens)
+        self._check_if_needed(weights, batches, microbatch_tokens, request)
         return None
 
     def _reach(self, batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
@@ -368,12 +410,18 @@ class SharedPrefix:
         return _reach_of(batches, microbatch_tokens) if self._length_matters else Reach()
 
     def _check(
-        self, weights: ReplicatedWeights, reach: Reach, reason: str, is_tree: bool = False
+        self,
+        weights: ReplicatedWeights,
+        reach: Reach,
+        reason: str,
+        request: Request,
+        *,
+        is_tree: bool = False,
     ) -> Checked:
         device = self._runtime.device
 
-        def run_step(batch, microbatch_tokens, loss_fn):
-            batch = _batch_of(batch, loss_fn)
+        def run_step(batch, microbatch_tokens, losses):
+            batch = _batch_of(batch, losses)
             with (
                 self._plan(batch, microbatch_tokens) as plan,
                 self._step(weights, batch, plan, _awake, is_check=True) as step,
@@ -384,10 +432,16 @@ class SharedPrefix:
         lengths = miniature.lengths_up_to(reach, self._view.config)
         if is_tree and reach.tokens == 0:
             lengths = []
-        miniatures = [miniature.group(self._view, each) for each in lengths]
+        miniatures = [miniature.group(self._view, each, request) for each in lengths]
         miniatures += [miniature.tree(self._view)] if is_tree else []
         try:
-            with weights.stepping():
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(weights.stepping())
+                if is_tree:
+                    stack.enter_context(weights.gathered())
+                check.let_hooks_register(self._view, weights, device, miniatures[0])
+                before.restore()
+                before = Fingerprint(self._model)
                 checked = check.Check(self._view, weights, run_step, device, miniatures).run(reason)
             sharding.reshard(self._model)
         except BaseException:
@@ -397,12 +451,12 @@ class SharedPrefix:
         volatile = before.volatile()
         before.restore()
         self._state = self._known.put(Fingerprint(self._model, volatile), self._state)
-        self._state.checks[self._autocast, is_tree] = checked
+        self._state.checks[self._autocast, request, is_tree] = checked
         return checked
 
     def _agree(self, stack, own: tuple, microbatch_tokens: int):
         """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans.
-        ``own``: groups, loss function and process group."""
+        ``own``: groups, losses and process group."""
         device, process_group = self._runtime.device, own[2]
         offer = self._offer(stack, *own, microbatch_tokens)
         agreement = ranks.agree(process_group, offer.share, device)
@@ -412,7 +466,10 @@ class SharedPrefix:
         ranks.confirm(process_group, agreement.sequence(), device)
         return offer, agreement
 
-    def _offer(self, stack, groups, loss_fn, process_group, microbatch_tokens: int) -> _Offer:
+    def _offer(
+        self, stack, groups, losses: Losses, process_group, microbatch_tokens: int
+    ) -> _Offer:
+        request = losses.request
         try:
             if not isinstance(groups, Sequence):
                 # The groups are read several times, the last time while other ranks wait.
@@ -420,23 +477,25 @@ class SharedPrefix:
             weights = self._ready()
             if weights.passes_hold_collectives:
                 sharding.check_group(self._model, ranks.world_size(process_group))
-            batches = [
-                _batch_of(each, functools.partial(_of_group, loss_fn, index))
-                for index, each in enumerate(groups)
-            ]
+                if request.runs_prompt_to_end:
+                    raise support.UnsupportedModelError(
+                        f"losses read {request.description}, and weights are gathered over ranks; "
+                        "accepted under fully_shard: logits and outputs of responses"
+                    )
+            batches = [_batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
             for index, batch in enumerate(batches):
                 if batch.is_empty:
                     raise ArgumentError(
                         f"groups[{index}] has no token that carries loss; accepted: at least 1"
                     )
-            check_reach = self._check_alone(weights, batches, microbatch_tokens)
+            check_reach = self._check_alone(weights, batches, microbatch_tokens, request)
             plans = [stack.enter_context(self._plan(each, microbatch_tokens)) for each in batches]
             turns = [i for i, each in enumerate(batches) if isinstance(each, GroupBatch)]
             # Groups with equal keys share a probe. Passes of trees hold no collectives: theirs run
             # when they are needed.
             missing = {}
             for batch in [batches[i] for i in turns] if self._sleep else ():
-                key = self._probe_key(batch, microbatch_tokens)
+                key = self._probe_key(batch, microbatch_tokens, False, request)
                 if key not in self._probes:
                     missing[key] = batch.sample()
             offered = share.of(
@@ -448,6 +507,7 @@ class SharedPrefix:
                 probes=len(missing),
                 check_reach=check_reach,
                 has_trees=len(turns) < len(batches),
+                request=request,
             )
         except Exception as error:
             ranks.refuse(process_group, error, self._runtime.device)
@@ -468,12 +528,12 @@ class SharedPrefix:
         find = self._probe_finder(offer.weights, batch, offer.share.budgets["microbatch_tokens"])
         with self._step(offer.weights, batch, offer.plans[index], find) as step:
             report = step.run(microbatches=microbatches, is_last=is_last)
-        report.checked = self._checked([batch])
+        report.checked = self._checked([batch], batch.request)
         return report
 
     def _run_dummy(self, offer: _Offer, microbatches: int, *, is_last: bool) -> StepReport:
         """Runs passes that match those of other ranks' groups."""
-        batch = GroupBatch(share.dummy_group(), None)
+        batch = GroupBatch(share.dummy_group())
         with (
             self._plan(batch, microbatch_tokens=1) as plan,
             self._step(offer.weights, batch, plan, _awake) as step,
@@ -485,7 +545,7 @@ class SharedPrefix:
         weights: ReplicatedWeights,
         batch: Batch,
         plan: Plan,
-        find_probe: Callable[[bool, bool], Probe | None],
+        find_probe: Callable[[bool, Request], Probe | None],
         *,
         is_check: bool = False,
     ) -> Step:
@@ -503,13 +563,13 @@ class SharedPrefix:
         self,
         batch: Batch,
         microbatch_tokens: int,
-        is_inner: bool = False,
-        is_scored: bool = False,
+        is_inner: bool,
+        request: Request,
     ) -> tuple:
         return (
             batch.prefix_is_longer(microbatch_tokens),
             is_inner,
-            is_scored,
+            request,
             self._model.training,
             tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
             self._autocast,
@@ -517,13 +577,13 @@ class SharedPrefix:
 
     def _probe_finder(
         self, weights: ReplicatedWeights, batch: Batch, microbatch_tokens: int
-    ) -> Callable[[bool, bool], Probe | None]:
+    ) -> Callable[[bool, Request], Probe | None]:
         """Returns the function with which a step finds the probes of its prefixes."""
 
-        def find(is_inner: bool, is_scored: bool) -> Probe | None:
+        def find(is_inner: bool, request: Request) -> Probe | None:
             if not self._sleep:
                 return None
-            key = self._probe_key(batch, microbatch_tokens, is_inner, is_scored)
+            key = self._probe_key(batch, microbatch_tokens, is_inner, request)
             probe = self._probes.get(key)
             if probe is None:
                 probe = self._run_probe(weights, batch.sample(), *key[:3])
@@ -538,7 +598,7 @@ class SharedPrefix:
         sample: torch.Tensor,
         prefix_is_longer: bool,
         is_inner: bool = False,
-        is_scored: bool = False,
+        request: Request = PLAIN,
     ) -> Probe:
         with support.explained("the probe of a shared step"):
             return probe_step(
@@ -548,7 +608,7 @@ class SharedPrefix:
                 self._runtime.device,
                 prefix_is_longer=prefix_is_longer,
                 is_inner=is_inner,
-                is_scored=is_scored,
+                request=request,
             )
 
 
@@ -565,16 +625,14 @@ class _Offer(NamedTuple):
     """Prompts of missing probes, by key."""
 
 
-def _of_group(loss_fn: GroupLossFn, group: int, *arguments):
-    return loss_fn(*arguments, group)
-
-
-def _batch_of(batch: Group | Tree | Sequence[Conversation], loss_fn, **options) -> Batch:
+def _batch_of(
+    batch: Group | Tree | Sequence[Conversation], losses: Losses, **options
+) -> Batch:
     if isinstance(batch, Group):
         if options:
             raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
-        return GroupBatch(batch, loss_fn)
-    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), loss_fn, **options)
+        return GroupBatch(batch, losses)
+    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), losses, **options)
 
 
 def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
@@ -584,7 +642,7 @@ def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
     )
 
 
-def _awake(is_inner: bool, is_scored: bool) -> None:
+def _awake(is_inner: bool, request: Request) -> None:
     """The probe of a step in which nothing sleeps."""
 
 

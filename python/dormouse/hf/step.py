@@ -10,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from .. import _native as native
 from ..runtime import Prefix
 from ..schedule import Member, Op, Plan, PlanNode, Score
-from . import attention, checkpointing, graph, recurrent, registry, support
+from . import attention, checkpointing, graph, guard, outputs, recurrent, registry, support
 from .batch import Batch
 from .check import Checked
 from .mixers import Handlers, Mixers
+from .outputs import PLAIN, PROMPT_LOGITS, Output, Request
 from .prefix import PlannedForward, PrefixForward, joined, named, over_path
 from .probe import Probe
+from .prompt_rows import PromptRows
 from .sharding import ReplicatedWeights
 
 
@@ -81,11 +82,11 @@ class Step:
         plan: Plan,
         device: torch.device,
         open_prefix: Callable[[int], Prefix],
-        find_probe: Callable[[bool, bool], Probe | None],
+        find_probe: Callable[[bool, Request], Probe | None],
     ):
         """``open_prefix``: creates the runtime's prefix of a node. ``find_probe``: returns the
-        probe of a prefix that follows another (``is_inner``) and runs to the logits
-        (``is_scored``)."""
+        probe of a prefix that follows another (``is_inner``) and of which losses read
+        ``request``."""
         self._view = view
         self._weights = weights
         self._batch = batch
@@ -171,8 +172,7 @@ class Step:
                 forward.accepts_gradients = False
 
     def _prefix_forward(self, op: Op) -> None:
-        scores = self._scores.get(op.node, ())
-        is_scored = bool(scores) and not op.without_graph
+        request = PLAIN if op.without_graph else self._request_of(op.node)
         path = self._path(op.reads)
         handle = self._open_prefix(op.node)
         try:
@@ -180,7 +180,7 @@ class Step:
             self._enter("A")
             probe = None
             if op.residency == "sleep":
-                probe = self._find_probe(bool(path), is_scored)
+                probe = self._find_probe(bool(path), request)
             forward = PlannedForward(
                 self._view, self._weights, handle, probe, [each.forward for each in path]
             )
@@ -190,7 +190,7 @@ class Step:
         prefix = _Prefix(self._nodes[op.node], handle, forward)
         self._live[op.node] = prefix
         with torch.set_grad_enabled(not op.without_graph):
-            self._run_prefix(prefix, forward, scores if is_scored else ())
+            self._run_prefix(op.node, forward, request)
         self._report.notes += forward.notes
         self._report.counts["prefix_tokens"] += len(op.tokens)
         handle.enter(native.Phase.B)
@@ -199,27 +199,49 @@ class Step:
     def _forward_again(self, op: Op) -> None:
         prefix = self._live[op.node]
         prefix.again = PrefixForward(self._view, self._weights, prefix.forward.path)
-        self._run_prefix(prefix, prefix.again, self._scores.get(op.node, ()))
+        self._run_prefix(op.node, prefix.again, self._request_of(op.node))
         prefix.again.states.take_gradients(prefix.forward.states)
         self._report.counts["recomputed_tokens"] += len(op.tokens)
 
-    def _run_prefix(
-        self, prefix: _Prefix, forward: PrefixForward, scores: Sequence[Score]
-    ) -> None:
-        """Runs a prefix forward. Its losses run backward at once, down to the last layer's output:
-        logits are the largest tensor of a step."""
-        rows = prefix.node.rows
-        tokens = self._batch.tokens(prefix.node.sequence, rows)
+    def _request_of(self, node: int) -> Request:
+        """Returns what losses read of a prefix and of what follows it."""
+        return PROMPT_LOGITS if node in self._scores else self._batch.request
+
+    def _run_prefix(self, node: int, forward: PrefixForward, request: Request) -> None:
+        """Runs a prefix forward. Its losses run backward at once, down to the output embedding's
+        input: logits are the largest tensor of a step."""
+        at = self._nodes[node]
+        tokens = self._batch.tokens(at.sequence, at.rows)
+        scores = self._scores.get(node, ()) if request.has_prompt_loss else ()
         kept = self._kept(scores, len(tokens))
-        logits = forward.forward(
-            tokens, rows.start, is_scored=bool(scores), logits_rows=kept.index(tokens.device)
-        )
-        if logits is not None:
-            total = self._losses(logits, scores, kept)
-            del logits
-            with forward.scoring():
+
+        def read(rows: PromptRows) -> None:
+            if scores:
+                total = self._losses(Output(rows.take_logits()), scores, kept)
+            elif request.has_prompt_loss:
+                total = self._prompt_loss(node, rows)
+            else:
+                return
+            with rows.scoring():
                 if total.requires_grad:
                     total.backward()
+
+        logits_rows = kept.index(tokens.device)
+        forward.forward(tokens, at.rows.start, request, read, logits_rows=logits_rows)
+
+    def _prompt_loss(self, node: int, rows: PromptRows) -> torch.Tensor:
+        """Returns the loss of a group's prompt."""
+        at = self._nodes[node]
+        # Row r predicts token r + 1. A copy: losses mask labels in place, and responses begin with
+        # the last one.
+        labels = self._batch.tokens(at.sequence, range(at.rows.start + 1, at.rows.stop + 1)).clone()
+        prompt = rows.output()
+        versions = _versions(prompt)
+        given = self._batch.request.given(replace(prompt, logits=rows.take_logits()))
+        loss = self._batch.prompt_loss(given, labels)
+        _check_versions(prompt, versions, "prompt_loss_fn changed its output")
+        self._loss += loss.detach()
+        return loss
 
     @property
     def _microbatches_run(self) -> int:
@@ -241,17 +263,22 @@ class Step:
         pack = pack_members(self._batch, op.members)
         tokens = pack[0]
         kept = self._kept(op.scores, len(tokens))
-        logits = self._logits(op.reads, *pack, kept.index(tokens.device))
+        request = self._batch.request
+        output = self._output(op.reads, *pack, request, kept.index(tokens.device))
         if is_last:
             self._weights.reduce_in_next_backward()
-        total = self._losses(logits, op.scores, kept)
+        total = self._losses(output, op.scores, kept, self._prompt_of(op.reads))
         with self._accepting(op.reads):
-            if total.requires_grad:
-                del logits
-                total.backward()
-            else:
+            if not total.requires_grad:
                 # Every loss is constant. The backward still runs: it may hold collectives.
-                logits.backward(torch.zeros_like(logits))
+                output.logits.backward(torch.zeros_like(output.logits))
+            elif self._weights.passes_hold_collectives and request.has_outputs:
+                # A loss that reads no logits must reduce the gradients that other ranks reduce.
+                zeros = torch.zeros_like(output.logits)
+                torch.autograd.backward((total, output.logits), (torch.ones_like(total), zeros))
+            else:
+                del output
+                total.backward()
         self._report.counts["microbatch_tokens"] += len(tokens)
         self._report.counts["microbatches"] += 1
 
@@ -261,7 +288,7 @@ class Step:
         at = self._nodes[node].rows.stop
         tokens = self._batch.tokens(self._nodes[node].sequence, range(at, at + 1))
         positions = torch.full_like(tokens, at)
-        logits = self._logits(node, tokens, positions, [(0, 1)])
+        logits = self._output(node, tokens, positions, [(0, 1)]).logits
         if is_last:
             self._weights.reduce_in_next_backward()
         with self._accepting(node):
@@ -269,26 +296,38 @@ class Step:
             logits.backward(torch.zeros_like(logits))
         self._report.counts["dummy_microbatches"] += 1
 
-    def _logits(self, node: int | None, *pack) -> torch.Tensor:
+    def _output(self, node: int | None, *pack) -> Output:
         path = [each.forward for each in self._path(node)]
-        return microbatch_logits(self._view, path, *pack)
+        return microbatch_output(self._view, path, *pack)
+
+    def _prompt_of(self, node: int | None) -> Output | None:
+        """Returns the rows of the prompt that losses of responses read."""
+        return self._live[node].forward.rows.output() if self._batch.request.prompt else None
 
     def _kept(self, scores: Sequence[Score], rows: int) -> _KeptRows:
         return _KeptRows(scores, rows if self._selects_logits else None)
 
     def _losses(
-        self, logits: torch.Tensor, scores: Sequence[Score], kept: _KeptRows
+        self,
+        output: Output,
+        scores: Sequence[Score],
+        kept: _KeptRows,
+        prompt: Output | None = None,
     ) -> torch.Tensor:
-        """Returns the weighted sum of the losses of an op's rows."""
-        total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        kept.check(logits)
-        if graph.saves(logits):
+        """Returns the weighted sum of the losses of an op's rows. ``prompt``: what they read of
+        the prompt."""
+        total = torch.zeros((), dtype=torch.float32, device=output.logits.device)
+        kept.check(output.logits)
+        if graph.saves(output.logits):
             # A loss that changes them in place would change what the model's backward reads.
-            logits = logits.clone()
+            output = replace(output, logits=output.logits.clone())
         rows = [kept.place(score.rows) for score in scores]
-        for score, own in zip(scores, _split(logits, rows), strict=True):
+        versions = _versions(prompt)
+        for score, own in zip(scores, _split(output, rows), strict=True):
             positions = range(score.first_label, score.first_label + len(score.rows))
-            total = total + score.weight * self._batch.loss(score.sequence, own, positions)
+            given = self._batch.request.given(replace(own, prompt=prompt))
+            total = total + score.weight * self._batch.loss(score.sequence, given, positions)
+            _check_versions(prompt, versions, "loss_fn changed output.prompt")
         self._loss += total.detach()
         return total
 
@@ -311,9 +350,9 @@ class Step:
                 if live.requires_grad:
                     roots.append(live)
                     seeds.append(prefix.forward.gradient(layer, slot, live))
-        if forward.scored is not None and forward.scored_leaf.grad is not None:
-            roots.append(forward.scored)
-            seeds.append(forward.scored_leaf.grad)
+        for live, seed in forward.rows.seeds() if forward.rows is not None else ():
+            roots.append(live)
+            seeds.append(seed)
         marks = _BackwardMarks(prefix.handle)
         for layer, hidden in forward.outputs.items():
             hidden.grad_fn.register_prehook(marks.hook(layer))
@@ -397,17 +436,28 @@ class _KeptRows:
         return range(start, start + len(rows))
 
 
-def _split(logits: torch.Tensor, rows: Sequence[range]) -> Sequence[torch.Tensor]:
-    """Returns the given rows of the logits. A loss may change its own in place."""
+def _split(output: Output, rows: Sequence[range]) -> Sequence[Output]:
+    """Returns the given rows of the output. A loss may change its own logits in place."""
     edges = [0, *(each.stop for each in rows)]
-    if edges[-1] == len(logits) and all(
+    if edges[-1] == len(output.logits) and all(
         each.start == edge for each, edge in zip(rows, edges, strict=False)
     ):
-        # Split, not sliced: the gradients of the parts are then joined in one copy. The logits have
-        # no other use, so changes in place, which a checked split forbids, are harmless.
-        return torch.unsafe_split_with_sizes(logits, [len(each) for each in rows])
+        return output.split([len(each) for each in rows])
     # Rows that several sequences score: each gets its own.
-    return [logits[each.start : each.stop].clone() for each in rows]
+    return [output.rows(each.start, each.stop).mapped(torch.clone) for each in rows]
+
+
+def _versions(prompt: Output | None) -> list[int]:
+    """Returns how often each tensor was changed in place."""
+    return [] if prompt is None else [tensor._version for _, tensor in prompt.tensors()]
+
+
+def _check_versions(prompt: Output | None, versions: list[int], what: str) -> None:
+    if _versions(prompt) != versions:
+        raise RuntimeError(
+            f"{what} in place, and other losses read it; accepted: operations out of place, except "
+            "of logits"
+        )
 
 
 class _BackwardMarks:
@@ -450,41 +500,19 @@ def _numbered(live) -> list[tuple[int, torch.Tensor]]:
     return [(layer, tensor) for layer, pair in enumerate(live) for tensor in pair]
 
 
-@contextlib.contextmanager
-def _guarded(
-    view: support.ModelView, path: Sequence[PrefixForward], mixers: Mixers
-) -> Iterator[None]:
-    """Context of a microbatch's forward after which only the step's own backward may pass recurrent
-    layers: autograd sums the gradients of states, and does not see where they are left out."""
-    if not path or not mixers.are_recurrent:
-        yield
-        return
-    thread = threading.get_ident()
-
-    def guard(module, args, output):
-        hidden = output[0] if isinstance(output, tuple) else output
-        if threading.get_ident() == thread and hidden.grad_fn is not None:
-            hidden.grad_fn.register_prehook(path[-1].check_accepts)
-
-    handle = view.layers[-1].register_forward_hook(guard)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def microbatch_logits(
+def microbatch_output(
     view: support.ModelView,
     path: Sequence[PrefixForward],
     tokens: torch.Tensor,
     positions: torch.Tensor,
     segments: Sequence[tuple[int, int]],
+    request: Request = PLAIN,
     logits_rows: torch.Tensor | None = None,
     *,
     checkpoints: bool = True,
-) -> torch.Tensor:
-    """Returns logits ``[rows, vocab]`` of packed sequences that follow the prefixes of ``path``,
-    the root first.
+) -> Output:
+    """Returns what losses read of packed sequences that follow the prefixes of ``path``, the root
+    first.
 
     ``logits_rows``: see :meth:`.support.ModelView.run`. ``checkpoints``: whether parts that the
     model checkpoints are computed again in backward.
@@ -520,17 +548,28 @@ def microbatch_logits(
         return mixers.taken_over(Handlers(attend, update, resumed), packed, before)
 
     before = path[-1].end if path else 0
+    guarded = contextlib.nullcontext(lambda output: None)
+    if path:
+        guarded = guard.guarded(
+            view,
+            path[-1].check_accepts,
+            has_states=mixers.are_recurrent,
+            reads_prompt=bool(request.prompt),
+        )
     again = functools.partial(taken_over, attend_again) if checkpoints else None
     with (
         taken_over(attend) as arguments,
         checkpointing.use(view.model, again),
-        _guarded(view, path, mixers),
+        guarded as guard_read,
     ):
+        arguments = arguments | outputs.arguments_of(request.response)
         output = view.run(tokens, positions, arguments, logits_rows)
+        output = outputs.read(output, request.response, len(tokens))
+        guard_read(output)
     resumed.check_complete()
     if left:
         raise support.UnsupportedModelError(
             f"attention of layer {min(left)} ran over the prompt and not over the responses; "
             "accepted: the same attention once in every forward"
         )
-    return support.logits_of(output)[0]
+    return output
