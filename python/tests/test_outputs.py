@@ -14,6 +14,8 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from dormouse import ArgumentError, Conversation, Group, Tree
 from dormouse.hf import Output, SharedPrefix, UnsupportedModelError, log_probabilities
+from dormouse.hf.batch import GroupBatch
+from dormouse.hf.outputs import Losses, Request
 
 FP64_BOUND = 1e-12
 # Of models that compute some modules in FP32.
@@ -180,6 +182,14 @@ def test_labels_of_the_prompt_may_be_masked_in_place(runtime):
     SharedPrefix(model, runtime).backward(case, loss_fn, prompt_loss_fn=masked)
     assert distance(take(model), wanted) <= FP64_BOUND
     assert torch.equal(case.prompt, tokens)
+
+
+def test_the_plan_knows_that_the_prompt_runs_to_its_end(runtime):
+    shared, flops = SharedPrefix(tiny(), runtime), []
+    for request in (Request(), Request(has_prompt_loss=True)):
+        with shared._plan(GroupBatch(group(), Losses(request=request)), 8) as plan:
+            flops.append(plan.predict()["flops_shared"])
+    assert flops[1] > flops[0]
 
 
 def test_labels_of_the_prompt(runtime):
@@ -513,7 +523,7 @@ def test_routers_of_checkpointed_layers(runtime):
 
 
 def test_dropout_in_the_rows_of_responses(runtime):
-    """The prompt's rows, of which losses read, drop nothing: at a rate of almost 0 nor do others."""
+    """The prompt's rows drop nothing; at a rate of almost 0 nor do others."""
     model = tiny(num_hidden_layers=3)
     case, kept = group(), {"outputs": [HIDDEN], "prompt_outputs": [HIDDEN]}
 
