@@ -237,7 +237,7 @@ class Step:
         labels = self._batch.tokens(at.sequence, range(at.rows.start + 1, at.rows.stop + 1)).clone()
         prompt = rows.output()
         versions = _versions(prompt)
-        given = self._batch.request.given(replace(prompt, logits=rows.take_logits()))
+        given = self._batch.request.given(replace(prompt, logits=_changeable(rows.take_logits())))
         loss = self._batch.prompt_loss(given, labels)
         _check_versions(prompt, versions, "prompt_loss_fn changed its output")
         self._loss += loss.detach()
@@ -318,9 +318,7 @@ class Step:
         the prompt."""
         total = torch.zeros((), dtype=torch.float32, device=output.logits.device)
         kept.check(output.logits)
-        if graph.saves(output.logits):
-            # A loss that changes them in place would change what the model's backward reads.
-            output = replace(output, logits=output.logits.clone())
+        output = replace(output, logits=_changeable(output.logits))
         rows = [kept.place(score.rows) for score in scores]
         versions = _versions(prompt)
         for score, own in zip(scores, _split(output, rows), strict=True):
@@ -445,6 +443,11 @@ def _split(output: Output, rows: Sequence[range]) -> Sequence[Output]:
         return output.split([len(each) for each in rows])
     # Rows that several sequences score: each gets its own.
     return [output.rows(each.start, each.stop).mapped(torch.clone) for each in rows]
+
+
+def _changeable(logits: torch.Tensor) -> torch.Tensor:
+    """Returns logits that a loss may change in place: not those that the model's backward reads."""
+    return logits.clone() if graph.saves(logits) else logits
 
 
 def _versions(prompt: Output | None) -> list[int]:
