@@ -63,7 +63,6 @@ class HeadInput:
             self.leaf.register_hook(self._check_scoring)
         return (self.leaf, *args[1:])
 
-
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:
         """Context of the backward of the losses."""
