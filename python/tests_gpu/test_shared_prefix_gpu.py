@@ -31,10 +31,10 @@ def model_and_group(dtype: torch.dtype = torch.float32, **changes):
     import blas  # noqa: F401  puts the products in place
     from models import group, tiny
 
-    from dormouse.hf import SharedPrefix
+    from dormouse.hf import check
 
     # Kernels do nothing here: both ways of the check would compute whatever memory holds.
-    SharedPrefix._check_if_needed = lambda *_: None
+    check.Check.run = lambda _, reason: check.Checked(reason, 0.0, 0, 0, dtype, 0.0, 0.0)
     return tiny(dtype=dtype, **(WIDE | changes)).cuda(), group(600, (40, 24, 33, 8), seed=3)
 
 

@@ -7,7 +7,7 @@ keeps the check.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,8 +20,17 @@ class GraphTooLargeError(RuntimeError):
     """A layer's graph has more than NODES_MAX nodes."""
 
 
-# Nodes of an output's graph among which are those that could have saved it.
-_OUTPUT_NODES_MAX = 16
+# Views between an output and the operation that computed its memory.
+_VIEWS_MAX = 16
+_VIEWS = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("Alias", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "Transpose", "T"),
+        *("UnsafeView", "Unsqueeze", "View"),
+    )
+)
+# Attributes in which operations save what they return, and those of torch.autograd.Function.
+_OUTPUTS = ("_saved_result", "_saved_output", "saved_tensors")
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 # torch reshapes by another node while a dispatch mode is active, as in the probe. Neither saves
@@ -93,18 +102,20 @@ def leaves(output: torch.Tensor) -> list[torch.Tensor]:
 
 
 def saves(output: torch.Tensor) -> bool:
-    """Returns whether the graph of ``output`` saved its memory: an activation that saves its
-    result, perhaps behind views."""
-    address, stack, seen = storage_address(output), [output.grad_fn], set()
-    while stack and len(seen) < _OUTPUT_NODES_MAX:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if any(storage_address(tensor) == address for _, _, tensor in _saved(node)):
-            return True
-        stack.extend(following for following, _ in node.next_functions)
-    return False
+    """Returns whether the operation that computed ``output``, perhaps behind views, saved it.
+
+    Reads nothing else that was saved: in a checkpointed part that would compute it again.
+    """
+    node = output.grad_fn
+    for _ in range(_VIEWS_MAX):
+        if node is None or node.name() not in _VIEWS:
+            break
+        node = node.next_functions[0][0]
+    if node is None:
+        return False
+    address = storage_address(output)
+    names = [name for name in _names(type(node)) if name.startswith(_OUTPUTS)]
+    return any(storage_address(tensor) == address for _, _, tensor in _saved(node, names))
 
 
 def storage_address(tensor: torch.Tensor) -> int:
@@ -118,8 +129,11 @@ def storage_address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _saved(node) -> Iterator[tuple[str, int, torch.Tensor]]:
-    for attribute in _names(type(node)):
+def _saved(
+    node, names: Iterable[str] | None = None
+) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """Yields what a node saved. ``names``: of the attributes; None: all."""
+    for attribute in _names(type(node)) if names is None else names:
         try:
             value = getattr(node, attribute)
         except RuntimeError:
