@@ -7,7 +7,7 @@ use crate::tree_planner::microbatches::Microbatches;
 use crate::tree_planner::order::{self, LeastMemory};
 use crate::tree_planner::predict::{Prediction, Predictor, TreeVerdict};
 use crate::tree_planner::request::Request;
-use crate::tree_planner::residency::ResidencyProblem;
+use crate::tree_planner::residency::{ResidencyChoice, ResidencyProblem};
 use crate::tree_planner::times::ResidencyCosts;
 use crate::tree_planner::tree::PlanTree;
 use crate::tree_planner::{emit, fit};
@@ -70,22 +70,43 @@ impl Draft<'_> {
     }
 
     pub(super) fn plan(&self) -> Result<Planned, PlanError> {
-        let request = self.request;
         self.given(|given, least| {
-            let choice = match request.device_bytes {
-                None if request.options.runtime_residency => given.all(Residency::Sleep),
-                None => given.all(Residency::Keep),
-                Some(device) => given
-                    .choose(device, request.host_bytes)
-                    .ok_or_else(|| self.misfit(given, least, device))?,
-            };
-            let ops = self.ops(given, &choice.residency);
-            let predictor = Predictor { request, given, choice: &choice, ops: &ops };
-            let (prediction, trees) = predictor.predict(self.microbatch_rows, self.dense);
-            let mut nodes = self.tree.nodes.clone();
-            nodes.iter_mut().zip(&choice.residency).for_each(|(node, it)| node.residency = *it);
-            Ok(Planned { nodes, ops, trees, prediction, microbatch_rows: self.microbatch_rows })
+            let choice = self.choice(given, least)?;
+            Ok(self.planned(given, &choice))
         })
+    }
+
+    /// Returns the plan if its predicted seconds are at most `bound_s` or unknown. No ops are written otherwise.
+    pub(super) fn plan_within(&self, bound_s: f64) -> Result<Option<Planned>, PlanError> {
+        self.given(|given, least| {
+            let choice = self.choice(given, least)?;
+            let seconds = Predictor { request: self.request, given, choice: &choice }.seconds();
+            let within = seconds.is_none_or(|seconds| seconds <= bound_s);
+            Ok(within.then(|| self.planned(given, &choice)))
+        })
+    }
+
+    fn choice(
+        &self,
+        given: &ResidencyProblem<'_>,
+        least: &LeastMemory,
+    ) -> Result<ResidencyChoice, PlanError> {
+        match self.request.device_bytes {
+            None if self.request.options.runtime_residency => Ok(given.all(Residency::Sleep)),
+            None => Ok(given.all(Residency::Keep)),
+            Some(device) => given
+                .choose(device, self.request.host_bytes)
+                .ok_or_else(|| self.misfit(given, least, device)),
+        }
+    }
+
+    fn planned(&self, given: &ResidencyProblem<'_>, choice: &ResidencyChoice) -> Planned {
+        let ops = self.ops(given, &choice.residency);
+        let predictor = Predictor { request: self.request, given, choice };
+        let (prediction, trees) = predictor.predict(self.microbatch_rows, self.dense, &ops);
+        let mut nodes = self.tree.nodes.clone();
+        nodes.iter_mut().zip(&choice.residency).for_each(|(node, it)| node.residency = *it);
+        Planned { nodes, ops, trees, prediction, microbatch_rows: self.microbatch_rows }
     }
 
     /// Returns the error for the device in the plan that needs the least of it, or for the host in the plan

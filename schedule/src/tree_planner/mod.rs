@@ -54,45 +54,39 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
         (0, None) => u32::MAX,
         (rows, _) => rows,
     };
-    let plan =
-        |tree: &PlanTree, dense: &[bool]| Draft { request, tree, microbatch_rows, dense }.plan();
-    let shared = plan(&tree, &[]);
+    let shared = Draft { request, tree: &tree, microbatch_rows, dense: &[] };
     let unknown = tree.model.flops_per_s.is_none() || tree.model.op_s == 0.0;
     if request.options.always_share || unknown {
-        return shared;
+        return shared.plan();
     }
-    let separate = |tops: &[bool]| plan(&PlanTree::new(request, tops, block_rows)?, tops);
+    let separate = |dense: &[bool]| {
+        let tree = &PlanTree::new(request, dense, block_rows)?;
+        Draft { request, tree, microbatch_rows, dense }.plan()
+    };
     let uncut = match block_rows {
         0 => None,
         _ => Some(PlanTree::new(request, &[], 0)?),
     };
     let uncut = uncut.as_ref().unwrap_or(&tree);
-    let best = match dense::tops(uncut, microbatch_rows, request.forest.nodes().len()) {
-        Some(tops) => better(shared, separate(&tops)),
-        None => shared,
+    let plan = match dense::tops(uncut, microbatch_rows, request.forest.nodes().len()) {
+        Some(tops) => better(&shared, separate(&tops))?,
+        None => shared.plan()?,
     };
     // `tops` assumes a microbatch for each top, but trees may fill microbatches together.
-    match best {
-        Ok(plan) if plan.prediction.seconds_shared > plan.prediction.seconds_dense => {
-            match dense::all(request.forest, microbatch_rows.into()) {
-                Some(tops) => better(Ok(plan), separate(&tops)),
-                None => Ok(plan),
-            }
-        }
-        best => best,
-    }
+    let is_slower = plan.prediction.seconds_shared > plan.prediction.seconds_dense;
+    let all = is_slower.then(|| dense::all(request.forest, microbatch_rows.into())).flatten();
+    Ok(match all.map(|tops| separate(&tops)) {
+        Some(Ok(all)) if all.prediction.seconds_shared < plan.prediction.seconds_shared => all,
+        _ => plan,
+    })
 }
 
-/// Returns the faster of two plans, the first if that is unknown.
-fn better(
-    a: Result<Planned, PlanError>,
-    b: Result<Planned, PlanError>,
-) -> Result<Planned, PlanError> {
-    match (a, b) {
-        (Ok(a), Ok(b)) if b.prediction.seconds_shared < a.prediction.seconds_shared => Ok(b),
-        (Err(_), Ok(b)) => Ok(b),
-        (a, _) => a,
-    }
+/// Returns the faster of two plans, the shared one if that is unknown. Its ops are written only if it may be
+/// the faster.
+fn better(shared: &Draft<'_>, separate: Result<Planned, PlanError>) -> Result<Planned, PlanError> {
+    let Ok(separate) = separate else { return shared.plan() };
+    let bound_s = separate.prediction.seconds_shared.unwrap_or(f64::INFINITY);
+    Ok(shared.plan_within(bound_s).ok().flatten().unwrap_or(separate))
 }
 
 #[cfg(test)]

@@ -147,7 +147,6 @@ pub(crate) struct Predictor<'a> {
     pub(crate) request: &'a Request<'a>,
     pub(crate) given: &'a ResidencyProblem<'a>,
     pub(crate) choice: &'a ResidencyChoice,
-    pub(crate) ops: &'a [Op],
 }
 
 /// Work of a whole plan or of one tree.
@@ -162,15 +161,15 @@ struct Sums {
 }
 
 impl Predictor<'_> {
-    /// Returns the predictions of the plan and of each tree, for microbatches of `microbatch_rows` and subtrees
-    /// `dense` that run separately.
+    /// Returns the predictions of the plan and of each tree, for microbatches of `microbatch_rows`, subtrees
+    /// `dense` that run separately, and the plan's ops.
     pub(crate) fn predict(
         &self,
         microbatch_rows: u32,
         dense: &[bool],
+        ops: &[Op],
     ) -> (Prediction, Vec<TreeVerdict>) {
-        let roots = self.request.forest.roots();
-        let mut trees: Vec<_> = roots.map(|root| (root, Sums::default())).collect();
+        let mut trees = self.trees();
         self.add_dense(&mut trees);
         self.add_shared(&mut trees);
         let mut sums = Sums::default();
@@ -180,23 +179,52 @@ impl Predictor<'_> {
             sums.rows_dense += tree.rows_dense;
             sums.rows_shared += tree.rows_shared;
         }
-        let prediction = self.prediction(&sums, microbatch_rows, dense);
+        let prediction = self.prediction(&sums, microbatch_rows, dense, ops);
         let verdicts = trees.iter().map(|(root, sums)| self.verdict_of(*root, sums, dense));
         (prediction, verdicts.collect())
     }
 
-    fn prediction(&self, sums: &Sums, microbatch_rows: u32, dense: &[bool]) -> Prediction {
+    /// Returns the predicted seconds of the plan, if the machine's rate is known, without its ops.
+    pub(crate) fn seconds(&self) -> Option<f64> {
+        let mut trees = self.trees();
+        self.add_shared(&mut trees);
+        self.seconds_of(trees.iter().map(|(_, tree)| tree.flops_shared).sum())
+    }
+
+    fn seconds_of(&self, flops: f64) -> Option<f64> {
+        let model = &self.given.tree.model;
+        let run_s = model.seconds(flops)? + model.op_s * self.ops() as f64;
+        let [wake_s, sleep_s] = self.stalls();
+        let stalls_s = wake_s.unwrap_or(0.0) + sleep_s.unwrap_or(0.0);
+        Some(if self.request.options.runtime_residency { run_s } else { run_s + stalls_s })
+    }
+
+    fn trees(&self) -> Vec<(NodeId, Sums)> {
+        self.request.forest.roots().map(|root| (root, Sums::default())).collect()
+    }
+
+    /// Returns the number of ops without the last, [`OpKind::Done`].
+    fn ops(&self) -> usize {
+        let again = self.inner(Residency::Recompute).count();
+        2 * self.given.tree.inner_nodes().count() + again + self.given.items.microbatches.len()
+    }
+
+    fn prediction(
+        &self,
+        sums: &Sums,
+        microbatch_rows: u32,
+        dense: &[bool],
+        ops: &[Op],
+    ) -> Prediction {
+        debug_assert_eq!(self.ops() + 1, ops.len(), "ops are counted as they are written");
         let speedup = ratio(sums.flops_dense, sums.flops_shared);
         let [wake_stall_s, sleep_stall_s] = self.stalls();
-        let overhead = |ops: f64| self.given.tree.model.op_s * ops;
-        let seconds = |flops, ops| Some(self.given.tree.model.seconds(flops)? + overhead(ops));
-        let seconds_dense = seconds(sums.flops_dense, self.dense_ops(microbatch_rows));
-        let stalls_s = wake_stall_s.unwrap_or(0.0) + sleep_stall_s.unwrap_or(0.0);
-        let stalls_s = if self.request.options.runtime_residency { 0.0 } else { stalls_s };
-        let seconds_shared =
-            seconds(sums.flops_shared, (self.ops.len() - 1) as f64).map(|run_s| run_s + stalls_s);
+        let model = &self.given.tree.model;
+        let dense_overhead_s = model.op_s * self.dense_ops(microbatch_rows);
+        let seconds_dense = model.seconds(sums.flops_dense).map(|run_s| run_s + dense_overhead_s);
+        let seconds_shared = self.seconds_of(sums.flops_shared);
         let [peak_bytes_a, peak_bytes_b, peak_bytes_c, sleep_bytes] = self.bounds();
-        let (device_bytes, host_bytes) = self.phases();
+        let (device_bytes, host_bytes) = phases(ops);
         let device_bytes_max = self.request.options.planned_machine().device_bytes;
         let slower = seconds_dense.zip(seconds_shared).is_some_and(|(dense, ours)| ours >= dense);
         let verdict = if speedup <= 1.0 + SPEEDUP_ROUNDING {
@@ -291,22 +319,6 @@ impl Predictor<'_> {
         bounds
     }
 
-    /// Returns the peak device and host bytes of each phase.
-    fn phases(&self) -> ([u64; 3], [u64; 3]) {
-        let (mut device, mut host) = ([0; 3], [0; 3]);
-        for op in self.ops {
-            let phase = match op.kind {
-                OpKind::PrefixForward { .. } => 0,
-                OpKind::Microbatch { .. } => 1,
-                OpKind::ForwardAgain { .. } | OpKind::PrefixBackward { .. } => 2,
-                OpKind::Done => continue,
-            };
-            device[phase] = op.device_bytes.max(device[phase]);
-            host[phase] = op.host_bytes.max(host[phase]);
-        }
-        (device, host)
-    }
-
     fn add_dense(&self, trees: &mut [(NodeId, Sums)]) {
         let (forest, model) = (self.request.forest, &self.request.options.model);
         let mut one = Span::default();
@@ -357,6 +369,22 @@ impl Predictor<'_> {
             verdict,
         }
     }
+}
+
+/// Returns the peak device and host bytes of each phase.
+fn phases(ops: &[Op]) -> ([u64; 3], [u64; 3]) {
+    let (mut device, mut host) = ([0; 3], [0; 3]);
+    for op in ops {
+        let phase = match op.kind {
+            OpKind::PrefixForward { .. } => 0,
+            OpKind::Microbatch { .. } => 1,
+            OpKind::ForwardAgain { .. } | OpKind::PrefixBackward { .. } => 2,
+            OpKind::Done => continue,
+        };
+        device[phase] = op.device_bytes.max(device[phase]);
+        host[phase] = op.host_bytes.max(host[phase]);
+    }
+    (device, host)
 }
 
 /// Returns the tree of a forest's node. Roots are in order.

@@ -153,9 +153,9 @@ fn cost(given: &ResidencyProblem<'_>, residency: &[Residency]) -> f64 {
 /// Predicted seconds of the plan with these residencies.
 fn seconds(given: &ResidencyProblem<'_>, draft: &Draft<'_>, residency: &[Residency]) -> f64 {
     let choice = &ResidencyChoice { residency: residency.to_vec(), gap: 0.0 };
-    let ops = &draft.ops(given, residency);
-    let made = Predictor { request: draft.request, given, choice, ops };
-    made.predict(draft.microbatch_rows, &[]).0.seconds_shared.unwrap()
+    let made = Predictor { request: draft.request, given, choice };
+    let (prediction, _) = made.predict(draft.microbatch_rows, &[], &draft.ops(given, residency));
+    prediction.seconds_shared.unwrap()
 }
 
 /// Device peak of a subtree, op by op, for a given order of parts and given residencies.
@@ -214,6 +214,55 @@ fn permutations(parts: &[SubtreePart]) -> Vec<Vec<SubtreePart>> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// The plan is the fastest of: all shared, subtrees separate as `tops` has them, all separate. A plan within
+    /// a bound is the plan, or none if it is slower.
+    #[test]
+    fn the_fastest_candidate_is_planned(
+        forest in forests(12),
+        microbatch_rows in 40_u32..200,
+        overhead_ns in 0_u64..200_000_000,
+        short in any::<bool>(),
+    ) {
+        let mut batch = batch(&forest, microbatch_rows, 1);
+        let machine = batch.options.machine.as_mut().unwrap();
+        machine.op_overhead_ns = overhead_ns;
+        if short {
+            batch.options.device_bytes = 4_000;
+        }
+        let request = &Request::new(&batch.forest, &batch.scoring, &batch.options).unwrap();
+        let tree = PlanTree::new(request, &[], 0).unwrap();
+        let plan = |dense: &[bool]| {
+            let tree = &PlanTree::new(request, dense, 0).unwrap();
+            Draft { request, tree, microbatch_rows, dense }.plan()
+        };
+        let tops = super::dense::tops(&tree, microbatch_rows, batch.forest.nodes().len());
+        let all = super::dense::all(&batch.forest, microbatch_rows.into());
+        let shared = plan(&[]);
+        let separate = tops.map(|tops| plan(&tops));
+        let seconds = |made: &Result<Planned, PlanError>| {
+            made.as_ref().ok().map(|made| made.prediction.seconds_shared.unwrap())
+        };
+        let found = super::plan(request);
+        let candidates: Vec<f64> =
+            [Some(&shared), separate.as_ref()].into_iter().flatten().filter_map(seconds).collect();
+        let fastest = candidates.iter().copied().reduce(f64::min);
+        if let (Some(fastest), Some(found)) = (fastest, seconds(&found)) {
+            prop_assert!(found <= fastest, "{found} s, {fastest} s is possible");
+            let all = all.and_then(|tops| seconds(&plan(&tops))).unwrap_or(f64::INFINITY);
+            prop_assert!(found == fastest || found == all, "{found} s is none of the candidates");
+        } else {
+            prop_assert_eq!(fastest.is_some(), found.is_ok());
+        }
+        if let Ok(shared) = &shared {
+            let own_s = shared.prediction.seconds_shared.unwrap();
+            let draft = Draft { request, tree: &tree, microbatch_rows, dense: &[] };
+            let within = draft.plan_within(own_s).unwrap();
+            prop_assert_eq!(within.as_ref(), Some(shared));
+            let slower = draft.plan_within(own_s * 0.999).unwrap();
+            prop_assert_eq!(slower, None);
+        }
+    }
 
     /// The chosen residency is the cheapest of all that fit, and a plan is found if any fits.
     #[test]
