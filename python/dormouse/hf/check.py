@@ -223,7 +223,8 @@ class Check:
             if i == len(miniature.sequences) - 1:
                 self._weights.reduce_in_next_backward()
             with support.explained(f"the model's own backward{self._widened}"):
-                loss.backward()
+                if loss.requires_grad:
+                    loss.backward()
         return _Run(seen, trial.take(to_host=True))
 
     def _shared(self, trial: Trial, miniature: Miniature) -> _Run:
@@ -361,11 +362,9 @@ def _numbered(read: dict[int, Output]) -> dict[tuple[int, str, int], torch.Tenso
 
 
 def _joined(pieces: dict[int, Output]) -> Output:
-    """Returns the logits of a tree's labels as one output, or the only output of a response."""
-    first, *others = (output for _, output in sorted(pieces.items(), key=lambda item: item[0]))
-    if not others:
-        return first
-    return Output(torch.cat([first.logits, *(each.logits for each in others)]))
+    """Returns what losses read of a tree's labels as one output, or the only one of a response."""
+    parts = [output for _, output in sorted(pieces.items(), key=lambda item: item[0])]
+    return parts[0] if len(parts) == 1 else Output.joined(parts)
 
 
 def _ratio(error: float, norm: float) -> float:
@@ -470,7 +469,9 @@ def _outputs(model: torch.nn.Module) -> Iterator[dict[str, list[torch.Tensor]]]:
         def hook(module, args, output):
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             first = getattr(first, "logits", first)
-            if isinstance(first, torch.Tensor) and first.dim() >= 3 and first.shape[0] == 1:
+            if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+                return
+            if first.dim() >= 3 and first.shape[0] == 1:
                 outputs.setdefault(name, []).append(first.detach())
 
         return hook

@@ -13,7 +13,7 @@ from .. import ranks
 from ..errors import ArgumentError
 from ..group import Group
 from ..runtime import Prefix, Runtime
-from ..schedule import Plan
+from ..schedule import Plan, predict_nothing
 from ..tree import Conversation, Tree
 from . import adapters, check, dropout, miniature, share, sharding, support
 from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, TreeBatch
@@ -135,9 +135,8 @@ class SharedPrefix:
         (not once per response). Row r is that of prompt token r, and its label the next one: ``P -
         1`` rows. It runs, backward included, at the end of phase A.
 
-        ``outputs``, ``prompt_outputs``: what losses of a group read beside logits, of the rows of
-        responses and of the prompt: ``"last_hidden_state"`` (for value heads),
-        ``"router_logits"``. With either, loss functions receive an :class:`Output` instead of
+        ``outputs``, ``prompt_outputs``: what losses read beside logits, of the rows of responses
+        and of the prompt: ``"last_hidden_state"`` (for value heads), ``"router_logits"``. With either, loss functions receive an :class:`Output` instead of
         logits. In ``loss_fn`` ``output.prompt`` has what ``prompt_outputs`` names. Modules outside
         the model that the losses use receive their gradients too. These, and a loss of the prompt,
         run the prompt through its last layer, which otherwise ends at K and V.
@@ -146,7 +145,11 @@ class SharedPrefix:
         ``loss_fn(logits, labels, i, positions)`` receives some labels of conversation ``i``, those
         of one node, at ``positions`` of the conversation, and returns the loss of each,
         ``[len(labels)]``. The total loss is ``Σ weight · Σ losses``: a mean over a conversation is
-        in its weight. Tokens after a conversation's last label are not run.
+        in its weight. Tokens after a conversation's last label are not run. A tree in which no
+        token carries loss runs nothing: its loss is 0, and gradients stay as they are. With
+        ``outputs`` the loss function receives an :class:`Output` of its labels' rows. A tree has no
+        prompt of its own: ``prompt_loss_fn`` and ``prompt_outputs`` are refused, labels on a
+        prompt's tokens say the same.
 
         ``microbatch_tokens``: rows per microbatch. ``on_phase`` is called with ``"A"``, ``"B"``,
         ``"C"`` when the phase of the running op changes, and with ``"end"`` after the last.
@@ -170,6 +173,8 @@ class SharedPrefix:
             )
         own = _batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
         if own.is_empty:
+            if on_phase is not None:
+                on_phase("end")
             return StepReport(0.0)
         self._check_if_needed(weights, [own], microbatch_tokens, request)
         with contextlib.ExitStack() as stack:
@@ -198,7 +203,7 @@ class SharedPrefix:
         number of any size. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, for response
         ``i`` of ``groups[g]``; for a tree ``loss_fn(logits, labels, i, positions, g)``.
         ``prompt_loss_fn(logits, labels, g)``, ``outputs`` and ``prompt_outputs`` likewise, the same
-        on all ranks; under ``fully_shard`` only ``outputs``; with a tree, none of them.
+        on all ranks; under ``fully_shard``, and with a tree, only ``outputs``.
         ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
         data-parallel ranks; defaults to DDP's group, else to the default group, else to this
         process alone.
@@ -317,7 +322,10 @@ class SharedPrefix:
 
         ``tree_options``: as for :meth:`backward`.
         """
-        with self._plan(_batch_of(batch, Losses(), **tree_options), microbatch_tokens) as plan:
+        own = _batch_of(batch, Losses(), **tree_options)
+        if own.is_empty:
+            return predict_nothing()
+        with self._plan(own, microbatch_tokens) as plan:
             return plan.predict()
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
@@ -433,7 +441,7 @@ class SharedPrefix:
         if is_tree and reach.tokens == 0:
             lengths = []
         miniatures = [miniature.group(self._view, each, request) for each in lengths]
-        miniatures += [miniature.tree(self._view)] if is_tree else []
+        miniatures += [miniature.tree(self._view, request)] if is_tree else []
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(weights.stepping())

@@ -22,7 +22,7 @@ from . import attention, checkpointing, graph, guard, outputs, recurrent, regist
 from .batch import Batch
 from .check import Checked
 from .mixers import Handlers, Mixers
-from .outputs import PLAIN, PROMPT_LOGITS, Output, Request
+from .outputs import PLAIN, Output, Request
 from .prefix import PlannedForward, PrefixForward, joined, named, over_path
 from .probe import Probe
 from .prompt_rows import PromptRows
@@ -35,7 +35,7 @@ class StepReport:
 
     loss: float
     """The weighted sum of all losses."""
-    counts: dict = field(default_factory=dict)
+    counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     """Number of tokens and microbatches run."""
     prefixes: list[dict] = field(default_factory=list)
     """The report of each prefix, in the order of their backwards: bytes per tier, stall and its
@@ -101,7 +101,7 @@ class Step:
         self._phase = ""
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._report = StepReport(0.0, dict.fromkeys(_COUNTS, 0))
+        self._report = StepReport(0.0)
         batch.to(device)
 
     def __enter__(self) -> Step:
@@ -205,7 +205,8 @@ class Step:
 
     def _request_of(self, node: int) -> Request:
         """Returns what losses read of a prefix and of what follows it."""
-        return PROMPT_LOGITS if node in self._scores else self._batch.request
+        request = self._batch.request
+        return request.of_labels if node in self._scores else request
 
     def _run_prefix(self, node: int, forward: PrefixForward, request: Request) -> None:
         """Runs a prefix forward. Its losses run backward at once, down to the output embedding's
@@ -217,7 +218,8 @@ class Step:
 
         def read(rows: PromptRows) -> None:
             if scores:
-                total = self._losses(Output(rows.take_logits()), scores, kept)
+                output = replace(rows.output(), logits=rows.take_logits())
+                total = self._losses(output, scores, kept)
             elif request.has_prompt_loss:
                 total = self._prompt_loss(node, rows)
             else:
@@ -271,7 +273,7 @@ class Step:
         with self._accepting(op.reads):
             if not total.requires_grad:
                 # Every loss is constant. The backward still runs: it may hold collectives.
-                output.logits.backward(torch.zeros_like(output.logits))
+                _backward_of_zeros(output.logits)
             elif self._weights.passes_hold_collectives and request.has_outputs:
                 # A loss that reads no logits must reduce the gradients that other ranks reduce.
                 zeros = torch.zeros_like(output.logits)
@@ -293,7 +295,7 @@ class Step:
             self._weights.reduce_in_next_backward()
         with self._accepting(node):
             # Not a loss times zero, which is NaN if the loss is not finite.
-            logits.backward(torch.zeros_like(logits))
+            _backward_of_zeros(logits)
         self._report.counts["dummy_microbatches"] += 1
 
     def _output(self, node: int | None, *pack) -> Output:
@@ -318,7 +320,7 @@ class Step:
         the prompt."""
         total = torch.zeros((), dtype=torch.float32, device=output.logits.device)
         kept.check(output.logits)
-        output = replace(output, logits=_changeable(output.logits))
+        output = kept.of(replace(output, logits=_changeable(output.logits)))
         rows = [kept.place(score.rows) for score in scores]
         versions = _versions(prompt)
         for score, own in zip(scores, _split(output, rows), strict=True):
@@ -426,12 +428,25 @@ class _KeptRows:
                 f"selected by {support.LOGITS_ROWS}; accepted: as many"
             )
 
+    def of(self, output: Output) -> Output:
+        """Returns an output of the kept rows, of whose fields the logits alone were selected."""
+        if self._kept is None:
+            return output
+        rows = self.index(output.logits.device)
+        return replace(output.without_logits().mapped(lambda x: x[rows]), logits=output.logits)
+
     def place(self, rows: range) -> range:
         """Returns where consecutive rows with labels are among those that are kept."""
         if self._kept is None:
             return rows
         start = self._places[rows.start]
         return range(start, start + len(rows))
+
+
+def _backward_of_zeros(logits: torch.Tensor) -> None:
+    # Those of a frozen model have no graph.
+    if logits.requires_grad:
+        logits.backward(torch.zeros_like(logits))
 
 
 def _split(output: Output, rows: Sequence[range]) -> Sequence[Output]:
