@@ -39,11 +39,25 @@ class Rules:
     """A query at position p reads keys at positions above ``p - window``; None: all."""
     softcap: float | None = None
     """Scores s become ``softcap · tanh(s / softcap)``; None: unchanged."""
+    chunk: int | None = None
+    """A query reads keys whose position divided by ``chunk`` is the same; None: all. Not beside a
+    window."""
 
     @property
     def scores(self) -> Scores:
         """Returns what a kernel must know."""
         return Scores(self.scale, self.softcap)
+
+    @property
+    def limits(self) -> bool:
+        """Whether a query may not read every key before it."""
+        return self.window is not None or self.chunk is not None
+
+    def lowest(self, positions: torch.Tensor) -> torch.Tensor:
+        """Returns the lowest position whose key the query at each position reads."""
+        if self.chunk is not None:
+            return positions // self.chunk * self.chunk
+        return torch.zeros_like(positions) if self.window is None else positions - self.window + 1
 
 
 def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -> torch.Tensor:
@@ -53,7 +67,7 @@ def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -
     """
     kernel = kernel_for(query, rules.scores)
     # Not by the length: the graph of a short prompt stands for that of a long one (see the probe).
-    if sinks is None and rules.window is None and kernel is not Plain:
+    if sinks is None and not rules.limits and kernel is not Plain:
         return kernel.forward(query, key, value, True, rules.scores)[0]
     packed = Packed.of([(0, query.shape[2])])
     return PackedAttention.apply(query, key, value, sinks, packed, rules, (), None)
@@ -78,8 +92,9 @@ class PackedAttention(torch.autograd.Function):
         _, heads, rows, _ = query.shape
         out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
         lse = None
+        start = sum(key.shape[2] for key, _ in past)
         for run in packed.runs:
-            for part in run.parts(rules.window):
+            for part in run.parts(rules, start):
                 part_out, part_lse = kernel_for(query, rules.scores, part.mask).forward(
                     part.rows(query),
                     part.keys(key),
@@ -93,8 +108,8 @@ class PackedAttention(torch.autograd.Function):
                 part.rows(out).copy_(part_out)
                 part.rows(lse).copy_(part_lse)
         outs, lses = [out], [lse]
-        for (past_key, past_value), gap in zip(past, _gaps(past), strict=True):
-            past_out, past_lse = _past_forward(query, past_key, past_value, gap, packed, rules)
+        for (past_key, past_value), place in zip(past, _places(past), strict=True):
+            past_out, past_lse = _past_forward(query, past_key, past_value, place, packed, rules)
             outs.append(past_out)
             lses.append(past_lse)
         weights = _Weights(lses, sinks)
@@ -119,16 +134,15 @@ class PackedAttention(torch.autograd.Function):
         past = tuple(zip(flat[::2], flat[1::2], strict=True))
         weights = _Weights(lses, sinks)
         grad_query = torch.empty_like(query).zero_() if not past else None
-        for index, ((past_key, past_value), gap) in enumerate(zip(past, _gaps(past), strict=True)):
+        for index, (pair, place) in enumerate(zip(past, _places(past), strict=True)):
             part_grad, part_lse = weights.seen_by(index + 1, grad)
             part_query, *past_grads = _past_backward(
                 part_grad,
                 query,
-                past_key,
-                past_value,
+                *pair,
                 out,
                 part_lse,
-                gap,
+                place,
                 ctx.packed,
                 ctx.rules,
             )
@@ -138,8 +152,9 @@ class PackedAttention(torch.autograd.Function):
         # In the layout of K and V, so that the model's backward copies nothing.
         grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
         part_grad, part_lse = weights.seen_by(0, grad)
+        start = sum(key.shape[2] for key, _ in past)
         for run in ctx.packed.runs:
-            for part in run.parts(ctx.rules.window):
+            for part in run.parts(ctx.rules, start):
                 own = kernel_for(query, ctx.rules.scores, part.mask).backward(
                     part.rows(part_grad),
                     part.rows(query),
@@ -160,10 +175,20 @@ class PackedAttention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, grad_sinks, None, None, None, None
 
 
-def _gaps(past: Past) -> list[int]:
-    """Returns for each prefix the number of positions between its last key and the first row."""
-    lengths = [key.shape[2] for key, _ in past]
-    return [sum(lengths[index + 1 :]) for index in range(len(past))]
+class Place(NamedTuple):
+    """Where a prefix lies on the path."""
+
+    first: int
+    """Position of its first key."""
+    end: int
+    """Position after its last key."""
+    rows: int
+    """Position of the first packed row of each response."""
+
+
+def _places(past: Past) -> list[Place]:
+    ends = list(itertools.accumulate(key.shape[2] for key, _ in past))
+    return [Place(first, end, ends[-1]) for first, end in zip([0, *ends], ends, strict=False)]
 
 
 class _Weights:
@@ -221,10 +246,10 @@ class _Weights:
         return -(weight * product).sum((0, 2))
 
 
-def _past_forward(query, key, value, gap: int, packed: Packed, rules: Rules):
+def _past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
     """Attention of every row over a prefix's keys; returns out and log-sum-exp, which is -inf for
-    rows that see none. ``gap``: see :func:`_gaps`."""
-    first, mask = packed.past_mask(key.shape[2], gap, rules.window)
+    rows that see none."""
+    first, mask = packed.past_mask(place, rules)
     key, value = key[:, :, first:], value[:, :, first:]
     if key.shape[2] == 0:
         out = value.new_zeros(*query.shape[:3], value.shape[3])
@@ -239,19 +264,21 @@ def _past_forward(query, key, value, gap: int, packed: Packed, rules: Rules):
         kernel_for(query, rules.scores, mask).forward(rows, key, value, False, rules.scores, mask),
     )
     if mask is not None:
-        blind = packed.blind(gap, rules.window).to(query.device)
+        blind = packed.blind(place, rules).to(query.device)
         out = out.masked_fill(blind.view(1, 1, -1, 1), 0)
         lse = lse.masked_fill(blind.view(1, 1, -1), -math.inf)
     return out, lse
 
 
-def _past_backward(grad, query, key, value, out, lse, gap: int, packed: Packed, rules: Rules):
+def _past_backward(
+    grad, query, key, value, out, lse, place: Place, packed: Packed, rules: Rules
+):
     """Runs the backward of a prefix's part in equal parts that occupy all threads.
 
     On the CPU torch assigns one head at a time to a thread, so three heads on two threads would
     take as long as four. The K and V gradients of the parts are summed.
     """
-    first, mask = packed.past_mask(key.shape[2], gap, rules.window)
+    first, mask = packed.past_mask(place, rules)
     if first == key.shape[2]:
         return tuple(x.new_zeros(x.shape) for x in (query, key, value))
     seen_key, seen_value = key[:, :, first:], value[:, :, first:]
@@ -354,9 +381,17 @@ class Run:
         rows = packed[0, :, self.start : self.start + self.count * self.length]
         return rows.unflatten(1, (self.count, self.length)).transpose(0, 1)
 
-    def parts(self, window: int | None) -> Iterator[Part]:
+    def parts(self, rules: Rules, start: int) -> Iterator[Part]:
         """Yields blocks of rows with the keys they see, so that a window costs no more than its
-        keys."""
+        keys. ``start``: the position of each response's first row."""
+        window = rules.window
+        if rules.chunk is not None:
+            row = 0
+            while row < self.length:
+                row_end = min(row + rules.chunk - (start + row) % rules.chunk, self.length)
+                yield Part(self, row, row_end, row, row_end, None)
+                row = row_end
+            return
         if window is None or window >= self.length:
             yield Part(self, 0, self.length, 0, self.length, None)
             return
@@ -389,25 +424,28 @@ class Packed:
         """Rows of the microbatch."""
         return len(self.offsets)
 
-    def past_mask(
-        self, keys: int, gap: int, window: int | None
-    ) -> tuple[int, torch.Tensor | None]:
+    def past_mask(self, place: Place, rules: Rules) -> tuple[int, torch.Tensor | None]:
         """Returns the first key of a prefix that a row sees, and an additive mask ``[rows, keys]``
-        over the keys from there on, or None if every row sees all. ``gap``: positions between the
-        prefix and the first row."""
-        end = keys + gap
-        if window is None or window >= end + int(self.offsets.max()) + 1:
+        over the keys from there on, or None if every row sees all."""
+        if not rules.limits:
             return 0, None
-        if (window, keys, gap) not in self._masks:
-            first = min(max(0, end - window + 1), keys)
-            queries = (end + self.offsets).unsqueeze(1)
-            mask = _additive(torch.arange(first, keys) > queries - window)
-            self._masks[window, keys, gap] = first, mask
-        return self._masks[window, keys, gap]
+        key = place, rules.window, rules.chunk
+        if key not in self._masks:
+            lowest = self._lowest(place, rules)
+            first = min(max(place.first, int(lowest.min())), place.end)
+            mask = None
+            if int(lowest.max()) > first:
+                mask = _additive(torch.arange(first, place.end) >= lowest.unsqueeze(1))
+            self._masks[key] = first - place.first, mask
+        return self._masks[key]
 
-    def blind(self, gap: int, window: int) -> torch.Tensor:
-        """Returns which rows lie beyond the window of every key of a prefix."""
-        return self.offsets >= window - 1 - gap
+    def blind(self, place: Place, rules: Rules) -> torch.Tensor:
+        """Returns which rows see no key of a prefix."""
+        return self._lowest(place, rules) >= place.end
+
+    def _lowest(self, place: Place, rules: Rules) -> torch.Tensor:
+        """Returns the lowest position that each row reads."""
+        return rules.lowest(place.rows + self.offsets)
 
 
 def _additive(seen: torch.Tensor) -> torch.Tensor:

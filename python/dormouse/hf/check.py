@@ -47,7 +47,8 @@ from .sharding import ReplicatedWeights
 from .support import UnsupportedModelError
 from .trial import Trial
 
-# Windows longer than half the prompt are shortened to this many tokens.
+# Windows, and other lengths at which attention changes, are shortened to this many tokens if they
+# are longer than half the prompt.
 WINDOW = 3
 
 # Relative distances that rounding explains. Correct models of 30 layers are at 1e-5 in FP32. Many
@@ -64,7 +65,7 @@ FLOOR_MAX = 1e-2
 FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
-WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
+WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "floor_scale")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "dormouse"})
 # Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
