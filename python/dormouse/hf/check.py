@@ -92,6 +92,9 @@ class Checked:
     """Relative distance of the shared gradient from the dense one."""
     tolerance: float
     """The distance that is accepted."""
+    joins_keys: bool = False
+    """Whether the model's own attention runs over joined keys (:mod:`.cached`), which holds all
+    scores at once; else in parts."""
 
 
 class _Run(NamedTuple):
@@ -148,7 +151,8 @@ class Check:
         longest = max(each.longest_tokens for each in self._miniatures)
         rows = max(each.rows for each in self._miniatures)
         seconds = time.perf_counter() - start
-        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance)
+        joins_keys = route_of(self._view) is Route.CACHE
+        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance, joins_keys)
 
     def _compare(
         self,
@@ -288,7 +292,7 @@ def _enough(miniature: Miniature) -> int:
 def unknown_code(view: support.ModelView) -> str | None:
     """Names code in the model whose behaviour at other lengths is not known, or None: it does not
     come from torch, transformers or peft, or it is attention that masks scores by itself."""
-    if route_of(view.layers) is Route.CACHE:
+    if route_of(view) is Route.CACHE:
         return "attention outside transformers' AttentionInterface"
     kinds: dict[type, None] = {}
     for kind in GLOBAL_HOOKS:

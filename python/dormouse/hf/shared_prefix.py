@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from ..group import Group
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan, predict_nothing
 from ..tree import Conversation, Tree
-from . import adapters, check, dropout, miniature, share, sharding, support
+from . import adapters, check, dropout, miniature, mixers, share, sharding, support
 from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, TreeBatch
 from .check import Checked
 from .fingerprint import Fingerprint
@@ -108,7 +109,7 @@ class SharedPrefix:
                 "accepted: step(), which runs the check on every rank"
             )
         batches = [] if group is None else [GroupBatch(group)]
-        reach = self._reach(batches, microbatch_tokens)
+        reach = _reach_of(batches, microbatch_tokens)
         return self._check(weights, reach, "a call of check()", PLAIN)
 
     def backward(
@@ -136,10 +137,11 @@ class SharedPrefix:
         1`` rows. It runs, backward included, at the end of phase A.
 
         ``outputs``, ``prompt_outputs``: what losses read beside logits, of the rows of responses
-        and of the prompt: ``"last_hidden_state"`` (for value heads), ``"router_logits"``. With either, loss functions receive an :class:`Output` instead of
-        logits. In ``loss_fn`` ``output.prompt`` has what ``prompt_outputs`` names. Modules outside
-        the model that the losses use receive their gradients too. These, and a loss of the prompt,
-        run the prompt through its last layer, which otherwise ends at K and V.
+        and of the prompt: ``"last_hidden_state"`` (for value heads), ``"router_logits"``. With
+        either, loss functions receive an :class:`Output` instead of logits. In ``loss_fn``
+        ``output.prompt`` has what ``prompt_outputs`` names. Modules outside the model that the
+        losses use receive their gradients too. ``prompt_outputs``, and a loss of the prompt, run
+        the prompt through its last layer, which otherwise ends at K and V.
 
         Of a tree (:class:`dormouse.Tree`, or a list of its conversations):
         ``loss_fn(logits, labels, i, positions)`` receives some labels of conversation ``i``, those
@@ -339,11 +341,11 @@ class SharedPrefix:
         state = self._known.current()
         if state is None or state is not self._state:
             self._state = None
-            self._view = support.resolve(self._model, self._prompt_dropout)
+            view = support.resolve(self._model, self._prompt_dropout)
+            self._use(view if state is None else replace(view, joins_keys=state.joins_keys))
             adapters.check(self._model)
             dropout.check(self._model, self._prompt_dropout)
             support.check_step(self._model, self._view, self._runtime.device)
-            self._length_matters = check.unknown_code(self._view) is not None
         self._state = state
         return sharding.of(self._wrapped, self._view)
 
@@ -395,7 +397,7 @@ class SharedPrefix:
     ) -> None:
         reason = self._outdated(batches, microbatch_tokens, request)
         if reason is not None:
-            reach = self._reach(batches, microbatch_tokens)
+            reach = _reach_of(batches, microbatch_tokens)
             self._check(weights, reach, reason, request, is_tree=_has_tree(batches))
 
     def _check_alone(
@@ -409,13 +411,9 @@ class SharedPrefix:
         check it together."""
         outdated = self._outdated(batches, microbatch_tokens, request) is not None
         if weights.passes_hold_collectives and outdated:
-            return self._reach(batches, microbatch_tokens)
+            return _reach_of(batches, microbatch_tokens)
         self._check_if_needed(weights, batches, microbatch_tokens, request)
         return None
-
-    def _reach(self, batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
-        """Returns how far the model must be checked."""
-        return _reach_of(batches, microbatch_tokens) if self._length_matters else Reach()
 
     def _check(
         self,
@@ -426,7 +424,43 @@ class SharedPrefix:
         *,
         is_tree: bool = False,
     ) -> Checked:
+        """Checks the model, and if that refuses it with attention of its own over joined keys.
+        ``reach``: how far, if lengths matter."""
+        view, arguments = self._view, (weights, reach, reason, request)
+        try:
+            return self._check_view(*arguments, is_tree=is_tree)
+        except support.UnsupportedModelError as error:
+            # Ranks that check together may not run different passes.
+            if weights.passes_hold_collectives or not mixers.can_join_keys(view):
+                raise
+            refusal = error
+        for each in (refusal, refusal.__cause__):
+            if each is not None:
+                # What the passes left in their frames.
+                traceback.clear_frames(each.__traceback__)
+        self._use(replace(view, joins_keys=True))
+        try:
+            return self._check_view(*arguments, is_tree=is_tree)
+        except support.UnsupportedModelError:
+            self._use(view)
+            raise refusal from refusal.__cause__
+
+    def _use(self, view: support.ModelView) -> None:
+        self._view = view
+        self._length_matters = check.unknown_code(view) is not None
+
+    def _check_view(
+        self,
+        weights: ReplicatedWeights,
+        reach: Reach,
+        reason: str,
+        request: Request,
+        *,
+        is_tree: bool,
+    ) -> Checked:
         device = self._runtime.device
+        if not self._length_matters:
+            reach = Reach()
 
         def run_step(batch, microbatch_tokens, losses):
             batch = _batch_of(batch, losses)
@@ -458,7 +492,8 @@ class SharedPrefix:
         # What every forward changes is no change of the model.
         volatile = before.volatile()
         before.restore()
-        self._state = self._known.put(Fingerprint(self._model, volatile), self._state)
+        fingerprint = Fingerprint(self._model, volatile)
+        self._state = self._known.put(fingerprint, self._state, self._view.joins_keys)
         self._state.checks[self._autocast, request, is_tree] = checked
         return checked
 

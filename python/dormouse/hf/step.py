@@ -8,7 +8,6 @@ end of layers.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,14 @@ from .batch import Batch
 from .check import Checked
 from .mixers import Handlers, Mixers
 from .outputs import PLAIN, Output, Request
-from .prefix import PlannedForward, PrefixForward, joined, named, over_path
+from .prefix import (
+    PlannedForward,
+    PrefixForward,
+    joined,
+    joined_indexers,
+    named,
+    over_path,
+)
 from .probe import Probe
 from .prompt_rows import PromptRows
 from .sharding import ReplicatedWeights
@@ -540,11 +546,15 @@ def microbatch_output(
     left = {layer for layer, pair in enumerate(path[0].leaves) if pair} if path else set()
     resumed = recurrent.Resumed(path[-1].states if path else None, packed)
 
+    computed_again = 0
+
     def layer_of(caller: torch.nn.Module | int) -> int:
         if not path:
             # No boundary tensors to find.
             return 0
         layer = path[0].layer_of.get(caller)
+        if computed_again:
+            return layer
         if layer not in left:
             raise support.UnsupportedModelError(
                 f"{named(caller)} runs attention that did not run once over the prompt; accepted: "
@@ -556,14 +566,25 @@ def microbatch_output(
     def update(key, value, index: int):
         return joined(path, layer_of(index), key, value)
 
+    def update_indexer(keys, index: int):
+        return joined_indexers(path, index, keys)
+
     def attend(call: registry.Call):
         return over_path(path, layer_of(call.module), call, packed)
 
-    def attend_again(call: registry.Call):
-        return over_path(path, path[0].layer_of[call.module] if path else 0, call, packed)
+    def taken_over():
+        handlers = Handlers(attend, update, update_indexer, resumed)
+        return mixers.taken_over(handlers, packed, before)
 
-    def taken_over(attend):
-        return mixers.taken_over(Handlers(attend, update, resumed), packed, before)
+    @contextlib.contextmanager
+    def again():
+        nonlocal computed_again
+        computed_again += 1
+        try:
+            with taken_over():
+                yield
+        finally:
+            computed_again -= 1
 
     before = path[-1].end if path else 0
     guarded = contextlib.nullcontext(lambda output: None)
@@ -574,10 +595,11 @@ def microbatch_output(
             has_states=mixers.are_recurrent,
             reads_prompt=bool(request.prompt),
         )
-    again = functools.partial(taken_over, attend_again) if checkpoints else None
     with (
-        taken_over(attend) as arguments,
-        checkpointing.use(view.model, again),
+        taken_over() as arguments,
+        checkpointing.use(
+            view.model, again if checkpoints else None, arguments.get("past_key_values")
+        ),
         guarded as guard_read,
     ):
         arguments = arguments | outputs.arguments_of(request.response)

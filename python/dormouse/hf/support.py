@@ -53,6 +53,9 @@ class ModelView:
     """The configuration of the text model."""
     prompt_dropout: bool = True
     """Whether the prompt's rows run with the model's dropout; see :mod:`.dropout`."""
+    joins_keys: bool = False
+    """Whether attention is the model's own over joined keys (:mod:`.cached`), although its layers
+    call transformers' or torch's function."""
 
     def run(
         self,
