@@ -1,4 +1,4 @@
-"""Gradient checkpointing during the passes of a step: that of transformers, and torch's wrappers.
+"""Gradient checkpointing during the passes of a step: that of transformers, and that of torch.
 
 Phase A keeps its graph: the prefix sleeps instead of being computed again. Phase B recomputes as
 the trainer asks. The recomputation runs inside backward, on a GPU in a thread of autograd's, where
@@ -7,6 +7,9 @@ that was checkpointed outside a pass, by a loss that calls the model, carries no
 
 transformers takes the cache away from a layer that it checkpoints, because a generation's would be
 updated twice. That of a pass returns the same each time, and is given back.
+
+Code that calls ``torch.utils.checkpoint.checkpoint`` by itself is reached by the two names that this
+function calls: one for each of torch's ways.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.utils import checkpoint as torch_checkpoint
 from transformers.cache_utils import Cache
 
 # Attributes in which modules keep their checkpoint function: those of transformers, and those that
@@ -57,22 +61,102 @@ def use(model: torch.nn.Module, again: Again | None, cache: Cache | None = None)
     for attributes, name, own in replaced:
         attributes[name] = functools.partial(checkpoint, own)
     try:
-        yield
+        with _Pass(again):
+            yield
     finally:
         for attributes, name, own in replaced:
             attributes[name] = own
 
 
-def _carrying(function: Callable, again: Again) -> Callable:
-    """Returns ``function``, which enters ``again`` in every call after the first, the forward's."""
-    is_forward = True
+def _carrying(function: Callable, again: Again, *, is_forward: bool = True) -> Callable:
+    """Returns ``function``, which enters ``again`` in every call; ``is_forward``: in every call
+    after the first, the forward's."""
+    if isinstance(function, _Carrying):
+        return function
+    return _Carrying(function, again, is_forward)
 
-    def call(*args, **named):
-        nonlocal is_forward
-        if is_forward:
-            is_forward = False
-            return function(*args, **named)
-        with again():
-            return function(*args, **named)
 
-    return call
+class _Carrying:
+    def __init__(self, function: Callable, again: Again, is_forward: bool):
+        self._function, self._again, self._is_forward = function, again, is_forward
+
+    def __call__(self, *args, **named):
+        if self._is_forward:
+            self._is_forward = False
+            return self._function(*args, **named)
+        with self._again(), _Pass(self._again):
+            return self._function(*args, **named)
+
+
+_active = threading.local()
+_lock = threading.Lock()
+_users = 0
+# Names that torch's function looks up. The second has another name before torch 2.15.
+_REENTRANT = "CheckpointFunction"
+_GENERATORS = (
+    "_checkpoint_without_reentrant_generator_impl",
+    "_checkpoint_without_reentrant_generator",
+)
+_OWN = {
+    name: getattr(torch_checkpoint, name)
+    for name in (_REENTRANT, *_GENERATORS)
+    if hasattr(torch_checkpoint, name)
+}
+
+
+class _Pass:
+    """Context: torch's function runs in this thread as in a pass. ``again``: see :func:`use`."""
+
+    def __init__(self, again: Again | None):
+        self.again = again
+
+    def __enter__(self):
+        global _users
+        self._before = getattr(_active, "pass_", None)
+        _active.pass_ = self
+        with _lock:
+            _users += 1
+            vars(torch_checkpoint).update(_DISPATCHING)
+
+    def __exit__(self, *exc):
+        global _users
+        _active.pass_ = self._before
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                vars(torch_checkpoint).update(_OWN)
+
+
+class _Reentrant(_OWN[_REENTRANT]):
+    @staticmethod
+    def apply(function, preserve, *args):
+        running = getattr(_active, "pass_", None)
+        if running is None:
+            return _OWN[_REENTRANT].apply(function, preserve, *args)
+        if running.again is None:
+            return function(*args)
+        return _OWN[_REENTRANT].apply(_carrying(function, running.again), preserve, *args)
+
+
+def _nothing() -> Iterator[None]:
+    """Runs around a forward that is not computed again."""
+    yield
+
+
+def _generator(own: Callable) -> Callable:
+    @functools.wraps(own)
+    def generator(function, *args, **named):
+        running = getattr(_active, "pass_", None)
+        if running is None:
+            return own(function, *args, **named)
+        if running.again is None:
+            return _nothing()
+        # The forward calls the function itself.
+        return own(_carrying(function, running.again, is_forward=False), *args, **named)
+
+    return generator
+
+
+_DISPATCHING = {
+    name: _Reentrant if name == _REENTRANT else _generator(own) for name, own in _OWN.items()
+}
