@@ -695,8 +695,22 @@ def test_logits_that_read_more_than_the_last_hidden_state(runtime):
     model.register_forward_hook(hook)
     shared = SharedPrefix(model, runtime)
     assert error(model, runtime, loss_fn) <= FP64_BOUND
-    with pytest.raises(UnsupportedModelError):
+    with pytest.raises(UnsupportedModelError, match="read more than the last hidden states: Emb"):
         shared.backward(group(), loss_fn, prompt_loss_fn=prompt_loss_fn)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("place", ["model.norm", "lm_head"])
+def test_a_connection_from_the_embedding_round_all_layers(place, runtime):
+    """It joins the hidden states before the output embedding reads them."""
+    model, embedded = tiny(), []
+    model.model.embed_tokens.register_forward_hook(lambda m, args, out: embedded.append(out))
+
+    def join(module, args):
+        return (args[0] + 0.5 * embedded[-1].tanh(),)
+
+    model.get_submodule(place).register_forward_pre_hook(join)
+    assert error(model, runtime, loss_fn, prompt_loss_fn, case=group(200)) <= FP64_BOUND
 
 
 def test_capturing_leaves_the_model_as_it_found_it(runtime):

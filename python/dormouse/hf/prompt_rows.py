@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from . import graph
 from .outputs import Output, Request
 from .support import ModelView, UnsupportedModelError
 
@@ -106,6 +107,14 @@ class PromptRows:
     def __init__(self, head: HeadInput, live: Output):
         """``live``: of the prefix's graph, with logits from the leaf of ``head``."""
         self._logits = live.logits
+        if head.leaf is not None and head.live.grad_fn is not None:
+            passed_by = graph.older(live.logits, head.live)
+            if passed_by is not None:
+                raise UnsupportedModelError(
+                    f"logits of a prefix's rows read more than the last hidden states: {passed_by} "
+                    "passes them by, and losses of these rows would run its backward twice; "
+                    "accepted: what joins the hidden states before the output embedding"
+                )
         self._head = head
         self._live = live.without_logits()
         self._gate = _Gate(is_open=True)
