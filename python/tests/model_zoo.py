@@ -142,6 +142,7 @@ SETTINGS: dict[str, dict] = {
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
         "index_topk_blocks": 2,
+        "index_n_heads": 2,
         "rotary_dim": 8,
     },
     "cohere_compass_text": {
