@@ -138,7 +138,8 @@ def test_random_shapes(monkeypatch):
         tokens = drawn.randint(1, 26)
         window, chunk = drawn.choice([(None, None), (tokens, None), (None, tokens)])
         rules = attention.Rules(0.5, window, drawn.choice([None, 2.0]), chunk)
-        cuts = sorted(drawn.sample(range(1, prefix), k=drawn.randint(0, min(3, prefix - 1))))
+        cuts = sorted(drawn.sample(range(1, prefix), k=drawn.randint(0, min(5, prefix - 1))))
+        monkeypatch.setattr(attention, "JOINED_TOKENS_MAX", drawn.choice([1, 2, 3, 512]))
         check(*both(prefix, lengths, rules, has_sinks=drawn.random() < 0.5, cuts=cuts))
 
 
@@ -147,6 +148,19 @@ def test_random_shapes(monkeypatch):
 def test_a_path_of_prefixes(window, softcap):
     rules = attention.Rules(0.7, window, softcap)
     check(*both(13, (5, 1, 9), rules, has_sinks=True, cuts=(4, 5, 11)))
+
+
+def test_short_prefixes_run_together(monkeypatch):
+    """One call for a chain of them, and one for each that is long."""
+    calls, kernel = [], kernels.CpuFlash
+    own = kernel.forward
+    monkeypatch.setattr(attention, "JOINED_TOKENS_MAX", 3)
+    monkeypatch.setattr(
+        kernel, "forward", staticmethod(lambda *x: calls.append(x[1].shape[2]) or own(*x))
+    )
+    # Lengths 2, 1, 2, 3, 4, 1: the first three together.
+    check(*both(13, (5,), attention.Rules(0.7), cuts=(2, 3, 5, 8, 12)))
+    assert calls[1:] == [5, 3, 4, 1]
 
 
 @pytest.mark.parametrize("window", WINDOWS)

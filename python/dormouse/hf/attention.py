@@ -1,7 +1,8 @@
 """Attention of packed rows over shared prefixes and over themselves.
 
 Parts and a merge (docs/method.md §3): every query over the K and V of each prefix on the path from
-the root, each response causally over its own, joined by log-sum-exp. Backward calls the kernel's
+the root (neighbouring short ones together), each response causally over its own, merged by
+log-sum-exp. Backward calls the kernel's
 backward once per part, so that each part's gradients are exact; those of a prefix go straight into
 its FP32 accumulators, so K and V are read once per microbatch and never expanded per response.
 Phase A of a root is the same function without a prefix.
@@ -24,6 +25,10 @@ from .kernels import Plain, Scores, kernel_for
 
 # Maximum parts of a prefix backward; each has its own K and V gradients.
 PARTS_MAX = 4
+
+# Neighbouring prefixes of a path that are shorter than this run as one part: a chain of short turns
+# would cost as many kernel calls per layer as it has turns. Their K and V are copied meanwhile.
+JOINED_TOKENS_MAX = 512
 
 # Query rows of one block of windowed attention: at least this many, else as many as the window.
 BLOCK_ROWS_MIN = 256
@@ -108,8 +113,10 @@ class PackedAttention(torch.autograd.Function):
                 part.rows(out).copy_(part_out)
                 part.rows(lse).copy_(part_lse)
         outs, lses = [out], [lse]
-        for (past_key, past_value), place in zip(past, _places(past), strict=True):
-            past_out, past_lse = _past_forward(query, past_key, past_value, place, packed, rules)
+        for part in _parts_of_path(past):
+            past_out, past_lse = _past_forward(
+                query, *part.pair(past), part.place, packed, rules
+            )
             outs.append(past_out)
             lses.append(past_lse)
         weights = _Weights(lses, sinks)
@@ -124,31 +131,33 @@ class PackedAttention(torch.autograd.Function):
         # Those of the path come last: the other slots are the same at every depth (see the probe).
         flat = itertools.chain.from_iterable(past)
         ctx.save_for_backward(query, key, value, sinks, out, *lses, *flat)
-        ctx.packed, ctx.rules, ctx.add, ctx.depth = packed, rules, add, len(past)
+        ctx.packed, ctx.rules, ctx.add, ctx.log_sum_exps = packed, rules, add, len(lses)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         query, key, value, sinks, out, *others = ctx.saved_tensors
-        lses, flat = others[: ctx.depth + 1], others[ctx.depth + 1 :]
+        lses, flat = others[: ctx.log_sum_exps], others[ctx.log_sum_exps :]
         past = tuple(zip(flat[::2], flat[1::2], strict=True))
         weights = _Weights(lses, sinks)
         grad_query = torch.empty_like(query).zero_() if not past else None
-        for index, (pair, place) in enumerate(zip(past, _places(past), strict=True)):
+        for index, part in enumerate(_parts_of_path(past)):
             part_grad, part_lse = weights.seen_by(index + 1, grad)
             part_query, *past_grads = _past_backward(
                 part_grad,
                 query,
-                *pair,
+                *part.pair(past),
                 out,
                 part_lse,
-                place,
+                part.place,
                 ctx.packed,
                 ctx.rules,
             )
             grad_query = part_query if grad_query is None else grad_query.add_(part_query)
             if ctx.add is not None:
-                ctx.add(index, *past_grads)
+                splits = (each.split(part.lengths, 2) for each in past_grads)
+                for prefix, grads in zip(part.prefixes, zip(*splits, strict=True), strict=True):
+                    ctx.add(prefix, *grads)
         # In the layout of K and V, so that the model's backward copies nothing.
         grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
         part_grad, part_lse = weights.seen_by(0, grad)
@@ -176,7 +185,7 @@ class PackedAttention(torch.autograd.Function):
 
 
 class Place(NamedTuple):
-    """Where a prefix lies on the path."""
+    """Where a prefix, or several, lie on the path."""
 
     first: int
     """Position of its first key."""
@@ -186,9 +195,36 @@ class Place(NamedTuple):
     """Position of the first packed row of each response."""
 
 
-def _places(past: Past) -> list[Place]:
-    ends = list(itertools.accumulate(key.shape[2] for key, _ in past))
-    return [Place(first, end, ends[-1]) for first, end in zip([0, *ends], ends, strict=False)]
+class PathPart(NamedTuple):
+    """Prefixes of a path that run as one part."""
+
+    prefixes: range
+    """Indices into :data:`Past`."""
+    lengths: list[int]
+    place: Place
+
+    def pair(self, past: Past) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns their K and V."""
+        pairs = past[self.prefixes.start : self.prefixes.stop]
+        if len(pairs) == 1:
+            return pairs[0]
+        keys, values = zip(*pairs, strict=True)
+        return torch.cat(keys, 2), torch.cat(values, 2)
+
+
+def _parts_of_path(past: Past) -> list[PathPart]:
+    lengths = [key.shape[2] for key, _ in past]
+    ends = [0, *itertools.accumulate(lengths)]
+    parts, index = [], 0
+    for is_short, run in itertools.groupby(length < JOINED_TOKENS_MAX for length in lengths):
+        count = len(list(run))
+        step = count if is_short else 1
+        for first in range(index, index + count, step):
+            prefixes = range(first, first + step)
+            place = Place(ends[first], ends[first + step], ends[-1])
+            parts.append(PathPart(prefixes, lengths[first : first + step], place))
+        index += count
+    return parts
 
 
 class _Weights:

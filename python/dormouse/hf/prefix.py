@@ -354,11 +354,16 @@ class PlannedForward(PrefixForward):
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
-        self._awake = _owned_storages(view)
-        for each in self.path:
-            leaves = [*itertools.chain.from_iterable(each.leaves), *each.states.leaves()]
-            self._awake |= set(map(graph.storage_address, leaves))
+        self._protected = self.path[-1].protected_below if self.path else _owned_storages(view)
+        self._awake = set(self._protected)
         self.notes: list[str] = []
+
+    @property
+    def protected_below(self) -> set[int]:
+        """Storages that never sleep while a prefix runs that follows this one: those of the model,
+        and boundary tensors of the path."""
+        leaves = [*itertools.chain.from_iterable(self.leaves), *self.states.leaves()]
+        return self._protected.union(map(graph.storage_address, leaves))
 
     def accumulate(self, layer, slot, grad):
         self.check_accepts()
