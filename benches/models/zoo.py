@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import (  # noqa: E402
 )
 
 import dormouse  # noqa: E402
-from dormouse.hf import SharedPrefix, UnsupportedModelError  # noqa: E402
+from dormouse.hf import SharedPrefix, UnsupportedModelError, Way  # noqa: E402
 
 EXACT, REFUSED, UNBUILT, WRONG = "exact", "refused", "not built", "wrong"
 
@@ -167,7 +167,8 @@ def _compare(model, runtime, verdict: Verdict) -> None:
     if dense is None:
         verdict.verdict, verdict.reason = WRONG, f"accepted; the dense run fails: {short(failure)}"
         return
-    verdict.notes += ["joined keys"] * report.checked.joins_keys
+    if report.checked.way is not Way.PARTS:
+        verdict.notes.append(report.checked.way.value)
     verdict.distance = distance(take_gradients(model), dense)
     verdict.verdict = EXACT if verdict.distance <= WRONG_BOUND else WRONG
     if FP64_BOUND < verdict.distance <= WRONG_BOUND:

@@ -278,7 +278,7 @@ def positions_of_rows_embedded(model, patch):
     )
 
 
-@refused(NOT_EXACT)
+@exact
 def packed_positions_shifted(model, patch):
     inner = model.model.forward
 

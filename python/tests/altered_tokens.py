@@ -32,7 +32,7 @@ def a_weak_mean_over_tokens(model, patch):
     wrap(mlp(model), lambda out, x: out + 0.002 * out.mean((0, 1), keepdim=True))
 
 
-@refused(NOT_EXACT)
+@exact
 def the_last_token_added(model, patch):
     wrap(mlp(model, 2), lambda out, x: out + 0.1 * x[:, -1:])
 
@@ -297,7 +297,7 @@ class _Normalised(torch.autograd.Function):
         return grad / (grad.norm() + 1e-9)
 
 
-@refused(NOT_EXACT)
+@exact
 def a_gradient_normalised_over_tokens(model, patch):
     wrap(mlp(model, 2), lambda out, x: _Normalised.apply(out))
 

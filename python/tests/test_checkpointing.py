@@ -228,6 +228,18 @@ def test_torchs_function_in_checkpointed_layers(outer, inner, runtime, monkeypat
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
+def test_torchs_function_around_dropout(use_reentrant, runtime):
+    """Its check compares with fixed masks, which a part that is computed again meets again."""
+    model = tiny(num_hidden_layers=LAYERS).train()
+    model.enable_input_require_grads()
+    for layer in model.model.layers:
+        layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.3))
+        by_hand(layer, use_reentrant)
+    report = SharedPrefix(model, runtime, prompt_dropout=False).backward(group(), loss_fn)
+    assert report.checked.error <= FP64_BOUND
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
 def test_torchs_function_around_a_layer_that_reads_a_cache(use_reentrant, runtime):
     with in_fp64():
         model = zoo_model("bloom").train()

@@ -18,7 +18,7 @@ from models import (
 from test_recurrent import error
 from transformers import AttentionInterface
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError, biases, direct
+from dormouse.hf import SharedPrefix, UnsupportedModelError, Way, biases, direct, mixers
 
 FP64_BOUND = 1e-10
 SHAPES = [(2, (1,)), (2, (14, 1, 3)), (37, (5, 1, 9, 3, 14)), (23, (1,) * 33)]
@@ -33,6 +33,8 @@ FALCONS = {
 }
 # In their own code; the last two with biases by position (ALiBi).
 OWN = ("gptj", "codegen", "xglm", "gpt_neox_japanese", "rembert", "bloom", "mpt")
+# Windows by place, and positions that the model counts: one response at a time.
+ALONE = ("gpt_neo", "roformer", "bart", "marian", "pegasus", "trocr")
 # By transformers' registry with masks of their own, or twice: over joined keys.
 JOINED = ("doge", "diffllama", "deepseek_v32", "axk2", "glm_moe_dsa", "hy_v4", "dots3_note_text")
 
@@ -117,14 +119,34 @@ def test_attention_in_own_code(kind, runtime):
 
 
 def test_a_window_in_own_code(runtime):
-    """Exact while no sequence is longer than the window, refused after."""
+    """Responses share microbatches while no sequence is longer than the window."""
     with in_fp64():
         model = zoo_model("gpt_neo", window_size=40)
-        shared = SharedPrefix(model, runtime)
+        shared, case = SharedPrefix(model, runtime), group(37, (5, 1, 9))
         assert error(model, shared, group(17, (5, 1, 9))) <= FP64_BOUND
-        with pytest.raises(UnsupportedModelError, match="outside transformers'"):
-            shared.backward(group(37, (5, 1, 9)), loss_fn)
-    assert all(parameter.grad is None for parameter in model.parameters())
+        assert shared.check(group(17, (5, 1, 9))).way is Way.JOINED
+        assert error(model, shared, case) <= FP64_BOUND
+        assert shared.check(case).way is Way.ALONE
+        # The state keeps its way.
+        assert error(model, shared, group(17, (5, 1, 9))) <= FP64_BOUND
+        assert shared.check(group(17, (5, 1, 9))).way is Way.ALONE
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_one_response_at_a_time(kind, runtime):
+    """In groups and in trees."""
+    conversations = random_conversations(1)
+    with in_fp64():
+        model = zoo_model(kind)
+        shared = SharedPrefix(model, runtime)
+        for prompt, lengths in (*SHAPES, (300, (5, 1, 9))):
+            assert error(model, shared, group(prompt, lengths)) <= FP64_BOUND, (prompt, lengths)
+        dense_tree_backward(model, conversations)
+        wanted = take_gradients(model)
+        options = {"microbatch_tokens": 9, "block_tokens": 6}
+        report = shared.backward(conversations, token_losses, **options)
+        assert distance(take_gradients(model), wanted) <= FP64_BOUND
+        assert report.checked.way is Way.ALONE
 
 
 @pytest.mark.parametrize("kind", JOINED)
@@ -161,17 +183,24 @@ def test_biases_by_position(name, runtime):
         assert distance(take_gradients(model), wanted) <= FP64_BOUND
 
 
-def test_biases_by_the_place_among_joined_keys_are_refused(runtime, monkeypatch):
+def test_biases_by_the_place_among_joined_keys_are_seen(runtime, monkeypatch):
     """As a model's own code would build them: keys of two responses lie behind each other."""
     own = biases.build
     monkeypatch.setattr(biases, "build", lambda call, at: own(call, torch.arange(len(at))))
+    monkeypatch.setattr(mixers, "ways_of", lambda view: [Way.JOINED])
     refused(zoo_model("bloom"), runtime, "not exact")
-    refused(zoo_model("falcon", alibi=True), runtime, "FalconDecoderLayer passes a mask.*causal")
 
 
-@pytest.mark.parametrize("kind", ["roformer"])
-def test_positions_that_only_the_dense_run_knows(kind, runtime):
-    refused(zoo_model(kind), runtime, "not exact|fails on a group")
+def test_one_response_at_a_time_fills_no_microbatches(runtime):
+    with in_fp64():
+        model, rows = zoo_model("gpt_neo"), []
+        shared, case = SharedPrefix(model, runtime), group(37, (5, 1, 9))
+        shared.backward(case, loss_fn)
+        model.transformer.wte.register_forward_pre_hook(lambda m, args: rows.append(args[0].numel()))
+        shared.backward(case, loss_fn)
+        rows.clear()
+        report = shared.backward(case, loss_fn)
+    assert rows == [36, 5, 1, 9] and report.counts["microbatches"] == 1
 
 
 def test_layers_sleep(runtime):
@@ -195,7 +224,8 @@ def registered(alter):
         key, value = (x.repeat_interleave(count, 1) for x in (key, value))
         scores = alter(query @ key.transpose(-1, -2) * scaling, key)
         if mask is None:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            rows, keys = scores.shape[-2:]
+            seen = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
             mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, -torch.inf)
         return ((scores + mask).softmax(-1) @ value).transpose(1, 2).contiguous(), None
 
@@ -203,28 +233,31 @@ def registered(alter):
 
 
 REGISTERED = {
-    "a soft cap": (lambda scores, key: 2 * torch.tanh(scores / 2), True),
-    "a bias by the key": (lambda scores, key: scores + key.norm(dim=-1).unsqueeze(2), True),
-    "a bias by the place": (lambda scores, key: scores + 0.3 * torch.arange(key.shape[2]), False),
-    "the mean of all keys": (lambda scores, key: scores * key.mean(2).norm(), False),
-    "the number of rows": (lambda scores, key: scores * (1 + (scores.shape[2] > 30)), False),
+    "a soft cap": (lambda scores, key: 2 * torch.tanh(scores / 2), Way.JOINED),
+    "a bias by the key": (lambda scores, key: scores + key.norm(dim=-1).unsqueeze(2), Way.JOINED),
+    "a bias by the place": (
+        lambda scores, key: scores + 0.3 * torch.arange(key.shape[2]),
+        Way.ALONE,
+    ),
+    "the mean of all keys": (lambda scores, key: scores * key.mean(2).norm(), None),
+    "the number of rows": (lambda scores, key: scores * (1 + (scores.shape[2] > 30)), None),
 }
 
 
 @pytest.mark.parametrize("name", REGISTERED)
-def test_registered_attention_over_joined_keys(name, runtime, monkeypatch):
-    alter, is_exact = REGISTERED[name]
+def test_registered_attention(name, runtime, monkeypatch):
+    alter, way = REGISTERED[name]
     entries = AttentionInterface._global_mapping
     monkeypatch.setitem(entries, "registered", registered(alter))
     model = tiny()
     model.config._attn_implementation = "registered"
-    if not is_exact:
+    if way is None:
         refused(model, runtime, "not exact")
         return
     shared = SharedPrefix(model, runtime)
     for prompt, lengths in SHAPES:
         assert error(model, shared, group(prompt, lengths)) <= FP64_BOUND, (prompt, lengths)
-    assert shared.check().joins_keys
+    assert shared.check().way is way
 
 
 def test_a_state_keeps_its_way_and_another_finds_its_own(runtime):
@@ -244,18 +277,18 @@ def test_a_state_keeps_its_way_and_another_finds_its_own(runtime):
         parts = step()
         model.config._attn_implementation = "registered"
         joined = step()
-        assert joined.joins_keys and not parts.joins_keys
+        assert joined.way is Way.JOINED and parts.way is Way.PARTS
         assert step() is joined
-        assert shared.backward(random_conversations(2), token_losses).checked.joins_keys
+        assert shared.backward(random_conversations(2), token_losses).checked.way is Way.JOINED
         model.zero_grad(set_to_none=True)
         model.config._attn_implementation = "sdpa"
-        assert not step().joins_keys
+        assert step().way is Way.PARTS
     finally:
         del entries["registered"]
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("kind", ["gptj", "bloom", "doge", "deepseek_v32"])
+@pytest.mark.parametrize("kind", ["gptj", "bloom", "doge", "deepseek_v32", "gpt_neo"])
 def test_checkpointed_layers_that_read_a_cache(kind, use_reentrant, runtime):
     with in_fp64():
         model = zoo_model(kind).train()

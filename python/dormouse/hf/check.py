@@ -41,10 +41,10 @@ from ..tree import Tree
 from . import dropout, outputs, support
 from .fingerprint import GLOBAL_HOOKS
 from .miniature import PROMPT_TOKENS, Miniature
-from .mixers import Route, route_of
+from .mixers import Route, route_of, way_of
 from .outputs import Losses, Output
 from .sharding import ReplicatedWeights
-from .support import UnsupportedModelError
+from .support import UnsupportedModelError, Way
 from .trial import Trial
 
 # Windows, and other lengths at which attention changes, are shortened to this many tokens if they
@@ -92,9 +92,9 @@ class Checked:
     """Relative distance of the shared gradient from the dense one."""
     tolerance: float
     """The distance that is accepted."""
-    joins_keys: bool = False
-    """Whether the model's own attention runs over joined keys (:mod:`.cached`), which holds all
-    scores at once; else in parts."""
+    way: Way = Way.PARTS
+    """How responses read the prompt. Ways other than parts hold all scores at once, and the last
+    fills no microbatches."""
 
 
 class _Run(NamedTuple):
@@ -151,8 +151,8 @@ class Check:
         longest = max(each.longest_tokens for each in self._miniatures)
         rows = max(each.rows for each in self._miniatures)
         seconds = time.perf_counter() - start
-        joins_keys = route_of(self._view) is Route.CACHE
-        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance, joins_keys)
+        way = way_of(self._view)
+        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance, way)
 
     def _compare(
         self,

@@ -50,7 +50,7 @@ def use(model: torch.nn.Module, again: Again | None, cache: Cache | None = None)
             function = functools.partial(function, **taken)
         if again is None:
             return function(*args, **named)
-        return own(_carrying(function, again), *args, **named)
+        return own(_Carrying(function, again), *args, **named)
 
     replaced = [
         (module.__dict__, name, module.__dict__[name])
@@ -68,16 +68,11 @@ def use(model: torch.nn.Module, again: Again | None, cache: Cache | None = None)
             attributes[name] = own
 
 
-def _carrying(function: Callable, again: Again, *, is_forward: bool = True) -> Callable:
-    """Returns ``function``, which enters ``again`` in every call; ``is_forward``: in every call
-    after the first, the forward's."""
-    if isinstance(function, _Carrying):
-        return function
-    return _Carrying(function, again, is_forward)
-
-
 class _Carrying:
-    def __init__(self, function: Callable, again: Again, is_forward: bool):
+    """A function that enters ``again`` in every call; ``is_forward``: in every call after the
+    first, the forward's."""
+
+    def __init__(self, function: Callable, again: Again, *, is_forward: bool = True):
         self._function, self._again, self._is_forward = function, again, is_forward
 
     def __call__(self, *args, **named):
@@ -105,7 +100,8 @@ _OWN = {
 
 
 class _Pass:
-    """Context: torch's function runs in this thread as in a pass. ``again``: see :func:`use`."""
+    """Context, entered once: torch's function runs in this thread as in a pass. ``again``: see
+    :func:`use`."""
 
     def __init__(self, again: Again | None):
         self.again = again
@@ -113,6 +109,10 @@ class _Pass:
     def __enter__(self):
         global _users
         self._before = getattr(_active, "pass_", None)
+        around = None if self._before is None else self._before.again
+        if self.again is not None and around is not None:
+            # A check's passes run inside the context of its masks.
+            self.again = functools.partial(_both, around, self.again)
         _active.pass_ = self
         with _lock:
             _users += 1
@@ -127,15 +127,21 @@ class _Pass:
                 vars(torch_checkpoint).update(_OWN)
 
 
+@contextlib.contextmanager
+def _both(outer: Again, inner: Again) -> Iterator[None]:
+    with outer(), inner():
+        yield
+
+
 class _Reentrant(_OWN[_REENTRANT]):
     @staticmethod
     def apply(function, preserve, *args):
         running = getattr(_active, "pass_", None)
-        if running is None:
+        if running is None or isinstance(function, _Carrying):
             return _OWN[_REENTRANT].apply(function, preserve, *args)
         if running.again is None:
             return function(*args)
-        return _OWN[_REENTRANT].apply(_carrying(function, running.again), preserve, *args)
+        return _OWN[_REENTRANT].apply(_Carrying(function, running.again), preserve, *args)
 
 
 def _nothing() -> Iterator[None]:
@@ -147,12 +153,12 @@ def _generator(own: Callable) -> Callable:
     @functools.wraps(own)
     def generator(function, *args, **named):
         running = getattr(_active, "pass_", None)
-        if running is None:
+        if running is None or isinstance(function, _Carrying):
             return own(function, *args, **named)
         if running.again is None:
             return _nothing()
         # The forward calls the function itself.
-        return own(_carrying(function, running.again, is_forward=False), *args, **named)
+        return own(_Carrying(function, running.again, is_forward=False), *args, **named)
 
     return generator
 

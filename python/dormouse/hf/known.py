@@ -13,6 +13,7 @@ import torch
 from .check import Checked
 from .fingerprint import Fingerprint
 from .probe import Probe
+from .support import Way
 
 # States that are kept. Finding one takes as long as this many fingerprints.
 STATES_MAX = 4
@@ -23,8 +24,8 @@ class Known:
     """A state of the model and what was found out about it."""
 
     fingerprint: Fingerprint
-    joins_keys: bool = False
-    """Of the view that passed the checks; see :class:`.support.ModelView`."""
+    way: Way | None = None
+    """Of the view that passed the checks."""
     checks: dict[object, Checked] = field(default_factory=dict)
     """By what else the check depends on."""
     probes: dict[tuple, Probe] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class KnownModels:
             return "the first step"
         return self._states[0].fingerprint.difference()
 
-    def put(self, fingerprint: Fingerprint, known: Known | None, joins_keys: bool) -> Known:
+    def put(self, fingerprint: Fingerprint, known: Known | None, way: Way | None) -> Known:
         """Makes a state the current one; ``known``: what is already known of it, of which another
         view forgets all. Forgets states with other parameters, whose memory they would hold."""
         others = [
@@ -59,8 +60,8 @@ class KnownModels:
             for state in self._states
             if state is not known and state.fingerprint.has_parameters_of(self._model)
         ]
-        if known is None or known.joins_keys != joins_keys:
-            state = Known(fingerprint, joins_keys)
+        if known is None or known.way is not way:
+            state = Known(fingerprint, way)
         else:
             state = replace(known, fingerprint=fingerprint)
         self._states = [state, *others[: STATES_MAX - 1]]

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from . import biases, cached, calls, direct, masks, positions, registry
 from .attention import Packed
-from .support import ModelView
+from .support import ModelView, Way
 
 # The argument of attention functions for a sliding window.
 WINDOW = "sliding_window"
@@ -84,7 +84,7 @@ class Mixers:
         if self.route is Route.CACHE:
             cache = cached.PassCache(prefix_tokens, handlers.update, handlers.update_indexer)
             arguments = {"use_cache": True, "past_key_values": cache}
-            if packed is not None:
+            if packed is not None and self._view.way is not Way.ALONE:
                 weight = self._view.embedding.weight
                 joined = cached.JoinedKeys(packed, prefix_tokens, weight.dtype, weight.device)
                 arguments["attention_mask"] = joined.mask()
@@ -114,15 +114,21 @@ def _handle(recur: calls.Handler, joined: cached.JoinedKeys | None, call: calls.
     return built if joined is None else joined.mask_of(built)
 
 
-def can_join_keys(view: ModelView) -> bool:
-    """Returns whether the layers' attention, which is reached by another route, would also read
-    joined keys from a cache."""
-    return route_of(view) is not Route.CACHE and "update" in _names(view.layers)
+def ways_of(view: ModelView) -> list[Way]:
+    """Returns the ways that the code of the layers' classes allows."""
+    if _cheapest_route(view.layers) is Route.CACHE:
+        return [Way.JOINED, Way.ALONE]
+    return list(Way) if "update" in _names(view.layers) else [Way.PARTS]
+
+
+def way_of(view: ModelView) -> Way:
+    """Returns the way of the view."""
+    return ways_of(view)[0] if view.way is None else view.way
 
 
 def route_of(view: ModelView) -> Route:
     """Returns the route of the layers' attention, found in the code of their classes."""
-    return Route.CACHE if view.joins_keys else _cheapest_route(view.layers)
+    return _cheapest_route(view.layers) if way_of(view) is Way.PARTS else Route.CACHE
 
 
 def _names(layers: Sequence[torch.nn.Module]) -> set[str]:

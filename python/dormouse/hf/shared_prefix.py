@@ -185,6 +185,11 @@ class SharedPrefix:
             find = self._probe_finder(weights, own, microbatch_tokens)
             step = stack.enter_context(self._step(weights, own, plan, find))
             report = step.run(on_phase=on_phase)
+            if not step.has_gradient and not self._is_trainable:
+                raise support.UnsupportedModelError(
+                    "no parameter of the model and no loss require grad; accepted: a trainable "
+                    "parameter of the model, or of a module that the losses use"
+                )
         report.checked = self._checked([own], request)
         return report
 
@@ -330,6 +335,10 @@ class SharedPrefix:
         with self._plan(own, microbatch_tokens) as plan:
             return plan.predict()
 
+    @property
+    def _is_trainable(self) -> bool:
+        return any(p.requires_grad for p in self._model.parameters())
+
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
         return batch.plan(model_shape(self._view), microbatch_tokens)
 
@@ -342,7 +351,7 @@ class SharedPrefix:
         if state is None or state is not self._state:
             self._state = None
             view = support.resolve(self._model, self._prompt_dropout)
-            self._use(view if state is None else replace(view, joins_keys=state.joins_keys))
+            self._use(view if state is None else replace(view, way=state.way))
             adapters.check(self._model)
             dropout.check(self._model, self._prompt_dropout)
             support.check_step(self._model, self._view, self._runtime.device)
@@ -424,26 +433,27 @@ class SharedPrefix:
         *,
         is_tree: bool = False,
     ) -> Checked:
-        """Checks the model, and if that refuses it with attention of its own over joined keys.
-        ``reach``: how far, if lengths matter."""
-        view, arguments = self._view, (weights, reach, reason, request)
-        try:
-            return self._check_view(*arguments, is_tree=is_tree)
-        except support.UnsupportedModelError as error:
+        """Checks the model in the cheapest way that it passes. ``reach``: how far, if lengths
+        matter."""
+        first, arguments = self._view, (weights, reach, reason, request)
+        ways = mixers.ways_of(first)
+        ways = ways[ways.index(mixers.way_of(first)) :]
+        if weights.passes_hold_collectives:
             # Ranks that check together may not run different passes.
-            if weights.passes_hold_collectives or not mixers.can_join_keys(view):
-                raise
-            refusal = error
-        for each in (refusal, refusal.__cause__):
-            if each is not None:
-                # What the passes left in their frames.
-                traceback.clear_frames(each.__traceback__)
-        self._use(replace(view, joins_keys=True))
-        try:
-            return self._check_view(*arguments, is_tree=is_tree)
-        except support.UnsupportedModelError:
-            self._use(view)
-            raise refusal from refusal.__cause__
+            ways = ways[:1]
+        refusal: support.UnsupportedModelError | None = None
+        for way in ways:
+            self._use(replace(first, way=way))
+            try:
+                return self._check_view(*arguments, is_tree=is_tree)
+            except support.UnsupportedModelError as error:
+                for each in (error, error.__cause__):
+                    if each is not None:
+                        # What the passes left in their frames.
+                        traceback.clear_frames(each.__traceback__)
+                refusal = refusal or error
+        self._use(first)
+        raise refusal
 
     def _use(self, view: support.ModelView) -> None:
         self._view = view
@@ -493,7 +503,7 @@ class SharedPrefix:
         volatile = before.volatile()
         before.restore()
         fingerprint = Fingerprint(self._model, volatile)
-        self._state = self._known.put(fingerprint, self._state, self._view.joins_keys)
+        self._state = self._known.put(fingerprint, self._state, self._view.way)
         self._state.checks[self._autocast, request, is_tree] = checked
         return checked
 
@@ -518,6 +528,11 @@ class SharedPrefix:
                 # The groups are read several times, the last time while other ranks wait.
                 raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
+            if not self._is_trainable:
+                raise support.UnsupportedModelError(
+                    "no parameter of the model requires grad, so ranks have nothing to average; "
+                    "accepted: a trainable parameter, or backward() on each rank"
+                )
             if weights.passes_hold_collectives:
                 sharding.check_group(self._model, ranks.world_size(process_group))
                 if request.runs_prompt_to_end:

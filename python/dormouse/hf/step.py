@@ -108,6 +108,8 @@ class Step:
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._report = StepReport(0.0)
+        self.has_gradient = False
+        """Whether any loss depends on something trainable."""
         batch.to(device)
 
     def __enter__(self) -> Step:
@@ -249,6 +251,7 @@ class Step:
         loss = self._batch.prompt_loss(given, labels)
         _check_versions(prompt, versions, "prompt_loss_fn changed its output")
         self._loss += loss.detach()
+        self.has_gradient |= loss.requires_grad
         return loss
 
     @property
@@ -335,6 +338,7 @@ class Step:
             total = total + score.weight * self._batch.loss(score.sequence, given, positions)
             _check_versions(prompt, versions, "loss_fn changed output.prompt")
         self._loss += total.detach()
+        self.has_gradient |= total.requires_grad
         return total
 
     def _prefix_backward(self, node: int, is_last: bool) -> None:
@@ -524,6 +528,11 @@ def _numbered(live) -> list[tuple[int, torch.Tensor]]:
     return [(layer, tensor) for layer, pair in enumerate(live) for tensor in pair]
 
 
+def _within(rows: torch.Tensor | None, start: int, end: int) -> torch.Tensor | None:
+    """Returns the rows from ``start`` to ``end``, counted from ``start``."""
+    return None if rows is None else rows[(rows >= start) & (rows < end)] - start
+
+
 def microbatch_output(
     view: support.ModelView,
     path: Sequence[PrefixForward],
@@ -541,6 +550,22 @@ def microbatch_output(
     ``logits_rows``: see :meth:`.support.ModelView.run`. ``checkpoints``: whether parts that the
     model checkpoints are computed again in backward.
     """
+    if view.way is support.Way.ALONE and len(segments) > 1:
+        return Output.joined(
+            [
+                microbatch_output(
+                    view,
+                    path,
+                    tokens[start:end],
+                    positions[start:end],
+                    [(0, end - start)],
+                    request,
+                    _within(logits_rows, start, end),
+                    checkpoints=checkpoints,
+                )
+                for start, end in segments
+            ]
+        )
     packed = attention.Packed.of(segments)
     mixers = path[0].mixers if path else Mixers(view)
     left = {layer for layer, pair in enumerate(path[0].leaves) if pair} if path else set()
