@@ -18,7 +18,15 @@ from models import (
 )
 from test_recurrent import error
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError, masks, positions, registry
+from dormouse.hf import (
+    SharedPrefix,
+    UnsupportedModelError,
+    Way,
+    masks,
+    mixers,
+    positions,
+    registry,
+)
 
 FP64_BOUND = 1e-10
 SHAPES = [(2, (1,)), (2, (14, 1, 3)), (37, (5, 1, 9, 3, 14)), (23, (1,) * 33), (18, (9, 9))]
@@ -60,8 +68,9 @@ def test_positions_that_attention_counts(floor_scale, use_reentrant, runtime):
 
 
 def test_a_model_that_counts_from_zero_is_refused(runtime, monkeypatch):
-    """At any length: the check shortens what decides when positions matter."""
-    monkeypatch.setattr("dormouse.hf.mixers._that_count", lambda layers: [])
+    """In parts, at any length: the check shortens what decides when positions matter."""
+    monkeypatch.setattr(mixers, "_that_count", lambda layers: [])
+    monkeypatch.setattr(mixers, "ways_of", lambda view: [Way.PARTS])
     model = zoo_model("llama4_text", floor_scale=8192)
     with pytest.raises(UnsupportedModelError, match="is not exact"):
         SharedPrefix(model, runtime).backward(group(), loss_fn)
