@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -206,6 +206,22 @@ class TreeBatch:
                 f"[{len(positions)}], the loss of each label"
             )
         return losses.sum()
+
+
+def batch_of(
+    batch: Group | Tree | Sequence[Conversation], losses: Losses, **options
+) -> Batch:
+    """Returns what a step runs. ``options``: of :class:`TreeBatch`."""
+    if isinstance(batch, Group):
+        if options:
+            raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
+        return GroupBatch(batch, losses)
+    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), losses, **options)
+
+
+def has_tree(batches: Sequence[Batch]) -> bool:
+    """Returns whether any of them is a tree."""
+    return any(isinstance(batch, TreeBatch) for batch in batches)
 
 
 def _scalar(loss, function: str, rows: str = "") -> torch.Tensor:

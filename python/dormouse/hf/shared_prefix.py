@@ -17,7 +17,7 @@ from ..runtime import Prefix, Runtime
 from ..schedule import Plan, predict_nothing
 from ..tree import Conversation, Tree
 from . import adapters, check, dropout, miniature, mixers, share, sharding, support
-from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, TreeBatch
+from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, batch_of, has_tree
 from .check import Checked
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
@@ -173,7 +173,7 @@ class SharedPrefix:
                 "block_tokens with prompt_dropout=False: rows of blocks would drop nothing although "
                 "they are not shared; accepted: one of the two"
             )
-        own = _batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
+        own = batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
         if own.is_empty:
             if on_phase is not None:
                 on_phase("end")
@@ -329,7 +329,7 @@ class SharedPrefix:
 
         ``tree_options``: as for :meth:`backward`.
         """
-        own = _batch_of(batch, Losses(), **tree_options)
+        own = batch_of(batch, Losses(), **tree_options)
         if own.is_empty:
             return predict_nothing()
         with self._plan(own, microbatch_tokens) as plan:
@@ -366,7 +366,7 @@ class SharedPrefix:
             return self._known.difference()
         checked = self._checked(batches, request)
         if checked is None:
-            if _has_tree(batches):
+            if has_tree(batches):
                 return "the first step with a tree"
             return (
                 f"the first step with autocast to {self._autocast} and losses that read "
@@ -395,7 +395,7 @@ class SharedPrefix:
         that is active now."""
         if self._state is None:
             return None
-        return self._state.checks.get((self._autocast, request, _has_tree(batches)))
+        return self._state.checks.get((self._autocast, request, has_tree(batches)))
 
     def _check_if_needed(
         self,
@@ -407,7 +407,7 @@ class SharedPrefix:
         reason = self._outdated(batches, microbatch_tokens, request)
         if reason is not None:
             reach = _reach_of(batches, microbatch_tokens)
-            self._check(weights, reach, reason, request, is_tree=_has_tree(batches))
+            self._check(weights, reach, reason, request, is_tree=has_tree(batches))
 
     def _check_alone(
         self,
@@ -473,7 +473,7 @@ class SharedPrefix:
             reach = Reach()
 
         def run_step(batch, microbatch_tokens, losses):
-            batch = _batch_of(batch, losses)
+            batch = batch_of(batch, losses)
             with (
                 self._plan(batch, microbatch_tokens) as plan,
                 self._step(weights, batch, plan, _awake, is_check=True) as step,
@@ -540,7 +540,7 @@ class SharedPrefix:
                         f"losses read {request.description}, and weights are gathered over ranks; "
                         "accepted under fully_shard: logits and outputs of responses"
                     )
-            batches = [_batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
+            batches = [batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
             for index, batch in enumerate(batches):
                 if batch.is_empty:
                     raise ArgumentError(
@@ -683,16 +683,6 @@ class _Offer(NamedTuple):
     """Prompts of missing probes, by key."""
 
 
-def _batch_of(
-    batch: Group | Tree | Sequence[Conversation], losses: Losses, **options
-) -> Batch:
-    if isinstance(batch, Group):
-        if options:
-            raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
-        return GroupBatch(batch, losses)
-    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), losses, **options)
-
-
 def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
     return Reach(
         max((batch.longest_tokens for batch in batches), default=0),
@@ -702,7 +692,3 @@ def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
 
 def _awake(is_inner: bool, request: Request) -> None:
     """The probe of a step in which nothing sleeps."""
-
-
-def _has_tree(batches: Sequence[Batch]) -> bool:
-    return any(isinstance(batch, TreeBatch) for batch in batches)
