@@ -191,6 +191,17 @@ def test_biases_by_the_place_among_joined_keys_are_seen(runtime, monkeypatch):
     refused(zoo_model("bloom"), runtime, "not exact")
 
 
+def test_dropout_one_response_at_a_time(runtime):
+    """The check's masks follow from positions, which the model counts."""
+    with in_fp64():
+        model = zoo_model("gpt_neo").train()
+        for block in model.transformer.h:
+            block.mlp = torch.nn.Sequential(block.mlp, torch.nn.Dropout(0.3))
+        shared = SharedPrefix(model, runtime, prompt_dropout=False)
+        checked = shared.backward(group(), loss_fn).checked
+    assert checked.way is Way.ALONE and checked.error <= FP64_BOUND
+
+
 def test_one_response_at_a_time_fills_no_microbatches(runtime):
     with in_fp64():
         model, rows = zoo_model("gpt_neo"), []
