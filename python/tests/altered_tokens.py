@@ -32,7 +32,7 @@ def a_weak_mean_over_tokens(model, patch):
     wrap(mlp(model), lambda out, x: out + 0.002 * out.mean((0, 1), keepdim=True))
 
 
-@exact
+@refused(NOT_EXACT)
 def the_last_token_added(model, patch):
     wrap(mlp(model, 2), lambda out, x: out + 0.1 * x[:, -1:])
 

@@ -191,6 +191,17 @@ def test_biases_by_the_place_among_joined_keys_are_seen(runtime, monkeypatch):
     refused(zoo_model("bloom"), runtime, "not exact")
 
 
+def test_rows_that_depend_on_later_tokens_are_refused(runtime, monkeypatch):
+    """A response alone is a whole pass, in which the last token is that of the dense run."""
+    model = tiny()
+    mlp = model.model.layers[-1].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) + 0.1 * x[:, -1:]
+    refused(model, runtime, "not exact")
+    monkeypatch.setattr(mixers, "ways_of", lambda view: [Way.ALONE])
+    refused(model, runtime, "rows of the model depend on later tokens: logits differ by 0.* causal")
+
+
 def test_dropout_one_response_at_a_time(runtime):
     """The check's masks follow from positions, which the model counts."""
     with in_fp64():

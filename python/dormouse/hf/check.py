@@ -172,6 +172,8 @@ class Check:
             _short_windows(self._view.model, miniature.prompt_tokens),
             self._weights.trial(self._view.model, dtype) as trial,
         ):
+            if way_of(self._view) is Way.ALONE and not typical:
+                self._check_causal(tolerance)
             dense = self._dense(trial)
             shared = _compared(self._shared(trial, miniature), dense, trial)
             if (shared.median if typical else shared.largest) <= tolerance:
@@ -194,6 +196,31 @@ class Check:
             if floor <= limit and shared.largest <= FLOORS * floor:
                 return shared.distance
             raise UnsupportedModelError(self._described(trial, shared, tolerance))
+
+    def _check_causal(self, tolerance: float) -> None:
+        """Checks that rows do not depend on later tokens. A response alone is a whole pass, so what
+        mixes its tokens could go unseen; whether its last token is fed is the trainer's choice."""
+        index = max(range(len(self._miniature.sequences)), key=self._tokens_of)
+        tokens = self._miniature.sequences[index].tokens.unsqueeze(0).to(self._device)
+        logits = []
+        for end in (-1, None):
+            with (
+                torch.no_grad(),
+                support.explained(f"the model's own forward{self._widened}"),
+                self._masks.dense(self._miniature.shared_rows[index]),
+            ):
+                output = self._view.model(input_ids=tokens[:, :end], use_cache=False)
+                logits.append(support.logits_of(output)[0, : tokens.shape[1] - 1])
+        error, norm = _squares(logits[1], logits[0])
+        distance = _ratio(error, norm) ** 0.5
+        if not distance <= tolerance:
+            raise UnsupportedModelError(
+                f"rows of the model depend on later tokens: logits differ by {distance:.2g} if one "
+                "more follows; accepted: causal models"
+            )
+
+    def _tokens_of(self, index: int) -> int:
+        return len(self._miniature.sequences[index].tokens)
 
     def _described(self, trial: Trial, shared: _Compared, tolerance: float) -> str:
         place = self._first_difference(trial, tolerance)
