@@ -113,9 +113,9 @@ class PrefixForward:
         value = _apart(value)
         module = self.view.layers[layer]
         is_end = self._is_last and not self.mixers.are_recurrent_in(module)
-        if self.mixers.select_keys_in(module):
+        if is_end and self.mixers.select_keys_in(module):
             # Those by which it selects may come before or after.
-            is_end = is_end and caller in self.indexers
+            is_end = caller in self.indexers
         if is_end:
             key, value = self.weights.seam(key, value)
         self.layer_of[caller] = layer
