@@ -34,7 +34,8 @@ Every causal language model architecture of transformers {transformers} (torch {
 Each is a small random model, in FP64 throughout. A group with a prompt of {prompt} tokens and responses of {responses} runs densely, through the
 model's own forward, and through `SharedPrefix.backward`. The distance is that of all gradients as one vector, relative to the dense one. A
 window, chunk or other limit of attention is tried twice: shorter than the groups of the step's own check, and longer than those but shorter than
-the sequences. Wrappers with images or sound run text alone. No code reads this table: a step runs a check of its own
+the sequences. "Joined keys" and "one response at a time" name the way in which responses read the prompt, if it is not in parts (decision
+0028). Wrappers with images or sound run text alone. No code reads this table: a step runs a check of its own
 (`python/dormouse/hf/check.py`), and accepts a model that has no row here if that check finds it exact. `benches/models/README.md` has more.
 
 | model type | class | verdict | FP64 distance | notes or reason |

@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import (  # noqa: E402
 )
 
 import dormouse  # noqa: E402
-from dormouse.hf import SharedPrefix, UnsupportedModelError  # noqa: E402
+from dormouse.hf import SharedPrefix, UnsupportedModelError, Way  # noqa: E402
 
 EXACT, REFUSED, UNBUILT, WRONG = "exact", "refused", "not built", "wrong"
 
@@ -143,7 +143,7 @@ def _judge(kind: str, limit: int | None) -> Verdict:
         recorder = Recorder()
         with dormouse.Runtime() as runtime, recorder:
             _compare(model, runtime, verdict)
-        verdict.notes = recorder.notes() + notes_of(model, verdict)
+        verdict.notes += recorder.notes() + notes_of(model, verdict)
     return verdict
 
 
@@ -156,7 +156,7 @@ def _compare(model, runtime, verdict: Verdict) -> None:
         # The step must refuse this model.
         failure = error
     try:
-        SharedPrefix(model, runtime, sleep=False).backward(
+        report = SharedPrefix(model, runtime, sleep=False).backward(
             case, loss_fn, microbatch_tokens=MICROBATCH_TOKENS
         )
     except Exception as error:
@@ -167,6 +167,8 @@ def _compare(model, runtime, verdict: Verdict) -> None:
     if dense is None:
         verdict.verdict, verdict.reason = WRONG, f"accepted; the dense run fails: {short(failure)}"
         return
+    if report.checked.way is not Way.PARTS:
+        verdict.notes.append(report.checked.way.value)
     verdict.distance = distance(take_gradients(model), dense)
     verdict.verdict = EXACT if verdict.distance <= WRONG_BOUND else WRONG
     if FP64_BOUND < verdict.distance <= WRONG_BOUND:

@@ -293,6 +293,25 @@ _UNKNOWN_IF_NEGATIVE = (
 )
 
 
+def predict_nothing() -> dict:
+    """Returns the prediction (:meth:`Plan.predict`) for sequences of which no token carries loss,
+    which have no plan: nothing runs."""
+    return _described(
+        native.Prediction(speedup=1.0, token_ratio=1.0, reason=b"no token carries loss")
+    )
+
+
+def _described(prediction: native.Prediction) -> dict:
+    result = {name: getattr(prediction, name) for name in runtime._plain(native.Prediction)}
+    for name in ("peak_bytes", "device_bytes", "host_bytes"):
+        result[name] = list(getattr(prediction, name))
+    for name in _UNKNOWN_IF_NEGATIVE:
+        result[name] = None if result[name] < 0 else result[name]
+    result["pays"] = bool(prediction.pays)
+    result["reason"] = prediction.text("reason")
+    return result
+
+
 class Plan(_Handle):
     """The operations for the sequences of a forest, in order. Not thread-safe.
 
@@ -410,14 +429,7 @@ class Plan(_Handle):
         """
         prediction = native.Prediction()
         native.call("plan_predict", self._handle, ctypes.byref(prediction))
-        result = {name: getattr(prediction, name) for name in runtime._plain(native.Prediction)}
-        for name in ("peak_bytes", "device_bytes", "host_bytes"):
-            result[name] = list(getattr(prediction, name))
-        for name in _UNKNOWN_IF_NEGATIVE:
-            result[name] = None if result[name] < 0 else result[name]
-        result["pays"] = bool(prediction.pays)
-        result["reason"] = prediction.text("reason")
-        return result
+        return _described(prediction)
 
     def to_json(self) -> str:
         """Returns the plan as JSON."""

@@ -140,7 +140,7 @@ def attention_past_the_interface(model, patch):
     rewrite_attention(model, attend)
 
 
-@refused(NOT_EXACT)
+@exact
 def torch_attention_patched(model, patch):
     inner = functional.scaled_dot_product_attention
     patch.setattr(
@@ -278,7 +278,7 @@ def positions_of_rows_embedded(model, patch):
     )
 
 
-@refused(NOT_EXACT)
+@exact
 def packed_positions_shifted(model, patch):
     inner = model.model.forward
 

@@ -297,7 +297,7 @@ class _Normalised(torch.autograd.Function):
         return grad / (grad.norm() + 1e-9)
 
 
-@refused(NOT_EXACT)
+@exact
 def a_gradient_normalised_over_tokens(model, patch):
     wrap(mlp(model, 2), lambda out, x: _Normalised.apply(out))
 

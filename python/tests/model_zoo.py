@@ -68,7 +68,8 @@ _SIZES: dict[str, object] = {
     "linear_value_head_dim": 16,
     "mamba_d_state": 8,
     "state_size": 8,
-    "index_n_heads": 2,
+    # With few heads many scores of an indexer are 0, and which of equal keys is selected is open.
+    "index_n_heads": 32,
     "index_head_dim": 16,
     "index_block_size": 4,
     "n_group": 2,
@@ -141,6 +142,7 @@ SETTINGS: dict[str, dict] = {
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
         "index_topk_blocks": 2,
+        "index_n_heads": 2,
         "rotary_dim": 8,
     },
     "cohere_compass_text": {
@@ -217,17 +219,15 @@ EXACT = (
     *("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
     *("gpt_oss", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gpt2", "opt", "olmo2"),
     *("granite", "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "smollm3"),
-    *("deepseek_v3", "afmoe", "jetmoe", "minicpm3", "phimoe"),
+    *("deepseek_v3", "afmoe", "jetmoe", "minicpm3", "phimoe", "llama4_text"),
 )
 
 # Words of the refusal.
 REFUSED = {
-    "bloom": "the shared step fails on a group of random tokens",
     "openai-gpt": "runs no attention through transformers' AttentionInterface",
     "recurrent_gemma": "runs no attention through transformers' AttentionInterface",
     "rwkv": "runs no attention through transformers' AttentionInterface",
     "minimax": "runs no attention through transformers' AttentionInterface",
-    "llama4_text": "a shared step is not exact for this model",
     "zaya": "a shared step is not exact for this model",
 }
 

@@ -120,6 +120,9 @@ STEPS |= {
     "hidden states": Case(UNEQUAL, reads=("logits", "hidden")),
     "hidden states alone": Case(UNEQUAL, reads=("hidden",)),
     "hidden states alone, asleep": Case(LONE, model=WIDE, sleep=BOTH_ASLEEP, reads=("hidden",)),
+    "trees, hidden states": Case(((TREE, SHORT), (OTHER_TREE,)), reads=("logits", "hidden")),
+    "trees, hidden states alone": Case(((TREE,), (SHORT,)), reads=("hidden",)),
+    "trees, hidden states, ddp": Case(((TREE,), ()), spread="ddp", reads=("logits", "hidden")),
     "plain, loss of the prompt": Case(
         UNEQUAL, spread="plain", reads=("logits", "hidden", "prompt")
     ),
@@ -190,7 +193,11 @@ def loss_of(rank: int, reads: tuple[str, ...] = ()) -> Callable:
 
     def loss(given, labels, i, *others):
         *positions, g = others
-        if positions:
+        if positions and reads:
+            total = given.last_hidden_state.tanh().mean(-1) * (i + 1)
+            if "logits" in reads:
+                total = total + models.token_losses(given.logits, labels, i, *positions)
+        elif positions:
             total = models.token_losses(given, labels, i, *positions)
         elif not reads:
             total = models.loss_fn(given, labels, i)
@@ -216,6 +223,9 @@ def dense_backward(case: Case, model, rank: int) -> None:
     """The ordinary way, for every group of a rank."""
     for g, group in enumerate(groups_of(case, rank)):
         loss = _partial(loss_of(rank, case.reads), g)
+        if isinstance(group, Tree) and case.reads:
+            _tree_backward(model, group.conversations, loss)
+            continue
         if isinstance(group, Tree):
             models.dense_tree_backward(model, group.conversations, loss)
             continue
@@ -233,6 +243,21 @@ def dense_backward(case: Case, model, rank: int) -> None:
             if "prompt" in case.reads and i == 0:
                 total = total + prompt_loss_of(rank)(prompt, group.prompt[1:], g)
             total.backward()
+
+
+def _tree_backward(model, conversations, loss) -> None:
+    """Of losses that read hidden states."""
+    for i, each in enumerate(conversations):
+        if each.used_tokens == 0:
+            continue
+        output = model(each.tokens[None], use_cache=False, output_hidden_states=True)
+        logits, hidden = output.logits[0], output.hidden_states[-1][0]
+        total = 0.0 * logits.sum()
+        for begin, end in each.labels:
+            rows = slice(begin - 1, end - 1)
+            own = Output(logits[rows], hidden[rows])
+            total = total + loss(own, each.tokens[begin:end], i, range(begin, end)).sum()
+        (each.weight * total).backward()
 
 
 def dense_gradients(case: Case) -> dict[str, torch.Tensor]:

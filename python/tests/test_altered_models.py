@@ -55,7 +55,7 @@ def error(model, shared, loss=loss_fn) -> float:
     for name in got.keys() ^ wanted.keys():
         present = got.get(name, wanted.get(name))
         (got if name in wanted else wanted)[name] = torch.zeros_like(present)
-    return distance(got, wanted)
+    return distance(got, wanted) if wanted else 0.0
 
 
 def hold(model, shared, refusal: str | None, loss=loss_fn) -> None:

@@ -32,6 +32,9 @@ def dense(query, key, value, rules: attention.Rules, sinks) -> torch.Tensor:
     seen = behind >= 0
     if rules.window is not None:
         seen &= behind < rules.window
+    if rules.chunk is not None:
+        chunks = torch.arange(keys) // rules.chunk
+        seen &= chunks[keys - rows :].unsqueeze(1) == chunks
     scores = scores.masked_fill(~seen, -math.inf)
     if sinks is not None:
         column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -109,6 +112,14 @@ def test_windows_soft_caps_and_sinks(window, softcap, has_sinks):
     check(*both(13, (5, 5, 1, 9), rules, has_sinks=has_sinks))
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 13, 14, 17, 18, 22, 50])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("cuts", [(), (4, 5, 8)])
+def test_chunks(chunk, softcap, cuts):
+    rules = attention.Rules(0.7, softcap=softcap, chunk=chunk)
+    check(*both(13, (5, 5, 1, 9), rules, has_sinks=True, cuts=cuts))
+
+
 @pytest.mark.parametrize("value_width", [3, 8, 12])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_values_of_another_width(value_width, softcap):
@@ -124,9 +135,11 @@ def test_random_shapes(monkeypatch):
         monkeypatch.setattr(kernels, "SCORES_BYTES_MAX", drawn.choice([1, 400, 1 << 20]))
         prefix = drawn.randint(1, 14)
         lengths = [drawn.randint(1, 12) for _ in range(drawn.randint(1, 5))]
-        window = drawn.choice([None, drawn.randint(1, 26)])
-        rules = attention.Rules(0.5, window, drawn.choice([None, 2.0]))
-        cuts = sorted(drawn.sample(range(1, prefix), k=drawn.randint(0, min(3, prefix - 1))))
+        tokens = drawn.randint(1, 26)
+        window, chunk = drawn.choice([(None, None), (tokens, None), (None, tokens)])
+        rules = attention.Rules(0.5, window, drawn.choice([None, 2.0]), chunk)
+        cuts = sorted(drawn.sample(range(1, prefix), k=drawn.randint(0, min(5, prefix - 1))))
+        monkeypatch.setattr(attention, "JOINED_TOKENS_MAX", drawn.choice([1, 2, 3, 512]))
         check(*both(prefix, lengths, rules, has_sinks=drawn.random() < 0.5, cuts=cuts))
 
 
@@ -137,12 +150,33 @@ def test_a_path_of_prefixes(window, softcap):
     check(*both(13, (5, 1, 9), rules, has_sinks=True, cuts=(4, 5, 11)))
 
 
+def test_short_prefixes_run_together(monkeypatch):
+    """One call for a chain of them, and one for each that is long."""
+    calls, kernel = [], kernels.CpuFlash
+    own = kernel.forward
+    monkeypatch.setattr(attention, "JOINED_TOKENS_MAX", 3)
+    monkeypatch.setattr(
+        kernel, "forward", staticmethod(lambda *x: calls.append(x[1].shape[2]) or own(*x))
+    )
+    # Lengths 2, 1, 2, 3, 4, 1: the first three together.
+    check(*both(13, (5,), attention.Rules(0.7), cuts=(2, 3, 5, 8, 12)))
+    assert calls[1:] == [5, 3, 4, 1]
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_the_prompt_over_itself(window, has_sinks, softcap, monkeypatch):
     monkeypatch.setattr(attention, "BLOCK_ROWS_MIN", 4)
-    rules = attention.Rules(0.7, window, softcap)
+    check_over_itself(attention.Rules(0.7, window, softcap), has_sinks)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 22, 23, 40])
+def test_the_prompt_over_itself_in_chunks(chunk):
+    check_over_itself(attention.Rules(0.7, chunk=chunk), has_sinks=False)
+
+
+def check_over_itself(rules, has_sinks):
     shapes = [(1, HEADS, 23, WIDTH), (1, KV_HEADS, 23, WIDTH), (1, KV_HEADS, 23, WIDTH)]
     tensors = [draw(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
     tensors += [draw(HEADS, seed=9).requires_grad_()] if has_sinks else []

@@ -9,7 +9,7 @@ import torch
 from model_zoo import zoo_model
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError, miniature
+from dormouse.hf import SharedPrefix, UnsupportedModelError, Way, miniature
 from dormouse.hf.fingerprint import Fingerprint
 
 
@@ -173,16 +173,19 @@ def test_code_that_changes_at_a_length_is_refused(threshold, runtime):
         shared.backward(group(threshold, (2,)), loss_fn)
 
 
-def test_code_that_changes_at_a_number_of_rows_is_refused(runtime):
-    """No sequence is as long, but a microbatch is."""
+def test_code_that_changes_at_a_number_of_rows(runtime):
+    """No sequence is as long, but a microbatch is: responses no longer share one."""
     model = plain()
     mlp = model.model.layers[0].mlp
     forward = mlp.forward
     mlp.forward = lambda x: forward(x) * (1.5 if x.shape[1] >= 70 else 1.0)
     shared, case = SharedPrefix(model, runtime), group(9, (4,) * 20)
-    shared.backward(case, loss_fn, microbatch_tokens=40)
-    with pytest.raises(UnsupportedModelError, match="a patched forward of 'model.layers.0.mlp'"):
-        shared.backward(case, loss_fn, microbatch_tokens=256)
+    dense_backward(model, case)
+    wanted = take_gradients(model)
+    for tokens, way in ((40, Way.PARTS), (256, Way.ALONE)):
+        checked = shared.backward(case, loss_fn, microbatch_tokens=tokens).checked
+        assert checked.way is way
+        assert distance(take_gradients(model), wanted) <= 2e-5
 
 
 def test_a_longer_group_is_checked_anew_if_lengths_may_matter(runtime):

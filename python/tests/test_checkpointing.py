@@ -7,13 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from model_zoo import in_fp64, zoo_model
 from models import KINDS, distance, group, loss_fn, take_gradients, tiny
+from models import conversations as random_conversations
+from models import dense_tree_backward, token_losses
 from test_altered_models import dense_backward
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
 )
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from dormouse.hf import SharedPrefix
 
@@ -169,3 +173,114 @@ def test_autocast(runtime):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         SharedPrefix(model, runtime).backward(case, loss_fn, microbatch_tokens=MICROBATCH_TOKENS)
     assert distance(got, take_gradients(model)) <= 1e-6
+
+
+def by_hand(module, use_reentrant: bool) -> None:
+    """As a trainer's own forward checkpoints a module."""
+    forward = module.forward
+
+    def checkpointed(hidden, *args, **named):
+        def run(hidden):
+            return forward(hidden, *args, **named)
+
+        return checkpoint(run, hidden, use_reentrant=use_reentrant)
+
+    module.forward = checkpointed
+
+
+def hand_made(use_reentrant: bool, part: str = "", **changes):
+    model = tiny(num_hidden_layers=LAYERS, **changes).train()
+    model.enable_input_require_grads()
+    for layer in model.model.layers:
+        by_hand(layer.get_submodule(part), use_reentrant)
+    return model
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("part", ["", "mlp"])
+def test_torchs_function_called_by_hand(part, use_reentrant, runtime):
+    model = hand_made(use_reentrant, part)
+    shared = SharedPrefix(model, runtime)
+    hold(model, shared)
+    assert not shared.backward(group(200), loss_fn).notes
+    model.zero_grad(set_to_none=True)
+    case = random_conversations(1)
+    shared.backward(case, token_losses, microbatch_tokens=9, block_tokens=6)
+    got = take_gradients(model)
+    dense_tree_backward(model, case)
+    assert distance(got, take_gradients(model)) <= FP64_BOUND
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_torchs_function_in_checkpointed_layers(outer, inner, runtime, monkeypatch):
+    """The inner part is computed again twice, in a thread of autograd's."""
+    own = torch.Tensor.backward
+
+    def backward(*args, **named):
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(own, *args, **named).result()
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    model = hand_made(inner, "mlp")
+    model.activation_checkpointing_enable({"use_reentrant": outer})
+    hold(model, SharedPrefix(model, runtime))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_torchs_function_around_dropout(use_reentrant, runtime):
+    """Its check compares with fixed masks, which a part that is computed again meets again."""
+    model = tiny(num_hidden_layers=LAYERS).train()
+    model.enable_input_require_grads()
+    for layer in model.model.layers:
+        layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.3))
+        by_hand(layer, use_reentrant)
+    report = SharedPrefix(model, runtime, prompt_dropout=False).backward(group(), loss_fn)
+    assert report.checked.error <= FP64_BOUND
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_torchs_function_around_a_layer_that_reads_a_cache(use_reentrant, runtime):
+    with in_fp64():
+        model = zoo_model("bloom").train()
+        model.enable_input_require_grads()
+        for layer in model.transformer.h:
+            by_hand(layer, use_reentrant)
+        hold(model, SharedPrefix(model, runtime))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_loss_that_calls_a_model_checkpointed_by_hand(use_reentrant, runtime):
+    model = hand_made(use_reentrant)
+
+    def loss(logits, labels, i):
+        tokens = labels.new_tensor([[3, 1, 4, 1, 5]])
+        other = model(input_ids=tokens, use_cache=False).logits
+        return loss_fn(logits, labels, i) + other[0, :, i].sum()
+
+    hold(model, SharedPrefix(model, runtime), loss)
+
+
+def test_another_thread_checkpoints_meanwhile(runtime):
+    """Its own function is computed again."""
+    names = dict(vars(torch_checkpoint))
+    model, runs = hand_made(True, "mlp"), []
+
+    def square(x):
+        runs.append(None)
+        return x * x
+
+    def elsewhere():
+        for use_reentrant in (False, True):
+            x = torch.ones(3, requires_grad=True)
+            checkpoint(square, x, use_reentrant=use_reentrant).sum().backward()
+            assert x.grad.tolist() == [2, 2, 2]
+
+    def hook(module, args):
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(elsewhere).result()
+
+    model.model.layers[1].mlp.register_forward_pre_hook(hook)
+    hold(model, SharedPrefix(model, runtime))
+    assert len(runs) >= 4 and len(runs) % 4 == 0
+    assert all(vars(torch_checkpoint)[name] is value for name, value in names.items())

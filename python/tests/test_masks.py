@@ -8,7 +8,7 @@ from model_zoo import in_fp64, zoo_model
 from models import group, loss_fn
 from test_recurrent import error
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError, attention, registry
+from dormouse.hf import SharedPrefix, UnsupportedModelError, Way, attention, mixers, registry
 from dormouse.hf.masks import Window
 
 
@@ -52,8 +52,9 @@ def test_masks_are_the_models_own_outside_a_step(runtime):
             assert torch.equal(model(input_ids=tokens, use_cache=False).logits, wanted)
 
 
-def test_an_overlay_over_a_window_is_refused(runtime, monkeypatch):
-    """A mask that says more than its window."""
+def test_an_overlay_over_a_window(runtime, monkeypatch):
+    """A mask that says more than its window: the model builds its own, for one response at a
+    time."""
     from transformers.models.phimoe import modeling_phimoe
 
     real = modeling_phimoe.create_sliding_window_causal_mask
@@ -63,6 +64,11 @@ def test_an_overlay_over_a_window_is_refused(runtime, monkeypatch):
         return real(*args, **kwargs, and_mask_function=overlay)
 
     monkeypatch.setattr(modeling_phimoe, "create_sliding_window_causal_mask", with_overlay)
-    model = zoo_model("phimoe")
+    with in_fp64():
+        model = zoo_model("phimoe")
+        shared = SharedPrefix(model, runtime)
+        assert error(model, shared, group(23, (5, 1, 9))) <= 1e-10
+        assert shared.check().way is Way.ALONE
+    monkeypatch.setattr(mixers, "ways_of", lambda view: [Way.PARTS, Way.JOINED])
     with pytest.raises(UnsupportedModelError, match="not exact"):
-        SharedPrefix(model, runtime).backward(group(), loss_fn)
+        SharedPrefix(zoo_model("phimoe"), runtime).backward(group(), loss_fn)

@@ -281,6 +281,19 @@ def test_a_reward_head_alone(runtime):
     assert error(model, runtime, loss, heads=[head], outputs=[HIDDEN]) <= FP64_BOUND
 
 
+def test_a_value_head_of_a_frozen_model(runtime):
+    """Nothing of the model is trained, so no logits have a graph."""
+    model, head = tiny(tie_word_embeddings=False), value_head(96)
+    model.requires_grad_(False)
+
+    def loss(output, labels, i):
+        values = head(output.last_hidden_state).squeeze(-1)
+        return (values - head(output.prompt.last_hidden_state).mean()).square().mean() * (i + 1)
+
+    options = {"heads": [head], "outputs": [HIDDEN], "prompt_outputs": [HIDDEN]}
+    assert error(model, runtime, loss, **options) <= FP64_BOUND
+
+
 def test_a_value_head_on_every_row(runtime):
     """The prompt's rows by a loss of their own, and by the loss of each response."""
     model, head = tiny(), value_head(96)
@@ -596,17 +609,13 @@ def test_a_gradient_of_routers_by_parameters_of_a_recurrent_model_is_refused(run
             SharedPrefix(model, runtime).backward(group(), loss, outputs=[ROUTERS])
 
 
-def test_trees_have_losses_of_labels_alone(runtime):
+def test_a_tree_has_no_prompt(runtime):
     shared = SharedPrefix(tiny(), runtime)
     case = [Conversation(torch.arange(9), [(3, 9)], 1.0)]
-    for options in (
-        {"outputs": [HIDDEN]},
-        {"prompt_outputs": [HIDDEN]},
-        {"prompt_loss_fn": prompt_loss_fn},
-    ):
-        with pytest.raises(TypeError, match="losses of a tree read logits.*; accepted: logits"):
+    for options in ({"prompt_outputs": [HIDDEN]}, {"prompt_loss_fn": prompt_loss_fn}):
+        with pytest.raises(TypeError, match="losses of a tree read .*prompts.*; accepted: outputs"):
             shared.backward(case, loss_fn, **options)
-        with pytest.raises(TypeError, match="losses of a tree read logits.*; accepted: logits"):
+        with pytest.raises(TypeError, match="losses of a tree read .*prompts.*; accepted: outputs"):
             shared.step([group(), Tree(case)], loss_fn, **options)
 
 
@@ -686,8 +695,22 @@ def test_logits_that_read_more_than_the_last_hidden_state(runtime):
     model.register_forward_hook(hook)
     shared = SharedPrefix(model, runtime)
     assert error(model, runtime, loss_fn) <= FP64_BOUND
-    with pytest.raises(UnsupportedModelError):
+    with pytest.raises(UnsupportedModelError, match="read more than the last hidden states: Emb"):
         shared.backward(group(), loss_fn, prompt_loss_fn=prompt_loss_fn)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("place", ["model.norm", "lm_head"])
+def test_a_connection_from_the_embedding_round_all_layers(place, runtime):
+    """It joins the hidden states before the output embedding reads them."""
+    model, embedded = tiny(), []
+    model.model.embed_tokens.register_forward_hook(lambda m, args, out: embedded.append(out))
+
+    def join(module, args):
+        return (args[0] + 0.5 * embedded[-1].tanh(),)
+
+    model.get_submodule(place).register_forward_pre_hook(join)
+    assert error(model, runtime, loss_fn, prompt_loss_fn, case=group(200)) <= FP64_BOUND
 
 
 def test_capturing_leaves_the_model_as_it_found_it(runtime):

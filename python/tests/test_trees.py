@@ -125,8 +125,21 @@ def test_tokens_that_no_loss_reads_are_not_run(runtime):
     assert distance(shared, dense) <= FP64_BOUND
     # Rows 0 to 3 of the prompt; 4 and 5 of the first conversation, 4 of the second.
     assert report.counts["prefix_tokens"] + report.counts["microbatch_tokens"] == 4 + 2 + 1
-    nothing = SharedPrefix(tiny(), runtime).backward(unread, token_losses)
-    assert nothing.loss == 0.0
+
+
+def test_a_tree_without_labels_runs_nothing(runtime):
+    read = [Conversation([3, 1, 4, 1, 5], [(2, 4)])]
+    unread = [Conversation([3, 1, 4], weight=0.0), Conversation([3, 1, 5], [])]
+    model, phases = tiny(), []
+    shared = SharedPrefix(model, runtime)
+    nothing = shared.backward(unread, token_losses, on_phase=phases.append)
+    something = shared.backward(read, token_losses)
+    assert nothing.loss == 0.0 and phases == ["end"] and nothing.prefix == {}
+    assert nothing.counts == dict.fromkeys(something.counts, 0)
+    predicted, of_read = shared.predict(unread), shared.predict(read)
+    assert predicted.keys() == of_read.keys()
+    assert predicted["flops_shared"] == 0 and predicted["speedup"] == 1 and not predicted["pays"]
+    assert predicted["reason"] == "no token carries loss"
 
 
 def test_logits_of_labels_alone(runtime):
@@ -159,7 +172,13 @@ def test_what_runs_forward_again(kind, runtime):
 
 
 def forward_again(model, conversations, runtime):
-    shared = SharedPrefix(model, runtime)
+    options = with_least_memory(SharedPrefix(model, runtime), conversations)
+    return both(model, conversations, runtime, **options)
+
+
+def with_least_memory(shared, conversations) -> dict:
+    """Options of a step on a device too small to keep what prefixes save, and without memory to
+    sleep in."""
     options = {"microbatch_tokens": 9, "machine": dormouse.schedule.Machine(host_bytes=1)}
     low, high = 1, 1 << 40
     while low < high:
@@ -169,7 +188,7 @@ def forward_again(model, conversations, runtime):
             high = middle
         except dormouse.ArgumentError:
             low = middle + 1
-    return both(model, conversations, runtime, device_bytes=low, **options)
+    return options | {"device_bytes": low}
 
 
 def conversation_tree() -> list[Conversation]:

@@ -10,7 +10,7 @@ from .outputs import Output
 from .score import GroupScores
 from .shared_prefix import RanksReport, SharedPrefix
 from .step import StepReport
-from .support import UnsupportedModelError
+from .support import UnsupportedModelError, Way
 
 __all__ = [
     "Checked",
@@ -20,6 +20,7 @@ __all__ = [
     "SharedPrefix",
     "StepReport",
     "UnsupportedModelError",
+    "Way",
     "entropies",
     "log_probabilities",
 ]

@@ -1,7 +1,8 @@
 """Attention of packed rows over shared prefixes and over themselves.
 
 Parts and a merge (docs/method.md §3): every query over the K and V of each prefix on the path from
-the root, each response causally over its own, joined by log-sum-exp. Backward calls the kernel's
+the root (neighbouring short ones together), each response causally over its own, merged by
+log-sum-exp. Backward calls the kernel's
 backward once per part, so that each part's gradients are exact; those of a prefix go straight into
 its FP32 accumulators, so K and V are read once per microbatch and never expanded per response.
 Phase A of a root is the same function without a prefix.
@@ -25,6 +26,10 @@ from .kernels import Plain, Scores, kernel_for
 # Maximum parts of a prefix backward; each has its own K and V gradients.
 PARTS_MAX = 4
 
+# Neighbouring prefixes of a path that are shorter than this run as one part: a chain of short turns
+# would cost as many kernel calls per layer as it has turns. Their K and V are copied meanwhile.
+JOINED_TOKENS_MAX = 512
+
 # Query rows of one block of windowed attention: at least this many, else as many as the window.
 BLOCK_ROWS_MIN = 256
 
@@ -39,11 +44,25 @@ class Rules:
     """A query at position p reads keys at positions above ``p - window``; None: all."""
     softcap: float | None = None
     """Scores s become ``softcap · tanh(s / softcap)``; None: unchanged."""
+    chunk: int | None = None
+    """A query reads keys whose position divided by ``chunk`` is the same; None: all. Not beside a
+    window."""
 
     @property
     def scores(self) -> Scores:
         """Returns what a kernel must know."""
         return Scores(self.scale, self.softcap)
+
+    @property
+    def limits(self) -> bool:
+        """Whether a query may not read every key before it."""
+        return self.window is not None or self.chunk is not None
+
+    def lowest(self, positions: torch.Tensor) -> torch.Tensor:
+        """Returns the lowest position whose key the query at each position reads."""
+        if self.chunk is not None:
+            return positions // self.chunk * self.chunk
+        return torch.zeros_like(positions) if self.window is None else positions - self.window + 1
 
 
 def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -> torch.Tensor:
@@ -53,7 +72,7 @@ def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -
     """
     kernel = kernel_for(query, rules.scores)
     # Not by the length: the graph of a short prompt stands for that of a long one (see the probe).
-    if sinks is None and rules.window is None and kernel is not Plain:
+    if sinks is None and not rules.limits and kernel is not Plain:
         return kernel.forward(query, key, value, True, rules.scores)[0]
     packed = Packed.of([(0, query.shape[2])])
     return PackedAttention.apply(query, key, value, sinks, packed, rules, (), None)
@@ -78,8 +97,9 @@ class PackedAttention(torch.autograd.Function):
         _, heads, rows, _ = query.shape
         out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
         lse = None
+        start = sum(key.shape[2] for key, _ in past)
         for run in packed.runs:
-            for part in run.parts(rules.window):
+            for part in run.parts(rules, start):
                 part_out, part_lse = kernel_for(query, rules.scores, part.mask).forward(
                     part.rows(query),
                     part.keys(key),
@@ -93,8 +113,10 @@ class PackedAttention(torch.autograd.Function):
                 part.rows(out).copy_(part_out)
                 part.rows(lse).copy_(part_lse)
         outs, lses = [out], [lse]
-        for (past_key, past_value), gap in zip(past, _gaps(past), strict=True):
-            past_out, past_lse = _past_forward(query, past_key, past_value, gap, packed, rules)
+        for part in _parts_of_path(past):
+            past_out, past_lse = _past_forward(
+                query, *part.pair(past), part.place, packed, rules
+            )
             outs.append(past_out)
             lses.append(past_lse)
         weights = _Weights(lses, sinks)
@@ -109,37 +131,39 @@ class PackedAttention(torch.autograd.Function):
         # Those of the path come last: the other slots are the same at every depth (see the probe).
         flat = itertools.chain.from_iterable(past)
         ctx.save_for_backward(query, key, value, sinks, out, *lses, *flat)
-        ctx.packed, ctx.rules, ctx.add, ctx.depth = packed, rules, add, len(past)
+        ctx.packed, ctx.rules, ctx.add, ctx.log_sum_exps = packed, rules, add, len(lses)
         return out
 
     @staticmethod
     def backward(ctx, grad):
         query, key, value, sinks, out, *others = ctx.saved_tensors
-        lses, flat = others[: ctx.depth + 1], others[ctx.depth + 1 :]
+        lses, flat = others[: ctx.log_sum_exps], others[ctx.log_sum_exps :]
         past = tuple(zip(flat[::2], flat[1::2], strict=True))
         weights = _Weights(lses, sinks)
         grad_query = torch.empty_like(query).zero_() if not past else None
-        for index, ((past_key, past_value), gap) in enumerate(zip(past, _gaps(past), strict=True)):
+        for index, part in enumerate(_parts_of_path(past)):
             part_grad, part_lse = weights.seen_by(index + 1, grad)
             part_query, *past_grads = _past_backward(
                 part_grad,
                 query,
-                past_key,
-                past_value,
+                *part.pair(past),
                 out,
                 part_lse,
-                gap,
+                part.place,
                 ctx.packed,
                 ctx.rules,
             )
             grad_query = part_query if grad_query is None else grad_query.add_(part_query)
             if ctx.add is not None:
-                ctx.add(index, *past_grads)
+                splits = (each.split(part.lengths, 2) for each in past_grads)
+                for prefix, grads in zip(part.prefixes, zip(*splits, strict=True), strict=True):
+                    ctx.add(prefix, *grads)
         # In the layout of K and V, so that the model's backward copies nothing.
         grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
         part_grad, part_lse = weights.seen_by(0, grad)
+        start = sum(key.shape[2] for key, _ in past)
         for run in ctx.packed.runs:
-            for part in run.parts(ctx.rules.window):
+            for part in run.parts(ctx.rules, start):
                 own = kernel_for(query, ctx.rules.scores, part.mask).backward(
                     part.rows(part_grad),
                     part.rows(query),
@@ -160,10 +184,47 @@ class PackedAttention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, grad_sinks, None, None, None, None
 
 
-def _gaps(past: Past) -> list[int]:
-    """Returns for each prefix the number of positions between its last key and the first row."""
+class Place(NamedTuple):
+    """Where a prefix, or several, lie on the path."""
+
+    first: int
+    """Position of its first key."""
+    end: int
+    """Position after its last key."""
+    rows: int
+    """Position of the first packed row of each response."""
+
+
+class PathPart(NamedTuple):
+    """Prefixes of a path that run as one part."""
+
+    prefixes: range
+    """Indices into :data:`Past`."""
+    lengths: list[int]
+    place: Place
+
+    def pair(self, past: Past) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns their K and V."""
+        pairs = past[self.prefixes.start : self.prefixes.stop]
+        if len(pairs) == 1:
+            return pairs[0]
+        keys, values = zip(*pairs, strict=True)
+        return torch.cat(keys, 2), torch.cat(values, 2)
+
+
+def _parts_of_path(past: Past) -> list[PathPart]:
     lengths = [key.shape[2] for key, _ in past]
-    return [sum(lengths[index + 1 :]) for index in range(len(past))]
+    ends = [0, *itertools.accumulate(lengths)]
+    parts, index = [], 0
+    for is_short, run in itertools.groupby(length < JOINED_TOKENS_MAX for length in lengths):
+        count = len(list(run))
+        step = count if is_short else 1
+        for first in range(index, index + count, step):
+            prefixes = range(first, first + step)
+            place = Place(ends[first], ends[first + step], ends[-1])
+            parts.append(PathPart(prefixes, lengths[first : first + step], place))
+        index += count
+    return parts
 
 
 class _Weights:
@@ -221,10 +282,10 @@ class _Weights:
         return -(weight * product).sum((0, 2))
 
 
-def _past_forward(query, key, value, gap: int, packed: Packed, rules: Rules):
+def _past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
     """Attention of every row over a prefix's keys; returns out and log-sum-exp, which is -inf for
-    rows that see none. ``gap``: see :func:`_gaps`."""
-    first, mask = packed.past_mask(key.shape[2], gap, rules.window)
+    rows that see none."""
+    first, mask = packed.past_mask(place, rules)
     key, value = key[:, :, first:], value[:, :, first:]
     if key.shape[2] == 0:
         out = value.new_zeros(*query.shape[:3], value.shape[3])
@@ -239,19 +300,21 @@ def _past_forward(query, key, value, gap: int, packed: Packed, rules: Rules):
         kernel_for(query, rules.scores, mask).forward(rows, key, value, False, rules.scores, mask),
     )
     if mask is not None:
-        blind = packed.blind(gap, rules.window).to(query.device)
+        blind = packed.blind(place, rules).to(query.device)
         out = out.masked_fill(blind.view(1, 1, -1, 1), 0)
         lse = lse.masked_fill(blind.view(1, 1, -1), -math.inf)
     return out, lse
 
 
-def _past_backward(grad, query, key, value, out, lse, gap: int, packed: Packed, rules: Rules):
+def _past_backward(
+    grad, query, key, value, out, lse, place: Place, packed: Packed, rules: Rules
+):
     """Runs the backward of a prefix's part in equal parts that occupy all threads.
 
     On the CPU torch assigns one head at a time to a thread, so three heads on two threads would
     take as long as four. The K and V gradients of the parts are summed.
     """
-    first, mask = packed.past_mask(key.shape[2], gap, rules.window)
+    first, mask = packed.past_mask(place, rules)
     if first == key.shape[2]:
         return tuple(x.new_zeros(x.shape) for x in (query, key, value))
     seen_key, seen_value = key[:, :, first:], value[:, :, first:]
@@ -354,9 +417,17 @@ class Run:
         rows = packed[0, :, self.start : self.start + self.count * self.length]
         return rows.unflatten(1, (self.count, self.length)).transpose(0, 1)
 
-    def parts(self, window: int | None) -> Iterator[Part]:
+    def parts(self, rules: Rules, start: int) -> Iterator[Part]:
         """Yields blocks of rows with the keys they see, so that a window costs no more than its
-        keys."""
+        keys. ``start``: the position of each response's first row."""
+        window = rules.window
+        if rules.chunk is not None:
+            row = 0
+            while row < self.length:
+                row_end = min(row + rules.chunk - (start + row) % rules.chunk, self.length)
+                yield Part(self, row, row_end, row, row_end, None)
+                row = row_end
+            return
         if window is None or window >= self.length:
             yield Part(self, 0, self.length, 0, self.length, None)
             return
@@ -389,25 +460,28 @@ class Packed:
         """Rows of the microbatch."""
         return len(self.offsets)
 
-    def past_mask(
-        self, keys: int, gap: int, window: int | None
-    ) -> tuple[int, torch.Tensor | None]:
+    def past_mask(self, place: Place, rules: Rules) -> tuple[int, torch.Tensor | None]:
         """Returns the first key of a prefix that a row sees, and an additive mask ``[rows, keys]``
-        over the keys from there on, or None if every row sees all. ``gap``: positions between the
-        prefix and the first row."""
-        end = keys + gap
-        if window is None or window >= end + int(self.offsets.max()) + 1:
+        over the keys from there on, or None if every row sees all."""
+        if not rules.limits:
             return 0, None
-        if (window, keys, gap) not in self._masks:
-            first = min(max(0, end - window + 1), keys)
-            queries = (end + self.offsets).unsqueeze(1)
-            mask = _additive(torch.arange(first, keys) > queries - window)
-            self._masks[window, keys, gap] = first, mask
-        return self._masks[window, keys, gap]
+        key = place, rules.window, rules.chunk
+        if key not in self._masks:
+            lowest = self._lowest(place, rules)
+            first = min(max(place.first, int(lowest.min())), place.end)
+            mask = None
+            if int(lowest.max()) > first:
+                mask = _additive(torch.arange(first, place.end) >= lowest.unsqueeze(1))
+            self._masks[key] = first - place.first, mask
+        return self._masks[key]
 
-    def blind(self, gap: int, window: int) -> torch.Tensor:
-        """Returns which rows lie beyond the window of every key of a prefix."""
-        return self.offsets >= window - 1 - gap
+    def blind(self, place: Place, rules: Rules) -> torch.Tensor:
+        """Returns which rows see no key of a prefix."""
+        return self._lowest(place, rules) >= place.end
+
+    def _lowest(self, place: Place, rules: Rules) -> torch.Tensor:
+        """Returns the lowest position that each row reads."""
+        return rules.lowest(place.rows + self.offsets)
 
 
 def _additive(seen: torch.Tensor) -> torch.Tensor:

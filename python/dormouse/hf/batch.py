@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -11,11 +11,11 @@ from .. import _native as native
 from ..group import Group
 from ..schedule import Forest, Machine, Plan
 from ..tree import Conversation, Tree
-from .outputs import PLAIN, Losses, Output, Request
+from .outputs import Losses, Output, Request
 
 LossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
 PromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor], torch.Tensor]
-TokenLossFn = Callable[[torch.Tensor, torch.Tensor, int, range], torch.Tensor]
+TokenLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, range], torch.Tensor]
 
 
 class Batch(Protocol):
@@ -127,7 +127,6 @@ class TreeBatch:
     """A tree. Tokens after a conversation's last label are not run."""
 
     has_loss = True
-    request = PLAIN
 
     def __init__(
         self,
@@ -146,11 +145,12 @@ class TreeBatch:
         self._numbers = [i for i, count in enumerate(used) if count]
         self._used = [used[i] for i in self._numbers]
         self._conversations: list[Conversation] = [tree.conversations[i] for i in self._numbers]
-        if losses.request != PLAIN:
+        if losses.request.runs_prompt_to_end:
             raise TypeError(
-                f"losses of a tree read {losses.request.description}; accepted: logits, of a Group "
-                "more"
+                f"losses of a tree read {losses.request.description}, and a tree has no prompt; "
+                "accepted: outputs, and labels on the tokens of a prompt"
             )
+        self.request = losses.request
         self._loss_fn = losses.loss_fn
         self._options = {
             "machine": machine,
@@ -206,6 +206,22 @@ class TreeBatch:
                 f"[{len(positions)}], the loss of each label"
             )
         return losses.sum()
+
+
+def batch_of(
+    batch: Group | Tree | Sequence[Conversation], losses: Losses, **options
+) -> Batch:
+    """Returns what a step runs. ``options``: of :class:`TreeBatch`."""
+    if isinstance(batch, Group):
+        if options:
+            raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
+        return GroupBatch(batch, losses)
+    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), losses, **options)
+
+
+def has_tree(batches: Sequence[Batch]) -> bool:
+    """Returns whether any of them is a tree."""
+    return any(isinstance(batch, TreeBatch) for batch in batches)
 
 
 def _scalar(loss, function: str, rows: str = "") -> torch.Tensor:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import NamedTuple
 
 import torch
@@ -73,9 +73,15 @@ def callers(modules: Iterable[torch.nn.Module], names: frozenset[str]) -> list[C
 
 def _places(kind: type, names: frozenset[str]) -> Iterator[tuple[dict, str]]:
     for function in functions_of(kind):
-        for name in names.intersection(function.__code__.co_names):
+        for name in names.intersection(names_in(function.__code__)):
             if callable(function.__globals__.get(name)):
                 yield function.__globals__, name
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Returns the global variables and attributes that code uses, functions inside it included."""
+    inner = (names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def functions_of(kind: type) -> Iterator[FunctionType]:

@@ -41,13 +41,14 @@ from ..tree import Tree
 from . import dropout, outputs, support
 from .fingerprint import GLOBAL_HOOKS
 from .miniature import PROMPT_TOKENS, Miniature
-from .mixers import Route, route_of
+from .mixers import Route, route_of, way_of
 from .outputs import Losses, Output
 from .sharding import ReplicatedWeights
-from .support import UnsupportedModelError
+from .support import UnsupportedModelError, Way
 from .trial import Trial
 
-# Windows longer than half the prompt are shortened to this many tokens.
+# Windows, and other lengths at which attention changes, are shortened to this many tokens if they
+# are longer than half the prompt.
 WINDOW = 3
 
 # Relative distances that rounding explains. Correct models of 30 layers are at 1e-5 in FP32. Many
@@ -64,7 +65,7 @@ FLOOR_MAX = 1e-2
 FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
-WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
+WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "floor_scale")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "dormouse"})
 # Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
@@ -91,6 +92,9 @@ class Checked:
     """Relative distance of the shared gradient from the dense one."""
     tolerance: float
     """The distance that is accepted."""
+    way: Way = Way.PARTS
+    """How responses read the prompt. Ways other than parts hold all scores at once, and the last
+    fills no microbatches."""
 
 
 class _Run(NamedTuple):
@@ -147,7 +151,8 @@ class Check:
         longest = max(each.longest_tokens for each in self._miniatures)
         rows = max(each.rows for each in self._miniatures)
         seconds = time.perf_counter() - start
-        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance)
+        way = way_of(self._view)
+        return Checked(reason, seconds, longest, rows, wide or dtype, error, tolerance, way)
 
     def _compare(
         self,
@@ -167,6 +172,8 @@ class Check:
             _short_windows(self._view.model, miniature.prompt_tokens),
             self._weights.trial(self._view.model, dtype) as trial,
         ):
+            if way_of(self._view) is Way.ALONE and not typical:
+                self._check_causal(tolerance)
             dense = self._dense(trial)
             shared = _compared(self._shared(trial, miniature), dense, trial)
             if (shared.median if typical else shared.largest) <= tolerance:
@@ -189,6 +196,31 @@ class Check:
             if floor <= limit and shared.largest <= FLOORS * floor:
                 return shared.distance
             raise UnsupportedModelError(self._described(trial, shared, tolerance))
+
+    def _check_causal(self, tolerance: float) -> None:
+        """Checks that rows do not depend on later tokens. A response alone is a whole pass, so what
+        mixes its tokens could go unseen; whether its last token is fed is the trainer's choice."""
+        index = max(range(len(self._miniature.sequences)), key=self._tokens_of)
+        tokens = self._miniature.sequences[index].tokens.unsqueeze(0).to(self._device)
+        logits = []
+        for end in (-1, None):
+            with (
+                torch.no_grad(),
+                support.explained(f"the model's own forward{self._widened}"),
+                self._masks.dense(self._miniature.shared_rows[index]),
+            ):
+                output = self._view.model(input_ids=tokens[:, :end], use_cache=False)
+                logits.append(support.logits_of(output)[0, : tokens.shape[1] - 1])
+        error, norm = _squares(logits[1], logits[0])
+        distance = _ratio(error, norm) ** 0.5
+        if not distance <= tolerance:
+            raise UnsupportedModelError(
+                f"rows of the model depend on later tokens: logits differ by {distance:.2g} if one "
+                "more follows; accepted: causal models"
+            )
+
+    def _tokens_of(self, index: int) -> int:
+        return len(self._miniature.sequences[index].tokens)
 
     def _described(self, trial: Trial, shared: _Compared, tolerance: float) -> str:
         place = self._first_difference(trial, tolerance)
@@ -223,7 +255,8 @@ class Check:
             if i == len(miniature.sequences) - 1:
                 self._weights.reduce_in_next_backward()
             with support.explained(f"the model's own backward{self._widened}"):
-                loss.backward()
+                if loss.requires_grad:
+                    loss.backward()
         return _Run(seen, trial.take(to_host=True))
 
     def _shared(self, trial: Trial, miniature: Miniature) -> _Run:
@@ -286,7 +319,7 @@ def _enough(miniature: Miniature) -> int:
 def unknown_code(view: support.ModelView) -> str | None:
     """Names code in the model whose behaviour at other lengths is not known, or None: it does not
     come from torch, transformers or peft, or it is attention that masks scores by itself."""
-    if route_of(view.layers) is Route.CACHE:
+    if route_of(view) is Route.CACHE:
         return "attention outside transformers' AttentionInterface"
     kinds: dict[type, None] = {}
     for kind in GLOBAL_HOOKS:
@@ -361,11 +394,9 @@ def _numbered(read: dict[int, Output]) -> dict[tuple[int, str, int], torch.Tenso
 
 
 def _joined(pieces: dict[int, Output]) -> Output:
-    """Returns the logits of a tree's labels as one output, or the only output of a response."""
-    first, *others = (output for _, output in sorted(pieces.items(), key=lambda item: item[0]))
-    if not others:
-        return first
-    return Output(torch.cat([first.logits, *(each.logits for each in others)]))
+    """Returns what losses read of a tree's labels as one output, or the only one of a response."""
+    parts = [output for _, output in sorted(pieces.items(), key=lambda item: item[0])]
+    return parts[0] if len(parts) == 1 else Output.joined(parts)
 
 
 def _ratio(error: float, norm: float) -> float:
@@ -470,7 +501,9 @@ def _outputs(model: torch.nn.Module) -> Iterator[dict[str, list[torch.Tensor]]]:
         def hook(module, args, output):
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             first = getattr(first, "logits", first)
-            if isinstance(first, torch.Tensor) and first.dim() >= 3 and first.shape[0] == 1:
+            if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+                return
+            if first.dim() >= 3 and first.shape[0] == 1:
                 outputs.setdefault(name, []).append(first.detach())
 
         return hook

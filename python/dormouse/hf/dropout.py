@@ -124,7 +124,10 @@ class FixedMasks(TorchFunctionMode):
         tokens = kwargs["input_ids"][0]
         positions = kwargs.get("position_ids")
         if positions is None:
-            positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
+            # A model that counts them does so after the tokens in its cache.
+            cache = kwargs.get("past_key_values")
+            first = 0 if cache is None else cache.get_seq_length()
+            positions = first + torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
         self._rows = _mixed(_mixed(tokens) + positions[0])
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

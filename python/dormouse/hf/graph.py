@@ -101,6 +101,24 @@ def leaves(output: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
+def older(output: torch.Tensor, than: torch.Tensor) -> str | None:
+    """Returns the name of an operation that ran before the one that computed ``than``, gets a
+    gradient from the backward of ``output`` and has saved a tensor for it; None without one."""
+    limit, stack, seen = than.grad_fn._sequence_nr(), [output.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = node.name()
+        if name == _ACCUMULATE:
+            continue
+        if node._sequence_nr() < limit and any(_saved(node)):
+            return name
+        stack.extend(following for following, _ in node.next_functions)
+    return None
+
+
 def saves(output: torch.Tensor) -> bool:
     """Returns whether the operation that computed ``output``, perhaps behind views, saved it.
 

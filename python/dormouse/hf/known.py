@@ -13,6 +13,7 @@ import torch
 from .check import Checked
 from .fingerprint import Fingerprint
 from .probe import Probe
+from .support import Way
 
 # States that are kept. Finding one takes as long as this many fingerprints.
 STATES_MAX = 4
@@ -23,6 +24,8 @@ class Known:
     """A state of the model and what was found out about it."""
 
     fingerprint: Fingerprint
+    way: Way | None = None
+    """Of the view that passed the checks."""
     checks: dict[object, Checked] = field(default_factory=dict)
     """By what else the check depends on."""
     probes: dict[tuple, Probe] = field(default_factory=dict)
@@ -49,14 +52,17 @@ class KnownModels:
             return "the first step"
         return self._states[0].fingerprint.difference()
 
-    def put(self, fingerprint: Fingerprint, known: Known | None) -> Known:
-        """Makes a state the current one; ``known``: what is already known of it. Forgets states
-        with other parameters, whose memory they would hold."""
+    def put(self, fingerprint: Fingerprint, known: Known | None, way: Way | None) -> Known:
+        """Makes a state the current one; ``known``: what is already known of it, of which another
+        view forgets all. Forgets states with other parameters, whose memory they would hold."""
         others = [
             state
             for state in self._states
             if state is not known and state.fingerprint.has_parameters_of(self._model)
         ]
-        state = Known(fingerprint) if known is None else replace(known, fingerprint=fingerprint)
+        if known is None or known.way is not way:
+            state = Known(fingerprint, way)
+        else:
+            state = replace(known, fingerprint=fingerprint)
         self._states = [state, *others[: STATES_MAX - 1]]
         return state

@@ -1,7 +1,7 @@
-"""Windows that a model puts into its masks alone.
+"""Windows and chunks that a model puts into its masks alone.
 
 Most models also pass a window to the attention function, and no mask is built in a pass. For others
-the call that would build the mask returns the window, which reaches the attention function in the
+the call that would build the mask returns the limit, which reaches the attention function in the
 mask's place.
 """
 
@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from . import calls
 
-BUILDERS = frozenset({"create_sliding_window_causal_mask"})
+_CHUNKED = "create_chunked_causal_mask"
+BUILDERS = frozenset({"create_sliding_window_causal_mask", _CHUNKED})
 
 # Arguments with which the mask says more than the window.
 _OTHERS = ("or_mask_function", "and_mask_function", "block_sequence_ids")
@@ -24,12 +25,20 @@ class Window(NamedTuple):
     """A query at position p reads keys at positions above ``p - tokens``."""
 
 
-def build(call: calls.Call) -> Window | None:
+class Chunk(NamedTuple):
+    """Stands for the mask of causal attention inside chunks."""
+
+    tokens: int
+    """A query reads keys whose position divided by ``tokens`` is the same."""
+
+
+def build(call: calls.Call) -> Window | Chunk | None:
     """Returns what stands for the mask that ``call`` would build; None for a plain causal one."""
     config = call.kwargs["config"] if "config" in call.kwargs else call.args[0]
     is_more = any(call.kwargs.get(name) is not None for name in _OTHERS)
-    tokens = getattr(config, "sliding_window", None)
+    is_chunked = call.name == _CHUNKED
+    tokens = getattr(config, "attention_chunk_size" if is_chunked else "sliding_window", None)
     if tokens is None or is_more:
         # As in every pass: no mask function is registered, so this builds none.
         return call.function(*call.args, **call.kwargs)
-    return Window(tokens)
+    return Chunk(tokens) if is_chunked else Window(tokens)

@@ -95,7 +95,7 @@ class Miniature:
     ):
         """``prompt_tokens``: length of the shortest shared prefix. ``rows``: of the longest
         microbatch, with the prefixes before it. ``shared_rows``: of a tree, by sequence.
-        ``request``: what losses of a group read."""
+        ``request``: what losses read."""
         self.batch = batch
         self.request = request
         self.prompt_tokens = prompt_tokens
@@ -135,8 +135,9 @@ class Miniature:
                 "every token"
             )
         if isinstance(self.batch, Tree):
+            output = output.with_only(request.response)
             spans = self.sequences[i].labels
-            return {i: Output(torch.cat([output.logits[a - 1 : b - 1] for a, b in spans]))}
+            return {i: Output.joined([output.rows(a - 1, b - 1) for a, b in spans])}
         own = output.rows(self.prompt_tokens - 1, rows).with_only(request.response)
         prompt = output.rows(0, self.prompt_tokens - 1).with_only(request.prompt)
         if request.prompt:
@@ -159,14 +160,16 @@ class Miniature:
             pieces.setdefault(number, {})[0] = output.detached()
             return self.loss(output, number)
 
-        def token_losses(logits, labels, i, positions):
-            pieces.setdefault(i, {})[positions.start] = Output(logits.detach())
+        def token_losses(given, labels, i, positions):
+            output = given if isinstance(given, Output) else Output(given)
+            pieces.setdefault(i, {})[positions.start] = output.detached()
             count = sum(end - begin for begin, end in self.sequences[i].labels)
-            along = next(self._directions(Output(logits), i, count))
-            return (logits * along[self._rows(i, positions)]).sum(-1)
+            rows = self._rows(i, positions)
+            pairs = zip(output.tensors(), self._directions(output, i, count), strict=True)
+            return sum((tensor * along[rows]).sum(-1) for (_, tensor), along in pairs)
 
         if isinstance(self.batch, Tree):
-            return Losses(token_losses)
+            return Losses(token_losses, request=self.request)
         has_prompt_loss = self.request.has_prompt_loss
         return Losses(group_loss, group_loss if has_prompt_loss else None, self.request)
 
@@ -197,10 +200,11 @@ def group(view: ModelView, lengths: Lengths, request: Request = PLAIN) -> Miniat
     )
 
 
-def tree(view: ModelView) -> Miniature:
+def tree(view: ModelView, request: Request = PLAIN) -> Miniature:
     """Returns a miniature tree: two levels of prefixes, the second with labels of two weights, one
     conversation that ends inside it, and a response of a single token. Some rows carry no label, in
-    prefixes and in microbatches, and in one microbatch all but one."""
+    prefixes and in microbatches, and in one microbatch all but one. ``request``: what its losses
+    read."""
     draw = _drawing(view)
     root, turn = draw(PROMPT_TOKENS), draw(8)
     at = len(root)
@@ -218,7 +222,7 @@ def tree(view: ModelView) -> Miniature:
     ]
     # A row is shared if its label is.
     shared = [inner - 1, inner - 1, at + 5, at - 1]
-    return Miniature(Tree(conversations), PROMPT_TOKENS, shared_rows=shared)
+    return Miniature(Tree(conversations), PROMPT_TOKENS, shared_rows=shared, request=request)
 
 
 def _drawing(view: ModelView) -> Callable[[int], torch.Tensor]:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from transformers import AttentionInterface
 
-from . import cached, calls, direct, masks, registry
+from . import biases, cached, calls, direct, masks, positions, registry
 from .attention import Packed
-from .support import ModelView
+from .support import ModelView, Way
 
 # The argument of attention functions for a sliding window.
 WINDOW = "sliding_window"
@@ -36,6 +36,8 @@ class Handlers(NamedTuple):
     """By the routes REGISTRY and TORCH."""
     update: cached.Update
     """By the route CACHE."""
+    update_indexer: cached.UpdateIndexer
+    """By the route CACHE, of models that select keys by an indexer."""
     recur: calls.Handler
     """Convolutions and scans."""
 
@@ -45,16 +47,25 @@ class Mixers:
 
     def __init__(self, view: ModelView):
         self._view = view
-        self.route = route_of(view.layers)
+        self.route = route_of(view)
         self._recurrent = calls.callers(view.layers, calls.RECURRENT)
         self._builders: list[calls.Caller] = []
-        if self.route is Route.REGISTRY and _leaves_windows_to_masks(view.layers):
-            self._builders = calls.callers([view.model], masks.BUILDERS)
+        self._counting: list[torch.nn.Module] = []
+        if self.route is Route.REGISTRY:
+            if _leaves_windows_to_masks(view.layers):
+                self._builders = calls.callers([view.model], masks.BUILDERS)
+            self._counting = _that_count(view.layers)
+        elif self.route is Route.CACHE:
+            self._builders = calls.callers([view.model], masks.BUILDERS | biases.BUILDERS)
 
     def are_recurrent_in(self, layer: torch.nn.Module) -> bool:
         """Returns whether the layer has a recurrent module."""
         inside = set(layer.modules())
         return any(caller.module in inside for caller in self._recurrent)
+
+    def select_keys_in(self, layer: torch.nn.Module) -> bool:
+        """Returns whether an indexer selects the keys that the layer reads."""
+        return self.route is Route.CACHE and "update_indexer" in _names([layer])
 
     @property
     def are_recurrent(self) -> bool:
@@ -69,37 +80,65 @@ class Mixers:
         model's forward needs beside the tokens. ``packed``: the rows of a microbatch, over a prefix
         of ``prefix_tokens``; None in phase A."""
         arguments: dict = {"use_cache": False}
+        joined, callers = None, [*self._recurrent]
+        if self.route is Route.CACHE:
+            cache = cached.PassCache(prefix_tokens, handlers.update, handlers.update_indexer)
+            arguments = {"use_cache": True, "past_key_values": cache}
+            if packed is not None and self._view.way is not Way.ALONE:
+                weight = self._view.embedding.weight
+                joined = cached.JoinedKeys(packed, prefix_tokens, weight.dtype, weight.device)
+                arguments["attention_mask"] = joined.mask()
+        if self.route is not Route.CACHE or joined is not None:
+            callers += self._builders
         with contextlib.ExitStack() as stack:
-            callers = [*self._recurrent, *self._builders]
             if callers:
-                stack.enter_context(calls.use(callers, functools.partial(_handle, handlers.recur)))
-            if self.route is Route.CACHE:
-                cache = cached.PassCache(prefix_tokens, handlers.update)
-                arguments = {"use_cache": True, "past_key_values": cache}
-                if packed is not None:
-                    weight = self._view.embedding.weight
-                    arguments["attention_mask"] = cached.mask(
-                        packed, prefix_tokens, weight.dtype, weight.device
-                    )
-            elif self.route is Route.TORCH:
+                handle = functools.partial(_handle, handlers.recur, joined)
+                stack.enter_context(calls.use(callers, handle))
+            if self.route is Route.TORCH:
                 stack.enter_context(registry.use(handlers.attend, direct.IMPLEMENTATION))
                 stack.enter_context(direct.use(self._view.layers, handlers.attend))
-            else:
+            elif self.route is not Route.CACHE:
                 stack.enter_context(registry.use(handlers.attend))
+            if self._counting and packed is not None:
+                rows = prefix_tokens + packed.offsets
+                stack.enter_context(positions.use(self._counting, rows))
             yield arguments
 
 
-def _handle(recur: calls.Handler, call: calls.Call):
-    return masks.build(call) if call.name in masks.BUILDERS else recur(call)
+def _handle(recur: calls.Handler, joined: cached.JoinedKeys | None, call: calls.Call):
+    if call.name in biases.BUILDERS:
+        return biases.build(call, joined.positions)
+    if call.name not in masks.BUILDERS:
+        return recur(call)
+    built = masks.build(call)
+    return built if joined is None else joined.mask_of(built)
 
 
-def route_of(layers: Sequence[torch.nn.Module]) -> Route:
+def ways_of(view: ModelView) -> list[Way]:
+    """Returns the ways that the code of the layers' classes allows."""
+    if _cheapest_route(view.layers) is Route.CACHE:
+        return [Way.JOINED, Way.ALONE]
+    return list(Way) if "update" in _names(view.layers) else [Way.PARTS]
+
+
+def way_of(view: ModelView) -> Way:
+    """Returns the way of the view."""
+    return ways_of(view)[0] if view.way is None else view.way
+
+
+def route_of(view: ModelView) -> Route:
     """Returns the route of the layers' attention, found in the code of their classes."""
-    names: set[str] = set()
-    for function in _functions(layers):
-        names.update(function.__code__.co_names)
-        if _calls_registry(function):
-            return Route.REGISTRY
+    return _cheapest_route(view.layers) if way_of(view) is Way.PARTS else Route.CACHE
+
+
+def _names(layers: Sequence[torch.nn.Module]) -> set[str]:
+    return set().union(*(calls.names_in(each.__code__) for each in _functions(layers)))
+
+
+def _cheapest_route(layers: Sequence[torch.nn.Module]) -> Route:
+    if any(map(_calls_registry, _functions(layers))):
+        return Route.REGISTRY
+    names = _names(layers)
     if torch.nn.functional.scaled_dot_product_attention.__name__ in names:
         return Route.TORCH
     return Route.CACHE if "update" in names else Route.NONE
@@ -117,9 +156,21 @@ def _calls_registry(function: FunctionType) -> bool:
     )
 
 
+def _that_count(layers: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Returns the modules whose attention counts positions by itself."""
+    modules = [module for layer in layers for module in layer.modules()]
+    kinds = {
+        kind
+        for kind in set(map(type, modules))
+        for function in calls.functions_of(kind)
+        if _calls_registry(function) and torch.arange.__name__ in function.__code__.co_names
+    }
+    return [module for module in modules if type(module) in kinds]
+
+
 def _leaves_windows_to_masks(layers: Sequence[torch.nn.Module]) -> bool:
-    """Returns whether the layers' file can build masks of windows, and no function that calls the
-    registry names its argument for a window."""
+    """Returns whether the layers' file can build masks of windows or chunks, and no function that
+    calls the registry names its argument for a window."""
     found = False
     for function in filter(_calls_registry, _functions(layers)):
         found |= not masks.BUILDERS.isdisjoint(function.__globals__)

@@ -59,6 +59,19 @@ class Output:
         """Returns a range of rows."""
         return self.mapped(lambda tensor: tensor[start:end])
 
+    @staticmethod
+    def joined(parts: Sequence[Output]) -> Output:
+        """Returns the rows of all parts, whose fields are the same."""
+        logits, hidden, routers = zip(
+            *((each.logits, each.last_hidden_state, each.router_logits) for each in parts),
+            strict=True,
+        )
+        return Output(
+            torch.cat(logits),
+            None if hidden[0] is None else torch.cat(hidden),
+            None if routers[0] is None else tuple(map(torch.cat, zip(*routers, strict=True))),
+        )
+
     def split(self, lengths: Sequence[int]) -> list[Output]:
         """Returns consecutive ranges of rows.
 
@@ -124,6 +137,11 @@ class Request:
         """Whether loss functions receive an :class:`Output`, not the logits alone."""
         return bool(self.response or self.prompt)
 
+    @property
+    def of_labels(self) -> Request:
+        """What losses read of a prefix of a tree that has labels, and of what follows it."""
+        return Request(self.response, self.response, has_prompt_loss=True)
+
     def given(self, output: Output) -> torch.Tensor | Output:
         """Returns what a loss function receives."""
         return output if self.has_outputs else output.logits
@@ -131,8 +149,6 @@ class Request:
 
 PLAIN = Request()
 """Losses of responses that read logits."""
-PROMPT_LOGITS = Request(has_prompt_loss=True)
-"""Losses of a prefix's own rows."""
 
 
 class Losses(NamedTuple):

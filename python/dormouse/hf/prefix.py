@@ -56,6 +56,8 @@ class PrefixForward:
         """K and V of each layer; empty for a layer without attention."""
         self.leaves: list[tuple[torch.Tensor, ...]] = []
         self.states = recurrent.States()
+        self.indexers: dict[int, torch.Tensor] = {}
+        """Keys by which a layer selects others, by the index of its cache."""
         self.outputs: dict[int, torch.Tensor] = {}
         """The output of each layer before the last that has a graph."""
         self.layer_of: dict[torch.nn.Module | int, int] = {}
@@ -87,6 +89,19 @@ class PrefixForward:
         key, value = self._keep(index, key, value)
         return joined(self.path, self.layer_of[index], key, value) if self.path else (key, value)
 
+    def update_indexer(self, keys: torch.Tensor, index: int) -> torch.Tensor:
+        """Update of an indexer's cache during A."""
+        if keys.requires_grad:
+            raise support.UnsupportedModelError(
+                f"layer {index} selects keys by others that need gradients; accepted: an indexer "
+                "that runs without gradients"
+            )
+        # In memory of its own: the prefix's may fall asleep.
+        self.indexers[index] = keys.clone()
+        if self._is_last and len(self.live) == len(self.view.layers):
+            raise PrefixDone
+        return joined_indexers(self.path, index, keys)
+
     def _keep(self, caller: torch.nn.Module | int, key: torch.Tensor, value: torch.Tensor):
         """Captures K and V; if no loss reads rows, ends the forward at the last layer."""
         layer = self._running
@@ -96,8 +111,11 @@ class PrefixForward:
                 "accepted: one attention per layer"
             )
         value = _apart(value)
-        is_end = layer == len(self.view.layers) - 1 and not self._request.runs_prompt_to_end
-        is_end = is_end and not self.mixers.are_recurrent_in(self.view.layers[layer])
+        module = self.view.layers[layer]
+        is_end = self._is_last and not self.mixers.are_recurrent_in(module)
+        if is_end and self.mixers.select_keys_in(module):
+            # Those by which it selects may come before or after.
+            is_end = caller in self.indexers
         if is_end:
             key, value = self.weights.seam(key, value)
         self.layer_of[caller] = layer
@@ -107,6 +125,12 @@ class PrefixForward:
         if is_end:
             raise PrefixDone
         return key, value
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether nothing after the running layer's boundary tensors is read."""
+        is_last = self._running == len(self.view.layers) - 1
+        return is_last and not self._request.runs_prompt_to_end
 
     accepts_gradients = True
     """Whether a backward that runs now may add to the gradients of boundary tensors."""
@@ -161,12 +185,12 @@ class PrefixForward:
         positions = torch.arange(first, first + len(tokens), device=tokens.device)
         before = self.path[-1].states if self.path else None
         record = self.states.recorder(lambda: self._running, before)
-        handlers = Handlers(self.attend, self.update, record)
+        handlers = Handlers(self.attend, self.update, self.update_indexer, record)
         try:
             with (
                 self.mixers.taken_over(handlers, self._packed, first) as arguments,
                 # The graph is kept: what it saved sleeps instead of being computed again.
-                checkpointing.use(self.view.model, None),
+                checkpointing.use(self.view.model, None, arguments.get("past_key_values")),
                 dropout.of_prompt(self.view),
             ):
                 if request.runs_prompt_to_end:
@@ -205,6 +229,7 @@ class PrefixForward:
         """Drops every reference to the graph and to K and V."""
         self.live, self.leaves, self.outputs = [], [], {}
         self.states.clear()
+        self.indexers = {}
         self.rows = None
 
     def _pre_hook(self, index):
@@ -244,7 +269,7 @@ class PrefixForward:
             if index == len(self.view.layers) - 1:
                 if self._request.runs_prompt_to_end:
                     self._last_output = hidden
-                elif self.mixers.are_recurrent:
+                elif self.mixers.are_recurrent or self.indexers:
                     # Which of its states is the last is not known before.
                     raise PrefixDone
                 return
@@ -278,6 +303,12 @@ def joined(
     """Returns K and V of the prefixes of a path before those of the rows that follow."""
     past = tuple(prefix.leaves[layer] for prefix in path)
     return cached.Joined.apply(key, value, past, _adder(path, layer))
+
+
+def joined_indexers(path: Sequence[PrefixForward], index: int, keys: torch.Tensor) -> torch.Tensor:
+    """Returns the keys of an indexer over the prefixes of a path before those of the rows that
+    follow, ``[1, tokens, width]``."""
+    return torch.cat([*(prefix.indexers[index] for prefix in path), keys], 1)
 
 
 def _adder(path: Sequence[PrefixForward], layer: int) -> attention.Add:
@@ -323,11 +354,16 @@ class PlannedForward(PrefixForward):
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
-        self._awake = _owned_storages(view)
-        for each in self.path:
-            leaves = [*itertools.chain.from_iterable(each.leaves), *each.states.leaves()]
-            self._awake |= set(map(graph.storage_address, leaves))
+        self._protected = self.path[-1].protected_below if self.path else _owned_storages(view)
+        self._awake = set(self._protected)
         self.notes: list[str] = []
+
+    @property
+    def protected_below(self) -> set[int]:
+        """Storages that never sleep while a prefix runs that follows this one: those of the model,
+        and boundary tensors of the path."""
+        leaves = [*itertools.chain.from_iterable(self.leaves), *self.states.leaves()]
+        return self._protected.union(map(graph.storage_address, leaves))
 
     def accumulate(self, layer, slot, grad):
         self.check_accepts()

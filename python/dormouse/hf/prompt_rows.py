@@ -16,8 +16,25 @@ from collections.abc import Iterator
 
 import torch
 
+from . import graph
 from .outputs import Output, Request
 from .support import ModelView, UnsupportedModelError
+
+
+class _Gate:
+    """Refuses gradients while it is closed. Apart from the leaves whose hook it is: a cycle would
+    keep their memory."""
+
+    def __init__(self, is_open: bool):
+        self.is_open = is_open
+
+    def check(self, grad: torch.Tensor) -> None:
+        """Hook of a leaf."""
+        if not self.is_open:
+            raise UnsupportedModelError(
+                "a loss reads what an earlier call received, whose gradients were taken already; "
+                "accepted: losses of what they receive"
+            )
 
 
 class HeadInput:
@@ -27,7 +44,7 @@ class HeadInput:
     def __init__(self, view: ModelView, request: Request):
         self._head = head_of(view)
         self._needs_logits = request.has_prompt_loss
-        self._is_scoring = False
+        self._gate = _Gate(is_open=False)
         self.live: torch.Tensor | None = None
         self.leaf: torch.Tensor | None = None
 
@@ -60,24 +77,17 @@ class HeadInput:
             return (self.live[..., :0, :], *args[1:])
         self.leaf = self.live.detach().requires_grad_(self.live.requires_grad)
         if self.leaf.requires_grad:
-            self.leaf.register_hook(self._check_scoring)
+            self.leaf.register_hook(self._gate.check)
         return (self.leaf, *args[1:])
 
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:
         """Context of the backward of the losses."""
-        self._is_scoring = True
+        self._gate.is_open = True
         try:
             yield
         finally:
-            self._is_scoring = False
-
-    def _check_scoring(self, grad: torch.Tensor) -> None:
-        if not self._is_scoring:
-            raise UnsupportedModelError(
-                "a loss reads logits of an earlier call, whose gradients were taken already; "
-                "accepted: losses of the logits that they receive"
-            )
+            self._gate.is_open = False
 
 
 def head_of(view: ModelView) -> torch.nn.Module:
@@ -97,9 +107,18 @@ class PromptRows:
     def __init__(self, head: HeadInput, live: Output):
         """``live``: of the prefix's graph, with logits from the leaf of ``head``."""
         self._logits = live.logits
+        if head.leaf is not None and head.live.grad_fn is not None:
+            passed_by = graph.older(live.logits, head.live)
+            if passed_by is not None:
+                raise UnsupportedModelError(
+                    f"logits of a prefix's rows read more than the last hidden states: {passed_by} "
+                    "passes them by, and losses of these rows would run its backward twice; "
+                    "accepted: what joins the hidden states before the output embedding"
+                )
         self._head = head
         self._live = live.without_logits()
-        self._leaves = self._live.mapped(_leaf)
+        self._gate = _Gate(is_open=True)
+        self._leaves = self._live.mapped(self._leaf)
 
     def roots(self) -> list[torch.Tensor]:
         """Returns tensors of the prefix's graph from which a gradient may start."""
@@ -126,7 +145,9 @@ class PromptRows:
         return self._leaves.mapped(lambda leaf: leaf.to(next(dtypes)))
 
     def seeds(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Returns tensors of the prefix's graph with the gradients that their leaves collected."""
+        """Returns tensors of the prefix's graph with the gradients that their leaves collected.
+        Refuses later ones."""
+        self._gate.is_open = False
         pairs = [
             (live, leaf)
             for (_, live), (_, leaf) in zip(
@@ -137,8 +158,10 @@ class PromptRows:
             pairs.append((self._head.live, self._head.leaf))
         return [(live, leaf.grad.to(live.dtype)) for live, leaf in pairs if leaf.grad is not None]
 
-
-def _leaf(live: torch.Tensor) -> torch.Tensor:
-    # A copy: what the graph saved may be asleep.
-    wide = torch.promote_types(live.dtype, torch.float32)
-    return live.detach().to(wide, copy=True).requires_grad_(live.requires_grad)
+    def _leaf(self, live: torch.Tensor) -> torch.Tensor:
+        # A copy: what the graph saved may be asleep.
+        wide = torch.promote_types(live.dtype, torch.float32)
+        leaf = live.detach().to(wide, copy=True).requires_grad_(live.requires_grad)
+        if leaf.requires_grad:
+            leaf.register_hook(self._gate.check)
+        return leaf

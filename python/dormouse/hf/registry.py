@@ -15,7 +15,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedConfig
 
 from .attention import Rules
-from .masks import Window
+from .masks import Chunk, Window
 from .support import UnsupportedModelError
 
 NAME = "dormouse"
@@ -116,10 +116,19 @@ def attention(
                 f"{attention_mask.tokens}; accepted: the same"
             )
         sliding_window, attention_mask = attention_mask.tokens, None
-    if sliding_window is not None and sliding_window < 1:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} has a window of {sliding_window} tokens; accepted: at least 1"
-        )
+    chunk = None
+    if isinstance(attention_mask, Chunk):
+        if sliding_window is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} passes a window of {sliding_window} tokens and a mask of "
+                f"chunks of {attention_mask.tokens}; accepted: one of them"
+            )
+        chunk, attention_mask = attention_mask.tokens, None
+    for kind, tokens in (("a window", sliding_window), ("chunks", chunk)):
+        if tokens is not None and tokens < 1:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} has {kind} of {tokens} tokens; accepted: at least 1"
+            )
     if attention_mask is not None:
         raise UnsupportedModelError(
             f"{type(module).__name__} passes an attention mask of its own; accepted: masks that "
@@ -137,7 +146,7 @@ def attention(
             )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = autocast(query, key, value)
-    rules = Rules(float(scale), sliding_window, softcap)
+    rules = Rules(float(scale), sliding_window, softcap, chunk)
     out = attend(Call(module, query, key, value, rules, s_aux)).transpose(1, 2)
     # As torch's attention: some models view it with other dimensions. Flash stores tokens first,
     # and copies nothing here.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -13,10 +14,10 @@ from .. import ranks
 from ..errors import ArgumentError
 from ..group import Group
 from ..runtime import Prefix, Runtime
-from ..schedule import Plan
+from ..schedule import Plan, predict_nothing
 from ..tree import Conversation, Tree
-from . import adapters, check, dropout, miniature, share, sharding, support
-from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, TreeBatch
+from . import adapters, check, dropout, miniature, mixers, share, sharding, support
+from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, batch_of, has_tree
 from .check import Checked
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
@@ -108,7 +109,7 @@ class SharedPrefix:
                 "accepted: step(), which runs the check on every rank"
             )
         batches = [] if group is None else [GroupBatch(group)]
-        reach = self._reach(batches, microbatch_tokens)
+        reach = _reach_of(batches, microbatch_tokens)
         return self._check(weights, reach, "a call of check()", PLAIN)
 
     def backward(
@@ -135,18 +136,22 @@ class SharedPrefix:
         (not once per response). Row r is that of prompt token r, and its label the next one: ``P -
         1`` rows. It runs, backward included, at the end of phase A.
 
-        ``outputs``, ``prompt_outputs``: what losses of a group read beside logits, of the rows of
-        responses and of the prompt: ``"last_hidden_state"`` (for value heads),
-        ``"router_logits"``. With either, loss functions receive an :class:`Output` instead of
-        logits. In ``loss_fn`` ``output.prompt`` has what ``prompt_outputs`` names. Modules outside
-        the model that the losses use receive their gradients too. These, and a loss of the prompt,
-        run the prompt through its last layer, which otherwise ends at K and V.
+        ``outputs``, ``prompt_outputs``: what losses read beside logits, of the rows of responses
+        and of the prompt: ``"last_hidden_state"`` (for value heads), ``"router_logits"``. With
+        either, loss functions receive an :class:`Output` instead of logits. In ``loss_fn``
+        ``output.prompt`` has what ``prompt_outputs`` names. Modules outside the model that the
+        losses use receive their gradients too. ``prompt_outputs``, and a loss of the prompt, run
+        the prompt through its last layer, which otherwise ends at K and V.
 
         Of a tree (:class:`dormouse.Tree`, or a list of its conversations):
         ``loss_fn(logits, labels, i, positions)`` receives some labels of conversation ``i``, those
         of one node, at ``positions`` of the conversation, and returns the loss of each,
         ``[len(labels)]``. The total loss is ``Σ weight · Σ losses``: a mean over a conversation is
-        in its weight. Tokens after a conversation's last label are not run.
+        in its weight. Tokens after a conversation's last label are not run. A tree in which no
+        token carries loss runs nothing: its loss is 0, and gradients stay as they are. With
+        ``outputs`` the loss function receives an :class:`Output` of its labels' rows. A tree has no
+        prompt of its own: ``prompt_loss_fn`` and ``prompt_outputs`` are refused, labels on a
+        prompt's tokens say the same.
 
         ``microbatch_tokens``: rows per microbatch. ``on_phase`` is called with ``"A"``, ``"B"``,
         ``"C"`` when the phase of the running op changes, and with ``"end"`` after the last.
@@ -168,8 +173,10 @@ class SharedPrefix:
                 "block_tokens with prompt_dropout=False: rows of blocks would drop nothing although "
                 "they are not shared; accepted: one of the two"
             )
-        own = _batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
+        own = batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
         if own.is_empty:
+            if on_phase is not None:
+                on_phase("end")
             return StepReport(0.0)
         self._check_if_needed(weights, [own], microbatch_tokens, request)
         with contextlib.ExitStack() as stack:
@@ -178,6 +185,11 @@ class SharedPrefix:
             find = self._probe_finder(weights, own, microbatch_tokens)
             step = stack.enter_context(self._step(weights, own, plan, find))
             report = step.run(on_phase=on_phase)
+            if not step.has_gradient and not self._is_trainable:
+                raise support.UnsupportedModelError(
+                    "no parameter of the model and no loss require grad; accepted: a trainable "
+                    "parameter of the model, or of a module that the losses use"
+                )
         report.checked = self._checked([own], request)
         return report
 
@@ -198,7 +210,7 @@ class SharedPrefix:
         number of any size. ``loss_fn(logits, labels, i, g)``: as for :meth:`backward`, for response
         ``i`` of ``groups[g]``; for a tree ``loss_fn(logits, labels, i, positions, g)``.
         ``prompt_loss_fn(logits, labels, g)``, ``outputs`` and ``prompt_outputs`` likewise, the same
-        on all ranks; under ``fully_shard`` only ``outputs``; with a tree, none of them.
+        on all ranks; under ``fully_shard``, and with a tree, only ``outputs``.
         ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
         data-parallel ranks; defaults to DDP's group, else to the default group, else to this
         process alone.
@@ -317,8 +329,15 @@ class SharedPrefix:
 
         ``tree_options``: as for :meth:`backward`.
         """
-        with self._plan(_batch_of(batch, Losses(), **tree_options), microbatch_tokens) as plan:
+        own = batch_of(batch, Losses(), **tree_options)
+        if own.is_empty:
+            return predict_nothing()
+        with self._plan(own, microbatch_tokens) as plan:
             return plan.predict()
+
+    @property
+    def _is_trainable(self) -> bool:
+        return any(p.requires_grad for p in self._model.parameters())
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
         return batch.plan(model_shape(self._view), microbatch_tokens)
@@ -331,11 +350,11 @@ class SharedPrefix:
         state = self._known.current()
         if state is None or state is not self._state:
             self._state = None
-            self._view = support.resolve(self._model, self._prompt_dropout)
+            view = support.resolve(self._model, self._prompt_dropout)
+            self._use(view if state is None else replace(view, way=state.way))
             adapters.check(self._model)
             dropout.check(self._model, self._prompt_dropout)
             support.check_step(self._model, self._view, self._runtime.device)
-            self._length_matters = check.unknown_code(self._view) is not None
         self._state = state
         return sharding.of(self._wrapped, self._view)
 
@@ -347,7 +366,7 @@ class SharedPrefix:
             return self._known.difference()
         checked = self._checked(batches, request)
         if checked is None:
-            if _has_tree(batches):
+            if has_tree(batches):
                 return "the first step with a tree"
             return (
                 f"the first step with autocast to {self._autocast} and losses that read "
@@ -376,7 +395,7 @@ class SharedPrefix:
         that is active now."""
         if self._state is None:
             return None
-        return self._state.checks.get((self._autocast, request, _has_tree(batches)))
+        return self._state.checks.get((self._autocast, request, has_tree(batches)))
 
     def _check_if_needed(
         self,
@@ -387,8 +406,8 @@ class SharedPrefix:
     ) -> None:
         reason = self._outdated(batches, microbatch_tokens, request)
         if reason is not None:
-            reach = self._reach(batches, microbatch_tokens)
-            self._check(weights, reach, reason, request, is_tree=_has_tree(batches))
+            reach = _reach_of(batches, microbatch_tokens)
+            self._check(weights, reach, reason, request, is_tree=has_tree(batches))
 
     def _check_alone(
         self,
@@ -401,13 +420,9 @@ class SharedPrefix:
         check it together."""
         outdated = self._outdated(batches, microbatch_tokens, request) is not None
         if weights.passes_hold_collectives and outdated:
-            return self._reach(batches, microbatch_tokens)
+            return _reach_of(batches, microbatch_tokens)
         self._check_if_needed(weights, batches, microbatch_tokens, request)
         return None
-
-    def _reach(self, batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
-        """Returns how far the model must be checked."""
-        return _reach_of(batches, microbatch_tokens) if self._length_matters else Reach()
 
     def _check(
         self,
@@ -418,10 +433,47 @@ class SharedPrefix:
         *,
         is_tree: bool = False,
     ) -> Checked:
+        """Checks the model in the cheapest way that it passes. ``reach``: how far, if lengths
+        matter."""
+        first, arguments = self._view, (weights, reach, reason, request)
+        ways = mixers.ways_of(first)
+        ways = ways[ways.index(mixers.way_of(first)) :]
+        if weights.passes_hold_collectives:
+            # Ranks that check together may not run different passes.
+            ways = ways[:1]
+        refusal: support.UnsupportedModelError | None = None
+        for way in ways:
+            self._use(replace(first, way=way))
+            try:
+                return self._check_view(*arguments, is_tree=is_tree)
+            except support.UnsupportedModelError as error:
+                for each in (error, error.__cause__):
+                    if each is not None:
+                        # What the passes left in their frames.
+                        traceback.clear_frames(each.__traceback__)
+                refusal = refusal or error
+        self._use(first)
+        raise refusal
+
+    def _use(self, view: support.ModelView) -> None:
+        self._view = view
+        self._length_matters = check.unknown_code(view) is not None
+
+    def _check_view(
+        self,
+        weights: ReplicatedWeights,
+        reach: Reach,
+        reason: str,
+        request: Request,
+        *,
+        is_tree: bool,
+    ) -> Checked:
         device = self._runtime.device
+        if not self._length_matters:
+            reach = Reach()
 
         def run_step(batch, microbatch_tokens, losses):
-            batch = _batch_of(batch, losses)
+            batch = batch_of(batch, losses)
             with (
                 self._plan(batch, microbatch_tokens) as plan,
                 self._step(weights, batch, plan, _awake, is_check=True) as step,
@@ -433,7 +485,7 @@ class SharedPrefix:
         if is_tree and reach.tokens == 0:
             lengths = []
         miniatures = [miniature.group(self._view, each, request) for each in lengths]
-        miniatures += [miniature.tree(self._view)] if is_tree else []
+        miniatures += [miniature.tree(self._view, request)] if is_tree else []
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(weights.stepping())
@@ -450,7 +502,8 @@ class SharedPrefix:
         # What every forward changes is no change of the model.
         volatile = before.volatile()
         before.restore()
-        self._state = self._known.put(Fingerprint(self._model, volatile), self._state)
+        fingerprint = Fingerprint(self._model, volatile)
+        self._state = self._known.put(fingerprint, self._state, self._view.way)
         self._state.checks[self._autocast, request, is_tree] = checked
         return checked
 
@@ -475,6 +528,11 @@ class SharedPrefix:
                 # The groups are read several times, the last time while other ranks wait.
                 raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
+            if not self._is_trainable:
+                raise support.UnsupportedModelError(
+                    "no parameter of the model requires grad, so ranks have nothing to average; "
+                    "accepted: a trainable parameter, or backward() on each rank"
+                )
             if weights.passes_hold_collectives:
                 sharding.check_group(self._model, ranks.world_size(process_group))
                 if request.runs_prompt_to_end:
@@ -482,7 +540,7 @@ class SharedPrefix:
                         f"losses read {request.description}, and weights are gathered over ranks; "
                         "accepted under fully_shard: logits and outputs of responses"
                     )
-            batches = [_batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
+            batches = [batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
             for index, batch in enumerate(batches):
                 if batch.is_empty:
                     raise ArgumentError(
@@ -625,16 +683,6 @@ class _Offer(NamedTuple):
     """Prompts of missing probes, by key."""
 
 
-def _batch_of(
-    batch: Group | Tree | Sequence[Conversation], losses: Losses, **options
-) -> Batch:
-    if isinstance(batch, Group):
-        if options:
-            raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
-        return GroupBatch(batch, losses)
-    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), losses, **options)
-
-
 def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
     return Reach(
         max((batch.longest_tokens for batch in batches), default=0),
@@ -644,7 +692,3 @@ def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
 
 def _awake(is_inner: bool, request: Request) -> None:
     """The probe of a step in which nothing sleeps."""
-
-
-def _has_tree(batches: Sequence[Batch]) -> bool:
-    return any(isinstance(batch, TreeBatch) for batch in batches)

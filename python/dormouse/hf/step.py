@@ -8,7 +8,6 @@ end of layers.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,15 @@ from . import attention, checkpointing, graph, guard, outputs, recurrent, regist
 from .batch import Batch
 from .check import Checked
 from .mixers import Handlers, Mixers
-from .outputs import PLAIN, PROMPT_LOGITS, Output, Request
-from .prefix import PlannedForward, PrefixForward, joined, named, over_path
+from .outputs import PLAIN, Output, Request
+from .prefix import (
+    PlannedForward,
+    PrefixForward,
+    joined,
+    joined_indexers,
+    named,
+    over_path,
+)
 from .probe import Probe
 from .prompt_rows import PromptRows
 from .sharding import ReplicatedWeights
@@ -35,7 +41,7 @@ class StepReport:
 
     loss: float
     """The weighted sum of all losses."""
-    counts: dict = field(default_factory=dict)
+    counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     """Number of tokens and microbatches run."""
     prefixes: list[dict] = field(default_factory=list)
     """The report of each prefix, in the order of their backwards: bytes per tier, stall and its
@@ -101,7 +107,9 @@ class Step:
         self._phase = ""
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._report = StepReport(0.0, dict.fromkeys(_COUNTS, 0))
+        self._report = StepReport(0.0)
+        self.has_gradient = False
+        """Whether any loss depends on something trainable."""
         batch.to(device)
 
     def __enter__(self) -> Step:
@@ -205,7 +213,8 @@ class Step:
 
     def _request_of(self, node: int) -> Request:
         """Returns what losses read of a prefix and of what follows it."""
-        return PROMPT_LOGITS if node in self._scores else self._batch.request
+        request = self._batch.request
+        return request.of_labels if node in self._scores else request
 
     def _run_prefix(self, node: int, forward: PrefixForward, request: Request) -> None:
         """Runs a prefix forward. Its losses run backward at once, down to the output embedding's
@@ -217,7 +226,8 @@ class Step:
 
         def read(rows: PromptRows) -> None:
             if scores:
-                total = self._losses(Output(rows.take_logits()), scores, kept)
+                output = replace(rows.output(), logits=rows.take_logits())
+                total = self._losses(output, scores, kept)
             elif request.has_prompt_loss:
                 total = self._prompt_loss(node, rows)
             else:
@@ -241,6 +251,7 @@ class Step:
         loss = self._batch.prompt_loss(given, labels)
         _check_versions(prompt, versions, "prompt_loss_fn changed its output")
         self._loss += loss.detach()
+        self.has_gradient |= loss.requires_grad
         return loss
 
     @property
@@ -271,7 +282,7 @@ class Step:
         with self._accepting(op.reads):
             if not total.requires_grad:
                 # Every loss is constant. The backward still runs: it may hold collectives.
-                output.logits.backward(torch.zeros_like(output.logits))
+                _backward_of_zeros(output.logits)
             elif self._weights.passes_hold_collectives and request.has_outputs:
                 # A loss that reads no logits must reduce the gradients that other ranks reduce.
                 zeros = torch.zeros_like(output.logits)
@@ -293,7 +304,7 @@ class Step:
             self._weights.reduce_in_next_backward()
         with self._accepting(node):
             # Not a loss times zero, which is NaN if the loss is not finite.
-            logits.backward(torch.zeros_like(logits))
+            _backward_of_zeros(logits)
         self._report.counts["dummy_microbatches"] += 1
 
     def _output(self, node: int | None, *pack) -> Output:
@@ -318,7 +329,7 @@ class Step:
         the prompt."""
         total = torch.zeros((), dtype=torch.float32, device=output.logits.device)
         kept.check(output.logits)
-        output = replace(output, logits=_changeable(output.logits))
+        output = kept.of(replace(output, logits=_changeable(output.logits)))
         rows = [kept.place(score.rows) for score in scores]
         versions = _versions(prompt)
         for score, own in zip(scores, _split(output, rows), strict=True):
@@ -327,6 +338,7 @@ class Step:
             total = total + score.weight * self._batch.loss(score.sequence, given, positions)
             _check_versions(prompt, versions, "loss_fn changed output.prompt")
         self._loss += total.detach()
+        self.has_gradient |= total.requires_grad
         return total
 
     def _prefix_backward(self, node: int, is_last: bool) -> None:
@@ -426,12 +438,25 @@ class _KeptRows:
                 f"selected by {support.LOGITS_ROWS}; accepted: as many"
             )
 
+    def of(self, output: Output) -> Output:
+        """Returns an output of the kept rows, of whose fields the logits alone were selected."""
+        if self._kept is None:
+            return output
+        rows = self.index(output.logits.device)
+        return replace(output.without_logits().mapped(lambda x: x[rows]), logits=output.logits)
+
     def place(self, rows: range) -> range:
         """Returns where consecutive rows with labels are among those that are kept."""
         if self._kept is None:
             return rows
         start = self._places[rows.start]
         return range(start, start + len(rows))
+
+
+def _backward_of_zeros(logits: torch.Tensor) -> None:
+    # Those of a frozen model have no graph.
+    if logits.requires_grad:
+        logits.backward(torch.zeros_like(logits))
 
 
 def _split(output: Output, rows: Sequence[range]) -> Sequence[Output]:
@@ -503,6 +528,11 @@ def _numbered(live) -> list[tuple[int, torch.Tensor]]:
     return [(layer, tensor) for layer, pair in enumerate(live) for tensor in pair]
 
 
+def _within(rows: torch.Tensor | None, start: int, end: int) -> torch.Tensor | None:
+    """Returns the rows from ``start`` to ``end``, counted from ``start``."""
+    return None if rows is None else rows[(rows >= start) & (rows < end)] - start
+
+
 def microbatch_output(
     view: support.ModelView,
     path: Sequence[PrefixForward],
@@ -520,16 +550,36 @@ def microbatch_output(
     ``logits_rows``: see :meth:`.support.ModelView.run`. ``checkpoints``: whether parts that the
     model checkpoints are computed again in backward.
     """
+    if view.way is support.Way.ALONE and len(segments) > 1:
+        return Output.joined(
+            [
+                microbatch_output(
+                    view,
+                    path,
+                    tokens[start:end],
+                    positions[start:end],
+                    [(0, end - start)],
+                    request,
+                    _within(logits_rows, start, end),
+                    checkpoints=checkpoints,
+                )
+                for start, end in segments
+            ]
+        )
     packed = attention.Packed.of(segments)
     mixers = path[0].mixers if path else Mixers(view)
     left = {layer for layer, pair in enumerate(path[0].leaves) if pair} if path else set()
     resumed = recurrent.Resumed(path[-1].states if path else None, packed)
+
+    computed_again = 0
 
     def layer_of(caller: torch.nn.Module | int) -> int:
         if not path:
             # No boundary tensors to find.
             return 0
         layer = path[0].layer_of.get(caller)
+        if computed_again:
+            return layer
         if layer not in left:
             raise support.UnsupportedModelError(
                 f"{named(caller)} runs attention that did not run once over the prompt; accepted: "
@@ -541,14 +591,25 @@ def microbatch_output(
     def update(key, value, index: int):
         return joined(path, layer_of(index), key, value)
 
+    def update_indexer(keys, index: int):
+        return joined_indexers(path, index, keys)
+
     def attend(call: registry.Call):
         return over_path(path, layer_of(call.module), call, packed)
 
-    def attend_again(call: registry.Call):
-        return over_path(path, path[0].layer_of[call.module] if path else 0, call, packed)
+    def taken_over():
+        handlers = Handlers(attend, update, update_indexer, resumed)
+        return mixers.taken_over(handlers, packed, before)
 
-    def taken_over(attend):
-        return mixers.taken_over(Handlers(attend, update, resumed), packed, before)
+    @contextlib.contextmanager
+    def again():
+        nonlocal computed_again
+        computed_again += 1
+        try:
+            with taken_over():
+                yield
+        finally:
+            computed_again -= 1
 
     before = path[-1].end if path else 0
     guarded = contextlib.nullcontext(lambda output: None)
@@ -559,10 +620,11 @@ def microbatch_output(
             has_states=mixers.are_recurrent,
             reads_prompt=bool(request.prompt),
         )
-    again = functools.partial(taken_over, attend_again) if checkpoints else None
     with (
-        taken_over(attend) as arguments,
-        checkpointing.use(view.model, again),
+        taken_over() as arguments,
+        checkpointing.use(
+            view.model, again if checkpoints else None, arguments.get("past_key_values")
+        ),
         guarded as guard_read,
     ):
         arguments = arguments | outputs.arguments_of(request.response)

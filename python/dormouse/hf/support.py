@@ -12,6 +12,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 import transformers
@@ -42,6 +43,17 @@ class UnsupportedModelError(ValueError):
     """The model cannot share a prefix exactly; says what was seen and what is accepted."""
 
 
+class Way(Enum):
+    """How responses read the keys of the prefixes before them, the cheapest first."""
+
+    PARTS = "parts"
+    """Attention in parts, one per prefix and one for the rows themselves."""
+    JOINED = "joined keys"
+    """The model's own attention over the keys of the path and of a microbatch, under a mask."""
+    ALONE = "one response at a time"
+    """The model's own attention, positions and masks, as if it continued a generation."""
+
+
 @dataclass(frozen=True)
 class ModelView:
     """A causal language model and its decoder layers."""
@@ -53,6 +65,8 @@ class ModelView:
     """The configuration of the text model."""
     prompt_dropout: bool = True
     """Whether the prompt's rows run with the model's dropout; see :mod:`.dropout`."""
+    way: Way | None = None
+    """None: the first that its layers' code allows (:func:`.mixers.ways_of`)."""
 
     def run(
         self,
@@ -68,9 +82,9 @@ class ModelView:
         """
         if logits_rows is not None:
             arguments = arguments | {LOGITS_ROWS: logits_rows}
-        return self.model(
-            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), **arguments
-        )
+        if self.way is not Way.ALONE:
+            arguments = arguments | {"position_ids": positions.unsqueeze(0)}
+        return self.model(input_ids=tokens.unsqueeze(0), **arguments)
 
     @property
     def selects_logits(self) -> bool:
