@@ -6,7 +6,7 @@
 
 use crate::common::random::Random;
 use crate::common::{PAGE, key, pages_of, uncounted};
-use dormouse_alloc::{AllocError, Config, Freed, Request};
+use dormouse_alloc::{AllocError, Config, Freed, Request, Spare};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -113,6 +113,7 @@ fn run(name: &str, calls: &[Call], budget_pages: usize, setting: Setting) -> usi
         budget_bytes: (budget_pages * PAGE) as u64,
         segment_bytes: SEGMENT_PAGES * PAGE,
         moves_pages: setting.moves_pages,
+        spare: Spare::TIGHT,
         thread_cache: setting.thread_cache,
     };
     let pages = SPACE_FACTOR * budget_pages + SEGMENT_PAGES;
