@@ -17,10 +17,33 @@ pub struct Config {
     /// Whether free pages are moved before more pages are mapped than were ever in use, even within
     /// the budget. Saves memory at the cost of device calls.
     pub moves_pages: bool,
+    /// Mapped bytes beyond the maximum use before pages move.
+    pub spare: Spare,
     /// Whether freed small blocks are cached by thread for requests of the same or a slightly smaller
     /// size: blocks of up to 2048 granules of at most 4 KiB, in classes of a sixteenth, a few MiB for
     /// each thread and stream.
     pub thread_cache: bool,
+}
+
+/// Bytes that may be mapped beyond the maximum ever in use before free pages are moved: the larger of a part of
+/// the maximum, `1 / divisor`, and `bytes_min`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spare {
+    /// Divisor of the maximum use. Not 0.
+    pub divisor: u64,
+    /// Least spare bytes.
+    pub bytes_min: u64,
+}
+
+impl Spare {
+    /// For memory that others could use: a GPU's.
+    pub const TIGHT: Self = Self { divisor: 256, bytes_min: 0 };
+
+    /// Returns the spare bytes for a maximum use of `high_bytes`.
+    pub(crate) const fn of(self, high_bytes: u64) -> u64 {
+        let part_bytes = high_bytes / self.divisor;
+        if part_bytes > self.bytes_min { part_bytes } else { self.bytes_min }
+    }
 }
 
 /// Default size of a segment.
@@ -35,6 +58,7 @@ impl Config {
             budget_bytes,
             segment_bytes: SEGMENT_BYTES_DEFAULT,
             moves_pages: false,
+            spare: Spare::TIGHT,
             thread_cache: false,
         }
     }
@@ -61,6 +85,9 @@ impl Config {
         }
         if self.budget_bytes == 0 {
             return bad("budget_bytes", 0, "at least 1");
+        }
+        if self.spare.divisor == 0 {
+            return bad("spare.divisor", 0, "at least 1");
         }
         Ok(())
     }

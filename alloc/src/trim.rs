@@ -240,6 +240,8 @@ impl<D: Device> Allocator<D> {
         mut attempt: impl FnMut(MutexGuard<'_, Locked<D>>, bool) -> (T, u64),
     ) -> (T, RoomMade) {
         let (mut rounds, mut is_exhausted, mut total) = (0, false, RoomMade::default());
+        // A trimmed range may be one that the request would have covered: the shortage stays the same.
+        let (mut target_bytes, mut missing_before) = (0_u64, u64::MAX);
         let result = loop {
             let mut locked = self.state.lock();
             // Blocks of the thread cache can serve or be trimmed, also those freed since the last step.
@@ -249,7 +251,11 @@ impl<D: Device> Allocator<D> {
             if is_last || missing_bytes == 0 {
                 break result;
             }
-            let made = self.collect_or_trim(ladder, missing_bytes, trim, rounds);
+            let is_no_less = missing_bytes >= missing_before;
+            target_bytes =
+                if is_no_less { target_bytes.saturating_mul(2) } else { 0 }.max(missing_bytes);
+            missing_before = missing_bytes;
+            let made = self.collect_or_trim(ladder, target_bytes, trim, rounds);
             total.collected_bytes += made.collected_bytes;
             total.trimmed_bytes += made.trimmed_bytes;
             // One more attempt after a step without effect: the state was unlocked before it.

@@ -4,6 +4,16 @@
 
 #define BYTES ((size_t)2 << 20)
 
+static int is_zero(const unsigned char *bytes, size_t count)
+{
+    for (size_t at = 0; at < count; at++) {
+        if (bytes[at] != 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     dormouse_runtime_t *runtime = runtime_in(argc > 1 ? argv[1] : NULL, 16);
@@ -24,8 +34,20 @@ int main(int argc, char **argv)
     OK(dormouse_tag_add(tag, block, BYTES));
     OK(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL));
     EXPECT(state_of(runtime, block) == DORMOUSE_STATE_NVME);
-    block = (unsigned char *)realloc(block, 2 * BYTES); /* wakes it, then moves it */
+    block = (unsigned char *)realloc(block, 2 * BYTES); /* wakes it, then moves it to libc's heap */
     EXPECT(block != NULL && is_filled(block, BYTES, 1));
+    RETURNS(dormouse_mem_query(runtime, block, &info), DORMOUSE_ERR_NOT_OURS, "");
+    free(block);
+    for (int round = 0; round < 3; round++) { /* reused memory is zeroed, also what is never touched */
+        block = (unsigned char *)malloc(BYTES);
+        fill(block, BYTES, 3);
+        free(block);
+        block = (unsigned char *)calloc(1, BYTES);
+        EXPECT(block != NULL && block[0] == 0 && block[BYTES - 1] == 0 && is_zero(block, BYTES));
+        free(block);
+    }
+    block = (unsigned char *)malloc(BYTES);
+    fill(block, BYTES, 1);
     OK(dormouse_tag_add(tag, block, BYTES));
     OK(dormouse_tag_sleep(tag, DORMOUSE_TIER_NVME, NULL));
     free(block); /* asleep: its data is discarded */

@@ -36,8 +36,10 @@ impl State {
     /// Whether a request is placed by the bytes it strands.
     #[inline]
     pub(super) fn fills(&mut self, need: &Need) -> bool {
-        let is_near = self.in_use_bytes().saturating_add(need.bytes) >= self.near_high_bytes;
-        is_near && self.moves_pages && !self.is_small(need.fit) && self.fills_now()
+        // A block of whole pages strands nothing.
+        let is_near = self.geometry.page_units > 1
+            && self.in_use_bytes().saturating_add(need.bytes) >= self.near_high_bytes;
+        is_near && self.moves_beyond.is_some() && !self.is_small(need.fit) && self.fills_now()
     }
 
     #[cold]

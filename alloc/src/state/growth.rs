@@ -18,8 +18,6 @@ use crate::core::{Fit, NONE};
 use crate::types::{Block, Request};
 use dormouse_device::{AddressRange, Fill};
 
-/// Cached pages are moved if mapping new ones would exceed the maximum use by more than this part: 1/256.
-const SPARE_DIVISOR: u64 = 256;
 /// Further ranges that a range being mapped can split into.
 pub(super) const RANGES_PER_MAP: u32 = 2;
 
@@ -230,17 +228,19 @@ impl State {
 
     /// Returns the bytes of cached pages to unmap before `map_units` are mapped.
     pub(super) fn move_bytes(&self, map_units: u32, priority: Priority) -> u64 {
-        if !self.moves_pages || priority != Priority::Normal {
+        if priority != Priority::Normal {
             return 0;
         }
         let over_bytes = self.over_goal_bytes(map_units);
         if over_bytes > 0 && self.has_free_page() { over_bytes } else { 0 }
     }
 
-    /// Returns the bytes by which `map_units` more would exceed the intended maximum, at most all of them.
+    /// Returns the bytes by which `map_units` more would exceed the intended maximum, at most all of them; 0 if
+    /// pages never move.
     pub(super) fn over_goal_bytes(&self, map_units: u32) -> u64 {
+        let Some(spare) = self.moves_beyond else { return 0 };
         let held_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
-        let goal_bytes = self.high_bytes + self.high_bytes / SPARE_DIVISOR;
+        let goal_bytes = self.high_bytes + spare.of(self.high_bytes);
         let bytes = self.bytes(map_units);
         (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes)
     }

@@ -26,6 +26,7 @@ mod testing;
 mod tests;
 mod thread_cached;
 
+use crate::config::Spare;
 use crate::core::{Fit, Ranges, Starts, Tlsf};
 use crate::stats::Stats;
 use crate::thread_cache::ThreadCache;
@@ -182,8 +183,8 @@ pub(crate) struct State {
     mapping_bytes: u64,
     /// Bytes trimmed by the request on the ladder for itself. They count against the budget of others.
     held_back_bytes: u64,
-    /// Whether cached pages are moved before the mapped bytes exceed the maximum use.
-    moves_pages: bool,
+    /// Bytes beyond the maximum use from which cached pages are moved; `None`: never.
+    moves_beyond: Option<Spare>,
     /// The maximum of the bytes in use.
     high_bytes: u64,
     /// The use from which gaps are filled.
@@ -208,7 +209,7 @@ impl State {
         geometry: Geometry,
         budget_bytes: u64,
         is_stream_ordered: bool,
-        moves_pages: bool,
+        moves_beyond: Option<Spare>,
         thread_cache: Option<Arc<ThreadCache>>,
     ) -> Self {
         let align_units = ALIGN_BYTES_MAX / geometry.granule_bytes.min(ALIGN_BYTES_MAX);
@@ -241,7 +242,7 @@ impl State {
             spare: BTreeSet::new(),
             mapping_bytes: 0,
             held_back_bytes: 0,
-            moves_pages,
+            moves_beyond,
             high_bytes: 0,
             near_high_bytes: 0,
             fill_pause: 0,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod blocks;
+mod caps;
 mod common;
 mod faults;
 mod kept;

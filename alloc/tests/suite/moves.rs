@@ -1,8 +1,8 @@
 //! Pages that move: which ones, whom it takes, and where blocks go while nearly all is in use.
 
 use crate::common::gpu::Call;
-use crate::common::{BASE, Fake, PAGE, key, with_contents};
-use dormouse_alloc::{Allocator, ArenaId, Block, Config, Freed, Request};
+use crate::common::{BASE, Fake, PAGE, key, uncounted, with_contents};
+use dormouse_alloc::{Allocator, ArenaId, Block, Config, Freed, Request, Spare};
 use std::sync::Arc;
 
 const PAGE_BYTES: u64 = PAGE as u64;
@@ -208,4 +208,32 @@ fn farther_from_the_maximum_cached_ranges_come_first() {
     // With this one two 73rds of the most ever in use are not.
     assert_eq!(scene.allocate(13).range.start, whole.range.start);
     assert_eq!((scene.held_pages(), scene.pages_left(&whole)), (HELD_PAGES, 3));
+}
+
+/// A block that is replaced by a slightly longer one again and again leaves no cache behind, whatever the budget.
+#[test]
+fn blocks_that_grow_hold_no_more_than_the_spare_bytes() {
+    for (divisor, bytes_min) in [(4, 0), (4, 64 * PAGE_BYTES), (256, 0), (1, 16 * PAGE_BYTES)] {
+        const PAGES: usize = 1 << 16;
+        let config = Config {
+            segment_bytes: 64 * PAGE,
+            moves_pages: true,
+            spare: Spare { divisor, bytes_min },
+            ..Config::new(PAGE, PAGES as u64 * PAGE_BYTES)
+        };
+        let (device, allocator) = uncounted(PAGES, config, 0);
+        let mut old: Option<Block> = None;
+        let mut high_bytes = 0;
+        for pages in 32..512 {
+            let new = allocator.allocate(&Request::new(pages * PAGE)).unwrap();
+            let old_bytes = old.as_ref().map_or(0, |block| block.range.bytes);
+            high_bytes = high_bytes.max((old_bytes + new.range.bytes) as u64);
+            let spare_bytes = bytes_min.max(high_bytes / divisor);
+            let (mapped_bytes, limit_bytes) = (device.mapped_bytes(), high_bytes + spare_bytes);
+            assert!(mapped_bytes <= limit_bytes, "{mapped_bytes} mapped, {limit_bytes} accepted");
+            if let Some(old) = old.replace(new) {
+                let _: Freed = allocator.free(old.range.start, 0).unwrap();
+            }
+        }
+    }
 }

@@ -167,6 +167,9 @@ pub unsafe extern "C" fn dormouse_runtime_set_budget(
             return Err(runtime.closed(tier));
         }
         runtime.engine.set_tier_budget(tier, bytes)?;
+        if tier == Tier::Device {
+            runtime.heap.note_chosen_budget();
+        }
         tracing::info!(target: "ffi", ?tier, bytes, "tier budget set");
         Ok(())
     })

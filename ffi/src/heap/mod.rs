@@ -10,7 +10,7 @@ pub(crate) mod symbols;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use dormouse_alloc::{AllocError, Allocator, ArenaId, Block, BlockInfo, Cause, Freed, Request};
 use dormouse_device::sync::Mutex;
@@ -23,6 +23,7 @@ use crate::collect::{self, Collecting, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
 use crate::log;
+use crate::params::{Config, Key, Provenance};
 
 pub(crate) type HeapAllocator = Allocator<AnyDevice>;
 pub(crate) type HeapEngine = Engine<AnyDevice>;
@@ -40,6 +41,8 @@ pub(crate) struct Heap {
     /// Smallest request served in mode `preload`.
     min_bytes: u64,
     reserve_bytes: u64,
+    /// Whether a user has set the budget.
+    has_chosen_budget: AtomicBool,
     engine: Mutex<Option<Arc<HeapEngine>>>,
     /// Number of frees that may hold the engine.
     frees: AtomicUsize,
@@ -47,9 +50,35 @@ pub(crate) struct Heap {
     streams: Mutex<HashMap<u64, AnyStream>>,
 }
 
+fn is_budget_chosen(config: &Config) -> bool {
+    config.setting(Key::AllocBudget).provenance != Provenance::BuiltIn
+}
+
 impl Heap {
     pub(crate) const fn device(&self) -> (DeviceKind, u32) {
         (self.kind, self.ordinal)
+    }
+
+    /// Returns the reserved addresses, in bytes.
+    pub(crate) const fn reserve_bytes(&self) -> u64 {
+        self.reserve_bytes
+    }
+
+    /// Returns whether a user has set the budget.
+    pub(crate) fn has_chosen_budget(&self) -> bool {
+        self.has_chosen_budget.load(Ordering::Relaxed)
+    }
+
+    /// Sets the budget to that of `config`.
+    pub(crate) fn set_budget(&self, config: &Config) -> Result<(), Fault> {
+        self.allocator.set_budget(self.budget_bytes(config))?;
+        self.has_chosen_budget.store(is_budget_chosen(config), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Notes that a user has set the budget while the process runs.
+    pub(crate) fn note_chosen_budget(&self) {
+        self.has_chosen_budget.store(true, Ordering::Relaxed);
     }
 
     pub(crate) const fn min_bytes(&self) -> u64 {

@@ -5,17 +5,17 @@
 //! memory outlives every runtime.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dormouse_alloc::Allocator;
+use dormouse_alloc::{Allocator, Spare};
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::host::{HostConfig, HostDevice};
 use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind};
 use dormouse_timeline::Timeline;
 
-use super::Heap;
+use super::{Heap, is_budget_chosen};
 use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
 use crate::params::{self, Config, Key};
@@ -181,13 +181,21 @@ fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {
     with_device(Any::Cuda(CudaDevice::new(&settings)?), ordinal, config)
 }
 
+/// Memory that the host's heap may hold beyond the most ever in use: freed blocks are reused faster than the
+/// kernel gives new pages, but blocks that grow are not to leave a cache behind.
+const HOST_SPARE: Spare = Spare { divisor: 4, bytes_min: 64 << 20 };
+
 fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap, Fault> {
     let kind = device.kind();
     let budget_bytes = budget_bytes(config, &device);
     let timeline = Arc::new(Timeline::new(config.number(Key::TraceEvents) as usize));
     let settings = match kind {
         // The kernel backs addresses page by page, and libc's malloc has the small blocks.
-        DeviceKind::Host => dormouse_alloc::Config::new(device.page_bytes(), budget_bytes),
+        DeviceKind::Host => dormouse_alloc::Config {
+            moves_pages: true,
+            spare: HOST_SPARE,
+            ..dormouse_alloc::Config::new(device.page_bytes(), budget_bytes)
+        },
         DeviceKind::Cuda => dormouse_alloc::Config {
             segment_bytes: GPU_SEGMENT_BYTES.max(device.page_bytes()),
             moves_pages: true,
@@ -206,6 +214,7 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         timeline,
         min_bytes,
         reserve_bytes: config.number(Key::HeapReserve),
+        has_chosen_budget: AtomicBool::new(is_budget_chosen(config)),
         engine: Mutex::new(None),
         frees: AtomicUsize::new(0),
         streams: Mutex::new(HashMap::new()),

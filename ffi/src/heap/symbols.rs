@@ -15,12 +15,15 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dormouse_device::Fill;
+use dormouse_device::host::os_page_bytes;
 
 use super::Heap;
 use super::registry::{SPAN, Span};
 use crate::params::{self, Key};
 use crate::{fault, fork, stderr, system};
 
+/// From this size on, reused memory is zeroed by giving its pages back: libc maps such blocks anew as well.
+const NEW_PAGES_BYTES_MIN: usize = 1 << 20;
 /// Maximum number of out-of-memory reports that one process writes to standard error.
 const REPORTS_MAX: usize = 3;
 
@@ -65,7 +68,7 @@ pub unsafe extern "C" fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mu
         let (pointer, zeroed) = obtain(bytes, 1, Fill::Zero);
         if !pointer.is_null() && !zeroed {
             // SAFETY: a new block of at least `bytes` bytes.
-            unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
+            unsafe { clear(pointer, bytes) };
         }
         pointer
     })
@@ -94,7 +97,9 @@ pub unsafe extern "C" fn dormouse_heap_free(pointer: *mut c_void) {
     set_errno(errno);
 }
 
-/// realloc(3) of a block of the heap. A sleeping block is woken first.
+/// realloc(3) of a block of the heap. A sleeping block is woken first. A block that does not fit in place moves to
+/// libc's heap, which grows large blocks by moving pages: memory that is reallocated is no tensor, and need not
+/// be able to sleep.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     if fork::in_child() {
@@ -115,12 +120,8 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
         if bytes <= has && bytes >= has / 2 {
             return pointer;
         }
-        let fresh = if bytes >= SPAN.min_bytes.load(Ordering::Relaxed) {
-            obtain(bytes, 1, Fill::Any).0
-        } else {
-            // SAFETY: any size is accepted.
-            unsafe { system::__libc_malloc(bytes) }
-        };
+        // SAFETY: any size is accepted.
+        let fresh = unsafe { system::__libc_malloc(bytes) };
         if !fresh.is_null() {
             // SAFETY: both are live, distinct blocks of at least the smaller size. The old one is awake,
             // and its owner is inside realloc.
@@ -147,6 +148,22 @@ pub unsafe extern "C" fn dormouse_heap_usable_size(pointer: *mut c_void) -> usiz
     })
 }
 
+/// Zeroes reused memory. A large block gets new pages from the kernel, which a sparse user never touches.
+///
+/// # Safety
+/// `pointer` is a new block of the heap, which has whole pages, of at least `bytes` bytes.
+unsafe fn clear(pointer: *mut c_void, bytes: usize) {
+    if bytes >= NEW_PAGES_BYTES_MIN {
+        let pages_bytes = bytes.next_multiple_of(os_page_bytes());
+        // SAFETY: the caller's contract. Private pages read as zeroes afterwards; locked ones are refused.
+        if unsafe { libc::madvise(pointer, pages_bytes, libc::MADV_DONTNEED) } == 0 {
+            return;
+        }
+    }
+    // SAFETY: the caller's contract.
+    unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
+}
+
 /// Allocates a block, and returns whether its bytes are known to be zero.
 fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     // SAFETY: any size and power-of-two alignment are accepted.
@@ -169,6 +186,8 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     };
     match heap.allocate(bytes.max(1), align.max(1), 0, fill) {
         Ok(block) => (std::ptr::with_exposed_provenance_mut(block.range.start), block.zeroed),
+        // A limit that nobody has set refuses nothing that libc would serve.
+        Err(_) if !heap.has_chosen_budget() || bytes as u64 > heap.reserve_bytes() => from_libc(),
         Err(error) => {
             // malloc returns no message: it goes to this thread's last error and to standard error.
             let text = error.to_string();

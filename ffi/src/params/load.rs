@@ -275,7 +275,7 @@ mod tests {
             assert!(values::parse(param, text, 8 << 30).is_some(), "{:?}", param.name);
         }
         let (config, unknown) = load(&[], "", &[]).unwrap();
-        assert_eq!(config.number(Key::AllocBudget), 8 << 30);
+        assert_eq!(config.number(Key::AllocBudget), (8 << 30) * 9 / 10);
         assert!(unknown.is_empty());
     }
 

@@ -7,6 +7,7 @@
 //! Parameters are independent of each other. An invalid value is an error with the name, the value,
 //! its source and the accepted values. An unknown name is one warning.
 
+mod cgroup;
 mod docs;
 mod load;
 mod nearest;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dormouse_device::sync::Mutex;
 
-pub(crate) use load::{Config, Override};
+pub(crate) use load::{Config, Override, Provenance};
 pub(crate) use table::Key;
 pub(crate) use values::{LOG_TARGETS, parse_filter};
 

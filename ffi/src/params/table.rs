@@ -116,12 +116,13 @@ macro_rules! table {
 
 table! {
     AllocBudget c"DORMOUSE_ALLOC_BUDGET_BYTES" {
-        Size { min: MIB, max: 64 * TIB, percent: true }, c"100%",
+        Size { min: MIB, max: 64 * TIB, percent: true }, c"90%",
         c"1MiB to 64TiB, or 1% to 100% of this machine's memory",
         c"limit on mapped device memory, in bytes",
         "The limit covers awake, cached and staged memory. At the limit, cached pages are released \
          first, then dormant memory falls asleep. If that is not enough, the request fails with a \
-         report."
+         report. Under the preload library, a limit that is not set refuses nothing: malloc is then \
+         served by libc. A machine's memory is what its cgroups allow."
     }
     CudaBudget c"DORMOUSE_CUDA_BUDGET_BYTES" {
         Size { min: 0, max: 64 * TIB, percent: false }, c"0",

@@ -1,5 +1,6 @@
 //! Values: parsing and formatting.
 
+use super::cgroup;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -97,14 +98,16 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// Physical memory of this machine, in bytes.
+/// Memory of this machine that this process may use, in bytes: the physical memory, or less if a cgroup limits it.
 pub(crate) fn total_memory_bytes() -> u64 {
     static TOTAL: OnceLock<u64> = OnceLock::new();
     *TOTAL.get_or_init(|| {
         // SAFETY: sysconf reads a number and takes any name.
         let (pages, page) =
             unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-        u64::try_from(pages).unwrap_or(1 << 20) * u64::try_from(page).unwrap_or(4096)
+        let bytes = u64::try_from(pages).unwrap_or(1 << 20) * u64::try_from(page).unwrap_or(4096);
+        let limit = cgroup::limit_bytes(|path| std::fs::read_to_string(path).ok());
+        limit.map_or(bytes, |limit| limit.min(bytes))
     })
 }
 

@@ -133,7 +133,7 @@ impl Runtime {
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
             .map_err(|error| explain(error, &config))?;
-        heap.allocator().set_budget(heap.budget_bytes(&config))?;
+        heap.set_budget(&config)?;
         heap.set_engine(Some(Arc::clone(&engine)));
         let live = page.and_then(|page| Publisher::start(page, || figures_of(heap))).into();
         let rescuer = rescuer(&engine, options.kind, &config).into();

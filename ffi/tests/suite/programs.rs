@@ -64,6 +64,13 @@ fn malloc_under_the_preload_library_sleeps_in_place() {
     assert!(ended.err.lines().count() <= 12, "{}", ended.err);
 }
 
+#[test]
+fn a_budget_that_nobody_has_set_refuses_nothing() {
+    let ended = ended("overcommit", &[], true);
+    ended.well().says("all checks passed");
+    assert_eq!(ended.err, "", "no report of a request that libc refuses too");
+}
+
 /// The driver that is loaded for a GPU's heap can allocate, which creates the host's heap.
 #[test]
 fn a_driver_can_allocate_while_it_is_loaded() {

@@ -9,7 +9,7 @@ pub(crate) mod gpu;
 pub(crate) mod random;
 
 use contents::Contents;
-use dormouse_alloc::{Allocator, Config};
+use dormouse_alloc::{Allocator, Config, Spare};
 use dormouse_device::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
     SpanId, SpanLabel,
@@ -322,10 +322,27 @@ fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         budget_bytes: (budget_pages * PAGE) as u64,
         segment_bytes: 16 * PAGE,
         moves_pages: false,
+        spare: Spare::TIGHT,
         thread_cache: false,
     };
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));
     (device, Arc::new(allocator.unwrap()))
+}
+
+/// A fake of which nothing is logged and whose contents are not kept, and the allocator that `config` makes of
+/// it. It is stream-ordered where it has streams, which are idle.
+pub(crate) fn uncounted(
+    pages: usize,
+    config: Config,
+    streams: usize,
+) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
+    let device = Fake { is_stream_ordered: streams > 0, ..Fake::with_pages(pages) };
+    device.inner().is_logged = false;
+    let device = Arc::new(device);
+    let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));
+    let allocator = Arc::new(allocator.unwrap());
+    add_streams(&device, &allocator, streams);
+    (device, allocator)
 }
 
 /// A fake with contents, of which nothing is logged, and the allocator that `config` makes of it.

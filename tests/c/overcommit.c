@@ -1,0 +1,58 @@
+/* Under the preload library, nothing but malloc: a limit that nobody has set refuses nothing that libc serves, and
+ * blocks that are replaced by longer ones leave no cache behind. */
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GIB ((size_t)1 << 30)
+#define MIB ((size_t)1 << 20)
+#define BLOCKS 4
+
+/* Resident memory now, in bytes. */
+static size_t resident_bytes(void)
+{
+    unsigned long total = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file == NULL || fscanf(file, "%lu %lu", &total, &resident) != 2) {
+        abort();
+    }
+    fclose(file);
+    return (size_t)resident * 4096;
+}
+
+static void expect(int holds, const char *what)
+{
+    if (!holds) {
+        fprintf(stderr, "failed: %s\n", what);
+        exit(1);
+    }
+}
+
+int main(void)
+{
+    char *blocks[BLOCKS], *old = NULL;
+    for (size_t at = 0; at < BLOCKS; at++) {
+        blocks[at] = (char *)malloc(10 * GIB);
+        expect(blocks[at] != NULL, "10 GiB, untouched");
+        blocks[at][0] = blocks[at][10 * GIB - 1] = 1;
+    }
+    for (size_t at = 0; at < BLOCKS; at++) {
+        free(blocks[at]);
+    }
+    errno = 0;
+    expect(malloc(PTRDIFF_MAX) == NULL && errno == ENOMEM, "PTRDIFF_MAX is refused");
+    for (size_t bytes = 33 * MIB; bytes < 64 * MIB; bytes += MIB / 4) {
+        char *fresh = (char *)malloc(bytes);
+        expect(fresh != NULL, "a slightly longer block");
+        memset(fresh, 1, bytes);
+        free(old);
+        old = fresh;
+    }
+    /* Two blocks were live at a time: they, a quarter more or 64 MiB, and as much of parked pages. */
+    expect(resident_bytes() < 2 * 64 * MIB + 64 * MIB + 64 * MIB + 32 * MIB, "the cache follows what is live");
+    free(old);
+    puts("all checks passed");
+    return 0;
+}
