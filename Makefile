@@ -12,7 +12,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models soak traces gpu-bundle kernels fuzz-alloc campaign clean
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models soak traces gpu-bundle kernels fuzz-alloc campaign test-disks clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -58,6 +58,10 @@ campaign: ## random sequences on files and devices that fail, then processes kil
 		$(CARGO) test --locked -p dormouse-offload --lib -- campaign --nocapture --test-threads=1
 	$(if $(CAMPAIGN_SEED),,CAMPAIGN_KILLS=$(CAMPAIGN_KILLS) $(CARGO) test --locked -p dormouse-offload --test killed -- \
 		--nocapture --test-threads=1)
+
+test-disks: ## real file systems on loop devices that fill up, shut down, lose their device or flip bits; needs root
+	$(CARGO) build --release --locked -p dormouse-offload --example disk_faults
+	tests/disk-faults/run
 
 kernels: python ## compiles kernels/cuda/ into the fat binary that is committed beside it
 	$(PYTHON) scripts/build-kernels
