@@ -12,14 +12,14 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models soak traces gpu-bundle kernels fuzz-alloc campaign test-disks clean
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-python-a-to-m test-python-n-to-z test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models soak traces gpu-bundle kernels fuzz-alloc campaign test-disks clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
 
 # Loom's build and the Python suites keep one core each busy, so two of them run at a time.
 test: check test-rust ## every test of the project
-	$(MAKE) -j2 --output-sync=target test-loom test-kernels test-python test-benches test-gpu
+	$(MAKE) -j2 --output-sync=target test-loom test-python test-kernels test-benches test-gpu
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
 	$(CARGO) build --release --locked -p dormouse -p dormouse-preload
@@ -69,9 +69,17 @@ kernels: python ## compiles kernels/cuda/ into the fat binary that is committed 
 test-kernels: python
 	$(PYTHON) scripts/build-kernels --check
 
-test-python: test-lib python
-	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so \
-		$(PYTHON) -m pytest -q python/tests
+# In two halves by name, so that two cores share the longest suite.
+PYTEST_PYTHON = PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so \
+	LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests
+
+test-python: test-python-a-to-m test-python-n-to-z
+
+test-python-a-to-m: test-lib python
+	$(PYTEST_PYTHON) --ignore-glob='*/test_[n-z]*'
+
+test-python-n-to-z: test-lib python
+	$(PYTEST_PYTHON) --ignore-glob='*/test_[!n-z]*'
 
 test-benches: python ## what the benchmarks themselves are made of
 	$(PYTHON) -m pytest -q benches
