@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from .. import exchange as exchanging
 from .. import ranks
 from ..errors import ArgumentError
 from ..group import Group
 from ..runtime import Prefix, Runtime
-from ..schedule import Plan
+from ..schedule import Machine, Plan
 from ..tree import Conversation, Tree
 from . import adapters, check, dropout, miniature, share, sharding, support
-from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, TreeBatch
+from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, TreeBatch, batch_of
 from .check import Checked
+from .exchange import Batches, Exchange, ExchangeReport
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
 from .likelihood import check_temperature
@@ -27,6 +28,7 @@ from .outputs import PLAIN, Losses, Output, Request
 from .probe import Probe
 from .probe_step import probe_step
 from .score import GroupScores, score_group
+from .share import RanksReport
 from .sharding import ReplicatedWeights
 from .step import Step, StepReport
 
@@ -35,23 +37,6 @@ CHECK_PREFIX_ID = (1 << 32) - 1
 
 GroupLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, int], torch.Tensor]
 GroupPromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
-
-
-@dataclass
-class RanksReport:
-    """Results of one rank in a step of all ranks."""
-
-    loss: float
-    """This rank's sum over its own groups."""
-    groups: list[StepReport]
-    """Results of the rank's groups, in their order."""
-    dummy_microbatches: int
-    """Microbatches run only to match other ranks: one token each, no loss, zero gradients."""
-    dummy_groups: int
-    """Groups run only to match other ranks; ``dummy_microbatches`` includes their microbatches."""
-    microbatch_tokens: int
-    """The minimum over ranks."""
-    ranks: int
 
 
 class SharedPrefix:
@@ -168,7 +153,7 @@ class SharedPrefix:
                 "block_tokens with prompt_dropout=False: rows of blocks would drop nothing although "
                 "they are not shared; accepted: one of the two"
             )
-        own = _batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
+        own = batch_of(batch, Losses(loss_fn, prompt_loss_fn, request), **tree_options)
         if own.is_empty:
             return StepReport(0.0)
         self._check_if_needed(weights, [own], microbatch_tokens, request)
@@ -191,6 +176,7 @@ class SharedPrefix:
         prompt_outputs: Collection[str] = (),
         process_group=None,
         microbatch_tokens: int = 256,
+        exchange: bool | Machine = False,
     ) -> RanksReport:
         """Adds to every parameter's ``.grad`` the mean over ranks of their groups' gradients.
 
@@ -202,6 +188,15 @@ class SharedPrefix:
         ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
         data-parallel ranks; defaults to DDP's group, else to the default group, else to this
         process alone.
+
+        ``exchange``: a prefix that groups or trees of several ranks begin with is computed by one
+        of them, which sends K, V and recurrent states to the others and receives their gradients;
+        the same on all ranks. Prefixes end before the first label. Ranks find them from the token
+        ids before first labels, which they send each other. With a :class:`dormouse.schedule.Machine` a
+        prefix is exchanged if the link transfers it sooner than a rank computes it. Exchanged
+        prefixes stay in memory, or asleep, for the whole step. An error in the losses or passes of
+        one rank raises on every rank at the end of the step. Under ``fully_shard`` all weights are
+        gathered once. Losses then read logits of responses alone.
 
         Gradients are reduced once, after the last backward: by the reduce-scatter of
         ``fully_shard`` with its own divisor, or as the mean of ``.grad`` over ranks. Until then a
@@ -218,24 +213,35 @@ class SharedPrefix:
                 process_group = sharding.process_group_of(self._wrapped)
             try:
                 request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
+                if exchange and request != PLAIN:
+                    raise support.UnsupportedModelError(
+                        f"exchange with losses that read {request.description}; accepted: logits "
+                        "of responses"
+                    )
             except Exception as error:
                 ranks.refuse(process_group, error, self._runtime.device)
                 raise
-            own = (groups, Losses(loss_fn, prompt_loss_fn, request), process_group)
+            own = (groups, Losses(loss_fn, prompt_loss_fn, request), process_group, exchange)
             offer, agreement = self._agree(stack, own, microbatch_tokens)
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
                 reach = Reach(agreement.check_tokens, agreement.check_rows)
-                outdated = self._outdated(offer.batches, microbatch_tokens, request)
+                outdated = self._outdated(
+                    offer.batches, microbatch_tokens, request, is_tree=bool(exchange)
+                )
                 reason = outdated or "the check of another rank"
-                self._check(offer.weights, reach, reason, request, is_tree=agreement.gathers)
+                is_tree = agreement.gathers or bool(exchange)
+                self._check(offer.weights, reach, reason, request, is_tree=is_tree)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
             if agreement.gathers:
                 stack.enter_context(offer.weights.gathered())
-            ours, dummies = {}, []
-            for index in sorted(set(range(len(groups))) - set(offer.turns)):
-                ours[index] = self._run_batch(offer, index, 0, is_last=False)
+            ours, dummies, exchanged = {}, [], None
+            if exchange:
+                ours, exchanged = self._run_exchange(stack, offer, process_group, exchange)
+            else:
+                for index in sorted(set(range(len(groups))) - set(offer.turns)):
+                    ours[index] = self._run_batch(offer, index, 0, is_last=False)
             slots = agreement.slots
             for slot in slots:
                 is_last = slot is slots[-1]
@@ -255,6 +261,7 @@ class SharedPrefix:
             dummy_groups=len(dummies),
             microbatch_tokens=agreement.budgets["microbatch_tokens"],
             ranks=agreement.ranks,
+            exchange=exchanged,
         )
 
     # The first call checks the model, which needs autograd whatever the caller is in.
@@ -317,7 +324,7 @@ class SharedPrefix:
 
         ``tree_options``: as for :meth:`backward`.
         """
-        with self._plan(_batch_of(batch, Losses(), **tree_options), microbatch_tokens) as plan:
+        with self._plan(batch_of(batch, Losses(), **tree_options), microbatch_tokens) as plan:
             return plan.predict()
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
@@ -340,14 +347,19 @@ class SharedPrefix:
         return sharding.of(self._wrapped, self._view)
 
     def _outdated(
-        self, batches: Sequence[Batch], microbatch_tokens: int, request: Request
+        self,
+        batches: Sequence[Batch],
+        microbatch_tokens: int,
+        request: Request,
+        *,
+        is_tree: bool = False,
     ) -> str | None:
         """Returns why the model must be checked before ``batches``; None if it need not."""
         if self._state is None:
             return self._known.difference()
-        checked = self._checked(batches, request)
+        checked = self._checked(batches, request, is_tree=is_tree)
         if checked is None:
-            if _has_tree(batches):
+            if is_tree or _has_tree(batches):
                 return "the first step with a tree"
             return (
                 f"the first step with autocast to {self._autocast} and losses that read "
@@ -371,12 +383,14 @@ class SharedPrefix:
         kind = self._runtime.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def _checked(self, batches: Sequence[Batch], request: Request) -> Checked | None:
+    def _checked(
+        self, batches: Sequence[Batch], request: Request, *, is_tree: bool = False
+    ) -> Checked | None:
         """Returns the last check of such batches with losses that read this, under the autocast
         that is active now."""
         if self._state is None:
             return None
-        return self._state.checks.get((self._autocast, request, _has_tree(batches)))
+        return self._state.checks.get((self._autocast, request, is_tree or _has_tree(batches)))
 
     def _check_if_needed(
         self,
@@ -396,13 +410,19 @@ class SharedPrefix:
         batches: Sequence[Batch],
         microbatch_tokens: int,
         request: Request,
+        *,
+        is_tree: bool,
     ) -> Reach | None:
         """Checks the model if the other ranks need not take part; returns how far all ranks must
-        check it together."""
-        outdated = self._outdated(batches, microbatch_tokens, request) is not None
-        if weights.passes_hold_collectives and outdated:
-            return self._reach(batches, microbatch_tokens)
-        self._check_if_needed(weights, batches, microbatch_tokens, request)
+        check it together. ``is_tree``: batches run as trees whatever they are."""
+        reason = self._outdated(batches, microbatch_tokens, request, is_tree=is_tree)
+        if reason is None:
+            return None
+        reach = self._reach(batches, microbatch_tokens)
+        if weights.passes_hold_collectives:
+            return reach
+        is_tree = is_tree or _has_tree(batches)
+        self._check(weights, reach, reason, request, is_tree=is_tree)
         return None
 
     def _reach(self, batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
@@ -421,7 +441,7 @@ class SharedPrefix:
         device = self._runtime.device
 
         def run_step(batch, microbatch_tokens, losses):
-            batch = _batch_of(batch, losses)
+            batch = batch_of(batch, losses)
             with (
                 self._plan(batch, microbatch_tokens) as plan,
                 self._step(weights, batch, plan, _awake, is_check=True) as step,
@@ -456,7 +476,7 @@ class SharedPrefix:
 
     def _agree(self, stack, own: tuple, microbatch_tokens: int):
         """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans.
-        ``own``: groups, losses and process group."""
+        ``own``: groups, losses, process group and ``exchange``."""
         device, process_group = self._runtime.device, own[2]
         offer = self._offer(stack, *own, microbatch_tokens)
         agreement = ranks.agree(process_group, offer.share, device)
@@ -467,7 +487,7 @@ class SharedPrefix:
         return offer, agreement
 
     def _offer(
-        self, stack, groups, losses: Losses, process_group, microbatch_tokens: int
+        self, stack, groups, losses: Losses, process_group, exchange, microbatch_tokens: int
     ) -> _Offer:
         request = losses.request
         try:
@@ -482,15 +502,19 @@ class SharedPrefix:
                         f"losses read {request.description}, and weights are gathered over ranks; "
                         "accepted under fully_shard: logits and outputs of responses"
                     )
-            batches = [_batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
+            batches = [batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
             for index, batch in enumerate(batches):
                 if batch.is_empty:
                     raise ArgumentError(
                         f"groups[{index}] has no token that carries loss; accepted: at least 1"
                     )
-            check_reach = self._check_alone(weights, batches, microbatch_tokens, request)
+            check_reach = self._check_alone(
+                weights, batches, microbatch_tokens, request, is_tree=bool(exchange)
+            )
             plans = [stack.enter_context(self._plan(each, microbatch_tokens)) for each in batches]
             turns = [i for i, each in enumerate(batches) if isinstance(each, GroupBatch)]
+            if exchange:
+                turns = []
             # Groups with equal keys share a probe. Passes of trees hold no collectives: theirs run
             # when they are needed.
             missing = {}
@@ -506,13 +530,47 @@ class SharedPrefix:
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
                 check_reach=check_reach,
-                has_trees=len(turns) < len(batches),
+                has_trees=bool(exchange) or len(turns) < len(batches),
+                exchange=str(exchange),
                 request=request,
             )
         except Exception as error:
             ranks.refuse(process_group, error, self._runtime.device)
             raise
         return _Offer(offered, weights, batches, plans, turns, missing)
+
+    def _run_exchange(
+        self, stack, offer: _Offer, process_group, exchange: bool | Machine
+    ) -> tuple[dict[int, StepReport], ExchangeReport]:
+        """Runs all batches with the prefixes that ranks share; returns their reports."""
+        tokens = offer.share.budgets["microbatch_tokens"]
+        finders = [self._probe_finder(offer.weights, each, tokens) for each in offer.batches]
+
+        def run_batch(index: int, plan: Plan, live: dict) -> StepReport:
+            own = (offer.weights, offer.batches[index], plan, finders[index])
+            with self._step(*own, exchanged=live) as step:
+                report = step.run()
+            report.checked = self._checked([offer.batches[index]], PLAIN, is_tree=True)
+            return report
+
+        shape, device = model_shape(self._view), self._runtime.device
+        stems = [stem for batch in offer.batches for stem in batch.stems()]
+        gathered = ranks.gather_numbers(process_group, exchanging.packed(stems), device)
+        run = error = None
+        try:
+            pays = exchanging.sooner(shape, exchange if isinstance(exchange, Machine) else None)
+            nodes = exchanging.plan(list(map(exchanging.unpacked, gathered)), shape.vocab, pays)
+            batches = Batches(offer.batches, finders, shape, tokens)
+            run = Exchange(
+                self._view, offer.weights, self._runtime, nodes, batches, process_group, stack
+            )
+        except Exception as raised:
+            error = raised
+        ranks.raise_together(process_group, error, device)
+        with run:
+            reports = run.run(run_batch)
+            ranks.raise_together(process_group, run.error, device)
+        return reports, run.report
 
     def _run_probes(self, offer: _Offer, count: int) -> None:
         """Runs this rank's probes, and dummies up to ``count``: a probe gathers weights too."""
@@ -548,6 +606,7 @@ class SharedPrefix:
         find_probe: Callable[[bool, Request], Probe | None],
         *,
         is_check: bool = False,
+        exchanged: dict | None = None,
     ) -> Step:
         layers = len(self._view.layers)
 
@@ -557,7 +616,7 @@ class SharedPrefix:
             return Prefix(self._runtime, plan, layers, node)
 
         device = self._runtime.device
-        return Step(self._view, weights, batch, plan, device, open_prefix, find_probe)
+        return Step(self._view, weights, batch, plan, device, open_prefix, find_probe, exchanged)
 
     def _probe_key(
         self,
@@ -623,16 +682,6 @@ class _Offer(NamedTuple):
     """Indices of the groups, whose passes match those of other ranks. The others are trees."""
     probes: dict[tuple, torch.Tensor]
     """Prompts of missing probes, by key."""
-
-
-def _batch_of(
-    batch: Group | Tree | Sequence[Conversation], losses: Losses, **options
-) -> Batch:
-    if isinstance(batch, Group):
-        if options:
-            raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
-        return GroupBatch(batch, losses)
-    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), losses, **options)
 
 
 def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
