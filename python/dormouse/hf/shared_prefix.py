@@ -192,11 +192,11 @@ class SharedPrefix:
         ``exchange``: a prefix that groups or trees of several ranks begin with is computed by one
         of them, which sends K, V and recurrent states to the others and receives their gradients;
         the same on all ranks. Prefixes end before the first label. Ranks find them from the token
-        ids before first labels, which they send each other. With a :class:`dormouse.schedule.Machine` a
-        prefix is exchanged if the link transfers it sooner than a rank computes it. Exchanged
-        prefixes stay in memory, or asleep, for the whole step. An error in the losses or passes of
-        one rank raises on every rank at the end of the step. Under ``fully_shard`` all weights are
-        gathered once. Losses then read logits of responses alone.
+        ids before first labels, which they send each other. With a
+        :class:`dormouse.schedule.Machine` those are exchanged that the link transfers sooner than a
+        rank computes them. Exchanged prefixes stay in memory, or asleep, for the whole step. An
+        error in the losses or passes of one rank raises on every rank at the end of the step. Under
+        ``fully_shard`` all weights are gathered once. Losses read logits of responses alone.
 
         Gradients are reduced once, after the last backward: by the reduce-scatter of
         ``fully_shard`` with its own divisor, or as the mean of ``.grad`` over ranks. Until then a

@@ -18,7 +18,7 @@ import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from ..schedule import Member, Op, Plan, PlanNode, Score
+from ..schedule import Member, Op, Plan, Score
 from . import attention, checkpointing, graph, guard, outputs, recurrent, registry, support
 from .batch import Batch
 from .check import Checked
