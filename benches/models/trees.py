@@ -21,7 +21,7 @@ import dormouse  # noqa: E402
 from dormouse import Conversation, Tree  # noqa: E402
 from dormouse.demo import model as demo_model  # noqa: E402
 from dormouse.demo.memory import Memory, PeakMeter  # noqa: E402
-from dormouse.hf import SharedPrefix, shared_prefix  # noqa: E402
+from dormouse.hf import SharedPrefix, checked_model  # noqa: E402
 
 TURNS = Path(__file__).with_name("turns.json")
 ROUNDS = 2
@@ -110,8 +110,8 @@ def main() -> None:
     tree = batch()
     with dormouse.Runtime() as runtime:
         saved_bytes = saved_bytes_per_token_layer(model, runtime)
-        real = shared_prefix.model_shape
-        shared_prefix.model_shape = lambda view: replace(
+        real = checked_model.model_shape
+        checked_model.model_shape = lambda view: replace(
             real(view), saved_bytes_per_token_layer=round(saved_bytes)
         )
         shared = SharedPrefix(model, runtime, sleep=False)

@@ -28,6 +28,8 @@ DIGEST_BYTES = 256
 _LENGTH_BYTES = 4
 # Text of an error in a message: a character may take twelve bytes.
 FAILURE_CHARS_MAX = 600
+# What one rank sends in :func:`gather_numbers`: 1 GiB.
+NUMBERS_MAX = 1 << 27
 # Gradients averaged in one collective.
 BUCKET_BYTES = 64 << 20
 
@@ -121,7 +123,7 @@ def agree(process_group, share: Share, device: torch.device | str = "cpu") -> Ag
         refuse(process_group, error, device)
         raise
     table = _exchange(process_group, message, MESSAGE_BYTES, device)
-    return settle(table, _rank(process_group))
+    return settle(table, rank(process_group))
 
 
 def refuse(process_group, error: Exception, device: torch.device | str = "cpu") -> None:
@@ -129,6 +131,40 @@ def refuse(process_group, error: Exception, device: torch.device | str = "cpu") 
     ``error`` itself."""
     failure = f"{type(error).__name__}: {error}"[:FAILURE_CHARS_MAX]
     _exchange(process_group, _canonical({"failure": failure}), MESSAGE_BYTES, device)
+
+
+def raise_together(
+    process_group, error: Exception | None, device: torch.device | str = "cpu"
+) -> None:
+    """Raises on every rank if any has an ``error``: that rank its own, the others
+    :class:`RanksDifferError`. Collective."""
+    if error is not None:
+        refuse(process_group, error, device)
+        raise error
+    table = _exchange(process_group, _canonical({}), MESSAGE_BYTES, device)
+    _check_ready(table)
+
+
+def gather_numbers(
+    process_group, numbers: torch.Tensor, device: torch.device | str = "cpu"
+) -> list[torch.Tensor]:
+    """Returns every rank's ``numbers`` (1-D int64, any length), by rank, in host memory.
+    Collective.
+
+    Raises :class:`DormouseError` on every rank beyond ``NUMBERS_MAX``.
+    """
+    table = _exchange(process_group, _canonical(len(numbers)), DIGEST_BYTES, device)
+    longest = max(table)
+    if longest > NUMBERS_MAX:
+        raise DormouseError(f"a rank sends {longest} numbers; accepted: {NUMBERS_MAX}")
+    if len(table) == 1 or longest == 0:
+        return [numbers] * len(table)
+    own = torch.zeros(longest, dtype=torch.int64)
+    own[: len(numbers)] = numbers
+    own = own.to(_message_device(process_group, device))
+    gathered = [torch.empty_like(own) for _ in table]
+    dist.all_gather(gathered, own, group=process_group)
+    return [row[:count].cpu() for row, count in zip(gathered, table, strict=True)]
 
 
 def confirm(process_group, sequence: Sequence[str], device: torch.device | str = "cpu") -> None:
@@ -167,9 +203,7 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
 
     Raises :class:`RanksDifferError`.
     """
-    failures = [row.get("failure", "ready") for row in table]
-    if any("failure" in row for row in table):
-        raise _differ({"readiness": failures})
+    _check_ready(table)
     columns = [_comparable(row) for row in table]
     names = sorted(set().union(*columns))
     differences = {
@@ -208,6 +242,11 @@ def settle(table: Sequence[Mapping], rank: int) -> Agreement:
         gathers=gathers,
         ranks=len(table),
     )
+
+
+def _check_ready(table: Sequence[Mapping]) -> None:
+    if any("failure" in row for row in table):
+        raise _differ({"readiness": [row.get("failure", "ready") for row in table]})
 
 
 def average_gradients(
@@ -317,5 +356,6 @@ def _message_device(process_group, device) -> torch.device:
     return torch.device("cpu" if "cpu:" in backends else device)
 
 
-def _rank(process_group) -> int:
+def rank(process_group) -> int:
+    """Returns this process's rank in the group; 0 if torch.distributed is not initialized."""
     return 0 if world_size(process_group) == 1 else dist.get_rank(process_group)

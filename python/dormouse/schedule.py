@@ -274,7 +274,7 @@ class Forest(_Handle):
     def part(self, sequences: Sequence[int]) -> Forest:
         """Returns the forest of some sequences, for example those of a rank: its sequence i is
         ``sequences[i]``. Nodes are cut as in the whole forest, so that ops of ranks match."""
-        found = query("part", forest=self, sequences=sequences)["forest"]
+        found = query("part", forest=self, sequences=list(sequences))["forest"]
         endings = [Ending(**ending) for ending in found["endings"]]
         return Forest.from_nodes(found["parents"], found["lengths"], endings)
 
@@ -385,9 +385,11 @@ class Plan(_Handle):
         microbatch_rows: int,
         model: native.ModelShape,
         last_layer_dead: bool = True,
+        cuts: Sequence[int] = (),
         **options,
     ) -> Plan:
-        """Creates the plan of a flat group; the runtime decides what sleeps.
+        """Creates the plan of a flat group; the runtime decides what sleeps. ``cuts``: numbers of
+        prompt tokens after which a node ends.
 
         Labels are the tokens of the responses. ``options`` are those of :class:`Plan`.
         """
@@ -398,8 +400,11 @@ class Plan(_Handle):
                 accepted = f"accepted: 0 to {model.vocab - 1}"
                 raise _refused(f"{name} has token id {int(ids[at])} at {at}; {accepted}")
         prompt, count = len(group.prompt), len(group.responses)
-        lengths = [prompt, *map(len, group.responses)]
-        with Forest.from_nodes([None] + [0] * count, lengths) as forest:
+        edges = [0, *sorted(set(cuts) - {prompt}), prompt]
+        prompts = [end - begin for begin, end in itertools.pairwise(edges)]
+        parents = [None, *range(len(prompts) - 1), *[len(prompts) - 1] * count]
+        lengths = [*prompts, *map(len, group.responses)]
+        with Forest.from_nodes(parents, lengths) as forest:
             return cls(
                 forest,
                 model=model,

@@ -5,13 +5,15 @@ Read by the test, which computes the dense gradients in its own process, and by 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import models
 import torch
+from model_zoo import in_fp64, zoo_model
 
-from dormouse import Tree
+from dormouse import Conversation, Group, Tree
 from dormouse.hf import Output
 
 # Groups as (prompt tokens, response lengths, seed).
@@ -43,6 +45,9 @@ class Case:
     """Only parameters with this in their name are trained."""
     reads: tuple[str, ...] = ()
     """What losses read: ``hidden``, ``logits``, ``prompt``; empty: logits of responses."""
+    exchange: bool = False
+    kind: str = ""
+    """A model of model_zoo.py instead of the tiny one."""
     altered: str = ""
     """What is done to ranks or to the code: see ranks_worker.py."""
 
@@ -152,13 +157,63 @@ REFUSED = {
     "one rank asks for no output": Case(UNEQUAL, altered="rank 1 asks for no output"),
 }
 
+# Prompts that ranks share: the same seed, or a beginning of it.
+COMMON = {"exchange": True}
+SAME, SAME_LONG = (12, (2, 4), 7), (30, (3, 1, 2), 7)
+BRANCH, OTHER_BRANCH = ("branch", 0), ("branch", 1)
+LABELLED, LABELLED_TOO = ("labelled", 0), ("labelled", 1)
+
+EXCHANGES = {
+    "the same prompt": Case(((SAME,), (SAME,)), spread="ddp", **COMMON),
+    "a prompt that begins another": Case(((SAME, LONG), (SAME_LONG,)), spread="plain", **COMMON),
+    "several groups of a prompt": Case(((SAME, SAME), (SAME_LONG, SAME)), spread="ddp", **COMMON),
+    "branches of a tree": Case(((BRANCH, TINY), (OTHER_BRANCH,)), spread="ddp", **COMMON),
+    "a tree and a group": Case(((BRANCH,), (("stem",),)), spread="plain", **COMMON),
+    "labels on what is shared": Case(((LABELLED,), (LABELLED_TOO,)), spread="ddp", **COMMON),
+    "nothing in common": Case(((LONG,), (TINY,)), spread="ddp", **COMMON),
+    "an exchange with nobody": Case(((SAME,), ()), spread="ddp", **COMMON),
+    "an exchange, asleep": Case(
+        ((WIDE_GROUP,), (WIDE_GROUP, SHORT)), spread="ddp", sleep=BOTH_ASLEEP, model=WIDE, **COMMON
+    ),
+    "an exchange of shards": Case(((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), **COMMON),
+    "an exchange of shards, one empty": Case(((SAME,), ()), **COMMON),
+    "an exchange of adapters": Case(
+        ((SAME,), (SAME,)), spread="ddp", trainable="2.self_attn", **COMMON
+    ),
+    "recurrent layers": Case(
+        ((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), spread="ddp", kind="qwen3_next", **COMMON
+    ),
+    "scans": Case(((BRANCH,), (OTHER_BRANCH,)), spread="plain", kind="mamba2", **COMMON),
+    "two exchanges": Case(
+        ((BRANCH,), (OTHER_BRANCH,)), spread="ddp", altered="two steps", **COMMON
+    ),
+    "an exchange after an error of the loss": Case(
+        ((BRANCH,), (OTHER_BRANCH,)), spread="ddp", altered="loss fails first", **COMMON
+    ),
+}
+FAILURES = {
+    f"{where} of rank {rank} fails": Case(
+        ((SAME, BRANCH), (SAME, OTHER_BRANCH)), spread="ddp", altered=f"{where} {rank} fails",
+        **COMMON,
+    )
+    for where in ("loss", "forward", "backward", "layout")
+    for rank in (0, 1)
+}
+
 # Steps whose gradients must be seen to be wrong.
 MUTANTS = {
     "weights twice": Case(UNEQUAL, altered="weights twice"),
     "dummy microbatches that count": Case(UNEQUAL, altered="dummy microbatches that count"),
 }
 
+EXCHANGE_MUTANTS = {
+    "gradients that are not sent back": Case(
+        ((BRANCH,), (OTHER_BRANCH,)), spread="ddp", altered="sends zeros", **COMMON
+    ),
+}
+
 TWO_RANKS = STEPS | REFUSED | MUTANTS
+EXCHANGE_TWO = EXCHANGES | FAILURES | EXCHANGE_MUTANTS
 
 THREE_RANKS = {
     "two groups, one, none": Case(((SHORT, LONG), (TINY,), ())),
@@ -171,17 +226,66 @@ THREE_RANKS = {
 
 def model_of(case: Case) -> torch.nn.Module:
     """The same model on every rank and in the test's own process."""
-    model = models.tiny(**(SMALL | case.model))
+    model = models.tiny(**(SMALL | case.model)) if not case.kind else zoo_model(case.kind)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(case.trainable in name)
     return model
+
+
+EXCHANGE_THREE = {
+    "prompts of three ranks": Case(((SAME, BRANCH), (SAME_LONG,), (OTHER_BRANCH, SAME)), **COMMON),
+    "one rank without any": Case(
+        ((BRANCH, LONG), (), (OTHER_BRANCH, SHORT)), spread="ddp", **COMMON
+    ),
+    "two owners, each waiting": Case(
+        ((SAME, BRANCH), (BRANCH, SAME_LONG), (OTHER_BRANCH, SAME)), spread="ddp", **COMMON
+    ),
+    "rank 1 differs": Case(
+        ((SAME,), (SAME,), (SAME,)), spread="ddp", altered="rank 1 exchanges nothing", **COMMON
+    ),
+    "a rank dies in an exchange": Case(
+        ((SAME,), (SAME,), (SAME,)), spread="ddp", altered="rank 2 dies", **COMMON
+    ),
+}
+
+
+DYING = {
+    f"a rank dies in its {where}": Case(
+        ((SAME, BRANCH), (OTHER_BRANCH, SAME)), spread="ddp", altered=f"rank 1 dies in {where}",
+        **COMMON,
+    )
+    for where in ("forward", "loss", "backward")
+}
+DIES_IN_FORWARD, DIES_IN_LOSS, DIES_IN_BACKWARD = ({name: case} for name, case in DYING.items())
 
 
 def groups_of(case: Case, rank: int) -> list:
     return [_batch(*entry) for entry in case.shares[rank]]
 
 
+def _branches(rank: int, first_label: int) -> Tree:
+    """Conversations with a beginning for all ranks, and one for each pair of branches."""
+    generator = torch.Generator().manual_seed(11)
+    stem, *branches = (
+        torch.randint(0, models.VOCAB, (n,), generator=generator) for n in (10, 7, 6, 8)
+    )
+    found = []
+    for i, branch in enumerate((branches[0], branches[1 + rank], branches[0])):
+        own = torch.randint(0, models.VOCAB, (3 + i + rank,), generator=generator)
+        tokens = torch.cat([stem, branch, (own + rank) % models.VOCAB])
+        first = first_label if i != 2 else len(tokens) - 1
+        found.append(Conversation(tokens, [(first, len(tokens))], 0.5 + 0.4 * i - rank))
+    return Tree(found)
+
+
 def _batch(prompt, *more):
+    if prompt == "branch":
+        return _branches(*more, first_label=15)
+    if prompt == "labelled":
+        return _branches(*more, first_label=6)
+    if prompt == "stem":
+        tree = _branches(0, first_label=15)
+        return Group(tree.conversations[0].tokens[:12], [[1, 2], [3]], [0.5, -1.0])
     if prompt == "tree":
         return Tree(models.conversations(*more))
     lengths, seed = more
@@ -262,6 +366,11 @@ def _tree_backward(model, conversations, loss) -> None:
 
 def dense_gradients(case: Case) -> dict[str, torch.Tensor]:
     """The mean over ranks of what a dense loop over each rank's groups gives."""
+    with in_fp64() if case.kind else contextlib.nullcontext():
+        return _dense_gradients(case)
+
+
+def _dense_gradients(case: Case) -> dict[str, torch.Tensor]:
     model = model_of(case)
     for rank in range(len(case.shares)):
         dense_backward(case, model, rank)

@@ -19,11 +19,14 @@ import ranks_cases
 import torch
 import torch.distributed as dist
 from conftest import a_runtime
+from model_zoo import in_fp64
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dormouse import Prefix, ranks
-from dormouse.hf import SharedPrefix, check, sharding
+from dormouse.hf import SharedPrefix, check, exchange, sharding
+from dormouse.hf.exchange import Exchange, ReceivedForward
+from dormouse.hf.step import LivePrefix
 
 NVME_FILE_BYTES = 64 << 20
 # Of a collective that another rank never enters: far below the test's own limit.
@@ -73,7 +76,7 @@ class Run:
         self.bare = ranks_cases.model_of(case).train()
         self.groups = ranks_cases.groups_of(case, rank)
         self.loss = ranks_cases.loss_of(rank, case.reads)
-        self.options = {}
+        self.options = {"exchange": case.exchange}
         if case.reads:
             self.options["outputs"] = ["last_hidden_state"]
         if "prompt" in case.reads:
@@ -126,7 +129,7 @@ class Run:
         return "plain" if differs else self.case.spread
 
     def before_placing(self, stack: contextlib.ExitStack) -> None:
-        how, layers = self.case.altered, self.bare.model.layers
+        how, layers = self.case.altered, getattr(getattr(self.bare, "model", None), "layers", [])
         if how == "rank 1 freezes a layer" and self.rank == 1:
             layers[0].requires_grad_(False)
         if how.startswith("checkpointed"):
@@ -183,6 +186,26 @@ class Run:
             self.process_group = alone[self.rank]
         if how == "backward":
             self.shared.backward(self.groups[0], models.loss_fn)
+        if how == "rank 1 exchanges nothing" and self.rank == 1:
+            self.options["exchange"] = False
+        if how == f"loss {self.rank} fails":
+            self.loss = failing
+        if how == f"forward {self.rank} fails":
+            stack.enter_context(mock.patch.object(Exchange, "_forward", failing))
+        if how == f"backward {self.rank} fails":
+            stack.enter_context(mock.patch.object(LivePrefix, "backward", failing))
+        if how == f"layout {self.rank} fails":
+            stack.enter_context(mock.patch.object(exchange, "Layout", failing))
+        if how == "rank 1 dies in loss" and self.rank == 1:
+            self.loss = dying
+        if how == "rank 1 dies in forward" and self.rank == 1:
+            stack.enter_context(mock.patch.object(Exchange, "_forward", dying))
+        if how == "rank 1 dies in backward" and self.rank == 1:
+            stack.enter_context(mock.patch.object(LivePrefix, "backward", dying))
+        if how == "sends zeros":
+            sent = ReceivedForward.gradients
+            zeros = lambda self: [torch.zeros_like(each) for each in sent(self)]
+            stack.enter_context(mock.patch.object(ReceivedForward, "gradients", zeros))
         if how == "rank 2 dies" and self.rank == 2:
             self.loss = dying
         if how == "rank 2 stays away":
@@ -203,11 +226,11 @@ class Run:
         return watching
 
 
-def failing(*args):
+def failing(*args, **kwargs):
     raise ZeroDivisionError("an error in the middle of a step")
 
 
-def dying(logits, labels, i, g):
+def dying(*args, **kwargs):
     os._exit(3)
 
 
@@ -256,7 +279,8 @@ def main() -> None:
     with a_runtime(NVME_FILE_BYTES) as runtime:
         for name, case in cases.items():
             try:
-                result = Run(case, rank, runtime).result()
+                with in_fp64() if case.kind else contextlib.nullcontext():
+                    result = Run(case, rank, runtime).result()
             except Exception as error:
                 result = {"error": [kind.__name__ for kind in type(error).__mro__]}
                 result["message"] = str(error)

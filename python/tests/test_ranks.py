@@ -266,7 +266,7 @@ def test_a_dummy_group_gives_gradients_of_exactly_zero_and_no_statistics(runtime
     model = tiny(num_hidden_layers=2)
     shared = SharedPrefix(model, runtime)
     with contextlib.ExitStack() as stack:
-        offer = shared._offer(stack, [], Losses(loss_fn), None, 8)
+        offer = shared._offer(stack, [], Losses(loss_fn), None, False, 8)
         report = shared._run_dummy(offer, 3, is_last=True)
     gradients = take_gradients(model)
     assert set(gradients) == {name for name, _ in model.named_parameters()}

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from .. import _native as native
+from ..exchange import Stem
 from ..group import Group
 from ..schedule import Forest, Machine, Plan
 from ..tree import Conversation, Tree
@@ -21,8 +22,20 @@ TokenLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, range], torch.
 class Batch(Protocol):
     """Sequences by number, as in the plan."""
 
-    def plan(self, model: native.ModelShape, microbatch_tokens: int) -> Plan:
-        """Creates the plan of the sequences. Raises :class:`dormouse.ArgumentError`."""
+    def plan(
+        self,
+        model: native.ModelShape,
+        microbatch_tokens: int,
+        cuts: Sequence[torch.Tensor] = (),
+    ) -> Plan:
+        """Creates the plan of the sequences. ``cuts``: beginnings of stems, in host memory; a node
+        ends where each of them does. Raises :class:`dormouse.ArgumentError`."""
+
+    def stems(self) -> list[Stem]:
+        """Returns the beginnings of sequences that other ranks may compute."""
+
+    def beginning(self, sequence: int, tokens: int) -> torch.Tensor:
+        """Returns the first tokens of a sequence, in host memory."""
 
     def to(self, device: torch.device) -> None:
         """Moves all tokens to the device in one copy, so that passes need no synchronisation."""
@@ -91,13 +104,20 @@ class GroupBatch:
         longest = max(map(len, self.group.responses))
         return len(self.group.prompt) - 1 >= max(longest, microbatch_tokens)
 
-    def plan(self, model, microbatch_tokens):
+    def plan(self, model, microbatch_tokens, cuts=()):
         return Plan.of_group(
             self.group,
+            cuts=[len(cut) for cut in cuts if is_beginning(cut, self.group.prompt)],
             microbatch_rows=microbatch_tokens,
             model=model,
             last_layer_dead=not self.request.runs_prompt_to_end,
         )
+
+    def stems(self):
+        return [Stem(self.group.prompt, None)]
+
+    def beginning(self, sequence, tokens):
+        return self.group.prompt[:tokens]
 
     def to(self, device):
         lengths = [len(self.group.prompt), *map(len, self.group.responses)]
@@ -172,12 +192,12 @@ class TreeBatch:
         # The longer prefix leaves caches that later passes read, so its probe finds more.
         return True
 
-    def plan(self, model, microbatch_tokens):
+    def plan(self, model, microbatch_tokens, cuts=()):
         sequences = [
             each.tokens[:count]
             for each, count in zip(self._conversations, self._used, strict=True)
         ]
-        with Forest.from_ids(sequences, vocab=model.vocab) as forest:
+        with self._forest(sequences, model.vocab, cuts) as forest:
             return Plan(
                 forest,
                 model=model,
@@ -185,8 +205,29 @@ class TreeBatch:
                 weights=[each.weight for each in self._conversations],
                 microbatch_rows=microbatch_tokens,
                 last_layer_dead=True,
+                always_share=bool(cuts),
                 **self._options,
             )
+
+    def _forest(self, sequences: Sequence[torch.Tensor], vocab: int, cuts) -> Forest:
+        stems = [stem.tokens for stem in self.stems()]
+        cuts = [cut for cut in cuts if any(is_beginning(cut, stem) for stem in stems)]
+        if not cuts:
+            return Forest.from_ids(sequences, vocab=vocab)
+        # An id of its own after each cut ends a node there.
+        ended = [torch.cat([cut, torch.tensor([vocab])]) for cut in cuts]
+        with Forest.from_ids([*sequences, *ended], vocab=vocab + 1) as whole:
+            return whole.part(range(len(sequences)))
+
+    def stems(self):
+        firsts = [each.labels[0][0] for each in self._conversations]
+        return [
+            Stem(each.tokens[:first], int(each.tokens[first]))
+            for each, first in zip(self._conversations, firsts, strict=True)
+        ]
+
+    def beginning(self, sequence, tokens):
+        return self._conversations[sequence].tokens[:tokens]
 
     def to(self, device):
         moved = torch.cat([each.tokens for each in self._conversations]).to(device)
@@ -206,6 +247,11 @@ class TreeBatch:
                 f"[{len(positions)}], the loss of each label"
             )
         return losses.sum()
+
+
+def is_beginning(tokens: torch.Tensor, of: torch.Tensor) -> bool:
+    """Returns whether ``of`` begins with ``tokens``."""
+    return len(tokens) <= len(of) and torch.equal(tokens, of[: len(tokens)])
 
 
 def batch_of(

@@ -209,6 +209,26 @@ class States:
         """Returns what phase B reads."""
         return [state.leaf for state in self._states.values()]
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Returns the gradients of :meth:`leaves`; zeros where there is none."""
+        return [
+            torch.zeros_like(leaf, requires_grad=False) if leaf.grad is None else leaf.grad
+            for leaf in self.leaves()
+        ]
+
+    def add_gradient(self, place: int, gradient: torch.Tensor) -> None:
+        """Adds to the gradient of one of :meth:`leaves`. It takes ``gradient`` over."""
+        leaf = self.leaves()[place]
+        leaf.grad = gradient if leaf.grad is None else leaf.grad.add_(gradient)
+
+    def empty_like(self) -> States:
+        """Returns states of the same shapes, uninitialised and without a graph."""
+        states = States()
+        for place, state in self._states.items():
+            leaf = torch.empty_like(state.leaf).requires_grad_()
+            states._states[place] = state._replace(leaf=leaf)
+        return states
+
     def places(self) -> set[tuple[torch.nn.Module, int]]:
         """Returns the modules and calls that left a state."""
         return set(self._states)

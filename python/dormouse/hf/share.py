@@ -6,6 +6,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import transformers
@@ -14,13 +15,34 @@ from .. import _native as native
 from ..group import Group
 from ..ranks import Share
 from ..schedule import Plan
+from .exchange import ExchangeReport
 from .miniature import Reach
 from .outputs import Request
 from .sharding import ReplicatedWeights
+from .step import StepReport
 from .support import ModelView
 
+@dataclass
+class RanksReport:
+    """Results of one rank in a step of all ranks."""
+
+    loss: float
+    """This rank's sum over its own groups."""
+    groups: list[StepReport]
+    """Results of the rank's groups, in their order."""
+    dummy_microbatches: int
+    """Microbatches run only to match other ranks: one token each, no loss, zero gradients."""
+    dummy_groups: int
+    """Groups run only to match other ranks; ``dummy_microbatches`` includes their microbatches."""
+    microbatch_tokens: int
+    """The minimum over ranks."""
+    ranks: int
+    exchange: ExchangeReport | None = None
+    """What was exchanged; None without the option."""
+
+
 # Version of the passes of a step: ranks with different versions refuse each other.
-PASSES_VERSION = 3
+PASSES_VERSION = 4
 
 
 def of(
@@ -33,11 +55,13 @@ def of(
     probes: int,
     check_reach: Reach | None,
     has_trees: bool,
+    exchange: str,
     request: Request,
 ) -> Share:
     """Returns this rank's share. ``plans``: one per group, under ``microbatch_tokens``. ``probes``:
     number of probe steps the rank needs. ``check_reach``: of the check it needs. ``has_trees``: see
-    :class:`dormouse.ranks.Share`. ``request``: what losses read."""
+    :class:`dormouse.ranks.Share`. ``exchange``: the option of the step. ``request``:
+    what losses read."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Share(
         must_match={
@@ -49,6 +73,7 @@ def of(
             "trainable numbers": str(trainable),
             "parameters": _parameters(model),
             "losses read": request.description,
+            "exchange": exchange,
         },
         budgets={"microbatch_tokens": operator.index(microbatch_tokens)},
         microbatches=tuple(map(microbatches_of, plans)),

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
+from .. import exchange as exchanging
 from .. import ranks
 from ..errors import ArgumentError
 from ..group import Group
-from ..runtime import Prefix, Runtime
-from ..schedule import Plan, predict_nothing
+from ..schedule import Machine, Plan, predict_nothing
 from ..tree import Conversation, Tree
-from . import adapters, check, dropout, miniature, mixers, share, sharding, support
-from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, batch_of, has_tree
+from . import share, sharding, support
+from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, batch_of
 from .check import Checked
-from .fingerprint import Fingerprint
-from .known import Known, KnownModels
+from .checked_model import CheckedModel, awake, reach_of
+from .exchange import Batches, Exchange, ExchangeReport
 from .likelihood import check_temperature
 from .miniature import Reach
 from .model_shape import model_shape
@@ -28,34 +26,15 @@ from .outputs import PLAIN, Losses, Output, Request
 from .probe import Probe
 from .probe_step import probe_step
 from .score import GroupScores, score_group
+from .share import RanksReport
 from .sharding import ReplicatedWeights
-from .step import Step, StepReport
-
-# Of the first prefix of a check, and down: no step's residency is planned from them.
-CHECK_PREFIX_ID = (1 << 32) - 1
+from .step import StepReport
 
 GroupLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, int], torch.Tensor]
 GroupPromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
 
 
-@dataclass
-class RanksReport:
-    """Results of one rank in a step of all ranks."""
-
-    loss: float
-    """This rank's sum over its own groups."""
-    groups: list[StepReport]
-    """Results of the rank's groups, in their order."""
-    dummy_microbatches: int
-    """Microbatches run only to match other ranks: one token each, no loss, zero gradients."""
-    dummy_groups: int
-    """Groups run only to match other ranks; ``dummy_microbatches`` includes their microbatches."""
-    microbatch_tokens: int
-    """The minimum over ranks."""
-    ranks: int
-
-
-class SharedPrefix:
+class SharedPrefix(CheckedModel):
     """Computes a group's prompt once, forward and backward, for all its responses.
 
     ``model``: a causal language model of transformers on the runtime's device, adapters and frozen
@@ -70,24 +49,6 @@ class SharedPrefix:
 
     Not thread-safe: one step at a time per model.
     """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        runtime: Runtime,
-        *,
-        sleep: bool = True,
-        prompt_dropout: bool = True,
-    ):
-        self._wrapped = model
-        self._model = sharding.unwrapped(model)
-        self._runtime = runtime
-        self._sleep = sleep
-        self._prompt_dropout = prompt_dropout
-        self._view = support.resolve(self._model, prompt_dropout)
-        self._known = KnownModels(self._model)
-        # The state that the view belongs to; None if the model is in one that was not checked.
-        self._state: Known | None = None
 
     def check(self, group: Group | None = None, *, microbatch_tokens: int = 256) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
@@ -109,7 +70,7 @@ class SharedPrefix:
                 "accepted: step(), which runs the check on every rank"
             )
         batches = [] if group is None else [GroupBatch(group)]
-        reach = _reach_of(batches, microbatch_tokens)
+        reach = reach_of(batches, microbatch_tokens)
         return self._check(weights, reach, "a call of check()", PLAIN)
 
     def backward(
@@ -203,6 +164,7 @@ class SharedPrefix:
         prompt_outputs: Collection[str] = (),
         process_group=None,
         microbatch_tokens: int = 256,
+        exchange: bool | Machine = False,
     ) -> RanksReport:
         """Adds to every parameter's ``.grad`` the mean over ranks of their groups' gradients.
 
@@ -214,6 +176,15 @@ class SharedPrefix:
         ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
         data-parallel ranks; defaults to DDP's group, else to the default group, else to this
         process alone.
+
+        ``exchange``: a prefix that groups or trees of several ranks begin with is computed by one
+        of them, which sends K, V and recurrent states to the others and receives their gradients;
+        the same on all ranks. Prefixes end before the first label. Ranks find them from the token
+        ids before first labels, which they send each other. With a
+        :class:`dormouse.schedule.Machine` those are exchanged that the link transfers sooner than a
+        rank computes them. Exchanged prefixes stay in memory, or asleep, for the whole step. An
+        error in the losses or passes of one rank raises on every rank at the end of the step. Under
+        ``fully_shard`` all weights are gathered once. Losses read logits of responses alone.
 
         Gradients are reduced once, after the last backward: by the reduce-scatter of
         ``fully_shard`` with its own divisor, or as the mean of ``.grad`` over ranks. Until then a
@@ -230,24 +201,35 @@ class SharedPrefix:
                 process_group = sharding.process_group_of(self._wrapped)
             try:
                 request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
+                if exchange and request != PLAIN:
+                    raise support.UnsupportedModelError(
+                        f"exchange with losses that read {request.description}; accepted: logits "
+                        "of responses"
+                    )
             except Exception as error:
                 ranks.refuse(process_group, error, self._runtime.device)
                 raise
-            own = (groups, Losses(loss_fn, prompt_loss_fn, request), process_group)
+            own = (groups, Losses(loss_fn, prompt_loss_fn, request), process_group, exchange)
             offer, agreement = self._agree(stack, own, microbatch_tokens)
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
                 reach = Reach(agreement.check_tokens, agreement.check_rows)
-                outdated = self._outdated(offer.batches, microbatch_tokens, request)
+                outdated = self._outdated(
+                    offer.batches, microbatch_tokens, request, is_tree=bool(exchange)
+                )
                 reason = outdated or "the check of another rank"
-                self._check(offer.weights, reach, reason, request, is_tree=agreement.gathers)
+                is_tree = agreement.gathers or bool(exchange)
+                self._check(offer.weights, reach, reason, request, is_tree=is_tree)
             stack.enter_context(offer.weights.stepping())
             self._run_probes(offer, agreement.probes)
             if agreement.gathers:
                 stack.enter_context(offer.weights.gathered())
-            ours, dummies = {}, []
-            for index in sorted(set(range(len(groups))) - set(offer.turns)):
-                ours[index] = self._run_batch(offer, index, 0, is_last=False)
+            ours, dummies, exchanged = {}, [], None
+            if exchange:
+                ours, exchanged = self._run_exchange(stack, offer, process_group, exchange)
+            else:
+                for index in sorted(set(range(len(groups))) - set(offer.turns)):
+                    ours[index] = self._run_batch(offer, index, 0, is_last=False)
             slots = agreement.slots
             for slot in slots:
                 is_last = slot is slots[-1]
@@ -267,6 +249,7 @@ class SharedPrefix:
             dummy_groups=len(dummies),
             microbatch_tokens=agreement.budgets["microbatch_tokens"],
             ranks=agreement.ranks,
+            exchange=exchanged,
         )
 
     # The first call checks the model, which needs autograd whatever the caller is in.
@@ -339,177 +322,9 @@ class SharedPrefix:
     def _is_trainable(self) -> bool:
         return any(p.requires_grad for p in self._model.parameters())
 
-    def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
-        return batch.plan(model_shape(self._view), microbatch_tokens)
-
-    def _ready(self) -> ReplicatedWeights:
-        """Looks at the model as it is now; returns the placement of its weights."""
-        if torch.is_inference_mode_enabled():
-            raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
-        sharding.reshard(self._model)
-        state = self._known.current()
-        if state is None or state is not self._state:
-            self._state = None
-            view = support.resolve(self._model, self._prompt_dropout)
-            self._use(view if state is None else replace(view, way=state.way))
-            adapters.check(self._model)
-            dropout.check(self._model, self._prompt_dropout)
-            support.check_step(self._model, self._view, self._runtime.device)
-        self._state = state
-        return sharding.of(self._wrapped, self._view)
-
-    def _outdated(
-        self, batches: Sequence[Batch], microbatch_tokens: int, request: Request
-    ) -> str | None:
-        """Returns why the model must be checked before ``batches``; None if it need not."""
-        if self._state is None:
-            return self._known.difference()
-        checked = self._checked(batches, request)
-        if checked is None:
-            if has_tree(batches):
-                return "the first step with a tree"
-            return (
-                f"the first step with autocast to {self._autocast} and losses that read "
-                f"{request.description}"
-            )
-        if self._length_matters:
-            reach = _reach_of(batches, microbatch_tokens)
-            if reach.tokens > checked.tokens:
-                return "longer sequences"
-            if reach.rows > checked.rows:
-                return "longer microbatches"
-        return None
-
-    @property
-    def _probes(self) -> dict[tuple, Probe]:
-        """Of the model as it is."""
-        return {} if self._state is None else self._state.probes
-
-    @property
-    def _autocast(self) -> torch.dtype | None:
-        kind = self._runtime.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-    def _checked(self, batches: Sequence[Batch], request: Request) -> Checked | None:
-        """Returns the last check of such batches with losses that read this, under the autocast
-        that is active now."""
-        if self._state is None:
-            return None
-        return self._state.checks.get((self._autocast, request, has_tree(batches)))
-
-    def _check_if_needed(
-        self,
-        weights: ReplicatedWeights,
-        batches: Sequence[Batch],
-        microbatch_tokens: int,
-        request: Request,
-    ) -> None:
-        reason = self._outdated(batches, microbatch_tokens, request)
-        if reason is not None:
-            reach = _reach_of(batches, microbatch_tokens)
-            self._check(weights, reach, reason, request, is_tree=has_tree(batches))
-
-    def _check_alone(
-        self,
-        weights: ReplicatedWeights,
-        batches: Sequence[Batch],
-        microbatch_tokens: int,
-        request: Request,
-    ) -> Reach | None:
-        """Checks the model if the other ranks need not take part; returns how far all ranks must
-        check it together."""
-        outdated = self._outdated(batches, microbatch_tokens, request) is not None
-        if weights.passes_hold_collectives and outdated:
-            return _reach_of(batches, microbatch_tokens)
-        self._check_if_needed(weights, batches, microbatch_tokens, request)
-        return None
-
-    def _check(
-        self,
-        weights: ReplicatedWeights,
-        reach: Reach,
-        reason: str,
-        request: Request,
-        *,
-        is_tree: bool = False,
-    ) -> Checked:
-        """Checks the model in the cheapest way that it passes. ``reach``: how far, if lengths
-        matter."""
-        first, arguments = self._view, (weights, reach, reason, request)
-        ways = mixers.ways_of(first)
-        ways = ways[ways.index(mixers.way_of(first)) :]
-        if weights.passes_hold_collectives:
-            # Ranks that check together may not run different passes.
-            ways = ways[:1]
-        refusal: support.UnsupportedModelError | None = None
-        for way in ways:
-            self._use(replace(first, way=way))
-            try:
-                return self._check_view(*arguments, is_tree=is_tree)
-            except support.UnsupportedModelError as error:
-                for each in (error, error.__cause__):
-                    if each is not None:
-                        # What the passes left in their frames.
-                        traceback.clear_frames(each.__traceback__)
-                refusal = refusal or error
-        self._use(first)
-        raise refusal
-
-    def _use(self, view: support.ModelView) -> None:
-        self._view = view
-        self._length_matters = check.unknown_code(view) is not None
-
-    def _check_view(
-        self,
-        weights: ReplicatedWeights,
-        reach: Reach,
-        reason: str,
-        request: Request,
-        *,
-        is_tree: bool,
-    ) -> Checked:
-        device = self._runtime.device
-        if not self._length_matters:
-            reach = Reach()
-
-        def run_step(batch, microbatch_tokens, losses):
-            batch = batch_of(batch, losses)
-            with (
-                self._plan(batch, microbatch_tokens) as plan,
-                self._step(weights, batch, plan, _awake, is_check=True) as step,
-            ):
-                step.run(microbatches=share.microbatches_of(plan), is_last=True)
-
-        before = Fingerprint(self._model)
-        lengths = miniature.lengths_up_to(reach, self._view.config)
-        if is_tree and reach.tokens == 0:
-            lengths = []
-        miniatures = [miniature.group(self._view, each, request) for each in lengths]
-        miniatures += [miniature.tree(self._view, request)] if is_tree else []
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(weights.stepping())
-                if is_tree:
-                    stack.enter_context(weights.gathered())
-                check.let_hooks_register(self._view, weights, device, miniatures[0])
-                before.restore()
-                before = Fingerprint(self._model)
-                checked = check.Check(self._view, weights, run_step, device, miniatures).run(reason)
-            sharding.reshard(self._model)
-        except BaseException:
-            before.restore()
-            raise
-        # What every forward changes is no change of the model.
-        volatile = before.volatile()
-        before.restore()
-        fingerprint = Fingerprint(self._model, volatile)
-        self._state = self._known.put(fingerprint, self._state, self._view.way)
-        self._state.checks[self._autocast, request, is_tree] = checked
-        return checked
-
     def _agree(self, stack, own: tuple, microbatch_tokens: int):
         """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans.
-        ``own``: groups, losses and process group."""
+        ``own``: groups, losses, process group and ``exchange``."""
         device, process_group = self._runtime.device, own[2]
         offer = self._offer(stack, *own, microbatch_tokens)
         agreement = ranks.agree(process_group, offer.share, device)
@@ -520,7 +335,7 @@ class SharedPrefix:
         return offer, agreement
 
     def _offer(
-        self, stack, groups, losses: Losses, process_group, microbatch_tokens: int
+        self, stack, groups, losses: Losses, process_group, exchange, microbatch_tokens: int
     ) -> _Offer:
         request = losses.request
         try:
@@ -546,9 +361,13 @@ class SharedPrefix:
                     raise ArgumentError(
                         f"groups[{index}] has no token that carries loss; accepted: at least 1"
                     )
-            check_reach = self._check_alone(weights, batches, microbatch_tokens, request)
+            check_reach = self._check_alone(
+                weights, batches, microbatch_tokens, request, is_tree=bool(exchange)
+            )
             plans = [stack.enter_context(self._plan(each, microbatch_tokens)) for each in batches]
             turns = [i for i, each in enumerate(batches) if isinstance(each, GroupBatch)]
+            if exchange:
+                turns = []
             # Groups with equal keys share a probe. Passes of trees hold no collectives: theirs run
             # when they are needed.
             missing = {}
@@ -564,13 +383,47 @@ class SharedPrefix:
                 microbatch_tokens=microbatch_tokens,
                 probes=len(missing),
                 check_reach=check_reach,
-                has_trees=len(turns) < len(batches),
+                has_trees=bool(exchange) or len(turns) < len(batches),
+                exchange=str(exchange),
                 request=request,
             )
         except Exception as error:
             ranks.refuse(process_group, error, self._runtime.device)
             raise
         return _Offer(offered, weights, batches, plans, turns, missing)
+
+    def _run_exchange(
+        self, stack, offer: _Offer, process_group, exchange: bool | Machine
+    ) -> tuple[dict[int, StepReport], ExchangeReport]:
+        """Runs all batches with the prefixes that ranks share; returns their reports."""
+        tokens = offer.share.budgets["microbatch_tokens"]
+        finders = [self._probe_finder(offer.weights, each, tokens) for each in offer.batches]
+
+        def run_batch(index: int, plan: Plan, live: dict) -> StepReport:
+            own = (offer.weights, offer.batches[index], plan, finders[index])
+            with self._step(*own, exchanged=live) as step:
+                report = step.run()
+            report.checked = self._checked([offer.batches[index]], PLAIN, is_tree=True)
+            return report
+
+        shape, device = model_shape(self._view), self._runtime.device
+        stems = [stem for batch in offer.batches for stem in batch.stems()]
+        gathered = ranks.gather_numbers(process_group, exchanging.packed(stems), device)
+        run = error = None
+        try:
+            pays = exchanging.sooner(shape, exchange if isinstance(exchange, Machine) else None)
+            nodes = exchanging.plan(list(map(exchanging.unpacked, gathered)), shape.vocab, pays)
+            batches = Batches(offer.batches, finders, shape, tokens)
+            run = Exchange(
+                self._view, offer.weights, self._runtime, nodes, batches, process_group, stack
+            )
+        except Exception as raised:
+            error = raised
+        ranks.raise_together(process_group, error, device)
+        with run:
+            reports = run.run(run_batch)
+            ranks.raise_together(process_group, run.error, device)
+        return reports, run.report
 
     def _run_probes(self, offer: _Offer, count: int) -> None:
         """Runs this rank's probes, and dummies up to ``count``: a probe gathers weights too."""
@@ -594,28 +447,9 @@ class SharedPrefix:
         batch = GroupBatch(share.dummy_group())
         with (
             self._plan(batch, microbatch_tokens=1) as plan,
-            self._step(offer.weights, batch, plan, _awake) as step,
+            self._step(offer.weights, batch, plan, awake) as step,
         ):
             return step.run(microbatches=microbatches, is_last=is_last)
-
-    def _step(
-        self,
-        weights: ReplicatedWeights,
-        batch: Batch,
-        plan: Plan,
-        find_probe: Callable[[bool, Request], Probe | None],
-        *,
-        is_check: bool = False,
-    ) -> Step:
-        layers = len(self._view.layers)
-
-        def open_prefix(node: int) -> Prefix:
-            if is_check:
-                return Prefix(self._runtime, None, layers, CHECK_PREFIX_ID - node)
-            return Prefix(self._runtime, plan, layers, node)
-
-        device = self._runtime.device
-        return Step(self._view, weights, batch, plan, device, open_prefix, find_probe)
 
     def _probe_key(
         self,
@@ -681,14 +515,3 @@ class _Offer(NamedTuple):
     """Indices of the groups, whose passes match those of other ranks. The others are trees."""
     probes: dict[tuple, torch.Tensor]
     """Prompts of missing probes, by key."""
-
-
-def _reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
-    return Reach(
-        max((batch.longest_tokens for batch in batches), default=0),
-        max((batch.longest_rows(microbatch_tokens) for batch in batches), default=0),
-    )
-
-
-def _awake(is_inner: bool, request: Request) -> None:
-    """The probe of a step in which nothing sleeps."""

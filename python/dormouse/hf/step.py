@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
 from .. import _native as native
 from ..runtime import Prefix
-from ..schedule import Member, Op, Plan, PlanNode, Score
+from ..schedule import Member, Op, Plan, Score
 from . import attention, checkpointing, graph, guard, outputs, recurrent, registry, support
 from .batch import Batch
 from .check import Checked
@@ -58,10 +59,9 @@ class StepReport:
 
 
 @dataclass
-class _Prefix:
+class LivePrefix:
     """A prefix between its forward and its backward."""
 
-    node: PlanNode
     handle: Prefix
     forward: PlannedForward
     again: PrefixForward | None = None
@@ -76,6 +76,24 @@ class _Prefix:
         """Frees the graph."""
         self.forward = self.again = None
 
+    def backward(self, weights: ReplicatedWeights, *, is_last: bool = False) -> dict:
+        """Runs phase C; returns the runtime's report of the prefix and closes it. ``is_last``: see
+        :meth:`Step.run`."""
+        self.handle.enter(native.Phase.C)
+        run_backward(self, weights, is_last)
+        report = self.handle.report()
+        self.release()
+        self.handle.close()
+        return report
+
+
+class ExchangedPrefix(Protocol):
+    """A prefix of an exchange: it is live before the step and after it."""
+
+    @property
+    def forward(self) -> PrefixForward:
+        """Its K, V and states, complete."""
+
 
 class Step:
     """One A/B/C step over one batch. A context manager: leaving it frees everything."""
@@ -89,10 +107,11 @@ class Step:
         device: torch.device,
         open_prefix: Callable[[int], Prefix],
         find_probe: Callable[[bool, Request], Probe | None],
+        exchanged: Mapping[int, ExchangedPrefix] | None = None,
     ):
         """``open_prefix``: creates the runtime's prefix of a node. ``find_probe``: returns the
         probe of a prefix that follows another (``is_inner``) and of which losses read
-        ``request``."""
+        ``request``. ``exchanged``: prefixes that an exchange runs, by node."""
         self._view = view
         self._weights = weights
         self._batch = batch
@@ -102,7 +121,8 @@ class Step:
         self._open_prefix = open_prefix
         self._find_probe = find_probe
         self._selects_logits = view.selects_logits
-        self._live: dict[int, _Prefix] = {}
+        self._exchanged = exchanged or {}
+        self._live: dict[int, LivePrefix | ExchangedPrefix] = {}
         self._on_phase = None
         self._phase = ""
         # Summed on the device, and read once after the last phase.
@@ -117,7 +137,9 @@ class Step:
 
     def __exit__(self, *exc):
         stack = contextlib.ExitStack()
-        for prefix in self._live.values():
+        for node, prefix in self._live.items():
+            if node in self._exchanged:
+                continue
             stack.push(prefix.handle)
             # A graph, asleep or not, is freed before its prefix is closed.
             stack.callback(prefix.release)
@@ -159,7 +181,7 @@ class Step:
             self._on_phase(phase)
         self._phase = phase
 
-    def _path(self, node: int | None) -> list[_Prefix]:
+    def _path(self, node: int | None) -> list[LivePrefix | ExchangedPrefix]:
         """Returns the prefixes that a reader of ``node`` follows, the root first."""
         path = []
         while node is not None:
@@ -167,19 +189,14 @@ class Step:
             node = self._nodes[node].parent
         return path[::-1]
 
-    @contextlib.contextmanager
-    def _accepting(self, node: int | None) -> Iterator[None]:
+    def _accepting(self, node: int | None) -> contextlib.AbstractContextManager:
         """Context of the step's own backward of a reader of ``node``."""
-        path = [each.forward for each in self._path(node)]
-        for forward in path:
-            forward.accepts_gradients = True
-        try:
-            yield
-        finally:
-            for forward in path:
-                forward.accepts_gradients = False
+        return accepting([each.forward for each in self._path(node)])
 
     def _prefix_forward(self, op: Op) -> None:
+        if op.node in self._exchanged:
+            self._live[op.node] = self._exchanged[op.node]
+            return
         request = PLAIN if op.without_graph else self._request_of(op.node)
         path = self._path(op.reads)
         handle = self._open_prefix(op.node)
@@ -195,7 +212,7 @@ class Step:
         except BaseException:
             handle.close()
             raise
-        prefix = _Prefix(self._nodes[op.node], handle, forward)
+        prefix = LivePrefix(handle, forward)
         self._live[op.node] = prefix
         with torch.set_grad_enabled(not op.without_graph):
             self._run_prefix(op.node, forward, request)
@@ -343,47 +360,10 @@ class Step:
 
     def _prefix_backward(self, node: int, is_last: bool) -> None:
         prefix = self._live[node]
-        prefix.handle.enter(native.Phase.C)
-        self._enter("C")
-        self._run_backward(prefix, is_last)
-        self._report.prefixes.append(prefix.handle.report())
-        prefix.release()
+        if node not in self._exchanged:
+            self._enter("C")
+            self._report.prefixes.append(prefix.backward(self._weights, is_last=is_last))
         del self._live[node]
-        prefix.handle.close()
-
-    def _run_backward(self, prefix: _Prefix, is_last: bool) -> None:
-        forward = prefix.graph
-        last = len(forward.live) - 1
-        roots, seeds = [], []
-        for layer, pair in enumerate(forward.live):
-            for slot, live in enumerate(pair):
-                if live.requires_grad:
-                    roots.append(live)
-                    seeds.append(prefix.forward.gradient(layer, slot, live))
-        for live, seed in forward.rows.seeds() if forward.rows is not None else ():
-            roots.append(live)
-            seeds.append(seed)
-        marks = _BackwardMarks(prefix.handle)
-        for layer, hidden in forward.outputs.items():
-            hidden.grad_fn.register_prehook(marks.hook(layer))
-        # After the last layer that makes K and V of its own, outputs get no gradient: such a layer
-        # begins with its K and V. Reversed: later layers may hold the same tensors.
-        owners = {x.grad_fn: layer for layer, x in reversed(_numbered(forward.live)) if x.grad_fn}
-        for layer, live, seed in forward.states.seeds():
-            roots.append(live)
-            seeds.append(seed)
-            owners.setdefault(live.grad_fn, layer)
-        for owner, layer in owners.items():
-            owner.register_prehook(marks.hook(layer))
-        # From here the graph alone owns what A saved: each layer is freed as it is consumed.
-        forward.clear()
-        marks.begin(last)
-        if roots:
-            if is_last:
-                self._weights.reduce_in_next_backward()
-            with self._accepting(prefix.node.parent):
-                torch.autograd.backward(roots, seeds)
-        marks.end()
 
 
 _COUNTS = (
@@ -393,6 +373,55 @@ _COUNTS = (
     "microbatches",
     "dummy_microbatches",
 )
+
+
+@contextlib.contextmanager
+def accepting(path: Sequence[PrefixForward]) -> Iterator[None]:
+    """Context of a backward of the step's own that adds to the gradients of ``path``."""
+    for forward in path:
+        forward.accepts_gradients = True
+    try:
+        yield
+    finally:
+        for forward in path:
+            forward.accepts_gradients = False
+
+
+def run_backward(prefix: LivePrefix, weights: ReplicatedWeights, is_last: bool) -> None:
+    """Runs a prefix's graph backward, seeded with the gradients of its boundary tensors."""
+    forward = prefix.graph
+    path = forward.path
+    last = len(forward.live) - 1
+    roots, seeds = [], []
+    for layer, pair in enumerate(forward.live):
+        for slot, live in enumerate(pair):
+            if live.requires_grad:
+                roots.append(live)
+                seeds.append(prefix.forward.gradient(layer, slot, live))
+    for live, seed in forward.rows.seeds() if forward.rows is not None else ():
+        roots.append(live)
+        seeds.append(seed)
+    marks = _BackwardMarks(prefix.handle)
+    for layer, hidden in forward.outputs.items():
+        hidden.grad_fn.register_prehook(marks.hook(layer))
+    # After the last layer that makes K and V of its own, outputs get no gradient: such a layer
+    # begins with its K and V. Reversed: later layers may hold the same tensors.
+    owners = {x.grad_fn: layer for layer, x in reversed(_numbered(forward.live)) if x.grad_fn}
+    for layer, live, seed in forward.states.seeds():
+        roots.append(live)
+        seeds.append(seed)
+        owners.setdefault(live.grad_fn, layer)
+    for owner, layer in owners.items():
+        owner.register_prehook(marks.hook(layer))
+    # From here the graph alone owns what A saved: each layer is freed as it is consumed.
+    forward.clear()
+    marks.begin(last)
+    if roots:
+        if is_last:
+            weights.reduce_in_next_backward()
+        with accepting(path):
+            torch.autograd.backward(roots, seeds)
+    marks.end()
 
 
 def _scores_of_prefixes(plan: Plan) -> dict[int, list[Score]]:

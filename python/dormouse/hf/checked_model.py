@@ -1,0 +1,260 @@
+"""A model whose steps are checked: what is known of it, and the steps that it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..runtime import Prefix, Runtime
+from ..schedule import Plan
+from . import adapters, check, dropout, miniature, mixers, share, sharding, support
+from .batch import Batch, batch_of, has_tree
+from .check import Checked
+from .fingerprint import Fingerprint
+from .known import Known, KnownModels
+from .miniature import Reach
+from .model_shape import model_shape
+from .outputs import Request
+from .probe import Probe
+from .sharding import ReplicatedWeights
+from .step import Step
+
+# Of the first prefix of a check, and down: no step's residency is planned from them.
+CHECK_PREFIX_ID = (1 << 32) - 1
+
+
+class CheckedModel:
+    """A model that is checked before its first step, and before the first after any change of it."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        runtime: Runtime,
+        *,
+        sleep: bool = True,
+        prompt_dropout: bool = True,
+    ):
+        self._wrapped = model
+        self._model = sharding.unwrapped(model)
+        self._runtime = runtime
+        self._sleep = sleep
+        self._prompt_dropout = prompt_dropout
+        self._view = support.resolve(self._model, prompt_dropout)
+        self._known = KnownModels(self._model)
+        # The state that the view belongs to; None if the model is in one that was not checked.
+        self._state: Known | None = None
+
+    def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
+        return batch.plan(model_shape(self._view), microbatch_tokens)
+
+    def _ready(self) -> ReplicatedWeights:
+        """Looks at the model as it is now; returns the placement of its weights."""
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
+        sharding.reshard(self._model)
+        state = self._known.current()
+        if state is None or state is not self._state:
+            self._state = None
+            view = support.resolve(self._model, self._prompt_dropout)
+            self._use(view if state is None else replace(view, way=state.way))
+            adapters.check(self._model)
+            dropout.check(self._model, self._prompt_dropout)
+            support.check_step(self._model, self._view, self._runtime.device)
+        self._state = state
+        return sharding.of(self._wrapped, self._view)
+
+    def _outdated(
+        self,
+        batches: Sequence[Batch],
+        microbatch_tokens: int,
+        request: Request,
+        *,
+        is_tree: bool = False,
+    ) -> str | None:
+        """Returns why the model must be checked before ``batches``; None if it need not."""
+        if self._state is None:
+            return self._known.difference()
+        checked = self._checked(batches, request, is_tree=is_tree)
+        if checked is None:
+            if is_tree or has_tree(batches):
+                return "the first step with a tree"
+            return (
+                f"the first step with autocast to {self._autocast} and losses that read "
+                f"{request.description}"
+            )
+        if self._length_matters:
+            reach = reach_of(batches, microbatch_tokens)
+            if reach.tokens > checked.tokens:
+                return "longer sequences"
+            if reach.rows > checked.rows:
+                return "longer microbatches"
+        return None
+
+    @property
+    def _probes(self) -> dict[tuple, Probe]:
+        """Of the model as it is."""
+        return {} if self._state is None else self._state.probes
+
+    @property
+    def _autocast(self) -> torch.dtype | None:
+        kind = self._runtime.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def _checked(
+        self, batches: Sequence[Batch], request: Request, *, is_tree: bool = False
+    ) -> Checked | None:
+        """Returns the last check of such batches with losses that read this, under the autocast
+        that is active now."""
+        if self._state is None:
+            return None
+        return self._state.checks.get((self._autocast, request, is_tree or has_tree(batches)))
+
+    def _check_if_needed(
+        self,
+        weights: ReplicatedWeights,
+        batches: Sequence[Batch],
+        microbatch_tokens: int,
+        request: Request,
+    ) -> None:
+        reason = self._outdated(batches, microbatch_tokens, request)
+        if reason is not None:
+            reach = reach_of(batches, microbatch_tokens)
+            self._check(weights, reach, reason, request, is_tree=has_tree(batches))
+
+    def _check_alone(
+        self,
+        weights: ReplicatedWeights,
+        batches: Sequence[Batch],
+        microbatch_tokens: int,
+        request: Request,
+        *,
+        is_tree: bool,
+    ) -> Reach | None:
+        """Checks the model if the other ranks need not take part; returns how far all ranks must
+        check it together. ``is_tree``: batches run as trees whatever they are."""
+        reason = self._outdated(batches, microbatch_tokens, request, is_tree=is_tree)
+        if reason is None:
+            return None
+        reach = reach_of(batches, microbatch_tokens)
+        if weights.passes_hold_collectives:
+            return reach
+        self._check(weights, reach, reason, request, is_tree=is_tree or has_tree(batches))
+        return None
+
+    def _check(
+        self,
+        weights: ReplicatedWeights,
+        reach: Reach,
+        reason: str,
+        request: Request,
+        *,
+        is_tree: bool = False,
+    ) -> Checked:
+        """Checks the model in the cheapest way that it passes. ``reach``: how far, if lengths
+        matter."""
+        first, arguments = self._view, (weights, reach, reason, request)
+        ways = mixers.ways_of(first)
+        ways = ways[ways.index(mixers.way_of(first)) :]
+        if weights.passes_hold_collectives:
+            # Ranks that check together may not run different passes.
+            ways = ways[:1]
+        refusal: support.UnsupportedModelError | None = None
+        for way in ways:
+            self._use(replace(first, way=way))
+            try:
+                return self._check_view(*arguments, is_tree=is_tree)
+            except support.UnsupportedModelError as error:
+                for each in (error, error.__cause__):
+                    if each is not None:
+                        # What the passes left in their frames.
+                        traceback.clear_frames(each.__traceback__)
+                refusal = refusal or error
+        self._use(first)
+        raise refusal
+
+    def _use(self, view: support.ModelView) -> None:
+        self._view = view
+        self._length_matters = check.unknown_code(view) is not None
+
+    def _check_view(
+        self,
+        weights: ReplicatedWeights,
+        reach: Reach,
+        reason: str,
+        request: Request,
+        *,
+        is_tree: bool,
+    ) -> Checked:
+        device = self._runtime.device
+        if not self._length_matters:
+            reach = Reach()
+
+        def run_step(batch, microbatch_tokens, losses):
+            batch = batch_of(batch, losses)
+            with (
+                self._plan(batch, microbatch_tokens) as plan,
+                self._step(weights, batch, plan, awake, is_check=True) as step,
+            ):
+                step.run(microbatches=share.microbatches_of(plan), is_last=True)
+
+        before = Fingerprint(self._model)
+        lengths = miniature.lengths_up_to(reach, self._view.config)
+        if is_tree and reach.tokens == 0:
+            lengths = []
+        miniatures = [miniature.group(self._view, each, request) for each in lengths]
+        miniatures += [miniature.tree(self._view, request)] if is_tree else []
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(weights.stepping())
+                if is_tree:
+                    stack.enter_context(weights.gathered())
+                check.let_hooks_register(self._view, weights, device, miniatures[0])
+                before.restore()
+                before = Fingerprint(self._model)
+                checked = check.Check(self._view, weights, run_step, device, miniatures).run(reason)
+            sharding.reshard(self._model)
+        except BaseException:
+            before.restore()
+            raise
+        # What every forward changes is no change of the model.
+        volatile = before.volatile()
+        before.restore()
+        fingerprint = Fingerprint(self._model, volatile)
+        self._state = self._known.put(fingerprint, self._state, self._view.way)
+        self._state.checks[self._autocast, request, is_tree] = checked
+        return checked
+
+    def _step(
+        self,
+        weights: ReplicatedWeights,
+        batch: Batch,
+        plan: Plan,
+        find_probe: Callable[[bool, Request], Probe | None],
+        *,
+        is_check: bool = False,
+        exchanged: dict | None = None,
+    ) -> Step:
+        layers = len(self._view.layers)
+
+        def open_prefix(node: int) -> Prefix:
+            if is_check:
+                return Prefix(self._runtime, None, layers, CHECK_PREFIX_ID - node)
+            return Prefix(self._runtime, plan, layers, node)
+
+        device = self._runtime.device
+        return Step(self._view, weights, batch, plan, device, open_prefix, find_probe, exchanged)
+
+
+def reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:
+    return Reach(
+        max((batch.longest_tokens for batch in batches), default=0),
+        max((batch.longest_rows(microbatch_tokens) for batch in batches), default=0),
+    )
+
+
+def awake(is_inner: bool, request: Request) -> None:
+    """The probe of a step in which nothing sleeps."""
