@@ -1084,7 +1084,8 @@ dormouse_status_t dormouse_runtime_set_budget(struct dormouse_runtime_t *runtime
 
 /// Writes a file: the recorded timeline (`DORMOUSE_FORMAT_PFTRACE` or `_HTML`), or the current
 /// configuration with the source of each value (`DORMOUSE_FORMAT_CONFIG`), which `DORMOUSE_CONFIG`
-/// can load. An existing file is replaced atomically.
+/// can load. An existing regular file is replaced atomically, also behind a symbolic link. A device, a
+/// FIFO and an open file behind `/proc` are written in place; a FIFO that no process reads is an error.
 ///
 /// Any-thread. `runtime` may be NULL for `DORMOUSE_FORMAT_CONFIG`. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `IO`.

@@ -1,8 +1,7 @@
 //! Destinations of records: a file, written without waiting, and a queue that a program reads.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crossbeam::queue::ArrayQueue;
 
 use super::record::Record;
+use crate::files;
 
 /// Variables in which launchers set the rank of a process, in order of precedence.
 const RANK_VARIABLES: &[&str] = &["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
@@ -45,7 +45,7 @@ impl Output {
     pub(super) fn open(path: Option<&Path>) -> Result<(), String> {
         let open = |path: &Path| {
             let path = expand_path(path)?;
-            let opened = OpenOptions::new().create(true).append(true).mode(0o644).open(&path);
+            let opened = files::open_in_place(path.as_ref());
             opened.map_err(|error| format!("could not open {path}: {error}"))
         };
         let output = Self::new(path.map(open).transpose()?);
@@ -101,9 +101,8 @@ impl Output {
     }
 
     fn write(&self, line: &str) {
-        // SAFETY: a live slice. One call per line, so that lines of threads and processes do not mix. A
-        // failed write cannot be reported.
-        let _ignored = unsafe { libc::write(self.descriptor(), line.as_ptr().cast(), line.len()) };
+        // One call per line, so that lines of threads and processes do not mix. A failed write cannot be reported.
+        let _ignored = files::write_without_signal(self.descriptor(), line.as_bytes());
     }
 
     fn descriptor(&self) -> i32 {
