@@ -127,7 +127,9 @@ impl Runtime {
         }
         let page = if has_page { None } else { live::create(&config, &figures_of(heap))? };
         if options.kind == DeviceKind::Host {
-            install_guard()?;
+            // Not when the heap is created, since nothing sleeps without a runtime: the handlers that the program has
+            // installed by now, such as Python's `faulthandler`, come behind ours.
+            guard::install()?;
         }
         let (tiers, unavailable_reason) = tiers(&config);
         let timeline = Arc::clone(heap.timeline());
@@ -164,16 +166,6 @@ impl Runtime {
             "runtime created"
         );
     }
-}
-
-/// Installs the handler of accesses to sleeping memory. Not when the heap is created, since nothing sleeps without
-/// a runtime: the handlers that the program has installed by now, such as Python's `faulthandler`, come behind ours.
-fn install_guard() -> Result<(), Fault> {
-    guard::install()?;
-    if !guard::is_installed() {
-        tracing::warn!(target: "ffi", "a later handler of SIGSEGV comes first: accesses to sleeping memory end the process");
-    }
-    Ok(())
 }
 
 /// Starts the thread that serves stray accesses, unless the process is to stop at them. Without it, with a
