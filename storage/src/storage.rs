@@ -98,11 +98,12 @@ impl DirectFile {
         let through = is_buffered.then(WriteThrough::default);
         let file = OwnFile::new(file);
         let created = Self { _closed_in_child: file.closed_in_child(), file, through };
-        created
-            .file
-            .get()
-            .and_then(|file| file::preallocate(file, file_bytes))
-            .map_err(|e| NvmeError::setup(dir, "reserving its space", &e))?;
+        let reserve = || {
+            let file = created.file.get()?;
+            // A refused reservation may hold a part of the space.
+            file::preallocate(file, file_bytes).or_else(|e| file.set_len(0).and(Err(e)))
+        };
+        file::with_room(dir, file_bytes, reserve)?;
         Ok(created)
     }
 }

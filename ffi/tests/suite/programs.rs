@@ -382,8 +382,8 @@ fn a_file_larger_than_the_disk_fails_the_creation() {
     ended
         .well()
         .says("DORMOUSE_ERR_IO")
-        .says("DORMOUSE_NVME_FILE_BYTES is 8796093022208")
-        .says("free");
+        .says("a file of 8796093022208 bytes; accepted: at most")
+        .says("DORMOUSE_NVME_FILE_BYTES = 8796093022208");
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "no file remains");
 }
 
