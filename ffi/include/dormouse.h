@@ -1084,7 +1084,8 @@ dormouse_status_t dormouse_runtime_set_budget(struct dormouse_runtime_t *runtime
 
 /// Writes a file: the recorded timeline (`DORMOUSE_FORMAT_PFTRACE` or `_HTML`), or the current
 /// configuration with the source of each value (`DORMOUSE_FORMAT_CONFIG`), which `DORMOUSE_CONFIG`
-/// can load. An existing file is replaced atomically.
+/// can load. An existing regular file is replaced atomically, also behind a symbolic link. A device, a
+/// FIFO and an open file behind `/proc` are written in place; a FIFO that no process reads is an error.
 ///
 /// Any-thread. `runtime` may be NULL for `DORMOUSE_FORMAT_CONFIG`. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `IO`.
@@ -1112,9 +1113,11 @@ dormouse_status_t dormouse_mem_alloc(struct dormouse_runtime_t *runtime,
 /// Frees the block that starts at `ptr`. The data of a sleeping block is discarded. `stream` is the
 /// stream that used the block last. NULL is a no-op.
 ///
-/// Any-thread. Does not block. Errors: `HANDLE`, `STALE`, `NOT_OURS` if `ptr` is not the start of a
+/// Any-thread. Does not block. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS` if `ptr` is not the start of a
 /// live block, `ARGUMENT` for a stream of another device.
-dormouse_status_t dormouse_mem_free(struct dormouse_runtime_t *runtime, void *ptr, void *stream);
+dormouse_status_t dormouse_mem_free(struct dormouse_runtime_t *runtime,
+                                    void *ptr,
+                                    void *stream);
 
 /// Records that `stream` uses the block at `ptr`. After the block is freed, its memory is reused only
 /// when the work recorded here is complete. On the host device this only checks the arguments.
@@ -1192,9 +1195,11 @@ dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag, int32_t tier, v
 /// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
 /// then use it.
 ///
-/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`. On an
-/// error, memory that could not wake stays asleep and its data is kept.
-dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag, void *stream);
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`, `STATE` if
+/// another thread puts the memory to sleep during the call. On an error, memory that could not wake
+/// stays asleep and its data is kept.
+dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag,
+                                    void *stream);
 
 /* ---- Stash ----------------------------------------------------------------------------------- */
 

@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    fn stale(self) -> Fault {
+    pub(crate) fn stale(self) -> Fault {
         let kind = self.name();
         Fault::new(
             status::DORMOUSE_ERR_STALE,

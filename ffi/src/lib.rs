@@ -40,6 +40,7 @@ mod collect;
 mod convert;
 mod device;
 mod fault;
+mod files;
 mod fork;
 mod handles;
 mod heap;

@@ -59,7 +59,7 @@ impl Publisher {
                 }
                 is_intact = page.publish(&figures());
             }
-            tracing::warn!(target: "ffi", "the file of live figures was truncated; updates end");
+            tracing::warn!(target: "ffi", "the file of live figures was truncated, or the program closed its descriptor; updates end");
         };
         let spawned = std::thread::Builder::new().name("dormouse-live".to_owned()).spawn(body);
         if let Err(error) = &spawned {

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::fault::{self, Fault};
+use crate::files;
 
 /// Maximum length of a message, in bytes.
 const NOTE_BYTES_MAX: usize = 4096;
@@ -19,8 +20,8 @@ pub(crate) fn print(text: &str) {
 }
 
 pub(crate) fn write(bytes: &[u8]) {
-    // SAFETY: a live slice. A failed or short write to standard error cannot be reported.
-    let _ignored = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+    // A failed or short write to standard error cannot be reported.
+    let _ignored = files::write_without_signal(libc::STDERR_FILENO, bytes);
 }
 
 /// Runs the body of PyTorch entry point `what`, which cannot return an error. The first few failures

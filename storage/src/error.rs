@@ -45,6 +45,16 @@ pub enum NvmeError {
         /// Its file system.
         filesystem: &'static str,
     },
+    /// The disk has no room for the file.
+    #[error("NVMe tier in {}: a file of {asked_bytes} bytes; accepted: at most {free_bytes}, the free bytes of the disk", dir.display())]
+    NoRoom {
+        /// The directory given.
+        dir: PathBuf,
+        /// The size of the file.
+        asked_bytes: u64,
+        /// Free bytes of the disk.
+        free_bytes: u64,
+    },
     /// The configuration is out of range.
     #[error("NVMe tier: {what} is {seen}; accepted: {accepted}")]
     Config {

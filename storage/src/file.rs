@@ -13,6 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 use crc32c::crc32c;
@@ -265,6 +266,72 @@ fn open_and_unlink(dir: &Path, extra_flags: i32) -> io::Result<File> {
     Err(last)
 }
 
+/// Attempts to find room for the file, and the pause between them. The kernel frees the unlinked file of a killed
+/// process after its end, in up to 1.4 s on a nearly full disk.
+const ROOM_ATTEMPTS_MAX: u32 = 150;
+const ROOM_PAUSE: Duration = Duration::from_millis(20);
+
+/// The space of a disk, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DiskSpace {
+    total_bytes: u64,
+    free_bytes: u64,
+}
+
+impl DiskSpace {
+    /// Returns the space of the disk of `dir`.
+    fn of(dir: &Path) -> io::Result<Self> {
+        let path = CString::new(dir.as_os_str().as_bytes()).map_err(io::Error::other)?;
+        // SAFETY: statvfs is plain data, for which zero is a value.
+        let mut found: libc::statvfs64 = unsafe { std::mem::zeroed() };
+        // SAFETY: a terminated string and a writable struct, both ours.
+        if unsafe { libc::statvfs64(path.as_ptr(), &raw mut found) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Ok(Self { total_bytes: bytes(found.f_blocks), free_bytes: bytes(found.f_bavail) })
+    }
+}
+
+/// Creates a file of `bytes` by `create`, once the disk has room: a file that is too large would fill the disk before
+/// it is refused.
+pub(super) fn with_room<T>(
+    dir: &Path,
+    bytes: u64,
+    create: impl FnMut() -> io::Result<T>,
+) -> Result<T, NvmeError> {
+    let space = || DiskSpace::of(dir);
+    retry_while_full(dir, bytes, space, create, || std::thread::sleep(ROOM_PAUSE))
+}
+
+fn retry_while_full<T>(
+    dir: &Path,
+    bytes: u64,
+    space: impl Fn() -> io::Result<DiskSpace>,
+    mut create: impl FnMut() -> io::Result<T>,
+    mut pause: impl FnMut(),
+) -> Result<T, NvmeError> {
+    let failed = |e: &io::Error| NvmeError::setup(dir, "reserving its space", e);
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let DiskSpace { total_bytes, free_bytes } = space().map_err(|e| failed(&e))?;
+        if bytes <= free_bytes {
+            match create() {
+                Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {}
+                created => return created.map_err(|e| failed(&e)),
+            }
+        }
+        if attempt == ROOM_ATTEMPTS_MAX || bytes > total_bytes {
+            return Err(NvmeError::NoRoom { dir: dir.to_owned(), asked_bytes: bytes, free_bytes });
+        }
+        if attempt == 1 {
+            tracing::debug!(target: "storage", bytes, free_bytes, "the disk has no room yet");
+        }
+        pause();
+    }
+}
+
 /// Returns the longest file that this process may create (`ulimit -f`). It is checked first: by default the
 /// system ends a process that exceeds it with a signal.
 fn file_bytes_max() -> u64 {
@@ -338,6 +405,44 @@ mod tests {
         assert_eq!(faulted_in(|memory| memory.part(UNIT_BYTES, 3 * UNIT_BYTES).fault_in()), 3);
         // An unaligned start: parts of two pages.
         assert_eq!(faulted_in(|memory| memory.part(7, UNIT_BYTES).fault_in()), 2);
+    }
+
+    /// Runs on a disk of 100 bytes, of which `free` are free before each attempt. Returns the result and the pauses.
+    fn with_free(bytes: u64, free: &[u64], refusals: u32) -> (Result<u32, NvmeError>, u32) {
+        let (pauses, mut creations) = (std::cell::Cell::new(0), 0);
+        let result = retry_while_full(
+            Path::new("/disk"),
+            bytes,
+            || {
+                let at = (pauses.get() as usize).min(free.len() - 1);
+                Ok(DiskSpace { total_bytes: 100, free_bytes: free[at] })
+            },
+            || {
+                creations += 1;
+                let is_refused = creations <= refusals;
+                if is_refused {
+                    Err(io::Error::from_raw_os_error(libc::ENOSPC))
+                } else {
+                    Ok(creations)
+                }
+            },
+            || pauses.set(pauses.get() + 1),
+        );
+        (result, pauses.get())
+    }
+
+    #[test]
+    fn a_file_waits_for_room_that_the_kernel_is_about_to_free() {
+        assert_eq!(with_free(40, &[40], 0), (Ok(1), 0));
+        assert_eq!(with_free(40, &[0, 39, 40], 0), (Ok(1), 2));
+        // The count is ahead of what the file system gives.
+        assert_eq!(with_free(40, &[40], 2), (Ok(3), 2));
+        let refused = |free_bytes, asked_bytes| {
+            Err(NvmeError::NoRoom { dir: "/disk".into(), asked_bytes, free_bytes })
+        };
+        assert_eq!(with_free(40, &[39], 0), (refused(39, 40), ROOM_ATTEMPTS_MAX - 1));
+        assert_eq!(with_free(40, &[40], u32::MAX), (refused(40, 40), ROOM_ATTEMPTS_MAX - 1));
+        assert_eq!(with_free(101, &[39], 0), (refused(39, 101), 0), "no wait for a larger disk");
     }
 
     #[test]

@@ -20,6 +20,8 @@
 //!   panics.
 //! - **I4** Reads are submitted before writes, and writes leave room in a queue for reads.
 //! - **I5** Every retry and every queue has a named limit.
+//! - **I6** A descriptor is used and closed only while it names the file that it was opened for: the program
+//!   may close it and open another file as the same number.
 //!
 //! ```text
 //!  IoPool: threads ──► IoScheduler ──► Transfer: next chunk, meaning of an answer ──► Queue ──► file
@@ -29,11 +31,11 @@
 
 mod choice;
 mod chunk;
+mod descriptors;
 mod error;
 mod extent;
 mod fallback;
 mod file;
-mod forked;
 mod io_pool;
 mod io_scheduler;
 mod queue;
@@ -60,10 +62,10 @@ mod transfer_tests;
 
 pub use choice::IoEngine;
 pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX};
+pub use descriptors::{OwnFile, close_in_child};
 pub use error::{IoOperation, NvmeError, ThreadError};
 pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};
-pub use forked::close_in_child;
 pub use io_pool::{BlockingTask, IoPool};
 pub use io_scheduler::{Priority, TransferJob};
 pub use queue::{Answer, Blocking, NullQueue, Queue, Request, share};

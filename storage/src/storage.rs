@@ -1,14 +1,13 @@
 //! The file of the tier, behind a trait that tests implement with failures.
 
 use std::fmt::Debug;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
+use super::descriptors::{ClosedInChild, OwnFile};
 use super::error::NvmeError;
 use super::file::{self, IoMemory};
-use super::forked::ClosedInChild;
 use crate::sync::{Mutex, lock};
 
 /// Positioned reads and writes, which may transfer less than requested. Any-thread.
@@ -69,7 +68,7 @@ impl WriteThrough {
 pub struct DirectFile {
     // Dropped first.
     _closed_in_child: ClosedInChild,
-    file: File,
+    file: OwnFile,
     /// If the system refused O_DIRECT.
     through: Option<WriteThrough>,
 }
@@ -97,10 +96,14 @@ impl DirectFile {
         };
         let file = file.map_err(|e| NvmeError::setup(dir, "creating the file", &e))?;
         let through = is_buffered.then(WriteThrough::default);
-        let created =
-            Self { _closed_in_child: ClosedInChild::new(file.as_raw_fd()), file, through };
-        file::preallocate(&created.file, file_bytes)
-            .map_err(|e| NvmeError::setup(dir, "reserving its space", &e))?;
+        let file = OwnFile::new(file);
+        let created = Self { _closed_in_child: file.closed_in_child(), file, through };
+        let reserve = || {
+            let file = created.file.get()?;
+            // A refused reservation may hold a part of the space.
+            file::preallocate(file, file_bytes).or_else(|e| file.set_len(0).and(Err(e)))
+        };
+        file::with_room(dir, file_bytes, reserve)?;
         Ok(created)
     }
 }
@@ -113,13 +116,14 @@ impl AsRawFd for DirectFile {
 
 impl Storage for DirectFile {
     fn read(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        file::read_at(&self.file, offset, memory)
+        file::read_at(self.file.get()?, offset, memory)
     }
 
     fn write(&self, offset: u64, memory: &IoMemory) -> io::Result<usize> {
-        let write = || file::write_at(&self.file, offset, memory);
+        let file = self.file.get()?;
+        let write = || file::write_at(file, offset, memory);
         match &self.through {
-            Some(through) => through.execute(write, || file::sync(&self.file)),
+            Some(through) => through.execute(write, || file::sync(file)),
             None => write(),
         }
     }
@@ -129,8 +133,10 @@ impl Storage for DirectFile {
     }
 
     fn drop_cache(&self, offset: u64, bytes: u64) {
-        if self.is_buffered() {
-            file::drop_cache(&self.file, offset, bytes);
+        if self.is_buffered()
+            && let Ok(file) = self.file.get()
+        {
+            file::drop_cache(file, offset, bytes);
         }
     }
 }

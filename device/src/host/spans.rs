@@ -87,6 +87,8 @@ impl Space {
         label: &SpanLabel,
     ) -> Result<SpanId, DeviceError> {
         const OPERATION: Operation = Operation::Freeze;
+        // A legal write to a frozen span would end the process without it.
+        guard::keep_installed()?;
         range.check_pages(self.range, self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Span, OPERATION)?;
         // SAFETY: I1; the guard handles writes, since the span is in the table.

@@ -43,7 +43,7 @@ pub unsafe extern "C" fn dormouse_mem_alloc(
 /// Frees the block that starts at `ptr`. The data of a sleeping block is discarded. `stream` is the
 /// stream that used the block last. NULL is a no-op.
 ///
-/// Any-thread. Does not block. Errors: `HANDLE`, `STALE`, `NOT_OURS` if `ptr` is not the start of a
+/// Any-thread. Does not block. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS` if `ptr` is not the start of a
 /// live block, `ARGUMENT` for a stream of another device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_mem_free(

@@ -16,7 +16,7 @@ use crate::runtime::create::Options;
 use crate::runtime::report::stats_of;
 use crate::runtime::{RUNTIMES, Runtime};
 use crate::status::{self, dormouse_status_t};
-use crate::{convert, log};
+use crate::{convert, files, log};
 
 /// Creates the runtime of one device. A device has at most one live runtime. The first call creates
 /// the process heap, unless the preload library created it earlier.
@@ -177,7 +177,8 @@ pub unsafe extern "C" fn dormouse_runtime_set_budget(
 
 /// Writes a file: the recorded timeline (`DORMOUSE_FORMAT_PFTRACE` or `_HTML`), or the current
 /// configuration with the source of each value (`DORMOUSE_FORMAT_CONFIG`), which `DORMOUSE_CONFIG`
-/// can load. An existing file is replaced atomically.
+/// can load. An existing regular file is replaced atomically, also behind a symbolic link. A device, a
+/// FIFO and an open file behind `/proc` are written in place; a FIFO that no process reads is an error.
 ///
 /// Any-thread. `runtime` may be NULL for `DORMOUSE_FORMAT_CONFIG`. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `IO`.
@@ -204,7 +205,7 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
         let snapshot = Runtime::get(runtime)?.heap.timeline().snapshot();
         let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
         let process = Process::current(program_name(), rank);
-        params::replace(path, |file| write(&snapshot, &process, file))
+        files::dump(path, |file| write(&snapshot, &process, file))
     })
 }
 

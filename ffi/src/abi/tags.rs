@@ -24,8 +24,43 @@ pub(crate) struct Tag {
     id: TagId,
     name: String,
     has_backup: bool,
-    /// Number of enters without a leave, of all threads.
-    enters: AtomicUsize,
+    enters: Enters,
+}
+
+/// Number of enters of a tag without a leave, of all threads; `CLOSED` from the start of a destroy on.
+#[derive(Debug, Default)]
+struct Enters(AtomicUsize);
+
+const CLOSED: usize = usize::MAX;
+
+impl Enters {
+    /// Counts an enter, unless the tag is being destroyed: its thread could not leave it.
+    fn count(&self) -> Result<(), Fault> {
+        // Acquire and Release, here and below: enters, leaves and destroys of all threads are in one order.
+        let add = |enters| (enters != CLOSED).then(|| enters + 1);
+        let counted = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
+        counted.map(drop).map_err(|_| Kind::Tag.stale())
+    }
+
+    fn uncount(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Refuses later enters. Fails if a thread is inside, or another one destroys the tag.
+    fn close(&self, name: &str) -> Result<(), Fault> {
+        let closed = self.0.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        closed.map(drop).map_err(|enters| match enters {
+            CLOSED => Kind::Tag.stale(),
+            _ => Fault::new(
+                status::DORMOUSE_ERR_BUSY,
+                format!("tag {name} was entered {enters} times and not left"),
+            ),
+        })
+    }
+
+    fn reopen(&self) {
+        self.0.store(0, Ordering::Release);
+    }
 }
 
 /// Returns the names of the live tags of `runtime`.
@@ -58,7 +93,7 @@ pub unsafe extern "C" fn dormouse_tag_create(
         check_flags(flags, DORMOUSE_TAG_WITHOUT_BACKUP, "flags", "DORMOUSE_TAG_WITHOUT_BACKUP")?;
         let has_backup = flags == 0;
         let id = runtime.engine.tag_create(&name, has_backup)?;
-        let enters = AtomicUsize::new(0);
+        let enters = Enters::default();
         out.write(TAGS.insert(Arc::new(Tag { runtime, id, name, has_backup, enters }))?);
         Ok(())
     })
@@ -76,16 +111,9 @@ pub unsafe extern "C" fn dormouse_tag_destroy(tag: *mut dormouse_tag_t) -> dormo
             return Ok(());
         }
         let it = TAGS.get(tag)?;
-        // Acquire: pairs with the enters and leaves of other threads.
-        let enters = it.enters.load(Ordering::Acquire);
-        if enters > 0 {
-            return Err(Fault::new(
-                status::DORMOUSE_ERR_BUSY,
-                format!("tag {} was entered {enters} times and not left", it.name),
-            ));
-        }
-        // First, so that the second of two concurrent calls does not find the tag.
-        it.runtime.engine.tag_destroy(it.id)?;
+        // First, so that neither a second destroy nor an enter finds the tag.
+        it.enters.close(&it.name)?;
+        it.runtime.engine.tag_destroy(it.id).inspect_err(|_| it.enters.reopen())?;
         TAGS.remove(tag).map(drop)
     })
 }
@@ -99,9 +127,8 @@ pub unsafe extern "C" fn dormouse_tag_destroy(tag: *mut dormouse_tag_t) -> dormo
 pub unsafe extern "C" fn dormouse_tag_enter(tag: *mut dormouse_tag_t) -> dormouse_status_t {
     enter(|| {
         let tag = TAGS.get(tag)?;
-        collect::enter_tag(tag.id.0)?;
-        tag.enters.fetch_add(1, Ordering::Release);
-        Ok(())
+        tag.enters.count()?;
+        collect::enter_tag(tag.id.0).inspect_err(|_| tag.enters.uncount())
     })
 }
 
@@ -114,7 +141,7 @@ pub unsafe extern "C" fn dormouse_tag_leave(tag: *mut dormouse_tag_t) -> dormous
     enter(|| {
         let tag = TAGS.get(tag)?;
         collect::leave_tag(tag.id.0)?;
-        tag.enters.fetch_sub(1, Ordering::Release);
+        tag.enters.uncount();
         Ok(())
     })
 }
@@ -219,8 +246,9 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
 /// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
 /// then use it.
 ///
-/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`. On an
-/// error, memory that could not wake stays asleep and its data is kept.
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`, `STATE` if
+/// another thread puts the memory to sleep during the call. On an error, memory that could not wake
+/// stays asleep and its data is kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_wake(
     tag: *mut dormouse_tag_t,
@@ -234,4 +262,26 @@ pub unsafe extern "C" fn dormouse_tag_wake(
         let _stall = runtime.engine.tag_wait(*id)?;
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status_of(result: Result<(), Fault>) -> i32 {
+        result.map_or_else(|fault| fault.status, |()| status::DORMOUSE_OK)
+    }
+
+    #[test]
+    fn a_tag_is_closed_to_enters_or_entered_but_never_both() {
+        let enters = Enters::default();
+        assert_eq!(status_of(enters.count()), status::DORMOUSE_OK);
+        assert_eq!(status_of(enters.close("raced")), status::DORMOUSE_ERR_BUSY);
+        enters.uncount();
+        assert_eq!(status_of(enters.close("raced")), status::DORMOUSE_OK);
+        assert_eq!(status_of(enters.count()), status::DORMOUSE_ERR_STALE);
+        assert_eq!(status_of(enters.close("raced")), status::DORMOUSE_ERR_STALE);
+        enters.reopen();
+        assert_eq!(status_of(enters.count()), status::DORMOUSE_OK);
+    }
 }

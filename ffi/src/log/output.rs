@@ -1,15 +1,16 @@
 //! Destinations of records: a file, written without waiting, and a queue that a program reads.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam::queue::ArrayQueue;
+use dormouse_storage::OwnFile;
 
 use super::record::Record;
+use crate::files;
 
 /// Variables in which launchers set the rank of a process, in order of precedence.
 const RANK_VARIABLES: &[&str] = &["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
@@ -32,7 +33,7 @@ static IS_READ: AtomicBool = AtomicBool::new(false);
 #[derive(Debug)]
 pub(super) struct Output {
     /// `None`: standard error.
-    file: Option<File>,
+    file: Option<OwnFile>,
     lines: ArrayQueue<String>,
     lines_dropped: AtomicU64,
     /// Created by the first read.
@@ -45,7 +46,7 @@ impl Output {
     pub(super) fn open(path: Option<&Path>) -> Result<(), String> {
         let open = |path: &Path| {
             let path = expand_path(path)?;
-            let opened = OpenOptions::new().create(true).append(true).mode(0o644).open(&path);
+            let opened = files::open_in_place(path.as_ref());
             opened.map_err(|error| format!("could not open {path}: {error}"))
         };
         let output = Self::new(path.map(open).transpose()?);
@@ -58,7 +59,7 @@ impl Output {
 
     fn new(file: Option<File>) -> Self {
         Self {
-            file,
+            file: file.map(OwnFile::new),
             lines: ArrayQueue::new(LINES_MAX),
             lines_dropped: AtomicU64::new(0),
             records: OnceLock::new(),
@@ -95,19 +96,23 @@ impl Output {
 
     /// Returns whether a line can be written without waiting. A full pipe is not ready.
     fn is_ready(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLOUT, revents: 0 };
+        let Some(fd) = self.descriptor() else { return false };
+        let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
         // SAFETY: one live pollfd; a timeout of 0 returns at once.
         unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     }
 
     fn write(&self, line: &str) {
-        // SAFETY: a live slice. One call per line, so that lines of threads and processes do not mix. A
-        // failed write cannot be reported.
-        let _ignored = unsafe { libc::write(self.descriptor(), line.as_ptr().cast(), line.len()) };
+        // One call per line, so that lines of threads and processes do not mix. A failed write cannot be reported.
+        if let Some(fd) = self.descriptor() {
+            let _ignored = files::write_without_signal(fd, line.as_bytes());
+        }
     }
 
-    fn descriptor(&self) -> i32 {
-        self.file.as_ref().map_or(libc::STDERR_FILENO, AsRawFd::as_raw_fd)
+    /// `None` if the program has closed the file. Another file of its own may have the number now.
+    fn descriptor(&self) -> Option<i32> {
+        let Some(file) = &self.file else { return Some(libc::STDERR_FILENO) };
+        file.get().ok().map(AsRawFd::as_raw_fd)
     }
 }
 
@@ -225,6 +230,24 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[("SLURM_PROCID", "3"), ("OMPI_COMM_WORLD_RANK", "2")]), Some(2));
         assert_eq!(of(&[("RANK", "none"), ("SLURM_PROCID", "3")]), Some(3));
+    }
+
+    #[test]
+    fn a_file_that_took_the_number_of_the_log_gets_no_line() {
+        let (mut reader, theirs) = std::io::pipe().unwrap();
+        let (_unread, ours) = std::io::pipe().unwrap();
+        let output = Output::new(Some(File::from(std::os::fd::OwnedFd::from(ours))));
+        let fd = output.descriptor().unwrap();
+        // SAFETY: the program closes a descriptor that it does not own, which is the point.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), fd) }, fd);
+        output.queue_line(Record::dropped(1).line(RECORD_BYTES_MAX));
+        output.write_waiting();
+        drop((output, theirs));
+        // SAFETY: the program's own descriptor, still open.
+        assert_eq!(unsafe { libc::close(fd) }, 0);
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut text).unwrap();
+        assert_eq!(text, "");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::table::{Key, Param, TABLE};
 use super::values::{self, Value};
 use crate::abi::c;
+use crate::files;
 
 /// Maximum size of a configuration file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -172,6 +173,8 @@ impl Loader {
     }
 
     fn file(&mut self, path: &str, text: &str) {
+        // Some editors begin a file with a byte-order mark.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (at, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or("").trim();
             if line.is_empty() {
@@ -227,11 +230,7 @@ impl Sources for Process {
     }
 
     fn file(&self, path: &str) -> Result<String, String> {
-        let length = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
-        if length > FILE_BYTES_MAX {
-            return Err(format!("{length} bytes; accepted: at most {FILE_BYTES_MAX}"));
-        }
-        std::fs::read_to_string(path).map_err(|error| error.to_string())
+        files::read_file(path.as_ref(), FILE_BYTES_MAX).map_err(|error| error.to_string())
     }
 
     fn memory_bytes(&self) -> u64 {
@@ -301,6 +300,16 @@ mod tests {
              (options), DORMOUSE_OFFLOAD_WINDOW_LAYERS=7 (file), DORMOUSE_CONFIG=here.conf \
              (environment)"
         );
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_name() {
+        let here = [("DORMOUSE_CONFIG", "here.conf")];
+        let (config, unknown) =
+            load(&here, "\u{feff}DORMOUSE_OFFLOAD_WINDOW_LAYERS = 7\n", &[]).unwrap();
+        assert_eq!((config.number(Key::Window), unknown.len()), (7, 0));
+        let inside = load(&here, "\n\u{feff}DORMOUSE_OFFLOAD_WINDOW_LAYERS = 7\n", &[]).unwrap();
+        assert_eq!(inside.1.len(), 1, "a mark elsewhere is a part of the name");
     }
 
     #[test]

@@ -15,8 +15,6 @@ mod table;
 mod text;
 mod values;
 
-use std::ffi::CString;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +27,7 @@ pub(crate) use values::{LOG_TARGETS, parse_filter};
 
 use crate::abi::c::dormouse_param_t;
 use crate::fault::{Fault, c_text};
-use crate::{status, stderr};
+use crate::{files, status, stderr};
 
 /// Maximum number of warnings about unknown names.
 const UNKNOWN_NOTES_MAX: usize = 8;
@@ -94,32 +92,8 @@ pub(crate) fn end_text(index: u32) -> String {
     format!("index is {index}; accepted: 0 to {}", table::TABLE.len() - 1)
 }
 
-/// Writes the current configuration to `path`, replacing the file atomically.
+/// Writes the current configuration to the file at `path`.
 pub(crate) fn dump_to(path: &Path) -> Result<(), Fault> {
     let text = text::dump(&*in_effect()?);
-    replace(path, |file| file.write_all(text.as_bytes()))
-}
-
-/// Replaces the file at `path` atomically.
-pub(crate) fn replace(
-    path: &Path,
-    fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
-) -> Result<(), Fault> {
-    let failed = |what: &str, error: &std::io::Error| {
-        Fault::new(status::DORMOUSE_ERR_IO, format!("{what} {}: {error}", path.display()))
-    };
-    if path.file_name().is_none() || CString::new(path.as_os_str().as_encoded_bytes()).is_err() {
-        return Err(Fault::argument(format!("path is {path:?}; accepted: the path of a file")));
-    }
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = Path::new(&temporary);
-    let file = std::fs::File::create(temporary).map_err(|e| failed("could not create", &e))?;
-    let mut file = std::io::BufWriter::new(file);
-    let filled = fill(&mut file).and_then(|()| file.flush());
-    let placed = filled.and_then(|()| std::fs::rename(temporary, path));
-    placed.map_err(|error| {
-        let _gone_already = std::fs::remove_file(temporary);
-        failed("could not write", &error)
-    })
+    files::dump(path, |file| file.write_all(text.as_bytes()))
 }

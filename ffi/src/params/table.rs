@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use Kind::{Choice, Count, Filter, Path, Size, Switch};
+use Kind::{Choice, Count, Filter, Path, PowerOfTwo, Size, Switch};
 
 /// Values that a parameter takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,10 @@ pub(crate) enum Kind {
         min: u64,
         max: u64,
         percent: bool,
+    },
+    /// Bytes: 0 or a power of two.
+    PowerOfTwo {
+        max: u64,
     },
     Count {
         min: u64,
@@ -28,7 +32,7 @@ impl Kind {
     /// Its name in the C enumeration.
     pub(crate) fn name(self) -> &'static CStr {
         match self {
-            Self::Size { .. } => c"size",
+            Self::Size { .. } | Self::PowerOfTwo { .. } => c"size",
             Self::Count { .. } => c"count",
             Self::Switch => c"switch",
             Self::Choice(_) => c"choice",
@@ -132,7 +136,7 @@ table! {
          GPU: communication buffers, library workspaces, other processes."
     }
     CudaPage c"DORMOUSE_CUDA_PAGE_BYTES" {
-        Size { min: 0, max: 1 << 30, percent: false }, c"0",
+        PowerOfTwo { max: 1 << 30 }, c"0",
         c"0 (the driver's granularity, 2MiB) to 1GiB, a power of two",
         c"page size on a GPU, the unit of mapping, in bytes",
         "Each page is mapped and unmapped by one driver call. Larger pages sleep and wake with fewer \
@@ -264,7 +268,8 @@ table! {
         c"a writable path, in which %h is the host, %p the pid, %r the rank and %% a %",
         c"file that log events are appended to",
         "Standard error if not set. The rank is that of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` or \
-         `SLURM_PROCID`, otherwise 0. Read when the first runtime is created."
+         `SLURM_PROCID`, otherwise 0. A FIFO that no process reads is an error. Read when the first \
+         runtime is created."
     }
     StatsFile c"DORMOUSE_STATS_FILE" {
         Path, c"",
@@ -277,7 +282,7 @@ table! {
     }
     Config c"DORMOUSE_CONFIG" {
         Path, c"",
-        c"a readable file of NAME = VALUE lines",
+        c"a readable regular file of NAME = VALUE lines, at most 1MiB",
         c"configuration file; the environment takes precedence",
         "`#` starts a comment. `dormouse_runtime_dump` writes such a file with \
          `DORMOUSE_FORMAT_CONFIG`.", environment_only

@@ -12,7 +12,9 @@ pub(crate) fn help(config: &Config) -> String {
     for param in TABLE {
         let setting = config.setting(param.key);
         let shown = match (&setting.value, param.kind) {
-            (Value::Number(bytes), Kind::Size { .. }) => format_bytes(*bytes),
+            (Value::Number(bytes), Kind::Size { .. } | Kind::PowerOfTwo { .. }) => {
+                format_bytes(*bytes)
+            }
             _ => setting.to_text(),
         };
         // Writing to a String never fails.

@@ -36,6 +36,11 @@ pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Valu
             };
             (min..=max).contains(&bytes).then_some(Value::Number(bytes))
         }
+        Kind::PowerOfTwo { max } => {
+            let bytes = size(text)?;
+            let is_accepted = bytes == 0 || (bytes.is_power_of_two() && bytes <= max);
+            is_accepted.then_some(Value::Number(bytes))
+        }
         Kind::Count { min, max } => {
             let count = digits(text)?;
             (min..=max).contains(&count).then_some(Value::Number(count))
@@ -138,6 +143,12 @@ mod tests {
         for text in ["", "0", "-1", "+5M", "1.5G", "4GB", "101%", "0%", "G", "1e9", "99999999999G"]
         {
             assert_eq!(read(Key::AllocBudget, text), None, "{text}");
+        }
+        for (text, bytes) in [("0", 0), ("2MiB", 2 << 20), ("1GiB", 1 << 30)] {
+            assert_eq!(read(Key::CudaPage, text), Some(Value::Number(bytes)), "{text}");
+        }
+        for text in ["3", "3MiB", "2GiB", "-2"] {
+            assert_eq!(read(Key::CudaPage, text), None, "{text}");
         }
         assert_eq!(read(Key::HeapMin, "50%"), None, "only budgets take a share of memory");
     }

@@ -1,6 +1,5 @@
 //! Creation of a runtime: the configuration, then the heap, then the tiers.
 
-use std::ffi::CString;
 use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
@@ -120,14 +119,15 @@ impl Runtime {
             DeviceKind::Cuda => Heap::get_or_create_gpu(options.ordinal, &config)?,
         };
         heap.check_config(&config)?;
-        check_room(&config)?;
         let has_page = others.iter().any(|other| other.live.lock().is_some());
         if has_page && config.path(Key::StatsFile).is_some() {
             tracing::warn!(target: "ffi", "DORMOUSE_STATS_FILE shows the first runtime only");
         }
         let page = if has_page { None } else { live::create(&config, &figures_of(heap))? };
         if options.kind == DeviceKind::Host {
-            install_guard()?;
+            // Not when the heap is created, since nothing sleeps without a runtime: the handlers that the program has
+            // installed by now, such as Python's `faulthandler`, come behind ours.
+            guard::install()?;
         }
         let (tiers, unavailable_reason) = tiers(&config);
         let timeline = Arc::clone(heap.timeline());
@@ -164,16 +164,6 @@ impl Runtime {
             "runtime created"
         );
     }
-}
-
-/// Installs the handler of accesses to sleeping memory. Not when the heap is created, since nothing sleeps without
-/// a runtime: the handlers that the program has installed by now, such as Python's `faulthandler`, come behind ours.
-fn install_guard() -> Result<(), Fault> {
-    guard::install()?;
-    if !guard::is_installed() {
-        tracing::warn!(target: "ffi", "a later handler of SIGSEGV comes first: accesses to sleeping memory end the process");
-    }
-    Ok(())
 }
 
 /// Starts the thread that serves stray accesses, unless the process is to stop at them. Without it, with a
@@ -216,31 +206,6 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
         ..EngineConfig::default()
     };
     (settings, closed.join("; "))
-}
-
-/// Refuses a file larger than the free disk space, before preallocation fills the disk.
-fn check_room(config: &Config) -> Result<(), Fault> {
-    let Some(dir) = config.path(Key::NvmeDir) else { return Ok(()) };
-    let Ok(path) = CString::new(dir.as_os_str().as_encoded_bytes()) else { return Ok(()) };
-    // SAFETY: zeros are a valid statvfs.
-    let mut about = unsafe { std::mem::zeroed::<libc::statvfs>() };
-    // SAFETY: a NUL-terminated path and a live local.
-    if unsafe { libc::statvfs(path.as_ptr(), &raw mut about) } != 0 {
-        return Ok(()); // opening the tier returns a better error
-    }
-    let free_bytes = about.f_bavail.saturating_mul(about.f_frsize);
-    let file_bytes = config.number(Key::NvmeFile);
-    if file_bytes <= free_bytes {
-        return Ok(());
-    }
-    Err(Fault::new(
-        status::DORMOUSE_ERR_IO,
-        format!(
-            "DORMOUSE_NVME_FILE_BYTES is {file_bytes}; accepted: at most {free_bytes}, the free bytes \
-             of the disk of {}",
-            dir.display()
-        ),
-    ))
 }
 
 /// Adds the parameter to the error of a tier that could not be opened.

@@ -69,7 +69,7 @@ fn committed() -> String {
 }
 
 /// Returns the names of the declared functions, sorted.
-fn declared() -> Vec<String> {
+pub(crate) fn declared() -> Vec<String> {
     let text = committed();
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     let mut names: Vec<String> = code

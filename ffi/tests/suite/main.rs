@@ -5,3 +5,4 @@ mod common;
 mod header;
 mod preload;
 mod programs;
+mod race;

@@ -335,6 +335,22 @@ fn a_dumped_configuration_loads_again() {
 }
 
 #[test]
+fn values_that_would_hang_or_never_end_are_refused_by_name() {
+    let fifo = folder("refused-values").join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let fifo = fifo.to_str().unwrap();
+    for (test, name, value, reason) in [
+        ("config-device", "DORMOUSE_CONFIG", "/dev/zero", "no regular file"),
+        ("config-fifo", "DORMOUSE_CONFIG", fifo, "no regular file"),
+        ("log-fifo", "DORMOUSE_LOG_FILE", fifo, "no process reads from it"),
+        ("cuda-page", "DORMOUSE_CUDA_PAGE_BYTES", "3", "a power of two"),
+    ] {
+        let ended = created(test, &[(name, value)], false);
+        ended.well().says("DORMOUSE_ERR_CONFIG").says(name).says(reason);
+    }
+}
+
+#[test]
 fn an_unusable_nvme_directory_is_refused_by_name() {
     let missing = created("missing", &[("DORMOUSE_NVME_DIR", "/nowhere/at/all")], false);
     missing.well().says("DORMOUSE_ERR_IO").says("/nowhere/at/all").says("writable directory");
@@ -373,8 +389,8 @@ fn a_file_larger_than_the_disk_fails_the_creation() {
     ended
         .well()
         .says("DORMOUSE_ERR_IO")
-        .says("DORMOUSE_NVME_FILE_BYTES is 8796093022208")
-        .says("free");
+        .says("a file of 8796093022208 bytes; accepted: at most")
+        .says("DORMOUSE_NVME_FILE_BYTES = 8796093022208");
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "no file remains");
 }
 

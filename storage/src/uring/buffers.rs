@@ -121,7 +121,7 @@ impl Buffers {
 
     fn clear(&self, slot: u16) {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        for ring in &self.rings {
+        for ring in self.rings.iter().filter(|ring| ring.check().is_ok()) {
             // After an error the ring holds the pages until it is dropped. No request can reach them: the
             // slot is overwritten before it is used again.
             // SAFETY: no memory is passed.
@@ -138,6 +138,7 @@ fn most_slots(mut make: impl FnMut(u16) -> io::Result<()>) -> io::Result<u16> {
 }
 
 fn put(ring: &KernelRing, slot: u16, piece: &IoMemory) -> io::Result<()> {
+    ring.check()?;
     let named = libc::iovec { iov_base: piece.address() as *mut _, iov_len: piece.bytes() };
     // SAFETY: `IoMemory::new`'s contract, until the slot is cleared (U3).
     unsafe { ring.submitter().register_buffers_update(slot.into(), &[named], None) }

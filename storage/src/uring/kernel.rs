@@ -1,22 +1,35 @@
-//! A ring that forked children close.
+//! A ring that forked children close, and that is used only while its descriptor is ours.
 
+use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 use io_uring::IoUring;
 
-use crate::forked::ClosedInChild;
+use crate::descriptors::{ClosedInChild, Identity, closed};
 
 /// A ring that children close.
 pub(crate) struct KernelRing {
     // Dropped first.
     _closed_in_child: ClosedInChild,
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
+    identity: Option<Identity>,
 }
 
 impl KernelRing {
     pub(crate) fn new(ring: IoUring) -> Self {
-        Self { _closed_in_child: ClosedInChild::new(ring.as_raw_fd()), ring }
+        let fd = ring.as_raw_fd();
+        let identity = Identity::of(fd);
+        let ring = ManuallyDrop::new(ring);
+        Self { _closed_in_child: ClosedInChild::new(fd), ring, identity }
+    }
+
+    /// Fails if the descriptor was closed: it may name another ring now.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let fd = self.ring.as_raw_fd();
+        let is_ours = self.identity.is_some() && Identity::of(fd) == self.identity;
+        if is_ours { Ok(()) } else { Err(closed(fd)) }
     }
 }
 
@@ -32,8 +45,13 @@ impl Drop for KernelRing {
     /// The kernel frees a closed ring later, on another thread. Until then the registered file would hold its
     /// disk space, and the next tier might find the disk full.
     fn drop(&mut self) {
-        // After an error the space is freed a moment later.
-        let _ = self.ring.submitter().unregister_files();
+        // Otherwise the ring stays mapped, and with it its file, until the process ends.
+        if self.check().is_ok() {
+            // After an error the space is freed a moment later.
+            let _ = self.ring.submitter().unregister_files();
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        }
     }
 }
 

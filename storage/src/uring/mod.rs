@@ -133,7 +133,8 @@ impl Ring {
 
     /// Submits the pending requests and waits for `wanted` answers.
     fn enter(&mut self, wanted: usize) -> io::Result<()> {
-        let entered = self.ring.submit_and_wait(wanted);
+        // In a batch of at least one chunk, 0.2 µs.
+        let entered = self.ring.check().and_then(|()| self.ring.submit_and_wait(wanted));
         // SAFETY: U1.
         let left = unsafe { self.ring.submission_shared() }.len();
         while self.asked.len() > left {

@@ -49,7 +49,10 @@ impl Mapping {
 #[derive(Debug)]
 pub struct LivePage {
     mapping: Mapping,
-    file: File,
+    /// For its length. `None` only during the drop.
+    file: Option<File>,
+    /// Device and inode, which the mapping keeps.
+    identity: (u64, u64),
     path: PathBuf,
     pid: u32,
     updates: u64,
@@ -77,7 +80,8 @@ impl LivePage {
         let placed = write_new(temporary, &bytes).and_then(|file| {
             let mapping = Mapping(MmapOptions::new().len(PAGE_BYTES).map_raw(&file)?);
             fs::rename(temporary, path)?;
-            Ok(Self { mapping, file, path: path.to_owned(), pid, updates: 0 })
+            let identity = identity(&file.metadata()?);
+            Ok(Self { mapping, file: Some(file), identity, path: path.to_owned(), pid, updates: 0 })
         });
         placed.map_err(|error| {
             let _absent = fs::remove_file(temporary);
@@ -85,11 +89,17 @@ impl LivePage {
         })
     }
 
-    /// Publishes an update. Returns `false`, with nothing written, in a forked child and after the file
-    /// was truncated: a store behind its end would raise SIGBUS.
+    /// Returns the length of the file; `None` if the program has closed the descriptor. Another file of its own may
+    /// have the number now.
+    fn bytes(&self) -> Option<u64> {
+        let found = self.file.as_ref()?.metadata().ok()?;
+        (identity(&found) == self.identity).then_some(found.len())
+    }
+
+    /// Publishes an update. Returns `false`, with nothing written, in a forked child, and after the file
+    /// was truncated or its descriptor closed: a store behind its end would raise SIGBUS.
     pub fn publish(&mut self, figures: &Figures) -> bool {
-        let bytes = self.file.metadata().map_or(0, |found| found.len());
-        if std::process::id() != self.pid || bytes != PAGE_BYTES as u64 {
+        if std::process::id() != self.pid || self.bytes() != Some(PAGE_BYTES as u64) {
             return false;
         }
         self.updates += 1;
@@ -100,14 +110,20 @@ impl LivePage {
 
 impl Drop for LivePage {
     fn drop(&mut self) {
-        let identity = |found: fs::Metadata| (found.dev(), found.ino());
-        let ours = self.file.metadata().map(identity).ok();
         // Another writer may have replaced the file.
-        let named = fs::symlink_metadata(&self.path).map(identity).ok();
-        if std::process::id() == self.pid && ours == named {
+        let named = fs::symlink_metadata(&self.path).map(|found| identity(&found)).ok();
+        if std::process::id() == self.pid && named == Some(self.identity) {
             let _absent = fs::remove_file(&self.path);
         }
+        if self.bytes().is_none() {
+            // The number is not ours to close.
+            std::mem::forget(self.file.take());
+        }
     }
+}
+
+fn identity(found: &fs::Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
 }
 
 /// Reads the live page at `path`. Changes nothing, and never waits for longer than a few dozen

@@ -1,6 +1,7 @@
 #![allow(unsafe_code, clippy::unwrap_used, reason = "forks; a test fails by panicking")]
 
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -159,6 +160,25 @@ fn a_truncated_file_ends_the_updates() {
     let mut page = LivePage::create(&path, &numbered(1)).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
     assert!(!page.publish(&numbered(2)));
+}
+
+#[test]
+fn a_file_that_took_the_number_of_the_page_is_not_closed() {
+    let folder = folder("number");
+    let path = folder.join("page");
+    let mut page = LivePage::create(&path, &numbered(1)).unwrap();
+    let names_page =
+        |fd: &i32| fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|to| to == path);
+    let fd = (3..1024).find(names_page).unwrap();
+    let other = File::create_new(folder.join("other")).unwrap();
+    other.set_len(4096).unwrap();
+    // SAFETY: the program closes a descriptor that it does not own, which is the point.
+    assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
+    assert!(!page.publish(&numbered(2)), "the length of the file is not known");
+    drop(page);
+    // SAFETY: the program's own descriptor, still open.
+    assert_eq!(unsafe { libc::close(fd) }, 0);
+    assert!(!path.exists(), "the page is removed");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! The `SIGSEGV` handler. It is async-signal-safe: atomics, raw system calls and a buffer on the stack.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::message::{Message, Touch};
+use super::previous::{self, Action, Handler, LEVELS_MAX, Levels};
 use super::probe;
 use super::protocol::{Access, Verdict};
 use super::rescue::{self, Rescue};
@@ -16,72 +16,100 @@ use crate::host::system;
 use crate::sync::Mutex;
 use crate::{DeviceError, Operation};
 
-/// The previous handler. Written once, before ours can run.
-struct Previous {
-    action: UnsafeCell<MaybeUninit<libc::sigaction>>,
-    /// Whether `action` is written. Release, paired with the Acquire in `get`.
-    known: AtomicBool,
-}
-
-// SAFETY: `action` is written only under INSTALLING and while `known` is false, and read only
-// while it is true.
-unsafe impl Sync for Previous {}
-
-static PREVIOUS: Previous =
-    Previous { action: UnsafeCell::new(MaybeUninit::uninit()), known: AtomicBool::new(false) };
+static PREVIOUS: Levels = Levels::new();
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-impl Previous {
-    fn get(&self) -> Option<libc::sigaction> {
-        // SAFETY: `known`: it is written, and not written again.
-        self.known.load(Ordering::Acquire).then(|| unsafe { (*self.action.get()).assume_init() })
-    }
+/// Our handler, one function per level.
+static HANDLERS: [Handler; LEVELS_MAX] = [
+    on_fault::<0>,
+    on_fault::<1>,
+    on_fault::<2>,
+    on_fault::<3>,
+    on_fault::<4>,
+    on_fault::<5>,
+    on_fault::<6>,
+    on_fault::<7>,
+    on_fault::<8>,
+    on_fault::<9>,
+    on_fault::<10>,
+    on_fault::<11>,
+    on_fault::<12>,
+    on_fault::<13>,
+    on_fault::<14>,
+    on_fault::<15>,
+];
+
+/// The thread and the address of an access that ends the process: handlers below are not asked again.
+static ENDING: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+fn refused() -> DeviceError {
+    system::refused(Operation::Guard, crate::AddressRange::default())
 }
 
-type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-type SmallHandler = extern "C" fn(c_int);
-
 /// Returns the current action of `SIGSEGV`.
-fn current() -> Result<libc::sigaction, DeviceError> {
+fn current() -> Result<Action, DeviceError> {
     let mut action = MaybeUninit::uninit();
     // SAFETY: no action is set; the old one is written to `action`.
     let status = unsafe { libc::sigaction(libc::SIGSEGV, null(), action.as_mut_ptr()) };
     if status != 0 {
-        return Err(system::refused(Operation::Guard, crate::AddressRange::default()));
+        return Err(refused());
     }
     // SAFETY: the call succeeded, so it wrote the action.
-    Ok(unsafe { action.assume_init() })
+    Ok(Action::of(unsafe { action.assume_init_ref() }))
 }
 
-fn is_ours(action: &libc::sigaction) -> bool {
-    action.sa_sigaction == on_fault as Handler as usize
+fn is_ours(action: &Action) -> bool {
+    HANDLERS.iter().any(|handler| *handler as usize == action.handler)
 }
 
-/// Installs the handler of the process in front of the existing one. Idempotent. Any-thread.
+/// Installs the handler of the process in front of the existing one, also if a later one took its place. Idempotent.
+/// Any-thread.
 ///
 /// `HostDevice::new` does not install it: a library must not take over a signal implicitly.
 ///
 /// # Errors
-/// `Refused` by the system.
+/// `Refused` by the system, or because handlers were installed over ours too often.
 pub fn install() -> Result<(), DeviceError> {
-    let _installing = INSTALLING.lock();
-    if PREVIOUS.known.load(Ordering::Acquire) {
+    if is_installed() {
         return Ok(());
     }
+    let installing = INSTALLING.lock();
     let previous = current()?;
-    // SAFETY: INSTALLING is held and `known` is false.
-    unsafe { (*PREVIOUS.action.get()).write(previous) };
-    PREVIOUS.known.store(true, Ordering::Release);
+    if is_ours(&previous) {
+        return Ok(());
+    }
+    let Some(level) = PREVIOUS.add(previous) else {
+        let reason =
+            format!("handlers of SIGSEGV were installed over ours {LEVELS_MAX} times, the limit");
+        let nowhere = crate::AddressRange::default();
+        return Err(DeviceError::refused(Operation::Guard, nowhere, libc::EAGAIN, reason));
+    };
     // SAFETY: all-zero is a valid action (default, no flags, empty mask).
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = on_fault as Handler as usize;
-    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    action.sa_sigaction = HANDLERS[level] as usize;
+    // A handler that runs on the thread's own stack may need more than an alternate one has.
+    let is_on_own_stack = previous.has_handler() && previous.flags & libc::SA_ONSTACK == 0;
+    let stack = if is_on_own_stack { 0 } else { libc::SA_ONSTACK };
+    action.sa_flags = libc::SA_SIGINFO | stack | previous.flags & libc::SA_RESTART;
     // SAFETY: `on_fault` has the three-argument form of SA_SIGINFO, and is async-signal-safe.
     if unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) } != 0 {
-        PREVIOUS.known.store(false, Ordering::Release);
-        return Err(system::refused(Operation::Guard, crate::AddressRange::default()));
+        PREVIOUS.undo();
+        return Err(refused());
+    }
+    drop(installing);
+    if level > 0 {
+        tracing::debug!(target: "device", level, "a later handler of SIGSEGV comes behind ours again");
     }
     Ok(())
+}
+
+/// Installs the handler again if it was installed before and a later one took its place. One system call if it is
+/// there.
+///
+/// # Errors
+/// As [`install`].
+pub(in crate::host) fn keep_installed() -> Result<(), DeviceError> {
+    if PREVIOUS.used() == 0 { Ok(()) } else { install() }
 }
 
 /// Whether our handler is the first one for a fault: false before [`install`], and after a later handler
@@ -112,22 +140,26 @@ fn access(_context: *mut c_void) -> Option<Access> {
     Some(Access::Unknown)
 }
 
-extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C" fn on_fault<const LEVEL: usize>(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
     // SAFETY: errno's address is this thread's own. The interrupted code may read it.
     let errno = unsafe { *libc::__errno_location() };
-    if !is_handled(info, context) {
-        pass_on(signal, info, context);
+    if !is_handled(LEVEL, info, context) {
+        pass_on(LEVEL, signal, info, context);
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
 
 /// Whether the faulting access can be repeated.
-fn is_handled(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
+fn is_handled(level: usize, info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     // SAFETY: with SA_SIGINFO the second argument describes the signal. A fault has a positive code and an
     // address; a sent signal has neither.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    if code <= 0 || !SPACES.contains(address) {
+    if code <= 0 || !SPACES.contains(address) || is_ending(address) {
         return false;
     }
     let Some(access) = access(context) else { return false };
@@ -152,11 +184,11 @@ fn is_handled(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
             }
             let label = TABLE.label(&seen);
             print(&Message::stray(&touch(&label, &seen, address, access), &rescue));
-            die(info, context)
+            die(level, address, info, context)
         }
         Verdict::Stuck(seen) => {
             print(&Message::stuck(&touch(&TABLE.label(&seen), &seen, address, access)));
-            die(info, context)
+            die(level, address, info, context)
         }
         Verdict::Elsewhere => false,
     }
@@ -179,11 +211,17 @@ fn print(message: &Message) {
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
 
+/// Whether this thread ends the process because of an access to `address`: a handler of the program has called ours.
+fn is_ending(address: usize) -> bool {
+    let [thread, at] = ENDING.each_ref().map(|word| word.load(Ordering::Relaxed));
+    at == address && thread == own_threads::current() as usize
+}
+
 /// Calls the previous handler, then ends the process by `SIGSEGV`.
-fn die(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
-    if let Some(previous) = PREVIOUS.get() {
-        call(&previous, libc::SIGSEGV, info, context);
-    }
+fn die(level: usize, address: usize, info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
+    ENDING[0].store(own_threads::current() as usize, Ordering::Relaxed);
+    ENDING[1].store(address, Ordering::Relaxed);
+    previous::call(&PREVIOUS.take(level), libc::SIGSEGV, info, context);
     set_action(libc::SIG_DFL);
     // Blocked while this handler runs: delivered on return, even if the span wakes meanwhile.
     // SAFETY: raise is async-signal-safe.
@@ -200,38 +238,15 @@ fn set_action(handler: libc::sighandler_t) {
     unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) };
 }
 
-/// Calls the handler of `action`; `false` if it has none.
-fn call(
-    action: &libc::sigaction,
-    signal: c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut c_void,
-) -> bool {
-    let address = action.sa_sigaction;
-    if address == libc::SIG_DFL || address == libc::SIG_IGN {
-        return false;
-    }
-    if action.sa_flags & libc::SA_SIGINFO != 0 {
-        // SAFETY: its owner installed it as a three-argument handler.
-        let handler = unsafe { std::mem::transmute::<usize, Handler>(address) };
-        handler(signal, info, context);
-    } else {
-        // SAFETY: its owner installed it as a one-argument handler.
-        let handler = unsafe { std::mem::transmute::<usize, SmallHandler>(address) };
-        handler(signal);
-    }
-    true
-}
-
 /// Passes a foreign fault to the previous handler, or has the default effect.
-fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let Some(previous) = PREVIOUS.get() else { return set_action(libc::SIG_DFL) };
-    if call(&previous, signal, info, context) {
+fn pass_on(level: usize, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let previous = PREVIOUS.take(level);
+    if previous::call(&previous, signal, info, context) {
         return;
     }
     // SAFETY: as in `is_handled`.
     let is_sent = unsafe { (*info).si_code } <= 0;
-    if is_sent && previous.sa_sigaction == libc::SIG_IGN {
+    if is_sent && previous.handler == libc::SIG_IGN {
         return;
     }
     // A fault recurs on return and has the default effect (it cannot be ignored); a sent signal must be

@@ -10,22 +10,25 @@
 //!   handler (for example for a Python traceback), and the process ends by `SIGSEGV`. So do stray accesses of a
 //!   forked child and of a thread of the runtime ([`own_thread`]).
 //!
-//! Other faults are passed to the previous handler unchanged.
+//! Other faults are passed to the previous handler unchanged, with the effects of its own action's flags and mask
+//! (`previous`).
 //!
 //! # Limits
 //! - A *system call* with such an address does not fault: it fails with `EFAULT` (`read` into a frozen or
 //!   asleep range, `write` from an asleep one), and the sleep continues.
 //! - Device writes to pages pinned before the freeze (direct I/O in flight, RDMA) are not detected: such
 //!   ranges must not be put to sleep.
-//! - A handler installed later that does not call ours disables the guard ([`is_installed`]).
+//! - A handler installed later comes first, until the next freeze: it finds the handler displaced and installs it again,
+//!   in front of the later one. From [`LEVELS_MAX`](previous::LEVELS_MAX) times on it fails, so nothing falls asleep.
 //!
-//! The handler runs on the thread's alternate stack (`SA_ONSTACK`), if there is one. It needs less than
-//! 3 KiB.
+//! The handler runs on the thread's alternate stack (`SA_ONSTACK`), if there is one and the previous handler did. It
+//! needs less than 3 KiB.
 
 mod channel;
 mod handler;
 mod message;
 mod own_threads;
+mod previous;
 mod probe;
 mod protocol;
 mod rescue;
@@ -40,6 +43,7 @@ mod loom_model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub(super) use handler::keep_installed;
 pub use handler::{install, is_installed};
 pub use own_threads::{OwnThread, own_thread};
 pub use rescue::{Listener, RESCUES_MAX, Request, Stopper, listen};

@@ -1,0 +1,185 @@
+//! Files that a program names: dumps, the log and the configuration.
+//!
+//! - A regular file, or a new one, is written aside and renamed, so a reader sees the old file or the new one.
+//!   Symbolic links are followed; what is replaced is their target.
+//! - Anything else keeps its place: a device, a FIFO, and an open file behind `/proc` such as `/dev/stdout`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::fault::Fault;
+use crate::status;
+
+/// Limit of the symbolic links that are followed; the kernel's own.
+const LINKS_MAX: u32 = 40;
+/// Limit of the names that are tried for the file aside.
+const NAME_ATTEMPTS_MAX: u32 = 16;
+
+/// Writes what `fill` writes to the file at `path`.
+pub(crate) fn dump(
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Fault> {
+    if path.file_name().is_none() {
+        return Err(Fault::argument(format!("path is {path:?}; accepted: the path of a file")));
+    }
+    write_file(path, fill).map_err(|error| {
+        let message = format!("could not write {}: {error}", path.display());
+        Fault::new(status::DORMOUSE_ERR_IO, message)
+    })
+}
+
+fn write_file(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    match replaceable(path)? {
+        Some(target) => replace(&target, fill),
+        None => {
+            let mut file = BufWriter::new(WithoutSignal(open_in_place(path)?));
+            fill(&mut file).and_then(|()| file.flush())
+        }
+    }
+}
+
+/// Opens `path` for appending, and creates it if it is absent. A FIFO without a reader is an error: an open
+/// that waits would stop the program.
+pub(crate) fn open_in_place(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o644);
+    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+    let file = file.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENXIO) => io::Error::other("no process reads from it"),
+        _ => error,
+    })?;
+    // SAFETY: the file is open, and the flags are those of its opening. A refusal leaves writes that do not wait.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
+    Ok(file)
+}
+
+/// Writes `bytes` to a descriptor in one call. Where no process reads from a pipe any more, this is an error and no
+/// SIGPIPE, which would end a program that did not ask for the write.
+pub(crate) fn write_without_signal(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
+    let (mut pipe, mut pending, mut before) =
+        (MaybeUninit::uninit(), MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: live locals, each written before it is read. The mask of this thread is restored below. SIGPIPE is
+    // sent to the writing thread; if it was pending before, it is left.
+    unsafe {
+        libc::sigemptyset(pipe.as_mut_ptr());
+        libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE);
+        libc::sigemptyset(pending.as_mut_ptr());
+        libc::sigpending(pending.as_mut_ptr());
+        let was_pending = libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1;
+        libc::pthread_sigmask(libc::SIG_BLOCK, pipe.as_ptr(), before.as_mut_ptr());
+        let written = libc::write(descriptor, bytes.as_ptr().cast(), bytes.len());
+        let result = usize::try_from(written).map_err(|_| io::Error::last_os_error());
+        let is_broken =
+            result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EPIPE));
+        if is_broken && !was_pending {
+            let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            libc::sigtimedwait(pipe.as_ptr(), null_mut(), &raw const at_once);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut());
+        result
+    }
+}
+
+/// A file whose writes raise no SIGPIPE.
+struct WithoutSignal(File);
+
+impl Write for WithoutSignal {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        write_without_signal(self.0.as_raw_fd(), bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Follows symbolic links. Returns the path of a regular or absent file; `None` for anything else.
+fn replaceable(path: &Path) -> io::Result<Option<PathBuf>> {
+    let mut path = path.to_owned();
+    for _ in 0..=LINKS_MAX {
+        let kind = match fs::symlink_metadata(&path) {
+            Ok(found) => found.file_type(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(path)),
+            Err(error) => return Err(error),
+        };
+        if kind.is_dir() {
+            return Err(io::Error::from_raw_os_error(libc::EISDIR));
+        }
+        if !kind.is_symlink() {
+            return Ok(kind.is_file().then_some(path));
+        }
+        let folder = folder_of(&path).canonicalize()?;
+        if folder.starts_with("/proc") {
+            // An open file: a path is only what it was called once.
+            return Ok(None);
+        }
+        path = folder.join(fs::read_link(&path)?);
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Writes a file aside and renames it to `target`. The permissions of an existing file are kept.
+fn replace(target: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let (file, aside) = create_aside(folder_of(target))?;
+    let existing = fs::metadata(target).ok();
+    let permitted =
+        existing.map_or(Ok(()), |existing| file.set_permissions(existing.permissions()));
+    let mut file = BufWriter::new(file);
+    let filled = permitted.and_then(|()| fill(&mut file)).and_then(|()| file.flush());
+    filled.and_then(|()| fs::rename(&aside, target)).inspect_err(|_| {
+        let _gone_already = fs::remove_file(&aside);
+    })
+}
+
+/// Creates a file of its own in `folder`. It follows no symbolic link that another user planted.
+fn create_aside(folder: &Path) -> io::Result<(File, PathBuf)> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let mut last = io::Error::from_raw_os_error(libc::EEXIST);
+    for _ in 0..NAME_ATTEMPTS_MAX {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!(".dormouse-{}-{number}.tmp", std::process::id()));
+        match File::create_new(&path) {
+            Ok(file) => return Ok((file, path)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+/// Reads the regular file at `path`, at most `bytes_max` bytes. A device or FIFO is refused without opening it: it
+/// could wait, or never end.
+pub(crate) fn read_file(path: &Path, bytes_max: u64) -> io::Result<String> {
+    let check = |found: fs::Metadata| match found.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other("no regular file; accepted: a regular file")),
+    };
+    check(fs::metadata(path)?)?;
+    // A FIFO that takes the file's place meanwhile does not block.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    check(file.metadata()?)?;
+    let mut bytes = Vec::new();
+    // Read, not asked for: the length of a file of the kernel is 0.
+    file.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(io::Error::other(format!("longer; accepted: at most {bytes_max} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("other bytes; accepted: UTF-8"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Threads race the destruction of handles with every function of the header that takes one.
+//!
+//! The table is generated from the header: name, arguments and documented errors of each function. An argument
+//! without a value here fails the test, so a new function cannot be forgotten.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::common::{Links, clean, compile, folder, root, run};
+
+/// Calls of each thread per function.
+const CALLS: &str = "150";
+
+/// Handles of the header, in the order of `tests/c/race.h`.
+const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix"];
+
+/// Values of arguments in C, by function (or `*`), type and name (or `*`). The first match counts.
+const VALUES: &[(&str, &str, &str, &str)] = &[
+    ("dormouse_mem_free", "void *", "ptr", "own_block(c)"),
+    ("dormouse_stash_put", "const void *", "ptr", "c->source"),
+    ("dormouse_prefix_add_boundary", "const void *", "ptr", "c->source"),
+    ("dormouse_prefix_add_boundary", "uint64_t", "bytes", "4096"),
+    // Room for what sleeps to wake.
+    (
+        "dormouse_runtime_set_budget",
+        "uint64_t",
+        "bytes",
+        "PICK4(c, 0, 64 << 20, 128 << 20, 256 << 20)",
+    ),
+    ("dormouse_plan_create", "*", "options", "&c->plan_options"),
+    ("dormouse_plan_complete_op", "uint64_t", "op_id", "op.id"),
+    ("dormouse_forest_add", "uint64_t", "kind", "0"),
+    ("*", "void *", "stream", "NULL"),
+    ("*", "void *", "ptr", "block(c)"),
+    ("*", "const void *", "ptr", "block(c)"),
+    ("*", "const void *const *", "ptrs", "block_array(c)"),
+    ("*", "const void *", "ids", "c->source"),
+    ("*", "const void *", "grad", "c->source"),
+    ("*", "void *", "dst", "c->scratch"),
+    ("*", "char *", "buffer", "PICK2(c, 0, 1) ? c->scratch : NULL"),
+    ("*", "struct dormouse_forest_node_t *", "nodes", "(void *)c->scratch"),
+    ("*", "struct dormouse_plan_node_t *", "nodes", "(void *)c->scratch"),
+    ("*", "struct dormouse_block_t *", "blocks", "(void *)c->scratch"),
+    ("*", "struct dormouse_ending_t *", "endings", "(void *)(c->scratch + (2 << 20))"),
+    ("*", "const struct dormouse_options_t *", "*", "&c->options"),
+    ("*", "const struct dormouse_sequences_t *", "*", "&c->sequences"),
+    ("*", "const struct dormouse_merge_args_t *", "*", "&c->merge_args"),
+    ("*", "const char *", "name", "\"raced\""),
+    ("*", "const char *", "path", "dump"),
+    ("*", "const char *", "request", "\"{}\""),
+    ("*", "uint64_t", "bytes", "PICK4(c, 0, 4096, 65536, 65536)"),
+    ("*", "uint64_t", "align", "PICK4(c, 0, 64, 4096, 3)"),
+    ("*", "uint64_t", "flags", "PICK4(c, 0, 1, 2, 64)"),
+    ("*", "uint64_t", "capacity", "PICK4(c, 0, 16, 8192, 8192)"),
+    ("*", "uint64_t", "node_capacity", "PICK2(c, 0, 64)"),
+    ("*", "uint64_t", "ending_capacity", "PICK2(c, 0, 64)"),
+    ("*", "uint64_t", "count", "next(c) % 4"),
+    ("*", "uint64_t", "storage_key", "next(c) % 4"),
+    ("*", "uint64_t", "id", "stash_id(c)"),
+    ("*", "uint64_t", "elems", "PICK2(c, 1024, 5)"),
+    ("*", "uint32_t", "index", "next(c) % 64"),
+    ("*", "uint32_t", "id_bytes", "PICK4(c, 4, 4, 8, 3)"),
+    ("*", "uint32_t", "prefix_id", "next(c) % 4"),
+    ("*", "uint32_t", "layers", "PICK4(c, LAYERS, LAYERS, 1, 0)"),
+    ("*", "uint32_t", "layer", "PICK4(c, 0, 0, 1, 9)"),
+    ("*", "uint32_t", "slot", "next(c) % 2"),
+    ("*", "int32_t", "tier", "PICK4(c, 0, 1, 2, 3)"),
+    ("*", "int32_t", "format", "PICK4(c, 1, 2, 3, 4)"),
+    ("*", "int32_t", "phase", "PICK4(c, 1, 2, 3, 4)"),
+    ("*", "int32_t", "edge", "1 + next(c) % 5"),
+    ("*", "int32_t", "dtype", "PICK4(c, 3, 3, 1, 9)"),
+    ("*", "int32_t", "device", "0"),
+];
+
+/// C code before a call.
+const BEFORE: &[(&str, &str)] = &[
+    ("dormouse_tag_leave", "dormouse_tag_enter(tag);"),
+    (
+        "dormouse_plan_complete_op",
+        "dormouse_op_t op; DORMOUSE_INIT(&op); dormouse_plan_get_op(plan, &op);",
+    ),
+];
+
+/// C code that follows a success.
+const AFTER: &[(&str, &str)] = &[
+    ("dormouse_tag_enter", "after_tag_enter(tag);"),
+    ("dormouse_mem_alloc", "after_mem_alloc(c, runtime, ptr_out);"),
+    ("dormouse_stash_put", "after_stash_put(runtime, id_out);"),
+];
+
+/// Functions without a status. They take no handle (checked below).
+const WITHOUT_STATUS: &[&str] = &["dormouse_get_", "dormouse_torch_"];
+
+struct Function {
+    name: String,
+    /// Type and name of each argument.
+    arguments: Vec<(String, String)>,
+    doc: String,
+    has_status: bool,
+}
+
+/// Reads the functions of the header.
+fn functions() -> Vec<Function> {
+    let text = std::fs::read_to_string(root().join("ffi/include/dormouse.h")).unwrap();
+    let (mut functions, mut doc, mut code) = (Vec::new(), String::new(), String::new());
+    for line in text.lines() {
+        if let Some(comment) = line.strip_prefix("///") {
+            doc.push_str(comment);
+            continue;
+        }
+        code.push_str(line.trim());
+        code.push(' ');
+        if !line.ends_with(';') && !line.is_empty() {
+            continue;
+        }
+        let (code, doc) = (std::mem::take(&mut code), std::mem::take(&mut doc));
+        let Some((head, rest)) = code.split_once('(') else { continue };
+        let name = head.rsplit([' ', '*']).next().unwrap();
+        if !name.starts_with("dormouse_") || head.contains(['{', '#']) {
+            continue;
+        }
+        let rest = rest.rsplit_once(')').unwrap().0;
+        let arguments = rest.split(',').map(str::trim).filter(|argument| *argument != "void");
+        let argument = |text: &str| {
+            let at = text.rfind([' ', '*']).unwrap() + 1;
+            (text[..at].trim().to_owned(), text[at..].to_owned())
+        };
+        functions.push(Function {
+            name: name.to_owned(),
+            arguments: arguments.map(argument).collect(),
+            doc,
+            has_status: head.starts_with("dormouse_status_t "),
+        });
+    }
+    functions
+}
+
+impl Function {
+    /// Returns the kind of a handle that the argument passes (`*`) or receives (`**`).
+    fn kind(of: &str, stars: &str) -> Option<usize> {
+        KINDS.iter().position(|kind| of == format!("struct dormouse_{kind}_t {stars}"))
+    }
+
+    /// Returns the documented errors, with those of the functions that the sentence names.
+    fn errors(&self, all: &BTreeMap<String, &Self>) -> Vec<String> {
+        let (_, sentence) = self.doc.split_once("Errors:").expect(&self.name);
+        let mut errors: Vec<String> = Vec::new();
+        for word in sentence.split('`').skip(1).step_by(2) {
+            let capital = |letter: char| letter.is_ascii_uppercase() || letter == '_';
+            let is_status = word.chars().all(capital) && !word.starts_with("DORMOUSE_");
+            // No race is an internal error.
+            if is_status && word != "PANIC" {
+                errors.push(word.to_owned());
+            } else if let Some(other) = all.get(word)
+                && sentence.contains(&format!("those of `{word}`"))
+            {
+                errors.extend(other.errors(all));
+            }
+        }
+        errors.sort();
+        errors.dedup();
+        errors
+    }
+
+    /// Writes a C function that calls it with values.
+    fn wrapper(&self) -> String {
+        let name = &self.name;
+        let (mut before, mut values, mut after) = (String::new(), Vec::new(), String::new());
+        for (of, argument) in &self.arguments {
+            let found = VALUES.iter().find(|(function, known, called, _)| {
+                (*function == "*" || function == name)
+                    && (*known == "*" || known == of)
+                    && (*called == "*" || called == argument)
+            });
+            let value = if let Some(kind) = Self::kind(of, "*") {
+                writeln!(before, "    {of}{argument} = handle(c, {kind});").unwrap();
+                argument.clone()
+            } else if let Some(kind) = Self::kind(of, "**") {
+                let of = of.strip_suffix('*').unwrap();
+                writeln!(before, "    {of}{argument} = NULL;").unwrap();
+                writeln!(after, "        publish(c, {kind}, {argument});").unwrap();
+                format!("&{argument}")
+            } else if let Some((.., value)) = found {
+                (*value).to_owned()
+            } else {
+                let of = of.strip_suffix('*').filter(|_| argument.ends_with("_out"));
+                let missing = format!("{name}: add a value for `{argument}` to VALUES");
+                let of = of.expect(&missing);
+                // A result. Versioned structs begin with their size.
+                writeln!(before, "    {of} {argument};").unwrap();
+                let initial = if of.starts_with("struct ") {
+                    format!("    DORMOUSE_INIT(&{argument});")
+                } else {
+                    format!("    memset(&{argument}, 0, sizeof {argument});")
+                };
+                writeln!(before, "{initial}").unwrap();
+                format!("&{argument}")
+            };
+            values.push(value);
+        }
+        if let Some((_, code)) = BEFORE.iter().find(|(function, _)| function == name) {
+            writeln!(before, "    {code}").unwrap();
+        }
+        if let Some((_, code)) = AFTER.iter().find(|(function, _)| function == name) {
+            writeln!(after, "        {code}").unwrap();
+        }
+        let values = values.join(", ");
+        format!(
+            "static dormouse_status_t call_{name}(context_t *c)\n{{\n{before}    (void)c;\n    \
+             dormouse_status_t status = {name}({values});\n    if (status == DORMOUSE_OK) {{\n{after}    \
+             }}\n    return status;\n}}\n\n"
+        )
+    }
+}
+
+/// Generates the C program.
+fn program() -> String {
+    let functions = functions();
+    let all: BTreeMap<String, &Function> = functions.iter().map(|f| (f.name.clone(), f)).collect();
+    let header = root().join("tests/c/race.h");
+    let mut text = format!("#include \"{}\"\n\n", header.display());
+    let mut table = String::new();
+    for function in &functions {
+        let kinds = function.arguments.iter().filter_map(|(of, _)| Function::kind(of, "*"));
+        let kinds = kinds.fold(0, |bits, kind| bits | 1 << kind);
+        if !function.has_status {
+            let is_known = WITHOUT_STATUS.iter().any(|start| function.name.starts_with(start));
+            assert!(is_known && kinds == 0, "{} has no status", function.name);
+            continue;
+        }
+        let name = &function.name;
+        text.push_str(&function.wrapper());
+        let errors: String =
+            function.errors(&all).iter().map(|error| format!("DORMOUSE_ERR_{error}, ")).collect();
+        writeln!(text, "static const int32_t errors_{name}[] = {{{errors}0}};\n").unwrap();
+        writeln!(table, "    {{\"{name}\", call_{name}, {kinds}, errors_{name}}},").unwrap();
+    }
+    format!(
+        "{text}static const entry_t TABLE[] = {{\n{table}}};\n\nint main(int argc, char **argv)\n{{\n    \
+         return run(TABLE, sizeof TABLE / sizeof *TABLE, argc, argv);\n}}\n"
+    )
+}
+
+#[test]
+fn every_function_of_the_header_is_in_the_table() {
+    let (text, functions) = (program(), functions());
+    assert_eq!(functions.len(), crate::header::declared().len());
+    for function in functions.iter().filter(|function| function.has_status) {
+        assert!(text.contains(&format!("{{\"{}\", ", function.name)), "{}", function.name);
+    }
+}
+
+#[test]
+fn threads_that_destroy_handles_in_use_get_documented_errors() {
+    let folder = folder("race");
+    let source = folder.join("race.c");
+    std::fs::write(&source, program()).unwrap();
+    let program = compile(&source, &folder, Links::Library);
+    let ended = run(clean(&program).arg(&folder).arg(folder.join("dump")).arg(CALLS));
+    assert_eq!(ended.code, Some(0), "{:?}\n{}\n{}", ended.signal, ended.out, ended.err);
+    ended.says("race: all checks passed");
+}
