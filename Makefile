@@ -12,7 +12,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-python-a-to-m test-python-n-to-z test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models soak traces gpu-bundle kernels fuzz-alloc campaign test-disks clean
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-python-a-to-m test-python-n-to-z test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -62,6 +62,9 @@ campaign: ## random sequences on files and devices that fail, then processes kil
 test-disks: ## real file systems on loop devices that fill up, shut down, lose their device or flip bits; needs root
 	$(CARGO) build --release --locked -p dormouse-offload --example disk_faults
 	tests/disk-faults/run
+
+sanitize: ## tests under AddressSanitizer, ThreadSanitizer and Miri; needs a nightly toolchain with rust-src and miri
+	scripts/sanitize
 
 kernels: python ## compiles kernels/cuda/ into the fat binary that is committed beside it
 	$(PYTHON) scripts/build-kernels
