@@ -43,7 +43,7 @@ SURVEY_ROWS = (
     *("architectures_exact", "architectures_refused", "architectures_unbuilt"),
     *("silently_wrong", "fp64_distance_worst"),
 )
-TIMING_ROWS = ("check_seconds", "fingerprint_us")
+TIMING_ROWS = ("check_seconds", "fingerprint_us", "fingerprint_lora_us")
 TREE_ROWS = ("tree_tokens_over_plan", "tree_speedup_over_predicted", "tree_peak_over_predicted")
 
 
@@ -104,6 +104,7 @@ def timing_rows() -> list[Row]:
         rows = [
             Row("check_seconds", "s", LOWER, "", bar=CHECK_SECONDS),
             Row("fingerprint_us", "us", LOWER, "", bar=FINGERPRINT_US),
+            Row("fingerprint_lora_us", "us", LOWER, "", bar=FINGERPRINT_US),
         ]
         for row in rows:
             row.note("ours", result.stderr.strip().splitlines()[-1])
@@ -125,6 +126,14 @@ def timing_rows() -> list[Row]:
             LOWER,
             f"Fingerprint.matches(), as before every step; {what}",
             ours=figures["fingerprint_us"],
+            bar=FINGERPRINT_US,
+        ),
+        Row(
+            "fingerprint_lora_us",
+            "us",
+            LOWER,
+            f"the same with LoRA on all linear layers: {figures['lora_modules']} modules; {what}",
+            ours=figures["fingerprint_lora_us"],
             bar=FINGERPRINT_US,
         ),
     ]

@@ -39,11 +39,11 @@ from transformers import AttentionInterface
 from ..group import Group
 from ..tree import Tree
 from . import dropout, outputs, support
-from .fingerprint import GLOBAL_HOOKS
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of, way_of
 from .outputs import Losses, Output
 from .sharding import ReplicatedWeights
+from .sources import GLOBAL_HOOKS
 from .support import UnsupportedModelError, Way
 from .trial import Trial
 

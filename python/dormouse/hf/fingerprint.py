@@ -11,41 +11,13 @@ object compared is kept alive, so no identity is used twice.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import operator
-import sys
-from collections.abc import Callable, Collection, Iterator
-from itertools import chain, islice
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch.nn.modules import module as torch_module
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
-# Dicts of a module whose entries, not only whose identities, are compared.
-_MODULE_DICTS = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-
-# Hooks that run in every module.
-GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
-
-# Containers in containers are followed to this depth.
-DEPTH_MAX = 6
+from .sources import DEPTH_MAX, Source, sources_of
+from .watch import Watch
 
 # In place of an entry that is not there.
 _ABSENT = object()
@@ -53,63 +25,9 @@ _ABSENT = object()
 # The attribute by which transformers knows that it has registered hooks, which stay.
 _HOOKS_NOTE = "_output_capturing_hooks_installed"
 
-# Packages whose functions' variables are not followed.
-_FIXED_PACKAGES = frozenset({"torch", "transformers"})
-
-
-class _Source(NamedTuple):
-    """A dict, list or closure whose entries are compared."""
-
-    name: str
-    container: dict | list | tuple
-    keys: tuple[str, ...] | None = None
-    """The entries of a dict that are compared; None: all."""
-
-    def view(self) -> Collection:
-        """Returns a live view of the entries."""
-        if self.keys is not None:
-            return _Picked(self.container, self.keys)
-        if isinstance(self.container, tuple):
-            return _Cells(self.container)
-        return self.container if isinstance(self.container, list) else self.container.values()
-
-    def entries(self) -> dict:
-        """Returns the entries by key."""
-        if isinstance(self.container, (list, tuple)):
-            return dict(enumerate(self.view()))
-        keys = self.container if self.keys is None else self.keys
-        return {key: self.container.get(key) for key in keys}
-
-
-class _Picked:
-    """A live view of some entries of a dict."""
-
-    def __init__(self, container: dict, keys: tuple[str, ...]):
-        self._container, self._keys = container, keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __iter__(self) -> Iterator:
-        return map(self._container.get, self._keys)
-
-
-class _Cells:
-    """A live view of a function's closure."""
-
-    def __init__(self, cells: tuple):
-        self._cells = cells
-
-    def __len__(self) -> int:
-        return len(self._cells)
-
-    def __iter__(self) -> Iterator:
-        for cell in self._cells:
-            try:
-                yield cell.cell_contents
-            except ValueError:
-                # Not assigned yet.
-                yield None
+_properties = operator.attrgetter("dtype", "shape", "device", "requires_grad")
+_hooks = operator.attrgetter("_backward_hooks")
+_later_hooks = operator.attrgetter("_post_accumulate_grad_hooks")
 
 
 class Fingerprint:
@@ -122,11 +40,9 @@ class Fingerprint:
         changing: dict[int, set] = {}
         for container, key in volatile:
             changing.setdefault(container, set()).add(key)
-        self._sources = [_without(source, changing) for source in _sources(model)]
-        self._views = [source.view() for source in self._sources]
+        self._sources = [_without(source, changing) for source in sources_of(model)]
+        self._watch = Watch(self._sources)
         self._entries = [source.entries() for source in self._sources]
-        self._lengths = list(map(len, self._views))
-        self._objects = list(chain.from_iterable(self._views))
         self._modules = list(model.modules())
         self._types = list(map(type, self._modules))
         self._parameters = list(model.parameters())
@@ -134,32 +50,30 @@ class Fingerprint:
 
     def matches(self) -> bool:
         """Returns whether the model still holds the same, or equal numbers and texts instead."""
-        if self._is_identical():
-            return True
-        if self._difference() is not None:
+        if self._other_difference() is not None:
             return False
-        # peft replaces the names of active adapters whenever they are switched. Equal values take
-        # the place of those before, so that the next step need not compare them again.
-        self._adopt_equal()
+        suspects = self._watch.suspects()
+        if not suspects:
+            return True
+        replaced = []
+        for index, key, now in self._replaced(suspects):
+            if not _equal(self._entries[index].get(key, _ABSENT), now):
+                return False
+            replaced.append((index, key, now))
+        self._adopt(replaced)
         return True
 
-    def _adopt_equal(self) -> None:
-        containers = {id(source.container) for source in self._sources}
-        for index, key, now in list(self._replaced()):
-            if id(self._entries[index][key]) in containers:
-                # Its entries are compared too, so those of its successor must be.
-                self.__init__(self._modules[0], self._volatile)
-                return
+    def _adopt(self, replaced: list[tuple[int, object, object]]) -> None:
+        """Takes equal values in place of those before, so that the next step need not compare them
+        again: peft replaces the names of active adapters whenever they are switched."""
+        containers = {id(source.container) for source in self._sources} if replaced else set()
+        if any(id(self._entries[index][key]) in containers for index, key, _ in replaced):
+            # Its entries are compared too, so those of its successor must be.
+            self.__init__(self._modules[0], self._volatile)
+            return
+        for index, key, now in replaced:
             self._entries[index][key] = now
-        self._objects = list(chain.from_iterable(self._views))
-
-    def _is_identical(self) -> bool:
-        return (
-            list(map(len, self._views)) == self._lengths
-            and all(map(operator.is_, chain.from_iterable(self._views), self._objects))
-            and list(map(type, self._modules)) == self._types
-            and self._current_values() == self._values
-        )
+        self._watch.settle()
 
     def has_parameters_of(self, model: torch.nn.Module) -> bool:
         """Returns whether the model holds the parameters that it held."""
@@ -167,11 +81,11 @@ class Fingerprint:
 
     def difference(self) -> str:
         """Names what changed since."""
-        return self._difference() or "nothing changed"
-
-    def _difference(self) -> str | None:
         for source, key in self._changed(_equal):
             return f"{source.name}.{key} changed".lstrip(".")
+        return self._other_difference() or "nothing changed"
+
+    def _other_difference(self) -> str | None:
         if list(map(type, self._modules)) != self._types:
             return "the class of a module changed"
         if self._current_values() != self._values:
@@ -207,32 +121,29 @@ class Fingerprint:
                     if container.get(key) is not value or key not in container:
                         container[key] = value
 
-    def _changed(self, is_same: Callable) -> Iterator[tuple[_Source, object]]:
-        for index, key, now in self._replaced():
+    def _changed(self, is_same: Callable) -> Iterator[tuple[Source, object]]:
+        for index, key, now in self._replaced(self._watch.suspects()):
             if not is_same(self._entries[index].get(key, _ABSENT), now):
                 yield self._sources[index], key
 
-    def _replaced(self) -> Iterator[tuple[int, object, object]]:
-        """Yields the source's index, the key and the present value of every entry that holds
-        another object than before."""
-        objects = iter(self._objects)
-        for index, (source, view) in enumerate(zip(self._sources, self._views, strict=True)):
-            before = list(islice(objects, self._lengths[index]))
-            if len(view) == len(before) and all(map(operator.is_, view, before)):
+    def _replaced(self, suspects: Iterable[int]) -> Iterator[tuple[int, object, object]]:
+        """Yields the source's index, the key and the present value of every entry of ``suspects``
+        that holds another object than before."""
+        for index in suspects:
+            entries, view = self._entries[index], self._sources[index].view()
+            if len(view) == len(entries) and all(map(operator.is_, view, entries.values())):
                 continue
-            entries, now = self._entries[index], source.entries()
+            now = self._sources[index].entries()
             for key in entries.keys() | now.keys():
                 value = now.get(key, _ABSENT)
                 if entries.get(key, _ABSENT) is not value:
                     yield index, key, value
 
-    def _current_values(self) -> list[tuple]:
+    def _current_values(self) -> list[list]:
         return [
-            (
-                *(p.dtype, p.shape, p.device, p.requires_grad),
-                *(bool(p._backward_hooks), bool(p._post_accumulate_grad_hooks)),
-            )
-            for p in self._parameters
+            list(map(_properties, self._parameters)),
+            list(map(bool, map(_hooks, self._parameters))),
+            list(map(bool, map(_later_hooks, self._parameters))),
         ]
 
 
@@ -245,7 +156,7 @@ def _equal(before, now, depth: int = 0) -> bool:
     if isinstance(before, dict):
         if before.keys() != now.keys():
             return False
-        before, now = before.values(), (now[key] for key in before)
+        before, now = before.values(), [now[key] for key in before]
     elif not isinstance(before, (list, tuple)):
         return isinstance(before, (int, float, str)) and before == now
     elif len(before) != len(now):
@@ -253,123 +164,14 @@ def _equal(before, now, depth: int = 0) -> bool:
     return all(_equal(*each, depth + 1) for each in zip(before, now, strict=True))
 
 
-def _without(source: _Source, changing: dict[int, set]) -> _Source:
+def _without(source: Source, changing: dict[int, set]) -> Source:
     """``changing``: the keys to leave out, by the container's identity."""
     left_out = changing.get(id(source.container))
     if not left_out:
         return source
     kept = tuple(key for key in source.entries() if key not in left_out)
     if isinstance(source.container, tuple):
-        return _Source(source.name, tuple(source.container[i] for i in kept))
+        return Source(source.name, tuple(source.container[i] for i in kept))
     if isinstance(source.container, list):
-        return _Source(source.name, {}, ())
-    return _Source(source.name, source.container, kept)
-
-
-def _sources(model: torch.nn.Module) -> Iterator[_Source]:
-    classes: dict[type, None] = {}
-    configs: dict[int, object] = {}
-    followed: set[int] = set()
-    for name, module in model.named_modules():
-        yield _Source(name, module.__dict__)
-        for kind in _MODULE_DICTS:
-            place = f"{name}.{kind}".lstrip(".")
-            yield _Source(place, module.__dict__[kind])
-            if kind.endswith("_hooks"):
-                for hook in module.__dict__[kind].values():
-                    yield from _inside(place, hook, followed)
-        for attribute, value in module.__dict__.items():
-            if attribute.startswith("_"):
-                continue
-            if hasattr(value, "to_dict") and not isinstance(value, (type, torch.nn.Module)):
-                configs[id(value)] = value
-            else:
-                place = f"{name}.{attribute}".lstrip(".")
-                yield from _settings(place, value)
-                yield from _inside(place, value, followed)
-        classes |= dict.fromkeys(type(module).__mro__)
-    for config in configs.values():
-        yield from _config_sources(config, followed)
-    files: dict[str, ModuleType] = {}
-    for kind in classes:
-        if kind in (object, torch.nn.Module):
-            continue
-        yield _Source(kind.__name__, kind.__dict__)
-        for function in list(kind.__dict__.values()):
-            if isinstance(function, FunctionType):
-                yield from _inside(f"{kind.__name__}.{function.__name__}", function, followed)
-        file = sys.modules.get(kind.__module__)
-        if file is not None and not kind.__module__.startswith("torch."):
-            files[kind.__module__] = file
-    files["torch.nn.functional"] = torch.nn.functional
-    for function in list(AttentionInterface._global_mapping.values()):
-        yield from _inside("attention functions", function, followed)
-        file = sys.modules.get(getattr(function, "__module__", None))
-        if file is not None:
-            files[file.__name__] = file
-    for name, file in files.items():
-        names = tuple(key for key, value in file.__dict__.items() if callable(value))
-        yield _Source(name, file.__dict__, names)
-    yield _Source("attention functions", AttentionInterface._global_mapping)
-    yield _Source("mask functions", AttentionMaskInterface._global_mapping)
-    for kind in GLOBAL_HOOKS:
-        hooks = getattr(torch_module, kind)
-        yield _Source(f"torch.nn.modules.module.{kind}", hooks)
-        for hook in hooks.values():
-            yield from _inside(kind, hook, followed)
-
-
-def _settings(name: str, value) -> Iterator[_Source]:
-    """Yields the numbers and texts of an object of the trainer's own that a module holds."""
-    package = type(value).__module__.partition(".")[0]
-    attributes = getattr(value, "__dict__", None)
-    if package in _FIXED_PACKAGES or type(attributes) is not dict or callable(value):
-        return
-    kinds = (int, float, str, type(None))
-    keys = tuple(key for key, each in attributes.items() if isinstance(each, kinds))
-    yield _Source(name, attributes, keys)
-
-
-def _inside(name: str, value, followed: set[int], depth: int = 0) -> Iterator[_Source]:
-    """Yields what ``value`` holds: entries of containers, and variables that functions read."""
-    if depth > DEPTH_MAX or id(value) in followed:
-        return
-    inner: list = []
-    if isinstance(value, (dict, list)):
-        yield _Source(name, value)
-        inner += value.values() if isinstance(value, dict) else value
-    elif isinstance(value, tuple):
-        inner += value
-    elif isinstance(value, SimpleNamespace) or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    ):
-        if hasattr(value, "__dict__"):
-            inner.append(vars(value))
-    elif isinstance(value, functools.partial):
-        inner += [value.func, value.args, value.keywords]
-    elif isinstance(value, MethodType):
-        inner += [value.__func__, value.__self__]
-    elif isinstance(value, FunctionType):
-        if value.__module__ and value.__module__.partition(".")[0] in _FIXED_PACKAGES:
-            return
-        read = tuple(key for key in value.__code__.co_names if key in value.__globals__)
-        yield _Source(f"{name}: {value.__module__}", value.__globals__, read)
-        if value.__closure__:
-            yield _Source(f"{name}: {value.__name__}", value.__closure__)
-            inner += _Cells(value.__closure__)
-        inner += [value.__globals__[key] for key in read]
-    else:
-        return
-    followed.add(id(value))
-    for each in inner:
-        yield from _inside(name, each, followed, depth + 1)
-
-
-def _config_sources(config, followed: set[int]) -> Iterator[_Source]:
-    name = type(config).__name__
-    yield _Source(name, config.__dict__)
-    for attribute, value in config.__dict__.items():
-        if hasattr(value, "to_dict") and not isinstance(value, type):
-            yield from _config_sources(value, followed)
-        else:
-            yield from _inside(f"{name}.{attribute}", value, followed)
+        return Source(source.name, {}, ())
+    return Source(source.name, source.container, kept)
