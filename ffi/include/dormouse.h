@@ -13,6 +13,7 @@
  *   a foreign value HANDLE, NULL returns NULL.
  * - Threads. "Any-thread": any number of threads can call the function at the same time.
  *   "Exclusive": one thread at a time per handle; a second thread receives BUSY.
+ *   No function may be called in a signal handler.
  * - Structs. A versioned struct starts with `size` and `version`; new fields are appended. Initialise
  *   it with DORMOUSE_INIT(&it). Structs without these fields (array elements, nested structs) have a
  *   fixed layout.

@@ -19,7 +19,7 @@ use super::Heap;
 use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
 use crate::params::{self, Config, Key};
-use crate::{fork, status};
+use crate::status;
 
 /// Blocks on a GPU are multiples of this and aligned to it, as PyTorch's kernels expect.
 const GPU_GRANULE_BYTES: usize = 512;
@@ -99,12 +99,15 @@ impl Heap {
 
     /// Returns the host's heap. Creates it from `config`.
     pub(crate) fn get_or_create(config: &Config) -> Result<&'static Self, Fault> {
-        let heap = get_or_create(&HOST_HEAP, &CREATING_HOST, || host(config))?;
-        let space = heap.allocator.device().address_space();
-        // Published last (P1), begin before end: a reader between the two sees an empty range.
-        SPAN.begin.store(space.start, Ordering::Release);
-        SPAN.end.store(space.end(), Ordering::Release);
-        Ok(heap)
+        get_or_create(&HOST_HEAP, &CREATING_HOST, || {
+            let heap = host(config)?;
+            let space = heap.allocator.device().address_space();
+            // Before the heap is published (P1): another thread may get a block at once, and free it.
+            // Begin before end: a reader between the two sees an empty range.
+            SPAN.begin.store(space.start, Ordering::Release);
+            SPAN.end.store(space.end(), Ordering::Release);
+            Ok(heap)
+        })
     }
 
     /// Refuses a configuration that differs in settings of this heap's creation.
@@ -196,7 +199,6 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         },
     };
     let allocator = Allocator::new(Arc::new(device), settings, Arc::clone(&timeline))?;
-    fork::watch();
     // Only the host's heap serves `malloc`.
     let min_bytes = if kind == DeviceKind::Host { config.number(Key::HeapMin) } else { 0 };
     Ok(Heap {
