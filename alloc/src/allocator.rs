@@ -269,6 +269,13 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.lookup(address)
     }
 
+    /// [`Self::lookup`] that never waits: `None` if the lock is held. In a forked child, a thread of the
+    /// parent may have held it, and the child's copy of the state is then never whole again.
+    #[must_use]
+    pub fn try_lookup(&self, address: usize) -> Option<Option<BlockInfo>> {
+        Some(self.state.try_lock()?.state.lookup(address))
+    }
+
     /// Returns the block with `id`, also if its free is deferred. O(1).
     ///
     /// # Errors

@@ -37,6 +37,7 @@ mod page_states;
 mod pinned;
 mod priority;
 mod range;
+mod signals;
 mod worker;
 
 pub mod cuda;
@@ -48,6 +49,7 @@ mod testing;
 pub use error::{DeviceError, Operation};
 pub use pinned::PinnedMemory;
 pub use range::AddressRange;
+pub use signals::with_signals_blocked;
 #[cfg(any(feature = "conformance", feature = "faults"))]
 pub use testing::Hold;
 #[cfg(feature = "conformance")]

@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::priority::use_batch_policy;
 use crate::sync::{Condvar, Mutex};
-use crate::{AddressRange, DeviceError, Operation};
+use crate::{AddressRange, DeviceError, Operation, with_signals_blocked};
 
 /// Capacity of a worker's queue. Submitting to a full queue waits.
 pub const QUEUE_LEN_MAX: usize = 1024;
@@ -128,7 +128,8 @@ impl<W: Send + 'static> Worker<W> {
         let serving = Arc::clone(&queue);
         // A thread's name must not contain a zero byte.
         let name = format!("dormouse-{}", name.replace('\0', ""));
-        let spawned = Builder::new().name(name.clone()).spawn(move || serving.serve(run));
+        let builder = Builder::new().name(name.clone());
+        let spawned = with_signals_blocked(|| builder.spawn(move || serving.serve(run)));
         let (operation, range) = (Operation::CreateStream, AddressRange::default());
         let thread = spawned.map_err(|error| DeviceError::of_system(operation, range, &error))?;
         Ok(Arc::new(Self { queue, thread: Mutex::new(Some(thread)), name }))

@@ -13,6 +13,7 @@
  *   a foreign value HANDLE, NULL returns NULL.
  * - Threads. "Any-thread": any number of threads can call the function at the same time.
  *   "Exclusive": one thread at a time per handle; a second thread receives BUSY.
+ *   No function may be called in a signal handler.
  * - Structs. A versioned struct starts with `size` and `version`; new fields are appended. Initialise
  *   it with DORMOUSE_INIT(&it). Structs without these fields (array elements, nested structs) have a
  *   fixed layout.
@@ -1040,7 +1041,7 @@ dormouse_status_t dormouse_log_read(char *buffer, uint64_t capacity, uint64_t *c
 /// Any-thread. The caller owns the handle and releases it with `dormouse_runtime_destroy`.
 /// Errors: `NULL`, `VERSION`, `CONFIG` for an invalid setting, `UNSUPPORTED` if this build or machine
 /// cannot drive the device, `BUSY` if the device already has a runtime, `IO` or `TIER` if the NVMe
-/// tier was requested and cannot be opened, `DEVICE`.
+/// tier was requested and cannot be opened, `LIMIT` if a thread cannot be started, `DEVICE`.
 dormouse_status_t dormouse_runtime_create(const struct dormouse_options_t *options,
                                           struct dormouse_runtime_t **runtime_out);
 

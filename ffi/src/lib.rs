@@ -31,7 +31,7 @@
 //! - **I4** At most one heap per device, never destroyed; at most one runtime per device.
 //! - **I5** The `malloc` path parses no environment, uses no thread-local with a destructor and takes
 //!   only the allocator's short locks; `free` never waits.
-//! - **I6** A forked child takes no lock.
+//! - **I6** A forked child waits for no lock.
 //! - **I7** Memory that a graph replays on is reserved for it and stays awake (`torch::captures`).
 
 mod abi;
@@ -52,6 +52,7 @@ mod plan_options;
 mod plan_prefixes;
 mod prefix;
 mod runtime;
+mod spare;
 mod status;
 mod stderr;
 mod system;

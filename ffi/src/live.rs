@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use dormouse_device::with_signals_blocked;
 use dormouse_timeline::live::{Figures, LivePage};
 
 use crate::fault::Fault;
@@ -61,7 +62,8 @@ impl Publisher {
             }
             tracing::warn!(target: "ffi", "the file of live figures was truncated, or the program closed its descriptor; updates end");
         };
-        let spawned = std::thread::Builder::new().name("dormouse-live".to_owned()).spawn(body);
+        let builder = std::thread::Builder::new().name("dormouse-live".to_owned());
+        let spawned = with_signals_blocked(|| builder.spawn(body));
         if let Err(error) = &spawned {
             tracing::warn!(target: "ffi", %error, "no thread for live figures");
         }

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+use dormouse_device::with_signals_blocked;
+
 use crate::Queue;
 use crate::error::ThreadError;
 use crate::io_scheduler::{IoScheduler, Priority, SchedulerStep, TransferJob};
@@ -164,10 +166,9 @@ impl IoPool {
         for (i, queue) in queues.into_iter().enumerate() {
             let name = format!("dormouse-io-{i}");
             let worker = Arc::clone(&pool.shared);
-            let spawned = std::thread::Builder::new().name(name.clone());
-            let handle = spawned
-                .spawn(move || worker.run(queue))
-                .map_err(|e| ThreadError { name, reason: e.to_string() })?;
+            let builder = std::thread::Builder::new().name(name.clone());
+            let spawned = with_signals_blocked(|| builder.spawn(move || worker.run(queue)));
+            let handle = spawned.map_err(|e| ThreadError { name, reason: e.to_string() })?;
             lock(&pool.threads).push(handle);
         }
         Ok(pool)

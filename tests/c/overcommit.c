@@ -41,6 +41,13 @@ int main(void)
     for (size_t at = 0; at < BLOCKS; at++) {
         free(blocks[at]);
     }
+    for (size_t at = 0; at < BLOCKS; at++) {
+        blocks[at] = (char *)calloc(10, GIB);
+        expect(blocks[at] != NULL && blocks[at][0] == 0 && blocks[at][10 * GIB - 1] == 0, "10 GiB of zeroes");
+    }
+    for (size_t at = 0; at < BLOCKS; at++) {
+        free(blocks[at]);
+    }
     errno = 0;
     expect(malloc(PTRDIFF_MAX) == NULL && errno == ENOMEM, "PTRDIFF_MAX is refused");
     for (size_t bytes = 33 * MIB; bytes < 64 * MIB; bytes += MIB / 4) {

@@ -4,7 +4,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use dormouse_device::Device;
+use dormouse_device::{Device, with_signals_blocked};
 
 use super::PinnedError;
 use super::shared::Shared;
@@ -23,14 +23,16 @@ impl BackgroundThread {
     pub(super) fn start<D: Device>(shared: &Arc<Shared<D>>) -> Result<Self, PinnedError> {
         let (calls, called) = sync_channel(CALLS_MAX);
         let pool: Weak<Shared<D>> = Arc::downgrade(shared);
-        let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || {
+        let body = move || {
             // Ends when the pool drops its end of the channel.
             while called.recv().is_ok() {
                 if let Some(shared) = pool.upgrade() {
                     shared.work();
                 }
             }
-        });
+        };
+        let builder = std::thread::Builder::new().name(THREAD_NAME.to_owned());
+        let thread = with_signals_blocked(|| builder.spawn(body));
         let thread = thread.map_err(|error| PinnedError::Thread {
             name: THREAD_NAME,
             reason: error.to_string(),

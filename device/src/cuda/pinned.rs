@@ -10,7 +10,7 @@ use super::context::Context;
 use super::error::Code;
 use crate::host::system::{fresh, release};
 use crate::sync::Mutex;
-use crate::{AddressRange, DeviceError, Operation, numa};
+use crate::{AddressRange, DeviceError, Operation, numa, with_signals_blocked};
 
 /// Unit of pinned memory: a page of the system.
 const ALIGN_BYTES: usize = 4096;
@@ -129,7 +129,9 @@ fn touch_all(range: AddressRange, threads: usize) {
             let (share, after) = rest.split_at(share_bytes);
             rest = after;
             let builder = std::thread::Builder::new().name("dormouse-touch".to_owned());
-            if builder.spawn_scoped(scope, move || touch(share)).is_err() {
+            let spawned =
+                with_signals_blocked(|| builder.spawn_scoped(scope, move || touch(share)));
+            if spawned.is_err() {
                 touch(share);
             }
         }

@@ -10,14 +10,22 @@
 //! ```
 //!
 //! # Invariants
-//! - **S1** Before the constructor has run, and in a process without a heap, libc serves every request.
+//! - **S1** Before the constructor has run, and in a process without a heap, libc serves every request. A request is
+//!   served, or a block ours, only after the functions of the library have been found.
 //! - **S2** A pointer is freed by its allocator: two comparisons with the range decide.
 //! - **S3** No lock, no thread-local, no allocation and no panic on any path. Never unloaded.
 //! - **S4** `realloc` never moves a block of libc to the heap.
+//! - **S5** The whole family is ours, or none: a program with its own `malloc` keeps it, and the heap stays
+//!   closed. What is called libc here is the library that defines `__libc_malloc`: mimalloc and tcmalloc
+//!   define the whole set, jemalloc none of it.
 //!
 //! # Safety
-//! Every exported function has the contract of its manual page.
+//! Every exported function has the contract of its manual page. Like libc's, none may be called in a signal
+//! handler.
 #![allow(clippy::missing_safety_doc, reason = "one sentence above holds for all")]
+
+mod family;
+mod library;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -35,14 +43,6 @@ struct Span {
 }
 
 unsafe extern "C" {
-    fn dormouse_heap_range() -> *const Span;
-    fn dormouse_heap_malloc(bytes: usize) -> *mut c_void;
-    fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mut c_void;
-    fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void;
-    fn dormouse_heap_free(pointer: *mut c_void);
-    fn dormouse_heap_aligned_alloc(align: usize, bytes: usize) -> *mut c_void;
-    fn dormouse_heap_usable_size(pointer: *mut c_void) -> usize;
-
     fn __libc_malloc(bytes: usize) -> *mut c_void;
     fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
     fn __libc_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void;
@@ -63,10 +63,23 @@ static SPAN: AtomicPtr<Span> = AtomicPtr::new((&raw const CLOSED).cast_mut());
 #[unsafe(link_section = ".init_array")]
 static OPEN: extern "C" fn() = open;
 
+type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
+type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+
+/// `malloc_usable_size` of the allocator that serves as libc's, looked up once.
+static USABLE_SIZE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// `realloc` of a program that has its own malloc family; null if the family is ours.
+static OTHER_REALLOC: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
 extern "C" fn open() {
-    // SAFETY: libdormouse.so is a dependency, so it is loaded and its constructors have run.
-    let span = unsafe { dormouse_heap_range() };
-    if !span.is_null() {
+    USABLE_SIZE.store(family::usable_size_of_libc(), Ordering::Relaxed);
+    let other = family::other_realloc();
+    OTHER_REALLOC.store(other, Ordering::Relaxed);
+    if !other.is_null() {
+        // The program's own family frees what we would serve (S5).
+        return;
+    }
+    if let Some(span) = library::find() {
         // Release pairs with the acquire in `span`.
         SPAN.store(span.cast_mut(), Ordering::Release);
     }
@@ -106,7 +119,7 @@ fn fail(errno: c_int) -> *mut c_void {
 pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     if served(bytes) {
         // SAFETY: any size is accepted.
-        unsafe { dormouse_heap_malloc(bytes) }
+        unsafe { (library::functions().malloc)(bytes) }
     } else {
         // SAFETY: any size is accepted.
         unsafe { __libc_malloc(bytes) }
@@ -119,7 +132,7 @@ pub unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     // libc refuses a product that overflows.
     if count.checked_mul(bytes).is_some_and(served) {
         // SAFETY: any sizes are accepted.
-        unsafe { dormouse_heap_calloc(count, bytes) }
+        unsafe { (library::functions().calloc)(count, bytes) }
     } else {
         // SAFETY: any sizes are accepted.
         unsafe { __libc_calloc(count, bytes) }
@@ -139,11 +152,11 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_v
     }
     if bytes == 0 {
         // As in glibc. SAFETY: the caller's contract; a block of the library by S2.
-        unsafe { dormouse_heap_free(pointer) };
+        unsafe { (library::functions().free)(pointer) };
         return null_mut();
     }
     // SAFETY: the caller's contract; a block of the library by S2.
-    unsafe { dormouse_heap_realloc(pointer, bytes) }
+    unsafe { (library::functions().realloc)(pointer, bytes) }
 }
 
 /// reallocarray(3).
@@ -153,11 +166,16 @@ pub unsafe extern "C" fn reallocarray(
     count: usize,
     bytes: usize,
 ) -> *mut c_void {
-    match count.checked_mul(bytes) {
+    let Some(bytes) = count.checked_mul(bytes) else { return fail(libc::ENOMEM) };
+    let other = OTHER_REALLOC.load(Ordering::Relaxed);
+    if other.is_null() {
         // SAFETY: the caller's contract.
-        Some(bytes) => unsafe { realloc(pointer, bytes) },
-        None => fail(libc::ENOMEM),
+        return unsafe { realloc(pointer, bytes) };
     }
+    // SAFETY: the signature of realloc(3).
+    let other = unsafe { std::mem::transmute::<*mut c_void, Realloc>(other) };
+    // SAFETY: the caller's contract; a block of the program's own family.
+    unsafe { other(pointer, bytes) }
 }
 
 /// free(3).
@@ -165,7 +183,7 @@ pub unsafe extern "C" fn reallocarray(
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
     if ours(pointer) {
         // SAFETY: the caller's contract; a block of the library by S2.
-        unsafe { dormouse_heap_free(pointer) }
+        unsafe { (library::functions().free)(pointer) }
     } else {
         // SAFETY: the caller's contract; a block of libc by S2.
         unsafe { __libc_free(pointer) }
@@ -180,7 +198,7 @@ pub unsafe extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     };
     if served(bytes) {
         // SAFETY: a power of two.
-        unsafe { dormouse_heap_aligned_alloc(align, bytes) }
+        unsafe { (library::functions().aligned_alloc)(align, bytes) }
     } else {
         // SAFETY: a power of two.
         unsafe { __libc_memalign(align, bytes) }
@@ -249,18 +267,19 @@ pub unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
 pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     if ours(pointer) {
         // SAFETY: the caller's contract; a block of the library by S2.
-        return unsafe { dormouse_heap_usable_size(pointer) };
+        return unsafe { (library::functions().usable_size)(pointer) };
     }
-    // libc exports no other name for it, so the next definition is looked up, at each call: two threads
-    // could store a cached address at once.
-    type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
-    // SAFETY: a static name; dlsym is thread-safe.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"malloc_usable_size".as_ptr()) };
-    if next.is_null() {
+    let mut found = USABLE_SIZE.load(Ordering::Relaxed);
+    if found.is_null() {
+        // Before the constructor has run.
+        found = family::usable_size_of_libc();
+        USABLE_SIZE.store(found, Ordering::Relaxed);
+    }
+    if found.is_null() {
         return 0;
     }
     // SAFETY: the signature of malloc_usable_size(3).
-    let next = unsafe { std::mem::transmute::<*mut c_void, UsableSize>(next) };
+    let usable_size = unsafe { std::mem::transmute::<*mut c_void, UsableSize>(found) };
     // SAFETY: the caller's contract; a block of libc by S2.
-    unsafe { next(pointer) }
+    unsafe { usable_size(pointer) }
 }

@@ -5,6 +5,7 @@
 //! - **P3** Nothing here calls the interposed `malloc`: the library allocates through
 //!   [`crate::system`].
 
+mod copying;
 mod registry;
 pub(crate) mod symbols;
 

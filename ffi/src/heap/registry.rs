@@ -19,7 +19,7 @@ use super::{Heap, is_budget_chosen};
 use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
 use crate::params::{self, Config, Key};
-use crate::{fork, status};
+use crate::status;
 
 /// Blocks on a GPU are multiples of this and aligned to it, as PyTorch's kernels expect.
 const GPU_GRANULE_BYTES: usize = 512;
@@ -99,12 +99,15 @@ impl Heap {
 
     /// Returns the host's heap. Creates it from `config`.
     pub(crate) fn get_or_create(config: &Config) -> Result<&'static Self, Fault> {
-        let heap = get_or_create(&HOST_HEAP, &CREATING_HOST, || host(config))?;
-        let space = heap.allocator.device().address_space();
-        // Published last (P1), begin before end: a reader between the two sees an empty range.
-        SPAN.begin.store(space.start, Ordering::Release);
-        SPAN.end.store(space.end(), Ordering::Release);
-        Ok(heap)
+        get_or_create(&HOST_HEAP, &CREATING_HOST, || {
+            let heap = host(config)?;
+            let space = heap.allocator.device().address_space();
+            // Before the heap is published (P1): another thread may get a block at once, and free it.
+            // Begin before end: a reader between the two sees an empty range.
+            SPAN.begin.store(space.start, Ordering::Release);
+            SPAN.end.store(space.end(), Ordering::Release);
+            Ok(heap)
+        })
     }
 
     /// Refuses a configuration that differs in settings of this heap's creation.
@@ -164,11 +167,22 @@ fn budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
     }
 }
 
+/// Addresses of the host's heap for each byte of its tables, at least.
+const ADDRESSES_PER_TABLE_BYTE: usize = 1 << 14;
+/// Bytes of tables that do not grow with the addresses.
+const TABLE_BYTES_MIN: usize = 1 << 20;
+
 fn host(config: &Config) -> Result<Heap, Fault> {
     let reserve_bytes = config.number(Key::HeapReserve);
     let addresses = usize::try_from(reserve_bytes).unwrap_or(usize::MAX);
     // The allocator keeps the budget, which can be raised later. The device's limit is its addresses.
     let device = HostDevice::new(HostConfig::new(addresses, reserve_bytes))?;
+    // The allocator makes its tables without checks. Under a low limit this process has no heap instead.
+    let table_bytes = TABLE_BYTES_MIN + addresses / ADDRESSES_PER_TABLE_BYTE;
+    Vec::<u8>::new().try_reserve_exact(table_bytes).map_err(|_| {
+        let message = format!("no memory for the heap's tables ({table_bytes} bytes)");
+        Fault::new(status::DORMOUSE_ERR_OUT_OF_MEMORY, message)
+    })?;
     with_device(Any::Host(device), 0, config)
 }
 
@@ -204,7 +218,6 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         },
     };
     let allocator = Allocator::new(Arc::new(device), settings, Arc::clone(&timeline))?;
-    fork::watch();
     // Only the host's heap serves `malloc`.
     let min_bytes = if kind == DeviceKind::Host { config.number(Key::HeapMin) } else { 0 };
     Ok(Heap {

@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dormouse_device::Fill;
 use dormouse_device::host::os_page_bytes;
 
-use super::Heap;
 use super::registry::{SPAN, Span};
+use super::{Heap, copying};
 use crate::params::{self, Key};
-use crate::{fault, fork, stderr, system};
+use crate::{fault, fork, spare, stderr, system};
 
 /// From this size on, reused memory is zeroed by giving its pages back: libc maps such blocks anew as well.
 const NEW_PAGES_BYTES_MIN: usize = 1 << 20;
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn dormouse_heap_free(pointer: *mut c_void) {
 pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     if fork::in_child() {
         // SAFETY: the caller's contract.
-        return unsafe { realloc_in_child(pointer, bytes) };
+        return guarded(null_mut(), || unsafe { realloc_in_child(pointer, bytes) });
     }
     guarded(null_mut(), || {
         let Some(heap) = Heap::get() else { return no_memory() };
@@ -136,15 +136,16 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
     })
 }
 
-/// malloc_usable_size(3) of a block of the heap. Returns 0 in a forked child, which takes no lock.
+/// malloc_usable_size(3) of a block of the heap. In a forked child it is 0 if a thread of the parent was
+/// inside the allocator at the fork.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_heap_usable_size(pointer: *mut c_void) -> usize {
-    if fork::in_child() {
-        return 0;
-    }
     guarded(0, || {
-        let block = Heap::get().and_then(|heap| heap.allocator().lookup(pointer.addr()));
-        block.map_or(0, |block| block.range.bytes)
+        let Some(heap) = Heap::get() else { return 0 };
+        if fork::in_child() {
+            return size_in_child(heap, pointer).unwrap_or(0);
+        }
+        heap.allocator().lookup(pointer.addr()).map_or(0, |block| block.range.bytes)
     })
 }
 
@@ -164,12 +165,25 @@ unsafe fn clear(pointer: *mut c_void, bytes: usize) {
     unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
 }
 
+/// Returns the size of a block of the parent, if its state is whole in this child.
+fn size_in_child(heap: &Heap, pointer: *mut c_void) -> Option<usize> {
+    heap.allocator().try_lookup(pointer.addr()).flatten().map(|block| block.range.bytes)
+}
+
 /// Allocates a block, and returns whether its bytes are known to be zero.
 fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
-    // SAFETY: any size and power-of-two alignment are accepted.
-    let from_libc = || (unsafe { system::__libc_memalign(align.max(16), bytes) }, false);
+    // Zeroed by libc itself: `clear` is for blocks of the heap.
+    let from_libc = || match fill {
+        // SAFETY: any size is accepted. Zeroed memory is asked for with no alignment (calloc).
+        Fill::Zero => (unsafe { system::__libc_calloc(1, bytes) }, true),
+        // SAFETY: any size and power-of-two alignment are accepted.
+        Fill::Any => (unsafe { system::__libc_memalign(align.max(16), bytes) }, false),
+    };
     if fork::in_child() {
         return from_libc();
+    }
+    if spare::is_low() {
+        return (no_memory(), false);
     }
     // An existing heap is found without a lock (I5 of the crate).
     let heap = Heap::get()
@@ -200,35 +214,28 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     }
 }
 
-/// In a forked child: copies the readable bytes to libc's heap and leaves the block alone.
+/// In a forked child: copies the block to libc's heap and leaves it alone. NULL if a part of it cannot be
+/// read, for example because it sleeps.
 ///
 /// # Safety
 /// `pointer` was a live block of the heap in the parent.
 unsafe fn realloc_in_child(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: any size is accepted.
     let fresh = unsafe { system::__libc_malloc(bytes) };
+    if fresh.is_null() {
+        return fresh;
+    }
+    // With an unknown size, the readable bytes: at least one page of the block.
+    let size_bytes = Heap::get().and_then(|heap| size_in_child(heap, pointer));
+    let wanted_bytes = size_bytes.unwrap_or(usize::MAX).min(bytes);
     // SAFETY: `fresh` has `bytes` bytes; the kernel checks the other side.
-    if fresh.is_null() || bytes == 0 || unsafe { copy_readable(fresh, pointer, bytes) } > 0 {
+    let copied_bytes = unsafe { copying::copy_readable(fresh, pointer, wanted_bytes) };
+    if copied_bytes == wanted_bytes || (size_bytes.is_none() && copied_bytes > 0) {
         return fresh;
     }
     // SAFETY: just allocated, and unused.
     unsafe { system::__libc_free(fresh) };
     no_memory()
-}
-
-/// Copies up to `bytes` bytes from `from` to `to` and returns their number. Stops at the first missing
-/// page: the kernel does the reading, so that it is no fault.
-///
-/// # Safety
-/// `to` is writable for `bytes`.
-unsafe fn copy_readable(to: *mut c_void, from: *const c_void, bytes: usize) -> usize {
-    let local = libc::iovec { iov_base: to, iov_len: bytes };
-    let remote = libc::iovec { iov_base: from.cast_mut(), iov_len: bytes };
-    // SAFETY: `local` is writable by the caller's contract; the kernel checks `remote`.
-    let copied = unsafe {
-        libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
-    };
-    usize::try_from(copied).unwrap_or(0)
 }
 
 /// Ends the process after a free or realloc of no live block, as libc does.
@@ -254,37 +261,4 @@ fn errno() -> i32 {
 fn set_errno(value: i32) {
     // SAFETY: errno of this thread always exists.
     unsafe { *libc::__errno_location() = value };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reading_stops_at_the_first_missing_page() {
-        let page = 4096;
-        // SAFETY: an anonymous mapping of our own.
-        let map = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                2 * page,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        assert_ne!(map, libc::MAP_FAILED);
-        // SAFETY: inside the mapping.
-        unsafe { map.cast::<u8>().write_bytes(7, 2 * page) };
-        // SAFETY: the second page of the mapping.
-        assert_eq!(unsafe { libc::mprotect(map.byte_add(page), page, libc::PROT_NONE) }, 0);
-        let mut seen = vec![0_u8; 2 * page];
-        // SAFETY: `seen` is that long.
-        let copied = unsafe { copy_readable(seen.as_mut_ptr().cast(), map, 2 * page) };
-        assert_eq!(copied, page);
-        assert!(seen.iter().take(page).all(|byte| *byte == 7));
-        // SAFETY: the mapping of above.
-        unsafe { libc::munmap(map, 2 * page) };
-    }
 }

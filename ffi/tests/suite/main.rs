@@ -1,6 +1,7 @@
 //! Tests of the two libraries, run by C programs, Python and binutils in processes of their own.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod allocators;
 mod common;
 mod header;
 mod preload;

@@ -75,6 +75,19 @@ fn a_process_has_one_instance_of_the_library() {
 }
 
 #[test]
+fn a_program_runs_without_the_library_and_says_so_once() {
+    let alone = folder("preload-alone").join("libdormouse_preload.so");
+    std::fs::copy(preload(), &alone).unwrap();
+    let program = test_program("torture", &folder("torture-alone"), Links::Nothing);
+    // The path in which cargo lets tests find libraries.
+    let mut command = clean(&program);
+    let ended = run(command.env("LD_PRELOAD", &alone).env_remove("LD_LIBRARY_PATH"));
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    ended.says("all checks passed").complains("libdormouse.so was not found");
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+}
+
+#[test]
 fn libc_serves_a_process_whose_range_cannot_be_reserved() {
     let program = test_program("torture", &folder("torture-limit"), Links::Nothing);
     let shell = format!("ulimit -v 4000000; exec {}", program.display());
@@ -84,4 +97,52 @@ fn libc_serves_a_process_whose_range_cannot_be_reserved() {
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
     ended.says("all checks passed").complains("this process uses libc's malloc");
     assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+}
+
+/// Processes that fork early. A hang is a matter of chance: before the mend, 18 of 20 hung.
+const EARLY_PROCESSES: usize = 20;
+
+#[test]
+fn children_forked_at_any_time_can_use_memory() {
+    let program = test_program("fork_early", &folder("fork-early"), Links::Nothing);
+    run(&mut clean(&program)).well().says("all checks passed");
+    for _ in 0..EARLY_PROCESSES {
+        let mut command = clean(&program);
+        run(command.env("LD_PRELOAD", preload())).well().says("all checks passed");
+    }
+}
+
+#[test]
+fn a_forked_child_resizes_all_of_a_block() {
+    let program = test_program("forked_realloc", &folder("forked-realloc"), Links::Nothing);
+    for arguments in [&[][..], &["refused"]] {
+        let mut command = clean(&program);
+        run(command.args(arguments).env("LD_PRELOAD", preload())).well().says("all checks passed");
+    }
+}
+
+/// Kind of limit, when it is set, and the limits in MiB: first, last, step. For `maps`, mappings.
+const LIMITS: [(&str, &str, [u32; 3]); 8] = [
+    ("as", "fresh", [0, 8, 1]),
+    ("as", "used", [0, 12, 1]),
+    ("as", "exec", [20, 60, 10]),
+    ("data", "fresh", [0, 44, 2]),
+    ("data", "used", [0, 12, 1]),
+    ("data", "exec", [4, 61, 3]),
+    ("maps", "fresh", [0, 40, 4]),
+    ("maps", "used", [0, 40, 4]),
+];
+
+#[test]
+fn a_memory_limit_causes_null_and_no_signal() {
+    let program = test_program("limits", &folder("limits"), Links::Nothing);
+    for (kind, when, limits) in LIMITS {
+        let mut command = clean(&program);
+        command.args([kind, when]).args(limits.map(|limit| limit.to_string()));
+        command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", "4KiB");
+        let ended = run(&mut command);
+        // Standard error has the reports of requests that are refused.
+        assert_eq!(ended.code, Some(0), "{kind} {when}\n{}\n{}", ended.out, ended.err);
+        ended.says("all checks passed");
+    }
 }

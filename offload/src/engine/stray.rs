@@ -10,7 +10,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use dormouse_device::host::guard::{self, Request, Stopper};
-use dormouse_device::{Device, DeviceKind, SpanLabel};
+use dormouse_device::{Device, DeviceKind, SpanLabel, with_signals_blocked};
 use dormouse_storage::ThreadError;
 use dormouse_storage::sync::lock;
 use dormouse_timeline::Lane;
@@ -112,7 +112,8 @@ impl<D: Device> Engine<D> {
         let engine = Arc::clone(self);
         let name = "dormouse-rescue".to_owned();
         let serve = move || listener.serve(|requests| engine.rescue_all(requests));
-        let spawned = Builder::new().name(name.clone()).spawn(serve);
+        let builder = Builder::new().name(name.clone());
+        let spawned = with_signals_blocked(|| builder.spawn(serve));
         let thread = spawned.map_err(|e| ThreadError { name, reason: e.to_string() })?;
         Ok(Rescuer { stopper: Some(stopper), thread: Some(thread) })
     }
