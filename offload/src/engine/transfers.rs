@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dormouse_alloc::pinned::PinMode;
-use dormouse_device::{Device, DeviceError};
+use dormouse_device::{Device, DeviceError, with_signals_blocked};
 use dormouse_timeline::Lane;
 
 use super::Engine;
@@ -401,7 +401,7 @@ impl<D: Device> Engine<D> {
         if let Err(task) = self.pool.run_blocking(task) {
             // The engine is shut down. Without a thread the task never runs: the resources it would
             // release are then never reused.
-            let _ = std::thread::Builder::new().spawn(task);
+            let _ = with_signals_blocked(|| std::thread::Builder::new().spawn(task));
         }
     }
 }
