@@ -19,7 +19,7 @@
 //! - Device writes to pages pinned before the freeze (direct I/O in flight, RDMA) are not detected: such
 //!   ranges must not be put to sleep.
 //! - A handler installed later comes first, until the next freeze: it finds the handler displaced and installs it again,
-//!   in front of the later one. From [`LEVELS_MAX`](previous::LEVELS_MAX) times on it fails, so nothing falls asleep.
+//!   in front of the later one. From `LEVELS_MAX` times on it fails, so nothing falls asleep.
 //!
 //! The handler runs on the thread's alternate stack (`SA_ONSTACK`), if there is one and the previous handler did. It
 //! needs less than 3 KiB.
