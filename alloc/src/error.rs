@@ -141,6 +141,14 @@ pub enum AllocError {
         /// The limit.
         limit: u32,
     },
+    /// There is no memory for the allocator's own tables.
+    #[error(
+        "no memory for the tables of {ranges} ranges; accepted: a larger memory limit of the process"
+    )]
+    NoBookkeeping {
+        /// The ranges that exist.
+        ranges: u32,
+    },
     /// The device failed for a reason other than a lack of memory.
     #[error("device error: {0}")]
     Device(#[from] DeviceError),

@@ -256,9 +256,9 @@ impl<D: Device> Allocator<D> {
         let last_error = locked.last_error.take();
         let (largest_cached_bytes, largest_bare_bytes) = locked.state.largest_bytes();
         let kept_bytes = locked.state.kept_bytes();
-        let blocks = locked.state.blocks();
+        // Without a list of all blocks, for which there may be no memory.
+        let mut holders = holders(locked.state.live_blocks());
         drop(locked);
-        let mut holders = holders(blocks);
         let holders_left_out = holders.len().saturating_sub(TOP_HOLDERS_MAX);
         holders.truncate(TOP_HOLDERS_MAX);
         tracing::info!(

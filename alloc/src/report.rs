@@ -183,7 +183,7 @@ impl fmt::Display for OutOfMemory {
 }
 
 /// Returns the sums of `blocks` by tag and scope, most awake bytes first.
-pub(crate) fn holders(blocks: Vec<BlockInfo>) -> Vec<Holder> {
+pub(crate) fn holders(blocks: impl Iterator<Item = BlockInfo>) -> Vec<Holder> {
     let mut sums = BTreeMap::<(u32, u64), Holder>::new();
     for block in blocks {
         let (tag, scope) = (block.tag, block.scope);

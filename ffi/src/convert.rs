@@ -171,9 +171,9 @@ fn alloc_status(error: &AllocError) -> dormouse_status_t {
     match error {
         AllocError::BadConfig { .. } => status::DORMOUSE_ERR_CONFIG,
         AllocError::BadRequest { .. } => status::DORMOUSE_ERR_ARGUMENT,
-        AllocError::OutOfMemory(_) | AllocError::NoRoom { .. } => {
-            status::DORMOUSE_ERR_OUT_OF_MEMORY
-        }
+        AllocError::OutOfMemory(_)
+        | AllocError::NoRoom { .. }
+        | AllocError::NoBookkeeping { .. } => status::DORMOUSE_ERR_OUT_OF_MEMORY,
         AllocError::NotABlock { .. }
         | AllocError::NotBlockStart { .. }
         | AllocError::FreeDeferred { .. } => status::DORMOUSE_ERR_NOT_OURS,

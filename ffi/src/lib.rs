@@ -51,6 +51,7 @@ mod plan_options;
 mod plan_prefixes;
 mod prefix;
 mod runtime;
+mod spare;
 mod status;
 mod stderr;
 mod system;

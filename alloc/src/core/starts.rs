@@ -37,6 +37,9 @@ struct Others {
     count: u32,
 }
 
+/// Rows for which there is memory before a request: one for each thread that may be mapping pages.
+const ROWS_SPARE: usize = 64;
+
 /// The table: 16 bytes per stretch; for further starts 772 bytes per stretch and 256 bytes per word of units.
 #[derive(Debug)]
 pub(crate) struct Starts {
@@ -55,6 +58,13 @@ impl Starts {
             stretches: std::iter::repeat_with(empty).take(count).collect(),
             filled: vec![0; count.div_ceil(WORD_BITS as usize)],
         }
+    }
+
+    /// Whether blocks can be inserted by all threads that may be about to. Gets memory if necessary.
+    #[inline]
+    pub(crate) fn can_insert(&mut self) -> bool {
+        self.rows.capacity() - self.rows.len() >= ROWS_SPARE
+            || self.rows.try_reserve(self.rows.len().max(ROWS_SPARE)).is_ok()
     }
 
     /// Inserts block `index` at `start`.

@@ -128,7 +128,7 @@ impl Slabs {
     }
 
     /// Whether one more piece, in a new slab, fits the limit of ranges.
-    pub(super) fn has_ranges(&self) -> bool {
+    pub(super) fn has_ranges(&mut self) -> bool {
         self.ranges.can_make(3)
     }
 

@@ -142,10 +142,14 @@ impl State {
 
     /// Returns all blocks, those with a deferred free included, in no particular order.
     pub(crate) fn blocks(&self) -> Vec<BlockInfo> {
+        self.live_blocks().collect()
+    }
+
+    pub(crate) fn live_blocks(&self) -> impl Iterator<Item = BlockInfo> {
         let live =
             (0_u32..).zip(&self.records).filter(|(_, record)| record.kind == RangeKind::Live);
         let held = live.map(|(index, _)| index).filter(|&index| !self.is_in_cache(index));
-        held.map(|index| self.info_at(index)).collect()
+        held.map(|index| self.info_at(index))
     }
 
     /// Frees the block that starts at `address`, last used by stream `key`. Defers the free of a claimed

@@ -4,7 +4,7 @@
 //! it. They change the state with the same functions, and are separate for speed only.
 
 use super::pools::place;
-use super::{Need, Priority, RANGES_PER_REQUEST, RangeKind, State, cached_list};
+use super::{Need, Priority, RangeKind, State, cached_list};
 use crate::core::NONE;
 use crate::types::{Block, Request};
 
@@ -18,7 +18,7 @@ impl State {
     pub(crate) fn allocate_cached(&mut self, request: &Request, need: &Need) -> Option<Block> {
         debug_assert!(request.arena.is_none() && need.fit.align_units == 1, "{request:?}");
         // The thread cache is closed above a lowered budget, where cached pages serve no request either.
-        if self.is_thread_cache_closed || !self.ranges.can_make(RANGES_PER_REQUEST) {
+        if self.is_thread_cache_closed || !self.has_bookkeeping() {
             return None;
         }
         debug_assert_eq!(self.excess_bytes(0, Priority::OnLadder), 0, "the thread cache is open");

@@ -296,6 +296,20 @@ impl State {
         (largest(cached_list), bare)
     }
 
+    /// Whether the tables have room for one more request. Gets memory for it if necessary.
+    #[inline]
+    pub(crate) fn has_bookkeeping(&mut self) -> bool {
+        self.ranges.can_make(RANGES_PER_REQUEST)
+            && (self.records.capacity() >= self.ranges.granted() as usize || self.grow_records())
+            && self.starts.can_insert()
+    }
+
+    #[cold]
+    fn grow_records(&mut self) -> bool {
+        let missing = self.ranges.granted() as usize - self.records.len();
+        self.records.try_reserve_exact(missing).is_ok()
+    }
+
     /// Attempts to find a range for `need`, which is used from then on.
     pub(crate) fn attempt(
         &mut self,
@@ -303,8 +317,11 @@ impl State {
         need: &Need,
         priority: Priority,
     ) -> Result<Attempt, AllocError> {
-        if !self.ranges.can_make(RANGES_PER_REQUEST) {
-            return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
+        if !self.has_bookkeeping() {
+            return Err(match self.ranges.slots() {
+                RANGES_MAX => AllocError::TooManyRanges { limit: RANGES_MAX },
+                ranges => AllocError::NoBookkeeping { ranges },
+            });
         }
         self.note_use();
         let pool = self.pool_of(request, need.fit)?;

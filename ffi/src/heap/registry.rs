@@ -167,11 +167,22 @@ fn budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
     }
 }
 
+/// Addresses of the host's heap for each byte of its tables, at least.
+const ADDRESSES_PER_TABLE_BYTE: usize = 1 << 14;
+/// Bytes of tables that do not grow with the addresses.
+const TABLE_BYTES_MIN: usize = 1 << 20;
+
 fn host(config: &Config) -> Result<Heap, Fault> {
     let reserve_bytes = config.number(Key::HeapReserve);
     let addresses = usize::try_from(reserve_bytes).unwrap_or(usize::MAX);
     // The allocator keeps the budget, which can be raised later. The device's limit is its addresses.
     let device = HostDevice::new(HostConfig::new(addresses, reserve_bytes))?;
+    // The allocator makes its tables without checks. Under a low limit this process has no heap instead.
+    let table_bytes = TABLE_BYTES_MIN + addresses / ADDRESSES_PER_TABLE_BYTE;
+    Vec::<u8>::new().try_reserve_exact(table_bytes).map_err(|_| {
+        let message = format!("no memory for the heap's tables ({table_bytes} bytes)");
+        Fault::new(status::DORMOUSE_ERR_OUT_OF_MEMORY, message)
+    })?;
     with_device(Any::Host(device), 0, config)
 }
 

@@ -19,7 +19,7 @@ use dormouse_device::Fill;
 use super::registry::{SPAN, Span};
 use super::{Heap, copying};
 use crate::params::{self, Key};
-use crate::{fault, fork, stderr, system};
+use crate::{fault, fork, spare, stderr, system};
 
 /// Maximum number of out-of-memory reports that one process writes to standard error.
 const REPORTS_MAX: usize = 3;
@@ -159,6 +159,9 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     let from_libc = || (unsafe { system::__libc_memalign(align.max(16), bytes) }, false);
     if fork::in_child() {
         return from_libc();
+    }
+    if spare::is_low() {
+        return (no_memory(), false);
     }
     // An existing heap is found without a lock (I5 of the crate).
     let heap = Heap::get()

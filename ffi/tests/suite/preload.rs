@@ -107,3 +107,29 @@ fn a_forked_child_resizes_all_of_a_block() {
         run(command.args(arguments).env("LD_PRELOAD", preload())).well().says("all checks passed");
     }
 }
+
+/// Kind of limit, when it is set, and the limits in MiB: first, last, step. For `maps`, mappings.
+const LIMITS: [(&str, &str, [u32; 3]); 8] = [
+    ("as", "fresh", [0, 8, 1]),
+    ("as", "used", [0, 12, 1]),
+    ("as", "exec", [20, 60, 10]),
+    ("data", "fresh", [0, 44, 2]),
+    ("data", "used", [0, 12, 1]),
+    ("data", "exec", [4, 61, 3]),
+    ("maps", "fresh", [0, 40, 4]),
+    ("maps", "used", [0, 40, 4]),
+];
+
+#[test]
+fn a_memory_limit_causes_null_and_no_signal() {
+    let program = test_program("limits", &folder("limits"), Links::Nothing);
+    for (kind, when, limits) in LIMITS {
+        let mut command = clean(&program);
+        command.args([kind, when]).args(limits.map(|limit| limit.to_string()));
+        command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", "4KiB");
+        let ended = run(&mut command);
+        // Standard error has the reports of requests that are refused.
+        assert_eq!(ended.code, Some(0), "{kind} {when}\n{}\n{}", ended.out, ended.err);
+        ended.says("all checks passed");
+    }
+}

@@ -22,6 +22,9 @@ use super::bins::{Bins, Class};
 use super::{NONE, OWN_CLASS_SCAN_MAX};
 use filing::{link, reach_units, unlink};
 
+/// Least ranges for which memory is obtained at a time.
+const GRANT_MIN: u32 = 256;
+
 /// Values of `Range::list` for a slot whose range is not free.
 const USED: u32 = NONE - 1;
 const VACANT: u32 = NONE - 2;
@@ -105,7 +108,9 @@ pub(crate) struct Ranges {
     lists: Vec<Bins>,
     vacant_head: u32,
     limit: u32,
-    /// Ranges that can still be created and are not promised.
+    /// Ranges for which there is memory. It grows up to `limit`.
+    granted: u32,
+    /// Ranges of those granted that can still be created and are not promised.
     room: u32,
     phase: u32,
     /// Ranges promised to later splits that must not fail.
@@ -126,7 +131,8 @@ impl Ranges {
             lists: Vec::new(),
             vacant_head: NONE,
             limit: limit.min(VACANT),
-            room: limit.min(VACANT),
+            granted: 0,
+            room: 0,
             phase,
             promised: 0,
             stale: Vec::new(),
@@ -149,10 +155,31 @@ impl Ranges {
         u32::try_from(self.ranges.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether `count` more ranges can be created.
+    /// Whether `count` more ranges can be created. `false` at the limit, or without memory for them.
     #[inline]
-    pub(crate) fn can_make(&self, count: u32) -> bool {
-        self.room >= count
+    pub(crate) fn can_make(&mut self, count: u32) -> bool {
+        self.room >= count || self.grow(count)
+    }
+
+    /// Returns the number of ranges for which there is memory.
+    #[inline]
+    pub(crate) const fn granted(&self) -> u32 {
+        self.granted
+    }
+
+    /// Gets memory for at least `count` more ranges, and for as many again as there are.
+    #[cold]
+    fn grow(&mut self, count: u32) -> bool {
+        let more = self.granted.max(count).max(GRANT_MIN).min(self.limit - self.granted);
+        let total = self.granted + more;
+        if self.room + more < count
+            || self.ranges.try_reserve_exact(total as usize - self.ranges.len()).is_err()
+        {
+            return false;
+        }
+        self.granted = total;
+        self.room += more;
+        true
     }
 
     /// Promises `count` ranges to later splits. `false` if fewer are left.
@@ -513,7 +540,10 @@ impl Ranges {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for each block")]
     fn take_slot(&mut self) -> Option<u32> {
-        self.room = self.room.checked_sub(1)?;
+        if !self.can_make(1) {
+            return None;
+        }
+        self.room -= 1;
         if self.vacant_head == NONE {
             self.make_slot();
         }
@@ -524,7 +554,11 @@ impl Ranges {
 
     #[cold]
     fn make_slot(&mut self) {
-        debug_assert!(self.slots() < self.limit, "{} ranges, and room for one more", self.limit);
+        debug_assert!(
+            self.slots() < self.granted,
+            "{} ranges, and room for one more",
+            self.granted
+        );
         self.vacant_head = self.slots();
         self.ranges.push(Range::VACANT);
     }

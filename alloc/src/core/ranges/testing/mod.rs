@@ -59,7 +59,7 @@ impl Ranges {
         }
         let free = self.ranges.iter().filter(|range| range.list < VACANT).count();
         let vacant = self.ranges.iter().filter(|range| range.list == VACANT).count();
-        let room = vacant as u32 + (self.limit - self.slots());
+        let room = vacant as u32 + (self.granted - self.slots());
         if self.room + self.promised != room {
             return Err(format!(
                 "room for {} and {} promised, not {room}",
