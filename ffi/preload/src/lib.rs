@@ -10,7 +10,8 @@
 //! ```
 //!
 //! # Invariants
-//! - **S1** Before the constructor has run, and in a process without a heap, libc serves every request.
+//! - **S1** Before the constructor has run, and in a process without a heap, libc serves every request. A request is
+//!   served, or a block ours, only after the functions of the library have been found.
 //! - **S2** A pointer is freed by its allocator: two comparisons with the range decide.
 //! - **S3** No lock, no thread-local, no allocation and no panic on any path. Never unloaded.
 //! - **S4** `realloc` never moves a block of libc to the heap.
@@ -24,6 +25,7 @@
 #![allow(clippy::missing_safety_doc, reason = "one sentence above holds for all")]
 
 mod family;
+mod library;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -41,14 +43,6 @@ struct Span {
 }
 
 unsafe extern "C" {
-    fn dormouse_heap_range() -> *const Span;
-    fn dormouse_heap_malloc(bytes: usize) -> *mut c_void;
-    fn dormouse_heap_calloc(count: usize, bytes: usize) -> *mut c_void;
-    fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void;
-    fn dormouse_heap_free(pointer: *mut c_void);
-    fn dormouse_heap_aligned_alloc(align: usize, bytes: usize) -> *mut c_void;
-    fn dormouse_heap_usable_size(pointer: *mut c_void) -> usize;
-
     fn __libc_malloc(bytes: usize) -> *mut c_void;
     fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
     fn __libc_realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void;
@@ -85,9 +79,7 @@ extern "C" fn open() {
         // The program's own family frees what we would serve (S5).
         return;
     }
-    // SAFETY: libdormouse.so is a dependency, so it is loaded and its constructors have run.
-    let span = unsafe { dormouse_heap_range() };
-    if !span.is_null() {
+    if let Some(span) = library::find() {
         // Release pairs with the acquire in `span`.
         SPAN.store(span.cast_mut(), Ordering::Release);
     }
@@ -127,7 +119,7 @@ fn fail(errno: c_int) -> *mut c_void {
 pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     if served(bytes) {
         // SAFETY: any size is accepted.
-        unsafe { dormouse_heap_malloc(bytes) }
+        unsafe { (library::functions().malloc)(bytes) }
     } else {
         // SAFETY: any size is accepted.
         unsafe { __libc_malloc(bytes) }
@@ -140,7 +132,7 @@ pub unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     // libc refuses a product that overflows.
     if count.checked_mul(bytes).is_some_and(served) {
         // SAFETY: any sizes are accepted.
-        unsafe { dormouse_heap_calloc(count, bytes) }
+        unsafe { (library::functions().calloc)(count, bytes) }
     } else {
         // SAFETY: any sizes are accepted.
         unsafe { __libc_calloc(count, bytes) }
@@ -160,11 +152,11 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_v
     }
     if bytes == 0 {
         // As in glibc. SAFETY: the caller's contract; a block of the library by S2.
-        unsafe { dormouse_heap_free(pointer) };
+        unsafe { (library::functions().free)(pointer) };
         return null_mut();
     }
     // SAFETY: the caller's contract; a block of the library by S2.
-    unsafe { dormouse_heap_realloc(pointer, bytes) }
+    unsafe { (library::functions().realloc)(pointer, bytes) }
 }
 
 /// reallocarray(3).
@@ -191,7 +183,7 @@ pub unsafe extern "C" fn reallocarray(
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
     if ours(pointer) {
         // SAFETY: the caller's contract; a block of the library by S2.
-        unsafe { dormouse_heap_free(pointer) }
+        unsafe { (library::functions().free)(pointer) }
     } else {
         // SAFETY: the caller's contract; a block of libc by S2.
         unsafe { __libc_free(pointer) }
@@ -206,7 +198,7 @@ pub unsafe extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     };
     if served(bytes) {
         // SAFETY: a power of two.
-        unsafe { dormouse_heap_aligned_alloc(align, bytes) }
+        unsafe { (library::functions().aligned_alloc)(align, bytes) }
     } else {
         // SAFETY: a power of two.
         unsafe { __libc_memalign(align, bytes) }
@@ -275,7 +267,7 @@ pub unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
 pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     if ours(pointer) {
         // SAFETY: the caller's contract; a block of the library by S2.
-        return unsafe { dormouse_heap_usable_size(pointer) };
+        return unsafe { (library::functions().usable_size)(pointer) };
     }
     let mut found = USABLE_SIZE.load(Ordering::Relaxed);
     if found.is_null() {

@@ -176,7 +176,7 @@ fn the_preload_library_links_the_library_and_neither_is_unloaded() {
     assert!(library.contains("Library soname: [libdormouse.so]"), "{library}");
     assert!(library.contains("NODELETE"), "{library}");
     let shim = dynamic(&preload());
-    for part in ["Shared library: [libdormouse.so]", "[$ORIGIN]", "NODELETE"] {
+    for part in ["Auxiliary library: [libdormouse.so]", "[$ORIGIN]", "NODELETE"] {
         assert!(shim.contains(part), "no {part} in {shim}");
     }
     assert!(

@@ -75,6 +75,19 @@ fn a_process_has_one_instance_of_the_library() {
 }
 
 #[test]
+fn a_program_runs_without_the_library_and_says_so_once() {
+    let alone = folder("preload-alone").join("libdormouse_preload.so");
+    std::fs::copy(preload(), &alone).unwrap();
+    let program = test_program("torture", &folder("torture-alone"), Links::Nothing);
+    // The path in which cargo lets tests find libraries.
+    let mut command = clean(&program);
+    let ended = run(command.env("LD_PRELOAD", &alone).env_remove("LD_LIBRARY_PATH"));
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    ended.says("all checks passed").complains("libdormouse.so was not found");
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+}
+
+#[test]
 fn libc_serves_a_process_whose_range_cannot_be_reserved() {
     let program = test_program("torture", &folder("torture-limit"), Links::Nothing);
     let shell = format!("ulimit -v 4000000; exec {}", program.display());

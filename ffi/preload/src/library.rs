@@ -1,0 +1,79 @@
+//! The functions of `libdormouse.so`, found by name: the program runs without the library, too.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_void};
+use std::mem::{MaybeUninit, transmute};
+
+use crate::{Realloc, Span, UsableSize};
+
+/// Written where the library is missing.
+const MISSING: &str = "dormouse: libdormouse.so was not found beside libdormouse_preload.so; this process uses \
+     libc's malloc\n";
+
+type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
+type Pair = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+type Free = unsafe extern "C" fn(*mut c_void);
+type Range = unsafe extern "C" fn() -> *const Span;
+
+/// `ffi/include/dormouse_heap.h`.
+#[derive(Clone, Copy)]
+pub(crate) struct Functions {
+    pub(crate) malloc: Malloc,
+    pub(crate) calloc: Pair,
+    pub(crate) realloc: Realloc,
+    pub(crate) free: Free,
+    pub(crate) aligned_alloc: Pair,
+    pub(crate) usable_size: UsableSize,
+}
+
+struct Found(UnsafeCell<MaybeUninit<Functions>>);
+
+// SAFETY: written once, by the constructor, before the range is published; read after that.
+unsafe impl Sync for Found {}
+
+static FOUND: Found = Found(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Returns the functions.
+///
+/// # Safety
+/// [`find`] has returned a range, and the caller has seen it published.
+#[inline(always)]
+pub(crate) unsafe fn functions() -> Functions {
+    // SAFETY: the caller's contract: written, and not written again.
+    unsafe { (*FOUND.0.get()).assume_init() }
+}
+
+/// Finds the functions, and returns the range of the heap. `None` without the library, after a message. Called
+/// once, by the constructor.
+pub(crate) fn find() -> Option<*const Span> {
+    let Some((functions, range)) = look_up() else {
+        // SAFETY: a live string. A failed write to standard error cannot be reported.
+        let _ignored =
+            unsafe { libc::write(libc::STDERR_FILENO, MISSING.as_ptr().cast(), MISSING.len()) };
+        return None;
+    };
+    // SAFETY: the only write, before any read.
+    unsafe { (*FOUND.0.get()).write(functions) };
+    // SAFETY: loaded with this library, and never unloaded.
+    Some(unsafe { range() }).filter(|span| !span.is_null())
+}
+
+fn look_up() -> Option<(Functions, Range)> {
+    let of = |name: &CStr| {
+        // SAFETY: a static name; dlsym is thread-safe.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        (!found.is_null()).then_some(found)
+    };
+    // SAFETY: the signatures of `dormouse_heap.h`.
+    unsafe {
+        let functions = Functions {
+            malloc: transmute::<*mut c_void, Malloc>(of(c"dormouse_heap_malloc")?),
+            calloc: transmute::<*mut c_void, Pair>(of(c"dormouse_heap_calloc")?),
+            realloc: transmute::<*mut c_void, Realloc>(of(c"dormouse_heap_realloc")?),
+            free: transmute::<*mut c_void, Free>(of(c"dormouse_heap_free")?),
+            aligned_alloc: transmute::<*mut c_void, Pair>(of(c"dormouse_heap_aligned_alloc")?),
+            usable_size: transmute::<*mut c_void, UsableSize>(of(c"dormouse_heap_usable_size")?),
+        };
+        Some((functions, transmute::<*mut c_void, Range>(of(c"dormouse_heap_range")?)))
+    }
+}
