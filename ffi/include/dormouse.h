@@ -1041,7 +1041,7 @@ dormouse_status_t dormouse_log_read(char *buffer, uint64_t capacity, uint64_t *c
 /// Any-thread. The caller owns the handle and releases it with `dormouse_runtime_destroy`.
 /// Errors: `NULL`, `VERSION`, `CONFIG` for an invalid setting, `UNSUPPORTED` if this build or machine
 /// cannot drive the device, `BUSY` if the device already has a runtime, `IO` or `TIER` if the NVMe
-/// tier was requested and cannot be opened, `DEVICE`.
+/// tier was requested and cannot be opened, `LIMIT` if a thread cannot be started, `DEVICE`.
 dormouse_status_t dormouse_runtime_create(const struct dormouse_options_t *options,
                                           struct dormouse_runtime_t **runtime_out);
 

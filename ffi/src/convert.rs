@@ -205,7 +205,7 @@ fn offload_status(error: &OffloadError) -> dormouse_status_t {
         OffloadError::NotOurs { .. } => status::DORMOUSE_ERR_NOT_OURS,
         OffloadError::Claimed { .. } => status::DORMOUSE_ERR_BUSY,
         OffloadError::TierFull { .. } => status::DORMOUSE_ERR_TIER,
-        OffloadError::TooMany { .. } => status::DORMOUSE_ERR_LIMIT,
+        OffloadError::TooMany { .. } | OffloadError::Thread(_) => status::DORMOUSE_ERR_LIMIT,
         OffloadError::Pinned(PinnedError::TooManyRanges { .. }) => {
             status::DORMOUSE_ERR_OUT_OF_MEMORY
         }
@@ -230,7 +230,7 @@ fn nvme_status(error: &NvmeError) -> dormouse_status_t {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_storage::IoOperation;
+    use dormouse_storage::{IoOperation, ThreadError};
 
     use super::*;
 
@@ -246,6 +246,7 @@ mod tests {
             code: libc::EIO,
             reason: String::new(),
         };
+        let thread = ThreadError { name: "x".into(), reason: String::new() };
         for (error, status) in [
             (argument(), status::DORMOUSE_ERR_ARGUMENT),
             (order, status::DORMOUSE_ERR_STATE),
@@ -253,6 +254,7 @@ mod tests {
             (OffloadError::Broken, status::DORMOUSE_ERR_PANIC),
             (OffloadError::Nvme(failed(IoOperation::Read)), status::DORMOUSE_ERR_IO),
             (OffloadError::TooMany { what: "x", limit: 1 }, status::DORMOUSE_ERR_LIMIT),
+            (OffloadError::Thread(thread), status::DORMOUSE_ERR_LIMIT),
             (AllocError::NotABlock { address: 1 }.into(), status::DORMOUSE_ERR_NOT_OURS),
             (DeviceError::TooManySpans { limit: 1 }.into(), status::DORMOUSE_ERR_LIMIT),
         ] {

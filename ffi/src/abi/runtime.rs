@@ -27,7 +27,7 @@ use crate::{convert, log};
 /// Any-thread. The caller owns the handle and releases it with `dormouse_runtime_destroy`.
 /// Errors: `NULL`, `VERSION`, `CONFIG` for an invalid setting, `UNSUPPORTED` if this build or machine
 /// cannot drive the device, `BUSY` if the device already has a runtime, `IO` or `TIER` if the NVMe
-/// tier was requested and cannot be opened, `DEVICE`.
+/// tier was requested and cannot be opened, `LIMIT` if a thread cannot be started, `DEVICE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_create(
     options: *const dormouse_options_t,

@@ -243,9 +243,22 @@ fn check_room(config: &Config) -> Result<(), Fault> {
     ))
 }
 
-/// Adds the parameter to the error of a tier that could not be opened.
+/// Adds what is accepted to the error of an engine that could not be made.
 fn explain(error: OffloadError, config: &Config) -> Fault {
+    let is_thread = matches!(error, OffloadError::Thread(_));
+    let is_tier = matches!(error, OffloadError::Nvme(_));
     let mut fault = Fault::from(error);
+    if is_thread {
+        fault.message = format!(
+            "{} (accepted: limits with room for the threads: ulimit -u, pids.max of the control group, \
+             kernel.threads-max)",
+            fault.message
+        )
+        .into();
+    }
+    if !is_tier {
+        return fault;
+    }
     let setting = config.setting(Key::NvmeDir);
     fault.message = format!(
         "{} (DORMOUSE_NVME_DIR is {:?} from the {}; accepted: an existing, writable directory on \

@@ -45,6 +45,11 @@ fn a_second_thread_in_an_exclusive_handle_is_refused() {
 }
 
 #[test]
+fn a_limit_of_threads_is_named_and_the_directory_is_not_blamed() {
+    ended("thread_limit", &[], false).well().says("all checks passed");
+}
+
+#[test]
 fn a_forked_child_is_refused_and_the_parent_is_unaffected() {
     ended("forked", &[], false).well().says("all checks passed");
     ended("forked", &[], true).well().says("all checks passed");
