@@ -11,7 +11,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "device/src/page_states.rs", // a mapping read as words
     "device/src/pinned.rs",
     "device/src/priority.rs", // memory freed by its owner
-    "device/src/signals.rs",  // signal masks of threads
+    "device/src/signals.rs",  // the mask of a thread
     "device/src/sync.rs",     // a futex word (decision 0014)
     "timeline/src/clock.rs",
     "timeline/src/live/file.rs", // a mapping read as words

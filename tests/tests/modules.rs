@@ -242,7 +242,8 @@ fn modules_import_each_other_without_cycles() {
         let graph = graph(&modules);
         if modules.len() > 1 {
             let imports: usize = graph.values().map(BTreeSet::len).sum();
-            assert!(imports >= modules.len(), "{name}: {imports} imports found");
+            // Every module but the first is imported by another.
+            assert!(imports + 1 >= modules.len(), "{name}: {imports} imports found");
         }
         if let Some(cycle) = cycle(&graph) {
             panic!("modules of {name} import each other in a cycle: {cycle}");

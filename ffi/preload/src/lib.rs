@@ -31,16 +31,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use library::{Realloc, Span, UsableSize};
+
 /// Alignment of malloc on 64-bit Linux.
 const ALIGN_BYTES: usize = 16;
-
-/// `dormouse_heap_span` of `ffi/include/dormouse_heap.h`, written by the library.
-#[repr(C)]
-struct Span {
-    begin: AtomicUsize,
-    end: AtomicUsize,
-    min_bytes: AtomicUsize,
-}
 
 unsafe extern "C" {
     fn __libc_malloc(bytes: usize) -> *mut c_void;
@@ -62,9 +56,6 @@ static SPAN: AtomicPtr<Span> = AtomicPtr::new((&raw const CLOSED).cast_mut());
 #[used]
 #[unsafe(link_section = ".init_array")]
 static OPEN: extern "C" fn() = open;
-
-type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
-type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 
 /// `malloc_usable_size` of the allocator that serves as libc's, looked up once.
 static USABLE_SIZE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());

@@ -3,13 +3,22 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
 use std::mem::{MaybeUninit, transmute};
-
-use crate::{Realloc, Span, UsableSize};
+use std::sync::atomic::AtomicUsize;
 
 /// Written where the library is missing.
 const MISSING: &str = "dormouse: libdormouse.so was not found beside libdormouse_preload.so; this process uses \
      libc's malloc\n";
 
+/// `dormouse_heap_span` of `ffi/include/dormouse_heap.h`, written by the library.
+#[repr(C)]
+pub(crate) struct Span {
+    pub(crate) begin: AtomicUsize,
+    pub(crate) end: AtomicUsize,
+    pub(crate) min_bytes: AtomicUsize,
+}
+
+pub(crate) type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+pub(crate) type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
 type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 type Pair = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void);
