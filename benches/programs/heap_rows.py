@@ -19,7 +19,7 @@ GROWN_BYTES = 512 << 20
 STRING = f"""
 import resource
 def grow():
-    text, step = "", "x" * (1 << 20)
+    text, step = "", "x" * (4 << 20)
     while len(text) < {GROWN_BYTES}:
         text += step
     return len(text)

@@ -48,7 +48,7 @@ def cpython(module: str) -> Program:
     return Program(
         f"cpython.{module}",
         [CPYTHON, "-m", "test", "-q", f"test_{module}"],
-        "libpython3-testsuite",
+        "libpython3.11-testsuite",
         # The pattern names itself where nothing matches it.
         (CPYTHON, *(found[:1] or [f"/usr/lib/python3.*/test/test_{module}"])),
         # Durations, load, seeds and process ids.
