@@ -23,5 +23,6 @@ void *dormouse_heap_realloc(void *pointer, size_t bytes);
 void dormouse_heap_free(void *pointer);
 void *dormouse_heap_aligned_alloc(size_t align, size_t bytes);
 size_t dormouse_heap_usable_size(void *pointer);
+int dormouse_heap_trim(size_t pad);
 
 #endif

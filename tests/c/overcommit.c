@@ -1,6 +1,7 @@
 /* Under the preload library, nothing but malloc: a limit that nobody has set refuses nothing that libc serves, and
  * blocks that are replaced by longer ones leave no cache behind. */
 #include <errno.h>
+#include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +60,15 @@ int main(void)
     }
     /* Two blocks were live at a time: they, a quarter more or 64 MiB, and as much of parked pages. */
     expect(resident_bytes() < 2 * 64 * MIB + 64 * MIB + 64 * MIB + 32 * MIB, "the cache follows what is live");
+    free(old);
+    old = (char *)malloc(256 * MIB);
+    expect(old != NULL, "256 MiB");
+    memset(old, 1, 256 * MIB);
+    free(old);
+    expect(malloc_trim(0) == 1, "free memory is there to release");
+    expect(resident_bytes() < 32 * MIB, "free memory is released");
+    old = (char *)calloc(256, MIB);
+    expect(old != NULL && old[0] == 0 && old[256 * MIB - 1] == 0, "and comes back as zeroes");
     free(old);
     puts("all checks passed");
     return 0;

@@ -69,9 +69,9 @@ pub(crate) fn other_realloc() -> *mut c_void {
 /// An address in this library.
 static ANCHOR: u8 = 0;
 
-/// Returns `malloc_usable_size` of the library that defines `__libc_free`, null if there is none. Not the
+/// Returns the function of this name in the library that defines `__libc_free`, null if there is none. Not the
 /// next one in the order of symbols: that may be of an allocator that never gets a pointer.
-pub(crate) fn usable_size_of_libc() -> *mut c_void {
+pub(crate) fn of_libc(name: &CStr) -> *mut c_void {
     let Some(place) = place(of_process(c"__libc_free")) else { return null_mut() };
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: the path of a loaded library, from the loader.
@@ -80,5 +80,5 @@ pub(crate) fn usable_size_of_libc() -> *mut c_void {
         return null_mut();
     }
     // SAFETY: an open handle and a static name. The handle stays open, like this library.
-    unsafe { libc::dlsym(library, c"malloc_usable_size".as_ptr()) }
+    unsafe { libc::dlsym(library, name.as_ptr()) }
 }

@@ -63,7 +63,7 @@ static USABLE_SIZE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static OTHER_REALLOC: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 extern "C" fn open() {
-    USABLE_SIZE.store(family::usable_size_of_libc(), Ordering::Relaxed);
+    USABLE_SIZE.store(family::of_libc(c"malloc_usable_size"), Ordering::Relaxed);
     let other = family::other_realloc();
     OTHER_REALLOC.store(other, Ordering::Relaxed);
     if !other.is_null() {
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     let mut found = USABLE_SIZE.load(Ordering::Relaxed);
     if found.is_null() {
         // Before the constructor has run.
-        found = family::usable_size_of_libc();
+        found = family::of_libc(c"malloc_usable_size");
         USABLE_SIZE.store(found, Ordering::Relaxed);
     }
     if found.is_null() {
@@ -273,4 +273,20 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
     let usable_size = unsafe { std::mem::transmute::<*mut c_void, UsableSize>(found) };
     // SAFETY: the caller's contract; a block of libc by S2.
     unsafe { usable_size(pointer) }
+}
+
+/// malloc_trim(3): releases free memory of the heap and of libc. Returns 1 if there was any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
+    let is_open = !std::ptr::eq(span(), &raw const CLOSED);
+    // SAFETY: any number is accepted; the range is published.
+    let ours = if is_open { unsafe { (library::functions().trim)(pad) } } else { 0 };
+    let found = family::of_libc(c"malloc_trim");
+    if found.is_null() {
+        return ours;
+    }
+    // SAFETY: the signature of malloc_trim(3).
+    let trim = unsafe { std::mem::transmute::<*mut c_void, library::Trim>(found) };
+    // SAFETY: any number is accepted.
+    ours | unsafe { trim(pad) }
 }

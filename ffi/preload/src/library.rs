@@ -1,7 +1,7 @@
 //! The functions of `libdormouse.so`, found by name: the program runs without the library, too.
 
 use std::cell::UnsafeCell;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::{MaybeUninit, transmute};
 use std::sync::atomic::AtomicUsize;
 
@@ -19,6 +19,7 @@ pub(crate) struct Span {
 
 pub(crate) type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 pub(crate) type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
+pub(crate) type Trim = unsafe extern "C" fn(usize) -> c_int;
 type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 type Pair = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void);
@@ -33,6 +34,7 @@ pub(crate) struct Functions {
     pub(crate) free: Free,
     pub(crate) aligned_alloc: Pair,
     pub(crate) usable_size: UsableSize,
+    pub(crate) trim: Trim,
 }
 
 struct Found(UnsafeCell<MaybeUninit<Functions>>);
@@ -82,6 +84,7 @@ fn look_up() -> Option<(Functions, Range)> {
             free: transmute::<*mut c_void, Free>(of(c"dormouse_heap_free")?),
             aligned_alloc: transmute::<*mut c_void, Pair>(of(c"dormouse_heap_aligned_alloc")?),
             usable_size: transmute::<*mut c_void, UsableSize>(of(c"dormouse_heap_usable_size")?),
+            trim: transmute::<*mut c_void, Trim>(of(c"dormouse_heap_trim")?),
         };
         Some((functions, transmute::<*mut c_void, Range>(of(c"dormouse_heap_range")?)))
     }

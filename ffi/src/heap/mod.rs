@@ -247,6 +247,15 @@ impl Heap {
         freed
     }
 
+    /// Unmaps cached pages but `pad_bytes`, and returns whether the system got any pages.
+    pub(crate) fn trim(&self, pad_bytes: u64) -> bool {
+        let cached_bytes = self.allocator.stats().cached_bytes.current;
+        let parked_bytes = self.allocator.device().memory_info().parked_bytes;
+        let trimmed_bytes =
+            log::deferred(|| self.allocator.trim(cached_bytes.saturating_sub(pad_bytes)));
+        trimmed_bytes > 0 || parked_bytes > 0
+    }
+
     /// Wakes the block that contains `address`, if it sleeps, and waits for it.
     pub(crate) fn wake(&self, address: usize) -> Result<(), Fault> {
         if let Some(engine) = self.engine() {

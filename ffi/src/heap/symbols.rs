@@ -8,7 +8,7 @@
 #![allow(unreachable_pub, reason = "symbols of the library, called by the preload shim")]
 #![allow(clippy::missing_safety_doc, reason = "one message above holds for all")]
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::Once;
@@ -163,6 +163,16 @@ unsafe fn clear(pointer: *mut c_void, bytes: usize) {
     }
     // SAFETY: the caller's contract.
     unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
+}
+
+/// malloc_trim(3) of the heap: unmaps free pages but `pad` bytes. Returns 1 if there were any. Does nothing in a
+/// forked child.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_heap_trim(pad: usize) -> c_int {
+    if fork::in_child() {
+        return 0;
+    }
+    guarded(0, || Heap::get().is_some_and(|heap| heap.trim(pad as u64)).into())
 }
 
 /// Returns the size of a block of the parent, if its state is whole in this child.
