@@ -5,34 +5,15 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod children;
+
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output, exit};
+use std::process::Output;
 use std::ptr::null_mut;
 
+use children::{assert_survived, in_child, said};
 use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId, SpanLabel};
-
-/// Set in child processes.
-const CHILD: &str = "DORMOUSE_TEST_CHILD";
-/// How a child ends whose deed did not kill it.
-const SURVIVED: i32 = 7;
-
-/// Runs `deed` in a child process, which is `test` started again.
-fn in_child(test: &str, deed: fn()) -> Output {
-    if std::env::var_os(CHILD).is_some() {
-        deed();
-        exit(SURVIVED);
-    }
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 fn assert_killed(output: &Output) {
     assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
@@ -147,7 +128,7 @@ fn a_forked_child_that_touches_dies_the_same_way() {
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV);
     });
-    assert_eq!(output.status.code(), Some(SURVIVED), "{output:?}");
+    assert_survived(&output);
     assert!(said(&output).contains("in a sleeping block"), "{output:?}");
 }
 
@@ -270,7 +251,7 @@ fn another_handler_on_top_is_noticed() {
         install_first(libc::SIG_IGN, 0);
         assert!(!guard::is_installed());
     });
-    assert_eq!(output.status.code(), Some(SURVIVED), "{output:?}");
+    assert_survived(&output);
 }
 
 #[test]

@@ -5,44 +5,25 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod children;
+
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output, exit};
+use std::process::Output;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use children::{assert_survived, in_child, said};
 use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill, Operation, Sealed, SpanLabel};
 
-/// Set in child processes.
-const CHILD: &str = "DORMOUSE_TEST_CHILD";
-/// How a child ends whose deed did not kill it.
-const SURVIVED: i32 = 7;
 /// How a child ends that would run forever.
 const ENDLESS: i32 = 8;
 /// Calls of a handler after which a child is endless.
 const CALLS_MAX: usize = 16;
 /// An address that nobody maps.
 const NOWHERE: usize = 64;
-
-/// Runs `deed` in a child process, which is `test` started again.
-fn in_child(test: &str, deed: fn()) -> Output {
-    if std::env::var_os(CHILD).is_some() {
-        deed();
-        exit(SURVIVED);
-    }
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap()
-}
-
-#[track_caller]
-fn assert_survived(output: &Output) {
-    assert_eq!(output.status.code(), Some(SURVIVED), "{output:?}");
-}
 
 #[track_caller]
 fn assert_killed(output: &Output, said: &str) {

@@ -3,47 +3,24 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod children;
+
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output, exit};
+use std::process::Output;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use children::{assert_survived, in_child, said};
 use dormouse_device::host::guard::{RESCUES_MAX, Request, Stopper};
 use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};
 use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanId, SpanLabel};
 
-/// Set in child processes.
-const CHILD: &str = "DORMOUSE_TEST_CHILD";
-/// How a child ends whose deed did not kill it.
-const SURVIVED: i32 = 7;
 /// Longer than any wake of these tests.
 const LONG: Duration = Duration::from_secs(30);
 /// Pages of a span.
 const PAGES: usize = 40;
-
-/// Runs `deed` in a child process, which is `test` started again.
-fn in_child(test: &str, deed: fn()) -> Output {
-    if std::env::var_os(CHILD).is_some() {
-        deed();
-        exit(SURVIVED);
-    }
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn assert_survived(output: &Output) {
-    assert_eq!(output.status.code(), Some(SURVIVED), "{output:?}");
-    assert_eq!(said(output), "");
-}
 
 fn assert_killed(output: &Output, why: &str) {
     assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
@@ -345,7 +322,7 @@ fn a_forked_child_is_not_rescued() {
         assert_eq!(sleepers.wakes(), 0);
         assert_eq!(read(start), byte_at(start));
     });
-    assert_eq!(output.status.code(), Some(SURVIVED), "{output:?}");
+    assert_survived(&output);
     assert!(said(&output).ends_with(STRICT), "{output:?}");
 }
 

@@ -181,7 +181,7 @@ fn state_with_one_block() -> (State, std::sync::Arc<ThreadCache>, usize) {
     };
     let thread_cache = std::sync::Arc::new(ThreadCache::new(4, GRANULE_BYTES));
     let mut state =
-        State::new(geometry, 64, false, false, Some(std::sync::Arc::clone(&thread_cache)));
+        State::new(geometry, 64, false, None, Some(std::sync::Arc::clone(&thread_cache)));
     let request = Request::new(BYTES);
     let fit = Fit { units: UNITS, align_units: 1 };
     let need = Need { fit, bytes: BYTES as u64, is_small: true };
