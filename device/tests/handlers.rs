@@ -14,7 +14,7 @@ use std::process::Output;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use children::{assert_survived, in_child, said};
+use children::{assert_survived, in_child};
 use dormouse_device::host::{HostConfig, HostDevice, guard, os_page_bytes};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill, Operation, Sealed, SpanLabel};
 
