@@ -69,10 +69,9 @@ class _SigEvent(ctypes.Structure):
 
 SIGEV_THREAD_ID = 4
 CLOCK_MONOTONIC = 1
-# The runtime's threads block all signals but those of faults. A handler is given its signal's number:
-# sleep() stays for so many seconds, more than a cell has.
-HOLD = signal.SIGSYS
-LET_GO = signal.SIGTRAP  # its handler does nothing, and ends that sleep
+# A handler is given its signal's number: sleep() stays for so many seconds, more than a cell has.
+HOLD = signal.SIGRTMIN + 6
+LET_GO = signal.SIGRTMIN + 7  # its handler does nothing, and ends that sleep
 CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}  # what sleep() calls
 A_WHILE_NS = 4_000_000
 

@@ -23,10 +23,10 @@ from .. import ranks
 from ..exchange import ExchangedNode
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
-from . import support
+from . import graph, support
 from .batch import Batch
 from .outputs import PLAIN, Request
-from .prefix import PlannedForward, PrefixForward
+from .prefix import PlannedForward, PrefixForward, owned_storages
 from .probe import Probe
 from .sharding import ReplicatedWeights
 from .step import LivePrefix, StepReport
@@ -82,6 +82,11 @@ class ReceivedForward(PrefixForward):
             tuple(torch.zeros_like(each, dtype=_wide(each)) for each in pair)
             for pair in self.leaves
         ]
+
+    @property
+    def protected_below(self) -> set[int]:
+        leaves = [*_flat(self.leaves), *self.states.leaves()]
+        return owned_storages(self.view).union(map(graph.storage_address, leaves))
 
     def accumulate(self, layer, slot, grad):
         self.check_accepts()

@@ -354,7 +354,7 @@ class PlannedForward(PrefixForward):
         self._prefix = prefix
         self._probe = probe
         self._visited: set = set()
-        self._protected = self.path[-1].protected_below if self.path else _owned_storages(view)
+        self._protected = self.path[-1].protected_below if self.path else owned_storages(view)
         self._awake = set(self._protected)
         self.notes: list[str] = []
 
@@ -435,7 +435,7 @@ def _tokens_first(grad: torch.Tensor) -> torch.Tensor:
     return grad.transpose(1, 2).contiguous()
 
 
-def _owned_storages(view: support.ModelView) -> set[int]:
+def owned_storages(view: support.ModelView) -> set[int]:
     """Storages of parameters and buffers: a step never puts them to sleep."""
     tensors = (*view.model.parameters(), *view.model.buffers())
     return {graph.storage_address(t) for t in tensors}
