@@ -123,17 +123,22 @@ def test_the_prefix_sleeps(runtime):
     assert report.prefix["dormant_bytes"] == expected.prefix["dormant_bytes"] > 0
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_loss_that_calls_the_checkpointed_model(use_reentrant, runtime):
-    """Its layers are computed again in the same backward, with the model's own attention."""
-    model = checkpointed(use_reentrant)
+def calling(model):
+    """Returns a loss that calls the model."""
 
     def loss(logits, labels, i):
         tokens = labels.new_tensor([[3, 1, 4, 1, 5]])
         other = model(input_ids=tokens, use_cache=False).logits
         return loss_fn(logits, labels, i) + other[0, :, i].sum()
 
-    hold(model, SharedPrefix(model, runtime), loss)
+    return loss
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_loss_that_calls_the_checkpointed_model(use_reentrant, runtime):
+    """Its layers are computed again in the same backward, with the model's own attention."""
+    model = checkpointed(use_reentrant)
+    hold(model, SharedPrefix(model, runtime), calling(model))
 
 
 def test_the_model_is_as_before_after_an_error(runtime):
@@ -252,13 +257,7 @@ def test_torchs_function_around_a_layer_that_reads_a_cache(use_reentrant, runtim
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_loss_that_calls_a_model_checkpointed_by_hand(use_reentrant, runtime):
     model = hand_made(use_reentrant)
-
-    def loss(logits, labels, i):
-        tokens = labels.new_tensor([[3, 1, 4, 1, 5]])
-        other = model(input_ids=tokens, use_cache=False).logits
-        return loss_fn(logits, labels, i) + other[0, :, i].sum()
-
-    hold(model, SharedPrefix(model, runtime), loss)
+    hold(model, SharedPrefix(model, runtime), calling(model))
 
 
 def test_another_thread_checkpoints_meanwhile(runtime):

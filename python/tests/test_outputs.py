@@ -659,8 +659,8 @@ def test_each_request_is_checked_once(runtime):
     assert first[0].checked is not first[1].checked
 
 
-def test_hidden_states_that_are_altered_after_the_head_are_exact_or_refused(runtime):
-    """No logit depends on them: only a check that reads them can see it."""
+def altering_hidden_states():
+    """A model that returns hidden states on which no logit depends."""
     model = tiny()
 
     def hook(module, args, output):
@@ -670,6 +670,12 @@ def test_hidden_states_that_are_altered_after_the_head_are_exact_or_refused(runt
         return output
 
     model.register_forward_hook(hook)
+    return model
+
+
+def test_hidden_states_that_are_altered_after_the_head_are_exact_or_refused(runtime):
+    """No logit depends on them: only a check that reads them can see it."""
+    model = altering_hidden_states()
     shared = SharedPrefix(model, runtime)
     shared.backward(group(), loss_fn)
     model.zero_grad(set_to_none=True)

@@ -7,7 +7,16 @@ import torch
 from model_zoo import in_fp64, zoo_model
 from models import conversations as random_conversations
 from models import distance, group, tiny, token_losses
-from test_outputs import FP64_BOUND, HIDDEN, ROUTERS, ZOO_BOUND, checkpointed, take, value_head
+from test_outputs import (
+    FP64_BOUND,
+    HIDDEN,
+    ROUTERS,
+    ZOO_BOUND,
+    altering_hidden_states,
+    checkpointed,
+    take,
+    value_head,
+)
 from test_sleep import identical, wide
 from test_trees import conversation_tree, with_least_memory
 
@@ -242,15 +251,7 @@ def test_each_request_of_trees_is_checked(runtime):
 
 def test_hidden_states_that_are_altered_after_the_head_are_refused(runtime):
     """No logit depends on them."""
-    model = tiny()
-
-    def hook(module, args, output):
-        if output.hidden_states is not None:
-            mixed = output.hidden_states[-1].cumsum(1)
-            output.hidden_states = (*output.hidden_states[:-1], mixed)
-        return output
-
-    model.register_forward_hook(hook)
+    model = altering_hidden_states()
     shared, case = SharedPrefix(model, runtime), random_conversations(0)
     shared.backward(case, token_losses)
     model.zero_grad(set_to_none=True)

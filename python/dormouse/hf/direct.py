@@ -8,14 +8,13 @@ must say just that: windows, biases and padding in a mask are refused.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from .attention import Rules
+from .hooked_mode import HookedMode
 from .registry import Attend, Call, autocast
 from .support import UnsupportedModelError
 
@@ -23,7 +22,7 @@ from .support import UnsupportedModelError
 IMPLEMENTATION = "sdpa"
 
 
-class use(TorchFunctionMode):
+class use(HookedMode):
     """Context: torch's attention in this thread's ``layers`` goes to ``attend``."""
 
     def __init__(self, layers: Sequence[torch.nn.Module], attend: Attend):
@@ -32,31 +31,15 @@ class use(TorchFunctionMode):
         self._layer: torch.nn.Module | None = None
         self._causal: tuple[torch.Tensor, int] | None = None
 
-    def __enter__(self):
-        thread = threading.get_ident()
-
-        def note(layer, module, args):
-            # Another thread evaluates the model meanwhile.
-            if threading.get_ident() == thread:
-                self._layer = layer
-
-        def leave(module, args, output):
-            if threading.get_ident() == thread:
-                self._layer = None
-
-        self._hooks = []
+    def register_hooks(self):
         for layer in self._layers:
             # A checkpointed layer is computed again without its own hooks.
             for module in layer.modules():
-                hook = functools.partial(note, layer)
-                self._hooks.append(module.register_forward_pre_hook(hook))
-            self._hooks.append(layer.register_forward_hook(leave, always_call=True))
-        return super().__enter__()
+                self.before(module, functools.partial(self._set_layer, layer))
+            self.after(layer, functools.partial(self._set_layer, None))
 
-    def __exit__(self, *exc):
-        for hook in self._hooks:
-            hook.remove()
-        return super().__exit__(*exc)
+    def _set_layer(self, layer: torch.nn.Module | None) -> None:
+        self._layer = layer
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

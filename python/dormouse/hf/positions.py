@@ -7,14 +7,15 @@ the positions of a pass's rows.
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Sequence
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+from .hooked_mode import HookedMode
 
 
-class use(TorchFunctionMode):
+class use(HookedMode):
     """Context: ``torch.arange(n)`` returns ``positions`` in this thread's ``modules``, if they are
     n."""
 
@@ -23,28 +24,13 @@ class use(TorchFunctionMode):
         self._modules, self._positions = modules, positions
         self._is_inside = False
 
-    def __enter__(self):
-        thread = threading.get_ident()
-
-        def enter(module, args):
-            # Another thread evaluates the model meanwhile.
-            if threading.get_ident() == thread:
-                self._is_inside = True
-
-        def leave(module, args, output):
-            if threading.get_ident() == thread:
-                self._is_inside = False
-
-        self._hooks = []
+    def register_hooks(self):
         for module in self._modules:
-            self._hooks.append(module.register_forward_pre_hook(enter))
-            self._hooks.append(module.register_forward_hook(leave, always_call=True))
-        return super().__enter__()
+            self.before(module, functools.partial(self._set_inside, True))
+            self.after(module, functools.partial(self._set_inside, False))
 
-    def __exit__(self, *exc):
-        for hook in self._hooks:
-            hook.remove()
-        return super().__exit__(*exc)
+    def _set_inside(self, is_inside: bool) -> None:
+        self._is_inside = is_inside
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
