@@ -92,7 +92,7 @@ impl<D: Device> Allocator<D> {
             geometry,
             config.budget_bytes,
             is_stream_ordered,
-            config.moves_pages.then_some(config.spare),
+            config.moves_pages.then_some(config.margin),
             thread_cache.clone(),
         );
         let locked = Locked {

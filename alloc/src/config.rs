@@ -18,7 +18,7 @@ pub struct Config {
     /// the budget. Saves memory at the cost of device calls.
     pub moves_pages: bool,
     /// Mapped bytes beyond the maximum use before pages move.
-    pub spare: Spare,
+    pub margin: Margin,
     /// Whether freed small blocks are cached by thread for requests of the same or a slightly smaller
     /// size: blocks of up to 2048 granules of at most 4 KiB, in classes of a sixteenth, a few MiB for
     /// each thread and stream.
@@ -28,18 +28,18 @@ pub struct Config {
 /// Bytes that may be mapped beyond the maximum ever in use before free pages are moved: the larger of a part of
 /// the maximum, `1 / divisor`, and `bytes_min`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spare {
+pub struct Margin {
     /// Divisor of the maximum use. Not 0.
     pub divisor: u64,
-    /// Least spare bytes.
+    /// Least bytes of the margin.
     pub bytes_min: u64,
 }
 
-impl Spare {
+impl Margin {
     /// For memory that others could use: a GPU's.
     pub const TIGHT: Self = Self { divisor: 256, bytes_min: 0 };
 
-    /// Returns the spare bytes for a maximum use of `high_bytes`.
+    /// Returns the bytes of the margin for a maximum use of `high_bytes`.
     pub(crate) const fn of(self, high_bytes: u64) -> u64 {
         let part_bytes = high_bytes / self.divisor;
         if part_bytes > self.bytes_min { part_bytes } else { self.bytes_min }
@@ -58,7 +58,7 @@ impl Config {
             budget_bytes,
             segment_bytes: SEGMENT_BYTES_DEFAULT,
             moves_pages: false,
-            spare: Spare::TIGHT,
+            margin: Margin::TIGHT,
             thread_cache: false,
         }
     }
@@ -86,8 +86,8 @@ impl Config {
         if self.budget_bytes == 0 {
             return bad("budget_bytes", 0, "at least 1");
         }
-        if self.spare.divisor == 0 {
-            return bad("spare.divisor", 0, "at least 1");
+        if self.margin.divisor == 0 {
+            return bad("margin.divisor", 0, "at least 1");
         }
         Ok(())
     }

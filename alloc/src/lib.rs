@@ -44,7 +44,7 @@
 //!     flush the thread cache, trim cached ranges ──► Reclaim, some rounds ──► report
 //! ```
 //! With [`Config::moves_pages`], an allocation that would raise the mapped bytes above the previous maximum
-//! use plus [`Config::spare`] first unmaps free pages elsewhere that no stream uses. Near this maximum a
+//! use plus [`Config::margin`] first unmaps free pages elsewhere that no stream uses. Near this maximum a
 //! large block is placed where it strands the fewest bytes, even if pages must move for it and a cached
 //! range would fit.
 //!
@@ -140,7 +140,7 @@ mod trim;
 mod types;
 
 pub use allocator::{Allocator, WHOLE_PAGES_DIVISOR};
-pub use config::{Config, Spare};
+pub use config::{Config, Margin};
 pub use error::AllocError;
 pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};

@@ -22,7 +22,7 @@ use dormouse_device::{AddressRange, Device, DeviceError, Fill, Operation, Sealed
 const ENDLESS: i32 = 8;
 /// Calls of a handler after which a child is endless.
 const CALLS_MAX: usize = 16;
-/// An address that nobody maps.
+/// An unmapped address.
 const NOWHERE: usize = 64;
 
 #[track_caller]

@@ -1,5 +1,5 @@
-/* Under the preload library, nothing but malloc: a limit that nobody has set refuses nothing that libc serves, and
- * blocks that are replaced by longer ones leave no cache behind. */
+/* malloc under the preload library: the default budget never causes a refusal, blocks that are replaced by longer
+ * ones leave no cache behind, and malloc_trim releases free memory. */
 #include <errno.h>
 #include <malloc.h>
 #include <stdint.h>

@@ -238,9 +238,9 @@ impl State {
     /// Returns the bytes by which `map_units` more would exceed the intended maximum, at most all of them; 0 if
     /// pages never move.
     pub(super) fn over_goal_bytes(&self, map_units: u32) -> u64 {
-        let Some(spare) = self.moves_beyond else { return 0 };
+        let Some(margin) = self.moves_beyond else { return 0 };
         let held_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
-        let goal_bytes = self.high_bytes + spare.of(self.high_bytes);
+        let goal_bytes = self.high_bytes + margin.of(self.high_bytes);
         let bytes = self.bytes(map_units);
         (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes)
     }

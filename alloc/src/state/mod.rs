@@ -26,7 +26,7 @@ mod testing;
 mod tests;
 mod thread_cached;
 
-use crate::config::Spare;
+use crate::config::Margin;
 use crate::core::{Fit, Ranges, Starts, Tlsf};
 use crate::stats::Stats;
 use crate::thread_cache::ThreadCache;
@@ -184,7 +184,7 @@ pub(crate) struct State {
     /// Bytes trimmed by the request on the ladder for itself. They count against the budget of others.
     held_back_bytes: u64,
     /// Bytes beyond the maximum use from which cached pages are moved; `None`: never.
-    moves_beyond: Option<Spare>,
+    moves_beyond: Option<Margin>,
     /// The maximum of the bytes in use.
     high_bytes: u64,
     /// The use from which gaps are filled.
@@ -209,7 +209,7 @@ impl State {
         geometry: Geometry,
         budget_bytes: u64,
         is_stream_ordered: bool,
-        moves_beyond: Option<Spare>,
+        moves_beyond: Option<Margin>,
         thread_cache: Option<Arc<ThreadCache>>,
     ) -> Self {
         let align_units = ALIGN_BYTES_MAX / geometry.granule_bytes.min(ALIGN_BYTES_MAX);

@@ -1,7 +1,7 @@
 //! What only the state itself can show.
 
 use super::{Attempt, Geometry, Need, Priority, State};
-use crate::config::Spare;
+use crate::config::Margin;
 use crate::core::Fit;
 use crate::types::Request;
 
@@ -81,7 +81,7 @@ fn a_range_being_mapped_is_not_a_block() {
 fn moving() -> (State, u64) {
     let geometry =
         Geometry { base: PAGE, granule_bytes: PAGE, page_units: 1, units: 256, segment_units: 16 };
-    let mut state = State::new(geometry, 100 * PAGE as u64, true, Some(Spare::TIGHT), None);
+    let mut state = State::new(geometry, 100 * PAGE as u64, true, Some(Margin::TIGHT), None);
     state.register_stream(7).unwrap();
     (state, 7)
 }

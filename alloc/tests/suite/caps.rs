@@ -6,7 +6,7 @@
 
 use crate::common::random::Random;
 use crate::common::{PAGE, key, pages_of, uncounted};
-use dormouse_alloc::{AllocError, Config, Freed, Request, Spare};
+use dormouse_alloc::{AllocError, Config, Freed, Margin, Request};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ const SEGMENT_PAGES: usize = 32;
 const SPACE_FACTOR: usize = 8;
 /// Caps above the most live bytes, in thousandths: the first, the last, the step of a complete run.
 const CAPS: (u64, u64, usize) = (2, 200, 2);
-/// Every so many of these caps unless `DORMOUSE_ALL_CAPS` is set.
+/// One cap in this many is tested unless `DORMOUSE_ALL_CAPS` is set.
 const SAMPLE: usize = 12;
 const RANDOM_RUNS: u64 = 24;
 const RANDOM_EVENTS: usize = 3000;
@@ -93,7 +93,7 @@ fn live_bytes_max(calls: &[Call]) -> u64 {
 struct Setting {
     streams: usize,
     moves_pages: bool,
-    spare: Spare,
+    margin: Margin,
     thread_cache: bool,
     /// Every block has work queued on its stream, which is done when it is waited for.
     is_busy: bool,
@@ -102,16 +102,16 @@ struct Setting {
 const TIGHT: Setting = Setting {
     streams: 0,
     moves_pages: true,
-    spare: Spare::TIGHT,
+    margin: Margin::TIGHT,
     thread_cache: true,
     is_busy: false,
 };
 /// As the host's heap has it: at these budgets a quarter more than the most in use is always too much.
-const LOOSE: Spare = Spare { divisor: 4, bytes_min: 64 * PAGE as u64 };
+const LOOSE: Margin = Margin { divisor: 4, bytes_min: 64 * PAGE as u64 };
 const SETTINGS: [Setting; 5] = [
     TIGHT,
     Setting { moves_pages: false, thread_cache: false, ..TIGHT },
-    Setting { spare: LOOSE, thread_cache: false, ..TIGHT },
+    Setting { margin: LOOSE, thread_cache: false, ..TIGHT },
     Setting { streams: 4, ..TIGHT },
     Setting { streams: 4, is_busy: true, ..TIGHT },
 ];
@@ -123,7 +123,7 @@ fn run(name: &str, calls: &[Call], budget_pages: usize, setting: Setting) -> usi
         budget_bytes: (budget_pages * PAGE) as u64,
         segment_bytes: SEGMENT_PAGES * PAGE,
         moves_pages: setting.moves_pages,
-        spare: setting.spare,
+        margin: setting.margin,
         thread_cache: setting.thread_cache,
     };
     let pages = SPACE_FACTOR * budget_pages + SEGMENT_PAGES;

@@ -2,7 +2,7 @@
 
 use crate::common::gpu::Call;
 use crate::common::{BASE, Fake, PAGE, key, uncounted, with_contents};
-use dormouse_alloc::{Allocator, ArenaId, Block, Config, Freed, Request, Spare};
+use dormouse_alloc::{Allocator, ArenaId, Block, Config, Freed, Margin, Request};
 use std::sync::Arc;
 
 const PAGE_BYTES: u64 = PAGE as u64;
@@ -218,7 +218,7 @@ fn blocks_that_grow_hold_no_more_than_the_spare_bytes() {
         let config = Config {
             segment_bytes: 64 * PAGE,
             moves_pages: true,
-            spare: Spare { divisor, bytes_min },
+            margin: Margin { divisor, bytes_min },
             ..Config::new(PAGE, PAGES as u64 * PAGE_BYTES)
         };
         let (device, allocator) = uncounted(PAGES, config, 0);

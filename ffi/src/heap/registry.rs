@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dormouse_alloc::{Allocator, Spare};
+use dormouse_alloc::{Allocator, Margin};
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::host::{HostConfig, HostDevice};
 use dormouse_device::sync::Mutex;
@@ -197,7 +197,7 @@ fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {
 
 /// Memory that the host's heap may hold beyond the most ever in use: freed blocks are reused faster than the
 /// kernel gives new pages, but blocks that grow are not to leave a cache behind.
-const HOST_SPARE: Spare = Spare { divisor: 4, bytes_min: 64 << 20 };
+const HOST_MARGIN: Margin = Margin { divisor: 4, bytes_min: 64 << 20 };
 
 fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap, Fault> {
     let kind = device.kind();
@@ -207,7 +207,7 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         // The kernel backs addresses page by page, and libc's malloc has the small blocks.
         DeviceKind::Host => dormouse_alloc::Config {
             moves_pages: true,
-            spare: HOST_SPARE,
+            margin: HOST_MARGIN,
             ..dormouse_alloc::Config::new(device.page_bytes(), budget_bytes)
         },
         DeviceKind::Cuda => dormouse_alloc::Config {

@@ -210,7 +210,7 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     };
     match heap.allocate(bytes.max(1), align.max(1), 0, fill) {
         Ok(block) => (std::ptr::with_exposed_provenance_mut(block.range.start), block.zeroed),
-        // A limit that nobody has set refuses nothing that libc would serve.
+        // libc serves requests beyond the default budget.
         Err(_) if !heap.has_chosen_budget() || bytes as u64 > heap.reserve_bytes() => from_libc(),
         Err(error) => {
             // malloc returns no message: it goes to this thread's last error and to standard error.

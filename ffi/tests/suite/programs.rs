@@ -70,7 +70,7 @@ fn malloc_under_the_preload_library_sleeps_in_place() {
 }
 
 #[test]
-fn a_budget_that_nobody_has_set_refuses_nothing() {
+fn the_default_budget_refuses_nothing() {
     let ended = ended("overcommit", &[], true);
     ended.well().says("all checks passed");
     assert_eq!(ended.err, "", "no report of a request that libc refuses too");

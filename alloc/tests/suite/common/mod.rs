@@ -9,7 +9,7 @@ pub(crate) mod gpu;
 pub(crate) mod random;
 
 use contents::Contents;
-use dormouse_alloc::{Allocator, Config, Spare};
+use dormouse_alloc::{Allocator, Config, Margin};
 use dormouse_device::{
     AddressRange, Callback, Device, DeviceError, DeviceKind, Fill, MemoryInfo, Operation, Sealed,
     SpanId, SpanLabel,
@@ -322,7 +322,7 @@ fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         budget_bytes: (budget_pages * PAGE) as u64,
         segment_bytes: 16 * PAGE,
         moves_pages: false,
-        spare: Spare::TIGHT,
+        margin: Margin::TIGHT,
         thread_cache: false,
     };
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));

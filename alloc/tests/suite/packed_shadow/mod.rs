@@ -13,7 +13,7 @@ mod thread_cache;
 
 use super::common::gpu::{Call, Event};
 use super::common::{Fake, with_contents};
-use dormouse_alloc::{Allocator, ArenaId, BlockId, BlockInfo, Config, Spare};
+use dormouse_alloc::{Allocator, ArenaId, BlockId, BlockInfo, Config, Margin};
 use dormouse_device::AddressRange;
 use ops::{ARENAS, Op, Setup};
 use sleeper::Sleeper;
@@ -109,7 +109,7 @@ impl Shadow {
             budget_bytes: setup.budget_bytes,
             segment_bytes: setup.segment_pages * page_bytes,
             moves_pages: setup.moves_pages,
-            spare: Spare::TIGHT,
+            margin: Margin::TIGHT,
             thread_cache: setup.thread_cache,
         };
         let (device, allocator) = with_contents(setup.space_pages, config, setup.streams);
