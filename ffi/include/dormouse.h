@@ -21,8 +21,9 @@
  *   `count_out` receives the number required. A NULL buffer queries that number.
  * - Streams. A stream is a CUstream on CUDA. On the host device it must be NULL: the calling thread.
  * - Text is UTF-8 and NUL-terminated. Names contain the unit: `_bytes`, `_ns`, `_s`.
- * - Sleeping memory. An access terminates the process with a message. A system call with such an
- *   address fails with EFAULT.
+ * - Sleeping memory. On the host device an access wakes it and waits; with DORMOUSE_OFFLOAD_STRAY=stop
+ *   it ends the process with a message. On a GPU an access destroys the CUDA context. A system call
+ *   with such an address fails with EFAULT.
  */
 
 
@@ -1183,8 +1184,9 @@ dormouse_status_t dormouse_tag_add(struct dormouse_tag_t *tag,
                                    uint64_t bytes);
 
 /// Moves the tag's memory to `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits for the copies. The
-/// addresses stay reserved; an access to sleeping memory terminates the process. Memory that is
-/// written during the call stays awake.
+/// addresses stay reserved. On the host device an access to sleeping memory wakes it; with
+/// `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a GPU it destroys the CUDA context. Memory
+/// that is written during the call stays awake.
 ///
 /// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
 /// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The

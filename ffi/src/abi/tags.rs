@@ -181,8 +181,9 @@ pub unsafe extern "C" fn dormouse_tag_add(
 }
 
 /// Moves the tag's memory to `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits for the copies. The
-/// addresses stay reserved; an access to sleeping memory terminates the process. Memory that is
-/// written during the call stays awake.
+/// addresses stay reserved. On the host device an access to sleeping memory wakes it; with
+/// `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a GPU it destroys the CUDA context. Memory
+/// that is written during the call stays awake.
 ///
 /// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
 /// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The
