@@ -32,6 +32,8 @@ OUT = ROOT / "target" / "bench" / "models.json"
 VERDICTS = OUT.with_name("models-verdicts.json")
 TIMING = Path(__file__).with_name("timing.py")
 TREES = Path(__file__).with_name("trees.py")
+STANDARD = Path(__file__).with_name("standard.py")
+STANDARD_CASES = OUT.with_name("models-standard.json")
 PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
 
 CHECK_SECONDS = 2.0
@@ -44,6 +46,10 @@ SURVEY_ROWS = (
     *("silently_wrong", "fp64_distance_worst"),
 )
 TIMING_ROWS = ("check_seconds", "fingerprint_us", "fingerprint_lora_us")
+STANDARD_ROWS = (
+    *("standard_fp32_outside", "standard_fp32_global_worst"),
+    *("standard_bf16_outside", "standard_bf16_global_worst"),
+)
 TREE_ROWS = ("tree_tokens_over_plan", "tree_speedup_over_predicted", "tree_peak_over_predicted")
 
 
@@ -57,6 +63,7 @@ def main() -> int:
         (SURVEY_ROWS, survey_rows),
         (TIMING_ROWS, timing_rows),
         (TREE_ROWS, tree_rows),
+        (STANDARD_ROWS, standard_rows),
     ]
     return measure(makers, arguments.only, OUT)
 
@@ -172,6 +179,35 @@ def tree_rows() -> list[Row]:
         "MiB, everything awake; the larger over the smaller; bytes per token and layer measured on "
         f"a group; {what}"
     )
+    return rows
+
+
+def standard_rows() -> list[Row]:
+    """Distances to FP64 beside those of the dense run; writes each case."""
+    result = subprocess.run([sys.executable, STANDARD], stdout=subprocess.PIPE, text=True)
+    rows = []
+    cases = json.loads(result.stdout) if result.returncode == 0 else []
+    STANDARD_CASES.parent.mkdir(parents=True, exist_ok=True)
+    STANDARD_CASES.write_text(json.dumps(cases, indent=1) + "\n")
+    for dtype, short in (("float32", "fp32"), ("bfloat16", "bf16")):
+        own = [case for case in cases if case["dtype"] == dtype]
+        outside = [case for case in own if not case["within_bounds"]]
+        worst = max(own, key=lambda case: case["ratio_global"], default=None)
+        how = f"{len(own)} cases of {len({case['kind'] for case in own})} architectures"
+        count = Row(f"standard_{short}_outside", "cases", LOWER, how, bar=0)
+        ratio = Row(f"standard_{short}_global_worst", "ratio", LOWER, how)
+        if worst is not None:
+            count.ours, ratio.ours = len(outside), worst["ratio_global"]
+            named = [f"{c['kind']} P={c['prompt_tokens']} N={c['responses']}" for c in outside]
+            count.how += " outside method §10's bounds: " + (", ".join(named) or "none")
+            ratio.how += (
+                f", largest distance of shared over dense: {worst['kind']}, P = "
+                f"{worst['prompt_tokens']}, N = {worst['responses']}, dense {worst['dense_global']:.1e}"
+            )
+        else:
+            for row in (count, ratio):
+                row.note("ours", f"standard.py ended with status {result.returncode}")
+        rows += [count, ratio]
     return rows
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from .errors import ArgumentError
-from .group import tokens_of
+from .group import experts_of, records_of, tokens_of
 
 
 class Conversation:
@@ -18,7 +18,9 @@ class Conversation:
     ``tokens``: a 1-D integer tensor or list. ``labels``: half-open ranges ``(begin, end)`` of the
     positions that carry loss, ascending, or a boolean mask ``[tokens]``; default: every token but
     the first, which no row predicts. ``weight``: a finite float; the step's loss is
-    ``Σ weight · loss`` over all labels of all conversations.
+    ``Σ weight · loss`` over all labels of all conversations. ``routed_experts``: as for
+    :class:`dormouse.Group`, of this conversation's tokens; rows that conversations share follow the
+    first of them.
 
     Raises :class:`dormouse.ArgumentError` naming the value and what is accepted.
     """
@@ -28,12 +30,17 @@ class Conversation:
         tokens: torch.Tensor | Sequence[int],
         labels: Sequence[tuple[int, int]] | torch.Tensor | None = None,
         weight: float = 1.0,
+        *,
+        routed_experts: torch.Tensor | None = None,
     ):
         self.tokens = tokens_of(tokens, "a conversation")
         self.labels = _spans(labels, len(self.tokens))
         self.weight = float(weight)
         if not math.isfinite(self.weight):
             raise ArgumentError(f"weight is {weight}; accepted: a finite number")
+        self.routed_experts = None
+        if routed_experts is not None:
+            self.routed_experts = experts_of(routed_experts, len(self.tokens), "a conversation")
 
     @property
     def used_tokens(self) -> int:
@@ -60,6 +67,7 @@ class Tree:
         for each in self.conversations:
             if not isinstance(each, Conversation):
                 raise TypeError(f"a {type(each).__name__}; accepted: Conversation")
+        self.routed_experts = records_of([each.routed_experts for each in self.conversations])
 
     def __repr__(self) -> str:
         return f"Tree({len(self.conversations)} conversations)"

@@ -42,6 +42,15 @@ def test_figures_by_hand():
     assert error.worst_parameter == "a"
 
 
+def test_runs_are_pooled_by_their_squares():
+    runs = [
+        {"a": gradcheck.Distance(truth=4.0, dense=1.0, shared=1.0)},
+        {"a": gradcheck.Distance(truth=5.0, dense=3.0, shared=8.0)},
+    ]
+    assert gradcheck.pooled(runs) == {"a": gradcheck.Distance(9.0, 4.0, 9.0)}
+    assert gradcheck.summarise(gradcheck.pooled(runs)).ratio_global == pytest.approx(1.5)
+
+
 def test_low_precision_gradients_are_compared_in_double():
     # 1 + 1e-9 is 1 in FP32: a difference taken in FP32 would be nothing.
     truth = {"a": torch.tensor([1.0 + 1e-9], dtype=torch.float64)}

@@ -80,8 +80,8 @@ def test_last_prompt_token_in_prefix_and_suffix(runtime, monkeypatch):
     real = step_module.pack_members
 
     def pack(batch, members):
-        tokens, positions, segments = real(batch, members)
-        return tokens, positions + 1, segments
+        own = real(batch, members)
+        return own._replace(positions=own.positions + 1)
 
     monkeypatch.setattr(step_module, "pack_members", pack)
     assert is_seen(runtime, monkeypatch)

@@ -7,7 +7,7 @@ divided by that of the dense run, over all parameters and per parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ class GradError:
 
 
 @dataclass(frozen=True)
-class _Distance:
+class Distance:
     """Squared norms of one parameter: of the reference, and of each run's difference from it."""
 
     truth: float
@@ -60,12 +60,21 @@ def compare(
 
     Raises :class:`ValueError` unless all three have the same parameters.
     """
+    return summarise(distances_of(truth, dense, shared))
+
+
+def distances_of(
+    truth: Iterable[tuple[str, torch.Tensor]],
+    dense: Mapping[str, torch.Tensor],
+    shared: Mapping[str, torch.Tensor],
+) -> dict[str, Distance]:
+    """Returns the distances of each parameter. Arguments and errors: see :func:`compare`."""
     distances = {}
     for name, exact in truth:
         if name not in dense or name not in shared:
             raise ValueError(f"parameter {name!r} lacks a gradient; accepted: one in every run")
         exact = exact.double()
-        distances[name] = _Distance(
+        distances[name] = Distance(
             _square(exact),
             _square(dense[name].double() - exact),
             _square(shared[name].double() - exact),
@@ -73,14 +82,23 @@ def compare(
     extra = (set(dense) | set(shared)) - set(distances)
     if extra or not distances:
         raise ValueError(f"parameters {sorted(extra)} are not in the reference")
-    return summarise(distances)
+    return distances
 
 
-def summarise(distances: Mapping[str, _Distance]) -> GradError:
+def pooled(runs: Sequence[Mapping[str, Distance]]) -> dict[str, Distance]:
+    """Returns the distances of several runs as those of one: in BF16 the ratio of a single run
+    scatters widely."""
+    return {name: _summed(run[name] for run in runs) for name in runs[0]}
+
+
+def _summed(distances: Iterable[Distance]) -> Distance:
+    each = list(distances)
+    return Distance(*(sum(getattr(d, k) for d in each) for k in ("truth", "dense", "shared")))
+
+
+def summarise(distances: Mapping[str, Distance]) -> GradError:
     """Returns the figures over all parameters."""
-    total = _Distance(
-        *(sum(getattr(d, k) for d in distances.values()) for k in ("truth", "dense", "shared"))
-    )
+    total = _summed(distances.values())
     plain = {name: _ratio(d, allowance=0.0) for name, d in distances.items()}
     allowed = [_ratio(d, allowance=ALLOWANCE) for d in distances.values()]
     within = (
@@ -107,7 +125,7 @@ def quantile(values: Iterable[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
-def _ratio(d: _Distance, allowance: float) -> float:
+def _ratio(d: Distance, allowance: float) -> float:
     """Returns shared ÷ dense, after subtracting ``allowance`` times the reference's norm from
     shared.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -17,6 +17,14 @@ from .outputs import Losses, Output, Request
 LossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
 PromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor], torch.Tensor]
 TokenLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, range], torch.Tensor]
+
+
+class Sample(NamedTuple):
+    """Tokens of a batch, from which a probe takes its rows."""
+
+    tokens: torch.Tensor
+    experts: torch.Tensor | None
+    """Recorded for the first of them."""
 
 
 class Batch(Protocol):
@@ -43,6 +51,10 @@ class Batch(Protocol):
     def tokens(self, sequence: int, positions: range) -> torch.Tensor:
         """Returns the tokens of a sequence at ``positions``, on the device."""
 
+    def experts(self, sequence: int, positions: range) -> torch.Tensor | None:
+        """Returns the recorded experts of a sequence at ``positions``, on the device; None: routers
+        select by themselves."""
+
     def loss(
         self, sequence: int, given: torch.Tensor | Output, positions: range
     ) -> torch.Tensor:
@@ -65,7 +77,7 @@ class Batch(Protocol):
     def longest_rows(self, microbatch_tokens: int) -> int:
         """Returns at least the rows of the longest microbatch with the prefixes before it."""
 
-    def sample(self) -> torch.Tensor:
+    def sample(self) -> Sample:
         """Returns tokens of the batch, in host memory."""
 
     def prefix_is_longer(self, microbatch_tokens: int) -> bool:
@@ -84,8 +96,11 @@ class GroupBatch:
             group.prompt,
             [group.responses[i] for i in self.numbers],
             [group.weights[i] for i in self.numbers],
+            routed_experts=group.routed_experts
+            and [group.routed_experts[i] for i in self.numbers],
         )
         self._losses = losses
+        self._experts = _Experts(self.group.routed_experts)
         self.request = losses.request
         self.has_loss = losses.loss_fn is not None
         self.longest_tokens = len(group.prompt) + max(map(len, self.group.responses))
@@ -98,7 +113,10 @@ class GroupBatch:
         return max(rows, self.longest_tokens)
 
     def sample(self):
-        return self.group.prompt
+        return Sample(self.group.prompt, self._experts.of_first())
+
+    def experts(self, sequence, positions):
+        return self._experts.at(sequence, positions)
 
     def prefix_is_longer(self, microbatch_tokens):
         longest = max(map(len, self.group.responses))
@@ -123,6 +141,7 @@ class GroupBatch:
         lengths = [len(self.group.prompt), *map(len, self.group.responses)]
         moved = torch.cat([self.group.prompt, *self.group.responses]).to(device)
         self._prompt, *self._responses = moved.split(lengths)
+        self._experts.to(device)
 
     def tokens(self, sequence, positions):
         shared = len(self._prompt)
@@ -172,6 +191,8 @@ class TreeBatch:
             )
         self.request = losses.request
         self._loss_fn = losses.loss_fn
+        experts = tree.routed_experts
+        self._experts = _Experts(experts and [experts[i] for i in self._numbers])
         self._options = {
             "machine": machine,
             "block_rows": block_tokens,
@@ -186,7 +207,10 @@ class TreeBatch:
         return self.longest_tokens + min(sum(self._used), microbatch_tokens)
 
     def sample(self):
-        return self._conversations[0].tokens
+        return Sample(self._conversations[0].tokens, self._experts.of_first())
+
+    def experts(self, sequence, positions):
+        return self._experts.at(sequence, positions)
 
     def prefix_is_longer(self, microbatch_tokens):
         # The longer prefix leaves caches that later passes read, so its probe finds more.
@@ -232,6 +256,7 @@ class TreeBatch:
     def to(self, device):
         moved = torch.cat([each.tokens for each in self._conversations]).to(device)
         self._tokens = moved.split([len(each.tokens) for each in self._conversations])
+        self._experts.to(device)
 
     def tokens(self, sequence, positions):
         return self._tokens[sequence][positions.start : positions.stop]
@@ -249,6 +274,29 @@ class TreeBatch:
         return losses.sum()
 
 
+class _Experts:
+    """Recorded experts by sequence; None: routers select by themselves."""
+
+    def __init__(self, recorded: list[torch.Tensor] | None):
+        self._recorded = recorded
+
+    def of_first(self) -> torch.Tensor | None:
+        """Returns those of the first sequence."""
+        return self._recorded[0] if self._recorded else None
+
+    def to(self, device: torch.device) -> None:
+        """Moves all to the device in one copy."""
+        if self._recorded:
+            moved = torch.cat(self._recorded).to(device)
+            self._recorded = list(moved.split(list(map(len, self._recorded))))
+
+    def at(self, sequence: int, positions: range) -> torch.Tensor | None:
+        """Returns those of a sequence at ``positions``."""
+        if not self._recorded:
+            return None
+        return self._recorded[sequence][positions.start : positions.stop]
+
+
 def is_beginning(tokens: torch.Tensor, of: torch.Tensor) -> bool:
     """Returns whether ``of`` begins with ``tokens``."""
     return len(tokens) <= len(of) and torch.equal(tokens, of[: len(tokens)])
@@ -262,7 +310,21 @@ def batch_of(
         if options:
             raise TypeError(f"{', '.join(options)} with a Group; accepted: with a Tree")
         return GroupBatch(batch, losses)
-    return TreeBatch(batch if isinstance(batch, Tree) else Tree(batch), losses, **options)
+    return TreeBatch(tree_of(batch), losses, **options)
+
+
+def tree_of(batch: Tree | Sequence[Conversation]) -> Tree:
+    """Returns a tree, or that of a list of conversations."""
+    return batch if isinstance(batch, Tree) else Tree(batch)
+
+
+def recorded_experts(
+    batch: Group | Tree | Sequence[Conversation],
+) -> list[torch.Tensor | None]:
+    """Returns the recorded experts of every sequence of a batch."""
+    if isinstance(batch, Group):
+        return batch.routed_experts or [None]
+    return [each.routed_experts for each in tree_of(batch).conversations]
 
 
 def has_tree(batches: Sequence[Batch]) -> bool:

@@ -38,7 +38,7 @@ from transformers import AttentionInterface
 
 from ..group import Group
 from ..tree import Tree
-from . import dropout, outputs, support
+from . import dropout, outputs, routing, support
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of, way_of
 from .outputs import Losses, Output
@@ -174,6 +174,7 @@ class Check:
         ):
             if way_of(self._view) is Way.ALONE and not typical:
                 self._check_causal(tolerance)
+            self._miniature = miniature = self._with_experts(miniature)
             dense = self._dense(trial)
             shared = _compared(self._shared(trial, miniature), dense, trial)
             if (shared.median if typical else shared.largest) <= tolerance:
@@ -219,6 +220,31 @@ class Check:
                 "more follows; accepted: causal models"
             )
 
+    def _with_experts(self, miniature: Miniature) -> Miniature:
+        """Returns the batch with the experts that a dense run selects, if routers of the step select
+        recorded ones."""
+        is_replay = miniature.request.replays_experts
+        # A rank without groups checks together with ranks whose groups have records.
+        is_joint = self._weights.passes_hold_collectives and routing.count_experts(self._view)
+        if not is_replay and not is_joint:
+            return miniature
+        recorded = []
+        for i, sequence in enumerate(miniature.sequences):
+            tokens = sequence.tokens[:-1].unsqueeze(0).to(self._device)
+            with (
+                torch.no_grad(),
+                support.explained(f"the model's own forward{self._widened}"),
+                self._masks.dense(miniature.shared_rows[i]),
+                routing.Recorder(self._view, tokens.shape[1]) as recorder,
+            ):
+                self._view.model(input_ids=tokens, use_cache=False)
+            recorded.append(recorder.experts())
+        if not is_replay:
+            return miniature
+        if recorded[0] is None:
+            raise routing.no_router()
+        return miniature.with_experts(recorded)
+
     def _tokens_of(self, index: int) -> int:
         return len(self._miniature.sequences[index].tokens)
 
@@ -241,9 +267,14 @@ class Check:
         self._weights.keep_in_next_backwards()
         for i, sequence in enumerate(miniature.sequences):
             tokens = sequence.tokens[:-1].unsqueeze(0).to(self._device)
+            replay = contextlib.nullcontext()
+            if sequence.routed_experts is not None:
+                experts = sequence.routed_experts.to(self._device)
+                replay = routing.replaying(self._view, experts)
             with (
                 support.explained(f"the model's own forward{self._widened}"),
                 self._masks.dense(miniature.shared_rows[i]),
+                replay,
             ):
                 output = self._view.model(input_ids=tokens, use_cache=False, **arguments)
                 output = outputs.read(output, names, tokens.shape[1])

@@ -7,14 +7,13 @@ must say just that: windows, biases and padding in a mask are refused.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import Rules
-from .hooked_mode import HookedMode
+from .hooked_mode import LayerMode
 from .registry import Attend, Call, autocast
 from .support import UnsupportedModelError
 
@@ -22,28 +21,17 @@ from .support import UnsupportedModelError
 IMPLEMENTATION = "sdpa"
 
 
-class use(HookedMode):
+class use(LayerMode):
     """Context: torch's attention in this thread's ``layers`` goes to ``attend``."""
 
     def __init__(self, layers: Sequence[torch.nn.Module], attend: Attend):
-        super().__init__()
-        self._layers, self._attend = layers, attend
-        self._layer: torch.nn.Module | None = None
+        super().__init__(layers)
+        self._attend = attend
         self._causal: tuple[torch.Tensor, int] | None = None
-
-    def register_hooks(self):
-        for layer in self._layers:
-            # A checkpointed layer is computed again without its own hooks.
-            for module in layer.modules():
-                self.before(module, functools.partial(self._set_layer, layer))
-            self.after(layer, functools.partial(self._set_layer, None))
-
-    def _set_layer(self, layer: torch.nn.Module | None) -> None:
-        self._layer = layer
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is not scaled_dot_product_attention or self._layer is None:
+        if function is not scaled_dot_product_attention or self.layer is None:
             return function(*args, **kwargs)
         return self._attention(*args, **kwargs)
 
@@ -58,7 +46,7 @@ class use(HookedMode):
         scale=None,
         enable_gqa=False,
     ):
-        name = type(self._layer).__name__
+        name = type(self.layer).__name__
         if query.dim() != 4 or query.shape[0] != 1 or query.shape[2] != key.shape[2]:
             raise UnsupportedModelError(
                 f"{name} attends with a query of shape {list(query.shape)} over keys "
@@ -74,7 +62,7 @@ class use(HookedMode):
             )
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         query, key, value = autocast(query, key, value)
-        return self._attend(Call(self._layer, query, key, value, Rules(float(scale)), None))
+        return self._attend(Call(self.layer, query, key, value, Rules(float(scale)), None))
 
     def _is_causal(self, mask: torch.Tensor | None, tokens: int) -> bool:
         if mask is None:

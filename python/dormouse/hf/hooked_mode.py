@@ -1,9 +1,10 @@
-"""A torch function mode that follows which module the thread is inside."""
+"""Torch function modes that follow which module the thread is inside."""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -39,3 +40,23 @@ class HookedMode(TorchFunctionMode):
     def _here(self, act: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
             act()
+
+
+class LayerMode(HookedMode):
+    """A mode that knows which decoder layer runs."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module]):
+        super().__init__()
+        self.layers = layers
+        self.layer: torch.nn.Module | None = None
+        """The layer that the thread is inside."""
+
+    def register_hooks(self):
+        for layer in self.layers:
+            # A checkpointed layer is computed again without its own hooks.
+            for module in layer.modules():
+                self.before(module, functools.partial(self._set_layer, layer))
+            self.after(layer, functools.partial(self._set_layer, None))
+
+    def _set_layer(self, layer: torch.nn.Module | None) -> None:
+        self.layer = layer

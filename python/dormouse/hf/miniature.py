@@ -105,6 +105,8 @@ class Miniature:
             whole = [torch.cat([batch.prompt, response]) for response in batch.responses]
             labels = [[(prompt_tokens, len(tokens))] for tokens in whole]
             self.sequences = list(map(Conversation, whole, labels, batch.weights))
+            for own, experts in zip(self.sequences, batch.routed_experts or (), strict=False):
+                own.routed_experts = experts
             shared_rows = [prompt_tokens - 1] * len(whole)
         else:
             self.sequences = batch.conversations
@@ -117,6 +119,29 @@ class Miniature:
     def longest_tokens(self) -> int:
         """Length of the longest sequence."""
         return max(len(each.tokens) for each in self.sequences)
+
+    def with_experts(self, experts: Sequence[torch.Tensor]) -> Miniature:
+        """Returns the same batch with recorded experts of each sequence. Rows that sequences share
+        get those of the first."""
+        own: list[torch.Tensor] = []
+        for i, sequence in enumerate(self.sequences):
+            merged = experts[i].clone()
+            for before, other in zip(own, self.sequences, strict=False):
+                count = min(_equal_tokens(sequence.tokens, other.tokens), len(before), len(merged))
+                merged[:count] = before[:count]
+            own.append(merged)
+        if isinstance(self.batch, Group):
+            group = self.batch
+            batch = Group(group.prompt, group.responses, group.weights, routed_experts=own)
+        else:
+            batch = Tree(
+                [
+                    Conversation(each.tokens, each.labels, each.weight, routed_experts=recorded)
+                    for each, recorded in zip(self.sequences, own, strict=True)
+                ]
+            )
+        arguments = (self.prompt_tokens, self.microbatch_tokens, self.rows, self.shared_rows)
+        return Miniature(batch, *arguments, request=self.request)
 
     def alone(self) -> Miniature:
         """Returns the longest sequence as a group."""
@@ -188,6 +213,12 @@ class Miniature:
         for _, tensor in like.tensors():
             rows, width = len(tensor) if count is None else count, tensor.shape[-1]
             yield (torch.randn(rows, width, generator=generator) * width**-0.5).to(tensor)
+
+
+def _equal_tokens(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Returns the number of tokens with which both begin."""
+    length = min(len(a), len(b))
+    return int((a[:length] == b[:length]).int().cumprod(0).sum())
 
 
 def group(view: ModelView, lengths: Lengths, request: Request = PLAIN) -> Miniature:

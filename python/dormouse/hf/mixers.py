@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from transformers import AttentionInterface
 
-from . import biases, cached, calls, direct, masks, positions, registry
+from . import biases, cached, calls, direct, masks, positions, registry, routing
 from .attention import Packed
 from .support import ModelView, Way
 
@@ -51,6 +51,8 @@ class Mixers:
         self._recurrent = calls.callers(view.layers, calls.RECURRENT)
         self._builders: list[calls.Caller] = []
         self._counting: list[torch.nn.Module] = []
+        self.routers = routing.Places(view.layers)
+        """Of recorded experts."""
         if self.route is Route.REGISTRY:
             if _leaves_windows_to_masks(view.layers):
                 self._builders = calls.callers([view.model], masks.BUILDERS)
@@ -74,11 +76,15 @@ class Mixers:
 
     @contextlib.contextmanager
     def taken_over(
-        self, handlers: Handlers, packed: Packed | None = None, prefix_tokens: int = 0
+        self,
+        handlers: Handlers,
+        packed: Packed | None = None,
+        prefix_tokens: int = 0,
+        experts: torch.Tensor | None = None,
     ) -> Iterator[dict]:
         """Context of a pass: calls of this thread go to ``handlers``. Yields arguments that the
         model's forward needs beside the tokens. ``packed``: the rows of a microbatch, over a prefix
-        of ``prefix_tokens``; None in phase A."""
+        of ``prefix_tokens``; None in phase A. ``experts``: recorded for the rows."""
         arguments: dict = {"use_cache": False}
         joined, callers = None, [*self._recurrent]
         if self.route is Route.CACHE:
@@ -102,6 +108,8 @@ class Mixers:
             if self._counting and packed is not None:
                 rows = prefix_tokens + packed.offsets
                 stack.enter_context(positions.use(self._counting, rows))
+            if experts is not None:
+                stack.enter_context(routing.Replay(self._view, self.routers, experts))
             yield arguments
 
 

@@ -107,6 +107,8 @@ class Request:
     """Fields of the prompt's rows, beside logits."""
     has_prompt_loss: bool = False
     """Whether there is a loss of the prompt's rows, which reads their logits."""
+    replays_experts: bool = False
+    """Whether routers select recorded experts, on which what losses read depends."""
 
     @classmethod
     def of(cls, outputs: Collection[str], prompt_outputs: Collection[str], prompt_loss_fn):
@@ -140,7 +142,7 @@ class Request:
     @property
     def of_labels(self) -> Request:
         """What losses read of a prefix of a tree that has labels, and of what follows it."""
-        return Request(self.response, self.response, has_prompt_loss=True)
+        return replace(self, prompt=self.response, has_prompt_loss=True)
 
     def given(self, output: Output) -> torch.Tensor | Output:
         """Returns what a loss function receives."""

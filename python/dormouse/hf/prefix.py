@@ -165,12 +165,13 @@ class PrefixForward:
         read: Callable[[PromptRows], None] | None = None,
         *,
         logits_rows: torch.Tensor | None = None,
+        experts: torch.Tensor | None = None,
     ) -> None:
         """Runs phase A over ``tokens`` (1-D), under autograd if it is enabled.
 
         ``first``: the position of the first token. ``request``: what losses read. If that are rows
         of this prefix, ``read(rows)`` is called before the last layer may fall asleep.
-        ``logits_rows``: see :meth:`.support.ModelView.run`.
+        ``logits_rows``: see :meth:`.support.ModelView.run`. ``experts``: recorded for the rows.
         """
         self._request = request
         self.has_graph = torch.is_grad_enabled()
@@ -188,7 +189,7 @@ class PrefixForward:
         handlers = Handlers(self.attend, self.update, self.update_indexer, record)
         try:
             with (
-                self.mixers.taken_over(handlers, self._packed, first) as arguments,
+                self.mixers.taken_over(handlers, self._packed, first, experts) as arguments,
                 # The graph is kept: what it saved sleeps instead of being computed again.
                 checkpointing.use(self.view.model, None, arguments.get("past_key_values")),
                 dropout.of_prompt(self.view),
@@ -204,6 +205,8 @@ class PrefixForward:
         finally:
             for handle in handles:
                 handle.remove()
+        if experts is not None:
+            self.mixers.routers.check_prefix()
         if len(self.live) <= last:
             raise support.UnsupportedModelError(
                 f"the model runs {len(self.live)} of its {last + 1} layers; accepted: every layer "

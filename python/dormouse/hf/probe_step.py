@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 
 from . import support
+from .batch import Sample
 from .outputs import PLAIN, Request
 from .prefix import PrefixForward, ProbeForward
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .sharding import ReplicatedWeights
-from .step import microbatch_output
+from .step import Pack, microbatch_output
 
 
 def probe_step(
     view: support.ModelView,
     weights: ReplicatedWeights,
-    sample: torch.Tensor,
+    sample: Sample,
     device: torch.device,
     *,
     prefix_is_longer: bool,
@@ -28,26 +29,34 @@ def probe_step(
     """
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
-    sample = sample[torch.arange(long) % len(sample)].to(device)
+    tokens, experts = (
+        None if each is None else each[torch.arange(long) % len(each)].to(device)
+        for each in sample
+    )
+
+    def recorded(rows: int) -> torch.Tensor | None:
+        return None if experts is None else experts[:rows]
+
     path: list[PrefixForward] = []
     first = 0
     if is_inner:
         path.append(PrefixForward(view, weights))
-        path[0].forward(sample[:short])
+        path[0].forward(tokens[:short], experts=recorded(short))
         first = short
     with TouchRecorder() as recorder:
         prefix = ProbeForward(view, weights, recorder, path)
-        prefix.forward(sample[:prefix_tokens], first, request)
+        own = recorded(prefix_tokens)
+        prefix.forward(tokens[:prefix_tokens], first, request, experts=own)
     path.append(prefix)
     first += prefix_tokens
     half = microbatch_tokens // 2
     segments = [(0, half), (half, microbatch_tokens)]
     positions = torch.cat([torch.arange(first, first + half, device=device)] * 2)
+    own = recorded(microbatch_tokens)
+    pack = Pack(tokens[:microbatch_tokens], positions, segments, own)
     with TouchRecorder() as recorder:
         # A part that is computed again touches what its forward touched.
-        output = microbatch_output(
-            view, path, sample[:microbatch_tokens], positions, segments, request, checkpoints=False
-        )
+        output = microbatch_output(view, path, pack, request, checkpoints=False)
         loss = output.logits.float().logsumexp(-1).sum()
         # The lowest trainable parameters pull the gradient through every layer above them; their
         # own gradients are small, and no .grad changes.

@@ -60,7 +60,8 @@ def score_group(
             with plan_of(batch) as plan:
                 for op in plan:
                     if op.kind is native.OpKind.PREFIX_FORWARD and not forward.leaves:
-                        forward.forward(batch.tokens(0, op.tokens))
+                        experts = batch.experts(0, op.tokens)
+                        forward.forward(batch.tokens(0, op.tokens), experts=experts)
                         scores.counts["prefix_tokens"] += len(op.tokens)
                     elif op.kind is native.OpKind.MICROBATCH:
                         _microbatch(forward, batch, op.members, temperature, scores)
@@ -73,7 +74,10 @@ def _batches(group: Group) -> list[GroupBatch]:
     left = set(range(len(group.responses))) - set(batches[0].numbers)
     if left:
         weights = [float(i in left) for i in range(len(group.responses))]
-        batches.append(GroupBatch(Group(group.prompt, group.responses, weights)))
+        others = Group(
+            group.prompt, group.responses, weights, routed_experts=group.routed_experts
+        )
+        batches.append(GroupBatch(others))
     return batches
 
 
@@ -85,9 +89,9 @@ def _microbatch(
     scores: GroupScores,
 ) -> None:
     """Fills in the scores of one microbatch."""
-    tokens, positions, segments = pack_members(batch, members)
-    logits = microbatch_output(forward.view, [forward], tokens, positions, segments).logits
-    for member, (start, end) in zip(members, segments, strict=True):
+    pack = pack_members(batch, members)
+    logits = microbatch_output(forward.view, [forward], pack).logits
+    for member, (start, end) in zip(members, pack.segments, strict=True):
         # Each response by itself, as loss functions see it: the sum over a single row may be split
         # among threads, which changes its rounding.
         i, own = batch.numbers[member.sequence], logits[start:end]
@@ -95,5 +99,5 @@ def _microbatch(
         scores.log_probabilities[i] = log_probabilities(own, labels, temperature)
         if scores.entropies is not None:
             scores.entropies[i] = entropies(own, temperature)
-    scores.counts["microbatch_tokens"] += len(tokens)
+    scores.counts["microbatch_tokens"] += len(pack.tokens)
     scores.counts["microbatches"] += 1

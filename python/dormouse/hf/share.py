@@ -15,6 +15,7 @@ from .. import _native as native
 from ..group import Group
 from ..ranks import Share
 from ..schedule import Plan
+from .batch import GroupBatch
 from .exchange import ExchangeReport
 from .miniature import Reach
 from .outputs import Request
@@ -90,9 +91,9 @@ def microbatches_of(plan: Plan) -> int:
     return sum(op["kind"] == "microbatch" for op in json.loads(plan.to_json())["ops"])
 
 
-def dummy_group() -> Group:
+def dummy_batch() -> GroupBatch:
     """Returns the smallest group with all passes: three tokens, weight 0."""
-    return Group([0, 0], [[0]], [0.0])
+    return GroupBatch(Group([0, 0], [[0]], [0.0]))
 
 
 # Characters of a description that are sent; longer ones are cut and a digest is appended.

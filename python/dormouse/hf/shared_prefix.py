@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,11 +12,11 @@ import torch
 from .. import exchange as exchanging
 from .. import ranks
 from ..errors import ArgumentError
-from ..group import Group
+from ..group import Group, records_of
 from ..schedule import Machine, Plan, predict_nothing
 from ..tree import Conversation, Tree
-from . import share, sharding, support
-from .batch import Batch, GroupBatch, LossFn, PromptLossFn, TokenLossFn, batch_of
+from . import routing, share, sharding, support
+from .batch import Batch, GroupBatch, LossFn, PromptLossFn, Sample, TokenLossFn, batch_of, recorded_experts, tree_of
 from .check import Checked
 from .checked_model import CheckedModel, awake, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
@@ -122,7 +123,8 @@ class SharedPrefix(CheckedModel):
         Raises :class:`UnsupportedModelError` before any pass. A :class:`DormouseError` during the
         step leaves gradients partly added: zero them before the next attempt.
         """
-        request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
+        batch = batch if isinstance(batch, Group) else tree_of(batch)
+        request = self._request([batch], outputs, prompt_outputs, prompt_loss_fn)
         weights = self._ready()
         if weights.passes_hold_collectives or self._wrapped is not self._model:
             raise support.UnsupportedModelError(
@@ -200,11 +202,12 @@ class SharedPrefix(CheckedModel):
             if process_group is None:
                 process_group = sharding.process_group_of(self._wrapped)
             try:
-                request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
+                request = self._request(groups, outputs, prompt_outputs, prompt_loss_fn)
                 if exchange and request != PLAIN:
                     raise support.UnsupportedModelError(
-                        f"exchange with losses that read {request.description}; accepted: logits "
-                        "of responses"
+                        f"exchange with losses that read {request.description}"
+                        + request.replays_experts * " after routers that select recorded experts"
+                        + "; accepted: logits of responses, without routed_experts"
                     )
             except Exception as error:
                 ranks.refuse(process_group, error, self._runtime.device)
@@ -287,8 +290,8 @@ class SharedPrefix(CheckedModel):
                 "the model is in training mode and prompt_dropout is False, so scores would depend "
                 "on masks that no step draws again; accepted: model.eval()"
             )
-        batch = GroupBatch(group)
-        self._check_if_needed(weights, [batch], microbatch_tokens, PLAIN)
+        batch, request = GroupBatch(group), self._request([group])
+        self._check_if_needed(weights, [batch], microbatch_tokens, request)
         scores = score_group(
             self._view,
             weights,
@@ -298,7 +301,7 @@ class SharedPrefix(CheckedModel):
             temperature=temperature,
             with_entropies=entropy,
         )
-        scores.checked = self._checked([batch], PLAIN)
+        scores.checked = self._checked([batch], request)
         return scores
 
     def predict(
@@ -317,6 +320,18 @@ class SharedPrefix(CheckedModel):
             return predict_nothing()
         with self._plan(own, microbatch_tokens) as plan:
             return plan.predict()
+
+    def _request(self, batches, outputs=(), prompt_outputs=(), prompt_loss_fn=None) -> Request:
+        """Returns what losses of these groups and trees read."""
+        request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
+        if not isinstance(batches, Sequence):
+            # Refused later; an iterator must stay as it is.
+            return request
+        records = [experts for each in batches for experts in recorded_experts(each)]
+        if records_of(records) is None:
+            return request
+        routing.check_ids(self._view, records)
+        return replace(request, replays_experts=True)
 
     @property
     def _is_trainable(self) -> bool:
@@ -430,7 +445,7 @@ class SharedPrefix(CheckedModel):
         for key, sample in offer.probes.items():
             self._probes[key] = self._run_probe(offer.weights, sample, *key[:3])
         for _ in range(count - len(offer.probes)):
-            self._run_probe(offer.weights, share.dummy_group().prompt, False)
+            self._run_probe(offer.weights, share.dummy_batch().sample(), False)
 
     def _run_batch(
         self, offer: _Offer, index: int, microbatches: int, *, is_last: bool
@@ -444,7 +459,7 @@ class SharedPrefix(CheckedModel):
 
     def _run_dummy(self, offer: _Offer, microbatches: int, *, is_last: bool) -> StepReport:
         """Runs passes that match those of other ranks' groups."""
-        batch = GroupBatch(share.dummy_group())
+        batch = share.dummy_batch()
         with (
             self._plan(batch, microbatch_tokens=1) as plan,
             self._step(offer.weights, batch, plan, awake) as step,
@@ -487,7 +502,7 @@ class SharedPrefix(CheckedModel):
     def _run_probe(
         self,
         weights: ReplicatedWeights,
-        sample: torch.Tensor,
+        sample: Sample,
         prefix_is_longer: bool,
         is_inner: bool = False,
         request: Request = PLAIN,
@@ -513,5 +528,5 @@ class _Offer(NamedTuple):
     plans: list[Plan]
     turns: list[int]
     """Indices of the groups, whose passes match those of other ranks. The others are trees."""
-    probes: dict[tuple, torch.Tensor]
-    """Prompts of missing probes, by key."""
+    probes: dict[tuple, Sample]
+    """Of missing probes, by key."""

@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -253,8 +253,14 @@ class Step:
                 if total.requires_grad:
                     total.backward()
 
-        logits_rows = kept.index(tokens.device)
-        forward.forward(tokens, at.rows.start, request, read, logits_rows=logits_rows)
+        forward.forward(
+            tokens,
+            at.rows.start,
+            request,
+            read,
+            logits_rows=kept.index(tokens.device),
+            experts=self._batch.experts(at.sequence, at.rows),
+        )
 
     def _prompt_loss(self, node: int, rows: PromptRows) -> torch.Tensor:
         """Returns the loss of a group's prompt."""
@@ -289,10 +295,10 @@ class Step:
             return
         self._enter("B")
         pack = pack_members(self._batch, op.members)
-        tokens = pack[0]
+        tokens = pack.tokens
         kept = self._kept(op.scores, len(tokens))
         request = self._batch.request
-        output = self._output(op.reads, *pack, request, kept.index(tokens.device))
+        output = self._output(op.reads, pack, request, kept.index(tokens.device))
         if is_last:
             self._weights.reduce_in_next_backward()
         total = self._losses(output, op.scores, kept, self._prompt_of(op.reads))
@@ -313,10 +319,11 @@ class Step:
     def _dummy_microbatch(self, node: int, is_last: bool) -> None:
         """Runs one token after the prefix, so that passes match those of other ranks."""
         self._enter("B")
-        at = self._nodes[node].rows.stop
-        tokens = self._batch.tokens(self._nodes[node].sequence, range(at, at + 1))
-        positions = torch.full_like(tokens, at)
-        logits = self._output(node, tokens, positions, [(0, 1)]).logits
+        at, sequence = self._nodes[node].rows.stop, self._nodes[node].sequence
+        tokens = self._batch.tokens(sequence, range(at, at + 1))
+        experts = self._batch.experts(sequence, range(at, at + 1))
+        pack = Pack(tokens, torch.full_like(tokens, at), [(0, 1)], experts)
+        logits = self._output(node, pack).logits
         if is_last:
             self._weights.reduce_in_next_backward()
         with self._accepting(node):
@@ -324,9 +331,9 @@ class Step:
             _backward_of_zeros(logits)
         self._report.counts["dummy_microbatches"] += 1
 
-    def _output(self, node: int | None, *pack) -> Output:
+    def _output(self, node: int | None, pack: Pack, *read) -> Output:
         path = [each.forward for each in self._path(node)]
-        return microbatch_output(self._view, path, *pack)
+        return microbatch_output(self._view, path, pack, *read)
 
     def _prompt_of(self, node: int | None) -> Output | None:
         """Returns the rows of the prompt that losses of responses read."""
@@ -541,16 +548,36 @@ class _BackwardMarks:
         return lambda grads: self.begin(layer)
 
 
-def pack_members(batch: Batch, members: Sequence[Member]):
-    """Packs the members of a microbatch; returns tokens, positions and the rows of each."""
-    tokens, positions, segments = [], [], []
+class Pack(NamedTuple):
+    """The rows of a microbatch."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    segments: Sequence[tuple[int, int]]
+    """The rows of each sequence."""
+    experts: torch.Tensor | None = None
+    """Recorded experts of the rows; None: routers select by themselves."""
+
+    def part(self, start: int, end: int) -> Pack:
+        """Returns the rows of one sequence."""
+        experts = None if self.experts is None else self.experts[start:end]
+        own = self.tokens[start:end], self.positions[start:end]
+        return Pack(*own, [(0, end - start)], experts)
+
+
+def pack_members(batch: Batch, members: Sequence[Member]) -> Pack:
+    """Packs the members of a microbatch."""
+    tokens, positions, segments, experts = [], [], [], []
     for member in members:
         first, count = member.first_position, len(member.rows)
-        own = batch.tokens(member.sequence, range(first, first + count))
+        at = range(first, first + count)
+        own = batch.tokens(member.sequence, at)
         tokens.append(own)
         positions.append(torch.arange(first, first + count, device=own.device))
         segments.append((member.rows.start, member.rows.stop))
-    return torch.cat(tokens), torch.cat(positions), segments
+        experts.append(batch.experts(member.sequence, at))
+    recorded = None if experts[0] is None else torch.cat(experts)
+    return Pack(torch.cat(tokens), torch.cat(positions), segments, recorded)
 
 
 def _numbered(live) -> list[tuple[int, torch.Tensor]]:
@@ -565,9 +592,7 @@ def _within(rows: torch.Tensor | None, start: int, end: int) -> torch.Tensor | N
 def microbatch_output(
     view: support.ModelView,
     path: Sequence[PrefixForward],
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    segments: Sequence[tuple[int, int]],
+    pack: Pack,
     request: Request = PLAIN,
     logits_rows: torch.Tensor | None = None,
     *,
@@ -579,23 +604,21 @@ def microbatch_output(
     ``logits_rows``: see :meth:`.support.ModelView.run`. ``checkpoints``: whether parts that the
     model checkpoints are computed again in backward.
     """
-    if view.way is support.Way.ALONE and len(segments) > 1:
+    if view.way is support.Way.ALONE and len(pack.segments) > 1:
         return Output.joined(
             [
                 microbatch_output(
                     view,
                     path,
-                    tokens[start:end],
-                    positions[start:end],
-                    [(0, end - start)],
+                    pack.part(start, end),
                     request,
                     _within(logits_rows, start, end),
                     checkpoints=checkpoints,
                 )
-                for start, end in segments
+                for start, end in pack.segments
             ]
         )
-    packed = attention.Packed.of(segments)
+    packed = attention.Packed.of(pack.segments)
     mixers = path[0].mixers if path else Mixers(view)
     left = {layer for layer, pair in enumerate(path[0].leaves) if pair} if path else set()
     resumed = recurrent.Resumed(path[-1].states if path else None, packed)
@@ -628,7 +651,7 @@ def microbatch_output(
 
     def taken_over():
         handlers = Handlers(attend, update, update_indexer, resumed)
-        return mixers.taken_over(handlers, packed, before)
+        return mixers.taken_over(handlers, packed, before, pack.experts)
 
     @contextlib.contextmanager
     def again():
@@ -657,10 +680,12 @@ def microbatch_output(
         guarded as guard_read,
     ):
         arguments = arguments | outputs.arguments_of(request.response)
-        output = view.run(tokens, positions, arguments, logits_rows)
-        output = outputs.read(output, request.response, len(tokens))
+        output = view.run(pack.tokens, pack.positions, arguments, logits_rows)
+        output = outputs.read(output, request.response, len(pack.tokens))
         guard_read(output)
     resumed.check_complete()
+    if pack.experts is not None:
+        mixers.routers.check(pack.experts.shape[1])
     if left:
         raise support.UnsupportedModelError(
             f"attention of layer {min(left)} ran over the prompt and not over the responses; "
