@@ -93,6 +93,7 @@ pub struct Machine {
     pub nvme_read_bytes_per_s: u64,
     /// Bandwidth between ranks in bytes per second.
     pub link_bytes_per_s: u64,
-    /// Overhead of an op in nanoseconds: kernel launches, gathering of weights.
+    /// Overhead of a forward or a backward through the layers, whatever its rows, in nanoseconds: kernel
+    /// launches, reading weights and writing their gradients, gathering of weights. A microbatch has both.
     pub op_overhead_ns: u64,
 }

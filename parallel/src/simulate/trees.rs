@@ -171,7 +171,8 @@ impl Replay<'_> {
             flops += self.shape.leaf_flops(rows, scored);
         }
         let block = self.block(bytes);
-        step.compute_ns = self.ns(flops);
+        // Forward and backward.
+        step.compute_ns = self.ns(flops).saturating_add(self.op_overhead_ns);
         step.allocates.push(block);
         step.frees.push(block);
         self.rank.steps.push(step);

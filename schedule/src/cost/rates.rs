@@ -6,7 +6,7 @@
 
 use super::error::{COST_MAX_PS, CostError};
 use super::features::{FEATURE_NAMES, FEATURES, Features, PerFeature, logit_rows_of};
-use super::work::Work;
+use super::work::{PASSES, Work};
 use crate::forest::Forest;
 use crate::model::count;
 use crate::{Machine, ModelShape, NodeId, PlanError};
@@ -21,7 +21,7 @@ pub type Rates = PerFeature<f64>;
 
 impl Rates {
     /// Returns rates without measurements: operations by the formulas of `predict` at the machine's rate
-    /// (10^15/s if unknown), and its overhead per op (two for a node with children, one for a microbatch).
+    /// (10^15/s if unknown), and its overhead per forward or backward ([`PASSES`] of a node or a microbatch).
     /// Nothing is recomputed.
     ///
     /// # Errors
@@ -38,8 +38,8 @@ impl Rates {
         };
         let op_s = machine.op_overhead_ns as f64 * 1e-9;
         Ok(Self {
-            nodes: 2.0 * op_s,
-            microbatches: op_s,
+            nodes: PASSES * op_s,
+            microbatches: PASSES * op_s,
             rows: work(1.0, 0.0, 0.0),
             prefix_pairs: work(0.0, 0.0, 1.0),
             causal_pairs: work(0.0, 0.0, 1.0),

@@ -4,6 +4,8 @@ use crate::ModelShape;
 
 /// Share of the backward in a training step's operations.
 pub const BACKWARD_SHARE: f64 = 2.0 / 3.0;
+/// Forwards and backwards of a microbatch, and those of a node with children.
+pub const PASSES: f64 = 2.0;
 /// Boundary tensors per row and layer: K and V.
 pub const BOUNDARY_SLOTS: u64 = 2;
 /// Minimum bytes of an accumulator element (FP32).

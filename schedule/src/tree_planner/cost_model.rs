@@ -23,7 +23,7 @@ pub struct CostModel {
     pub(crate) flops_per_s: Option<f64>,
     pub(crate) sleep_bytes_per_s: Option<f64>,
     pub(crate) wake_bytes_per_s: Option<f64>,
-    /// Overhead of an op in seconds.
+    /// Overhead of a forward or a backward in seconds.
     pub(crate) op_s: f64,
 }
 

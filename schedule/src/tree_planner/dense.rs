@@ -1,12 +1,13 @@
 //! Subtrees that are faster without sharing.
 //!
-//! A shared node costs two additional ops and a partly filled microbatch; separate leaves run its rows once
+//! A shared node costs a forward and a backward, and a partly filled microbatch; separate leaves run its rows once
 //! each. The choice is made from the leaves up:
-//! `shared(v) = run(v) + 2 ops + Σ min(shared(c), separate(c))`,
+//! `shared(v) = run(v) + overhead + Σ min(shared(c), separate(c))`,
 //! `separate(v) = leaves(v) · run(v) + Σ separate(c)`. This is optimal for microbatches counted by rows, those
 //! of one node rounded up.
 
 use crate::NodeId;
+use crate::cost::PASSES;
 use crate::forest::Forest;
 use crate::tree_planner::tree::PlanTree;
 
@@ -34,6 +35,7 @@ pub(crate) fn tops(
 ) -> Option<Vec<bool>> {
     let model = &tree.model;
     model.flops_per_s.filter(|_| model.op_s > 0.0)?;
+    let passes_s = PASSES * model.op_s;
     let mut sums = vec![Sums::default(); tree.len()];
     let mut tops = vec![false; forest_nodes];
     let mut any = false;
@@ -43,18 +45,18 @@ pub(crate) fn tops(
         let leaf_s = model.seconds(tree.leaf_flops(id))?;
         let mut own = sums[id];
         if tree.is_leaf(id) {
-            let run_s = leaf_s + model.op_s * count as f64 / f64::from(microbatch_rows);
+            let run_s = leaf_s + passes_s * count as f64 / f64::from(microbatch_rows);
             own = Sums { best_s: run_s, separate_s: run_s, leaves: 1.0, longest: count, ..own };
             own.rows_above = count as f64;
         } else {
             own.longest += count;
             let more = own.leaves * count as f64;
-            own.separate_s += own.leaves * leaf_s + model.op_s * more / f64::from(microbatch_rows);
+            own.separate_s += own.leaves * leaf_s + passes_s * more / f64::from(microbatch_rows);
             let microbatches = own.rows / f64::from(microbatch_rows);
             own.best_s += model.seconds(tree.node_flops(id))?
-                + model.op_s * (2.0 + microbatches.ceil() - microbatches);
-            // The microbatches above may need one more op.
-            if own.separate_s + model.op_s < own.best_s && own.longest <= microbatch_rows.into() {
+                + passes_s * (1.0 + microbatches.ceil() - microbatches);
+            // The microbatches above may need one more.
+            if own.separate_s + passes_s < own.best_s && own.longest <= microbatch_rows.into() {
                 (tops[node.origin.0 as usize], any) = (true, true);
                 own.best_s = own.separate_s;
                 own.rows_above = own.leaves * own.longest as f64;

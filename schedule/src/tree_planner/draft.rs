@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::cost::PASSES;
 use crate::limits::{PARETO_POINTS_MAX, PARETO_POINTS_TWO_TIERS_MAX};
 use crate::tree_planner::microbatches::Microbatches;
 use crate::tree_planner::order::{self, LeastMemory};
@@ -59,7 +60,7 @@ impl Draft<'_> {
     /// below `bound_s`.
     pub(super) fn cost_s(&self, device: u64, bound_s: f64) -> Option<f64> {
         self.given(|given, _| {
-            let microbatches_s = self.tree.model.op_s * given.items.microbatches.len() as f64;
+            let microbatches_s = PASSES * self.tree.model.op_s * given.items.microbatches.len() as f64;
             if microbatches_s >= bound_s {
                 return None;
             }

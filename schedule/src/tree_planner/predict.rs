@@ -18,14 +18,14 @@
 //! norms, activations, softmax, rotary embedding and the loss are not counted.
 //!
 //! # Seconds
-//! Operations at the machine's rate, the overhead of each op, and the stalls of what sleeps.
+//! Operations at the machine's rate, the overhead of each forward and backward, and the stalls of what sleeps.
 //!
 //! # Bytes
 //! Parameters, gradients and optimizer state are not counted. Sums are exact and saturate at 64 bits.
 
 use serde::{Deserialize, Serialize};
 
-use crate::cost::{BACKWARD_SHARE, Work};
+use crate::cost::{BACKWARD_SHARE, PASSES, Work};
 use crate::tree_planner::request::Request;
 use crate::tree_planner::residency::{ResidencyChoice, ResidencyProblem};
 use crate::tree_planner::times::Stalls;
@@ -193,7 +193,7 @@ impl Predictor<'_> {
 
     fn seconds_of(&self, flops: f64) -> Option<f64> {
         let model = &self.given.tree.model;
-        let run_s = model.seconds(flops)? + model.op_s * self.ops() as f64;
+        let run_s = model.seconds(flops)? + model.op_s * self.passes();
         let [wake_s, sleep_s] = self.stalls();
         let stalls_s = wake_s.unwrap_or(0.0) + sleep_s.unwrap_or(0.0);
         Some(if self.request.options.runtime_residency { run_s } else { run_s + stalls_s })
@@ -201,6 +201,11 @@ impl Predictor<'_> {
 
     fn trees(&self) -> Vec<(NodeId, Sums)> {
         self.request.forest.roots().map(|root| (root, Sums::default())).collect()
+    }
+
+    /// Returns the number of forwards and backwards.
+    fn passes(&self) -> f64 {
+        (self.ops() + self.given.items.microbatches.len()) as f64
     }
 
     /// Returns the number of ops without the last, [`OpKind::Done`].
@@ -220,7 +225,7 @@ impl Predictor<'_> {
         let speedup = ratio(sums.flops_dense, sums.flops_shared);
         let [wake_stall_s, sleep_stall_s] = self.stalls();
         let model = &self.given.tree.model;
-        let dense_overhead_s = model.op_s * self.dense_ops(microbatch_rows);
+        let dense_overhead_s = PASSES * model.op_s * self.dense_microbatches(microbatch_rows);
         let seconds_dense = model.seconds(sums.flops_dense).map(|run_s| run_s + dense_overhead_s);
         let seconds_shared = self.seconds_of(sums.flops_shared);
         let [peak_bytes_a, peak_bytes_b, peak_bytes_c, sleep_bytes] = self.bounds();
@@ -270,7 +275,7 @@ impl Predictor<'_> {
 
     /// Returns the microbatches of the dense run: one for each sequence longer than a microbatch, and full ones
     /// for the others.
-    fn dense_ops(&self, microbatch_rows: u32) -> f64 {
+    fn dense_microbatches(&self, microbatch_rows: u32) -> f64 {
         let (mut alone, mut together) = (0_u64, 0_u64);
         for ending in self.request.forest.endings() {
             let rows = ending.tokens - 1;

@@ -504,8 +504,8 @@ fn the_lead_excludes_link_time_of_descendants() {
         let model = &given.tree.model;
         let run_s = |node: usize| model.seconds(given.tree.node_flops(node)).unwrap();
         let bytes = (10.0 + 10.0) * 4.0 * 16.0;
-        // Two ops of each node, and a microbatch.
-        let lead_s = run_s(1) + run_s(2) + run_s(3) + 5.0 * 0.1 - bytes / 20.0;
+        // A forward and a backward of each node, and of a microbatch.
+        let lead_s = run_s(1) + run_s(2) + run_s(3) + 6.0 * 0.1 - bytes / 20.0;
         assert!(lead_s > 0.0 && lead_s < 20.0 * 16.0 / 20.0, "{lead_s}");
         let wanted = model.wake_stall_s(given.tree.nodes[0].rows, 0, lead_s).unwrap();
         let seen = given.costs.stalls[0].wake_s.unwrap();

@@ -6,7 +6,7 @@
 //! errs towards too long.
 
 use crate::Residency;
-use crate::cost::BACKWARD_SHARE;
+use crate::cost::{BACKWARD_SHARE, PASSES};
 use crate::tree_planner::microbatches::{EdgeParts, Microbatches, SubtreePart};
 use crate::tree_planner::tree::PlanTree;
 
@@ -66,10 +66,10 @@ impl ResidencyCosts {
                 SubtreePart::Node(node) => parts[node as usize],
                 SubtreePart::Microbatch(microbatch) => {
                     let run_s = model.seconds(items.microbatch(microbatch).flops).unwrap_or(0.0);
-                    Interval { seconds: run_s + model.op_s, bytes: 0.0 }
+                    Interval { seconds: run_s + PASSES * model.op_s, bytes: 0.0 }
                 }
             };
-            let mut whole = Interval { seconds: train_s + 2.0 * model.op_s, bytes: saved };
+            let mut whole = Interval { seconds: train_s + PASSES * model.op_s, bytes: saved };
             for part in items.under(tree, node).map(part_of) {
                 whole.seconds += part.seconds;
                 whole.bytes += part.bytes;
