@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 # Before any import of transformers: nothing is fetched.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -32,6 +33,7 @@ OUT = ROOT / "target" / "bench" / "models.json"
 VERDICTS = OUT.with_name("models-verdicts.json")
 TIMING = Path(__file__).with_name("timing.py")
 TREES = Path(__file__).with_name("trees.py")
+PREDICTION = Path(__file__).with_name("prediction.py")
 STANDARD = Path(__file__).with_name("standard.py")
 STANDARD_CASES = OUT.with_name("models-standard.json")
 PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
@@ -50,6 +52,12 @@ STANDARD_ROWS = (
     *("standard_fp32_outside", "standard_fp32_global_worst"),
     *("standard_bf16_outside", "standard_bf16_global_worst"),
 )
+PREDICTION_MAX = 0.1
+PREDICTION_ROWS = tuple(
+    f"prediction_error_{what}_{which}"
+    for what in ("dense", "shared", "speedup")
+    for which in ("median", "worst")
+)
 TREE_ROWS = ("tree_tokens_over_plan", "tree_speedup_over_predicted", "tree_peak_over_predicted")
 
 
@@ -64,6 +72,7 @@ def main() -> int:
         (TIMING_ROWS, timing_rows),
         (TREE_ROWS, tree_rows),
         (STANDARD_ROWS, standard_rows),
+        (PREDICTION_ROWS, prediction_rows),
     ]
     return measure(makers, arguments.only, OUT)
 
@@ -169,8 +178,8 @@ def tree_rows() -> list[Row]:
     tokens.how = f"rows run over distinct prefixes; {what}; dense {figures['dense_tokens']} rows"
     speed.ours = figures["speedup"] / prediction["speedup"]
     speed.how = (
-        f"dense over shared seconds, {figures['speedup']:.2f}, over the predicted ratio of FLOPs, "
-        f"{prediction['speedup']:.2f}; {what}; rounds in turn"
+        f"dense over shared seconds, {figures['speedup']:.2f}, over those predicted from measured "
+        f"rates, {prediction['speedup']:.2f}; {what}; rounds in turn"
     )
     predicted = max(prediction["device_bytes"])
     peak.ours = max(predicted / figures["peak_bytes"], figures["peak_bytes"] / predicted)
@@ -208,6 +217,30 @@ def standard_rows() -> list[Row]:
             for row in (count, ratio):
                 row.note("ours", f"standard.py ended with status {result.returncode}")
         rows += [count, ratio]
+    return rows
+
+
+def prediction_rows() -> list[Row]:
+    """Predicted seconds beside measured ones, on shapes that the rates were not fitted to."""
+    result = subprocess.run([sys.executable, PREDICTION], stdout=subprocess.PIPE, text=True)
+    cases = json.loads(result.stdout) if result.returncode == 0 else []
+    rows = []
+    for what in ("dense", "shared", "speedup"):
+        errors = [
+            (abs(case[what]["predicted"] / case[what]["measured"] - 1), case["case"])
+            for case in cases
+        ]
+        how = f"|predicted / measured - 1| of {what}, {len(errors)} shapes, medians of rounds in turn"
+        middle = Row(f"prediction_error_{what}_median", "ratio", LOWER, how)
+        worst = Row(f"prediction_error_{what}_worst", "ratio", LOWER, how, bar=PREDICTION_MAX)
+        if errors:
+            middle.ours = median(error for error, _ in errors)
+            worst.ours, case = max(errors)
+            worst.how += f"; worst: {case}"
+        else:
+            for row in (middle, worst):
+                row.note("ours", f"prediction.py ended with status {result.returncode}")
+        rows += [middle, worst]
     return rows
 
 

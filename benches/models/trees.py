@@ -51,15 +51,13 @@ def token_losses(logits, labels, i, positions):
 
 
 def dense(model, tree: Tree) -> None:
-    """The ordinary way: every conversation by itself."""
+    """The ordinary way: every conversation by itself, with logits of its labels alone."""
     for i, each in enumerate(tree.conversations):
         tokens = each.tokens[: each.used_tokens - 1].unsqueeze(0)
-        logits = model(input_ids=tokens, use_cache=False).logits[0]
-        losses = [
-            token_losses(logits[a - 1 : b - 1], each.tokens[a:b], i, range(a, b)).sum()
-            for a, b in each.labels
-        ]
-        (each.weight * sum(losses)).backward()
+        at = torch.cat([torch.arange(a, b) for a, b in each.labels])
+        logits = model(input_ids=tokens, use_cache=False, logits_to_keep=at - 1).logits[0]
+        losses = token_losses(logits, each.tokens[at], i, None)
+        (each.weight * losses.sum()).backward()
 
 
 def seconds_of(work, model) -> float:
@@ -117,7 +115,8 @@ def main() -> None:
         shared = SharedPrefix(model, runtime, sleep=False)
         # Room for everything: the plan keeps all prefixes awake, and its peak is that of such a step.
         options = {"microbatch_tokens": MICROBATCH_TOKENS, "device_bytes": ROOM_BYTES}
-        prediction = shared.predict(tree, **options)
+        measured = shared.measure_speed()
+        prediction = shared.predict(tree, measured=measured, **options)
         step = lambda **more: shared.backward(tree, token_losses, **options, **more)  # noqa: E731
         report = step()
         dense(model, tree)

@@ -39,6 +39,9 @@ class Batch(Protocol):
         """Creates the plan of the sequences. ``cuts``: beginnings of stems, in host memory; a node
         ends where each of them does. Raises :class:`dormouse.ArgumentError`."""
 
+    def dense_runs(self) -> list[tuple[int, int]]:
+        """Returns the rows that a dense run of each sequence has, and those of them with logits."""
+
     def stems(self) -> list[Stem]:
         """Returns the beginnings of sequences that other ranks may compute."""
 
@@ -130,6 +133,10 @@ class GroupBatch:
             model=model,
             last_layer_dead=not self.request.runs_prompt_to_end,
         )
+
+    def dense_runs(self):
+        prompt = len(self.group.prompt) - 1
+        return [(prompt + len(each), len(each)) for each in self.group.responses]
 
     def stems(self):
         return [Stem(self.group.prompt, None)]
@@ -242,6 +249,10 @@ class TreeBatch:
         ended = [torch.cat([cut, torch.tensor([vocab])]) for cut in cuts]
         with Forest.from_ids([*sequences, *ended], vocab=vocab + 1) as whole:
             return whole.part(range(len(sequences)))
+
+    def dense_runs(self):
+        labels = [sum(end - begin for begin, end in each.labels) for each in self._conversations]
+        return list(zip((count - 1 for count in self._used), labels, strict=True))
 
     def stems(self):
         firsts = [each.labels[0][0] for each in self._conversations]

@@ -142,7 +142,7 @@ class Check:
         autocast = torch.autocast(kind, enabled=False) if widens else contextlib.nullcontext()
         drops = not self._view.prompt_dropout
         masks = self._masks.active() if drops else contextlib.nullcontext()
-        with _undisturbed(self._device), masks:
+        with undisturbed(self._device), masks:
             with autocast:
                 error = max(self._compare(each, wide, tolerance) for each in self._miniatures)
             if widens:
@@ -336,7 +336,7 @@ def let_hooks_register(
     if not names and not any(n.startswith("output_") and value is True for n, value in settings):
         return
     tokens = example.sequences[0].tokens.unsqueeze(0).to(device)
-    with _undisturbed(device), weights.trial(view.model, None), torch.no_grad():
+    with undisturbed(device), weights.trial(view.model, None), torch.no_grad():
         with support.explained("the model's own forward"):
             view.model(input_ids=tokens, use_cache=False, **outputs.arguments_of(names))
 
@@ -461,7 +461,7 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
 
 
 @contextlib.contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
+def undisturbed(device: torch.device) -> Iterator[None]:
     """Restores the state of random generators."""
     state = random.getstate()
     # transformers imports numpy.

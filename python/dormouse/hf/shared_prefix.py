@@ -15,9 +15,9 @@ from ..errors import ArgumentError
 from ..group import Group, records_of
 from ..schedule import Machine, Plan, predict_nothing
 from ..tree import Conversation, Tree
-from . import routing, share, sharding, support
+from . import routing, share, sharding, speed, support
 from .batch import Batch, GroupBatch, LossFn, PromptLossFn, Sample, TokenLossFn, batch_of, recorded_experts, tree_of
-from .check import Checked
+from .check import Checked, undisturbed
 from .checked_model import CheckedModel, awake, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
 from .likelihood import check_temperature
@@ -29,6 +29,7 @@ from .probe_step import probe_step
 from .score import GroupScores, score_group
 from .share import RanksReport
 from .sharding import ReplicatedWeights
+from .speed import Speed
 from .step import StepReport
 
 GroupLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, int], torch.Tensor]
@@ -309,17 +310,68 @@ class SharedPrefix(CheckedModel):
         batch: Group | Tree | Sequence[Conversation],
         *,
         microbatch_tokens: int = 256,
+        measured: Speed | None = None,
         **tree_options,
     ) -> dict:
         """Returns the plan's prediction for a step (:meth:`Plan.predict`) without running it.
 
-        ``tree_options``: as for :meth:`backward`.
+        ``measured``: what :meth:`measure_speed` returned. Then ``seconds_dense``,
+        ``seconds_shared`` and their ratio ``speedup`` follow from it, with everything awake, else
+        ``speedup`` is the ratio of counted operations. The dense run has one pass per sequence,
+        and logits of labels alone. ``tree_options``: as for :meth:`backward`.
         """
         own = batch_of(batch, Losses(), **tree_options)
         if own.is_empty:
             return predict_nothing()
         with self._plan(own, microbatch_tokens) as plan:
-            return plan.predict()
+            prediction = plan.predict()
+            if measured is None:
+                return prediction
+            shared_s = measured.seconds(speed.of_plan(plan, model_shape(self._view)))
+        dense_s = measured.seconds(speed.of_dense(own.dense_runs()))
+        seconds = {"seconds_dense": dense_s, "seconds_shared": shared_s}
+        return prediction | seconds | {"speedup": dense_s / shared_s}
+
+    def measure_speed(self, *, tokens: int = 768) -> Speed:
+        """Times passes of this model on random tokens, dense and shared, and fits the seconds of
+        each part of a pass to them, for :meth:`predict`.
+
+        ``tokens``: rows of the longest pass; the rates hold best between a few dozen and that.
+        Runs about 28 passes, a third of them as long. Weights, ``.grad`` and random generators stay
+        as they are; gradients take memory a second time. Under ``fully_shard``
+        :class:`UnsupportedModelError` is raised.
+        """
+        if tokens < speed.TOKENS_MIN:
+            raise ArgumentError(f"tokens is {tokens}; accepted: at least {speed.TOKENS_MIN}")
+        weights, device = self._ready(), self._runtime.device
+        if weights.passes_hold_collectives:
+            raise support.UnsupportedModelError(
+                "measure_speed() runs one rank alone, and this model's weights are gathered over "
+                "ranks; accepted: a plain model or DistributedDataParallel"
+            )
+        self._check_if_needed(weights, [], tokens, PLAIN)
+
+        def loss_fn(logits, labels, i):
+            return torch.nn.functional.cross_entropy(logits, labels)
+
+        def shared_sample(group: Group, microbatch_tokens: int) -> speed.Sample:
+            def run() -> None:
+                batch = GroupBatch(group, Losses(loss_fn))
+                with (
+                    self._plan(batch, microbatch_tokens) as plan,
+                    self._step(weights, batch, plan, awake, is_check=True) as step,
+                ):
+                    step.run()
+
+            with self._plan(GroupBatch(group), microbatch_tokens) as plan:
+                return speed.Sample(speed.of_plan(plan, model_shape(self._view)), run)
+
+        with undisturbed(device), weights.trial(self._model, None) as trial:
+            samples = speed.dense_samples(self._view, device, tokens, trial.adopt)
+            samples += [
+                shared_sample(*each) for each in speed.shared_groups(self._view, tokens)
+            ]
+            return speed.fitted(samples, speed.seconds_on(device))
 
     def _request(self, batches, outputs=(), prompt_outputs=(), prompt_loss_fn=None) -> Request:
         """Returns what losses of these groups and trees read."""
