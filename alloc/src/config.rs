@@ -25,11 +25,12 @@ pub struct Config {
     pub thread_cache: bool,
 }
 
-/// Bytes that may be mapped beyond the maximum ever in use before free pages are moved: the larger of a part of
-/// the maximum, `1 / divisor`, and `bytes_min`.
+/// Bytes that may be mapped beyond the maximum ever in use before free pages are moved, or stay cached in
+/// [`Allocator::trim_beyond_margin`](crate::Allocator::trim_beyond_margin): the larger of `1 / divisor` of the bytes
+/// in use and `bytes_min`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Margin {
-    /// Divisor of the maximum use. Not 0.
+    /// Divisor of the use. Not 0.
     pub divisor: u64,
     /// Least bytes of the margin.
     pub bytes_min: u64,
@@ -39,9 +40,9 @@ impl Margin {
     /// For memory that others could use: a GPU's.
     pub const TIGHT: Self = Self { divisor: 256, bytes_min: 0 };
 
-    /// Returns the bytes of the margin for a maximum use of `high_bytes`.
-    pub(crate) const fn of(self, high_bytes: u64) -> u64 {
-        let part_bytes = high_bytes / self.divisor;
+    /// Returns the bytes of the margin for a use of `use_bytes`.
+    pub(crate) const fn of(self, use_bytes: u64) -> u64 {
+        let part_bytes = use_bytes / self.divisor;
         if part_bytes > self.bytes_min { part_bytes } else { self.bytes_min }
     }
 }

@@ -69,6 +69,20 @@ impl<D: Device> Allocator<D> {
         trimmed_bytes
     }
 
+    /// Unmaps cached pages beyond [`Config::margin`](crate::Config::margin) of what is in use now, and releases
+    /// the device's parked pages. Returns the unmapped bytes. Does nothing while another thread trims or maps for
+    /// a request: never waits for one.
+    pub fn trim_beyond_margin(&self) -> u64 {
+        let Some(ladder) = self.ladder.try_lock() else { return 0 };
+        let over_bytes = self.state.lock().state.over_margin_bytes();
+        if over_bytes == 0 {
+            return 0;
+        }
+        let trimmed_bytes = self.trim_all(&ladder, over_bytes);
+        self.device.release_parked();
+        trimmed_bytes
+    }
+
     /// `trim` under the ladder lock.
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
         let (purpose, wait_mode) = (TrimPurpose::Release, self.strongest_wait());

@@ -1,5 +1,5 @@
 /* malloc under the preload library: the default budget never causes a refusal, blocks that are replaced by longer
- * ones leave no cache behind, and malloc_trim releases free memory. */
+ * ones leave no cache behind, freed memory goes back, and malloc_trim releases what is left. */
 #include <errno.h>
 #include <malloc.h>
 #include <stdint.h>
@@ -65,6 +65,7 @@ int main(void)
     expect(old != NULL, "256 MiB");
     memset(old, 1, 256 * MIB);
     free(old);
+    expect(resident_bytes() < 64 * MIB + 32 * MIB, "most of it goes back at once");
     expect(malloc_trim(0) == 1, "free memory is there to release");
     expect(resident_bytes() < 32 * MIB, "free memory is released");
     old = (char *)calloc(256, MIB);

@@ -245,6 +245,12 @@ impl State {
         (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes)
     }
 
+    /// Returns the cached bytes beyond the margin of what is in use; 0 if pages never move.
+    pub(crate) fn over_margin_bytes(&self) -> u64 {
+        let Some(margin) = self.moves_beyond else { return 0 };
+        self.stats.cached_bytes.current.saturating_sub(margin.of(self.in_use_bytes()))
+    }
+
     /// Whether a whole cached page may be unmapped.
     fn has_free_page(&self) -> bool {
         let page_units = self.geometry.page_units;

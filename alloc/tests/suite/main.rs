@@ -9,6 +9,7 @@ mod common;
 mod faults;
 mod kept;
 mod ladder;
+mod margin;
 mod model;
 mod moves;
 mod packed;

@@ -45,6 +45,8 @@ pub(crate) struct Heap {
     /// Whether a user has set the budget.
     has_chosen_budget: AtomicBool,
     engine: Mutex<Option<Arc<HeapEngine>>>,
+    /// Whether any runtime has used the heap: the process trains.
+    had_engine: AtomicBool,
     /// Number of frees that may hold the engine.
     frees: AtomicUsize,
     /// Streams that the allocator knows, by the caller's handle.
@@ -100,6 +102,9 @@ impl Heap {
     }
 
     pub(crate) fn set_engine(&self, engine: Option<Arc<HeapEngine>>) {
+        if engine.is_some() {
+            self.had_engine.store(true, Ordering::Relaxed);
+        }
         let previous = std::mem::replace(&mut *self.engine.lock(), engine);
         // The last owner of an engine joins its I/O threads. It must not be a free (P2).
         for _ in 0..YIELDS_MAX {
@@ -245,6 +250,14 @@ impl Heap {
         });
         self.frees.fetch_sub(1, Ordering::Release);
         freed
+    }
+
+    /// Gives back what a free has left beyond the margin of what is in use, as libc gives back large blocks. Not in
+    /// a process that has had a runtime: what a trainer frees is allocated again in the next step. Never waits.
+    pub(crate) fn give_back(&self) {
+        if !self.had_engine.load(Ordering::Relaxed) {
+            log::deferred(|| self.allocator.trim_beyond_margin());
+        }
     }
 
     /// Unmaps cached pages but `pad_bytes`, and returns whether the system got any pages.

@@ -195,8 +195,9 @@ fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {
     with_device(Any::Cuda(CudaDevice::new(&settings)?), ordinal, config)
 }
 
-/// Memory that the host's heap may hold beyond the most ever in use: freed blocks are reused faster than the
-/// kernel gives new pages, but blocks that grow are not to leave a cache behind.
+/// Memory that the host's heap may hold beyond the most ever in use, and without a runtime beyond what is in use:
+/// freed blocks are reused faster than the kernel gives new pages, but blocks that grow are not to leave a cache
+/// behind.
 const HOST_MARGIN: Margin = Margin { divisor: 4, bytes_min: 64 << 20 };
 
 fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap, Fault> {
@@ -229,6 +230,7 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         reserve_bytes: config.number(Key::HeapReserve),
         has_chosen_budget: AtomicBool::new(is_budget_chosen(config)),
         engine: Mutex::new(None),
+        had_engine: AtomicBool::new(false),
         frees: AtomicUsize::new(0),
         streams: Mutex::new(HashMap::new()),
     })

@@ -88,10 +88,11 @@ pub unsafe extern "C" fn dormouse_heap_free(pointer: *mut c_void) {
     }
     let errno = errno();
     guarded((), || {
-        if let Some(heap) = Heap::get()
-            && let Err(fault) = heap.free(pointer.addr(), 0)
-        {
-            broken("free", &fault.message);
+        if let Some(heap) = Heap::get() {
+            if let Err(fault) = heap.free(pointer.addr(), 0) {
+                broken("free", &fault.message);
+            }
+            heap.give_back();
         }
     });
     set_errno(errno);
@@ -131,6 +132,7 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
             if let Err(fault) = heap.free(pointer.addr(), 0) {
                 broken("realloc", &fault.message);
             }
+            heap.give_back();
         }
         fresh
     })

@@ -60,7 +60,8 @@ impl Draft<'_> {
     /// below `bound_s`.
     pub(super) fn cost_s(&self, device: u64, bound_s: f64) -> Option<f64> {
         self.given(|given, _| {
-            let microbatches_s = PASSES * self.tree.model.op_s * given.items.microbatches.len() as f64;
+            let microbatches_s =
+                PASSES * self.tree.model.op_s * given.items.microbatches.len() as f64;
             if microbatches_s >= bound_s {
                 return None;
             }
