@@ -232,7 +232,8 @@ def prediction_rows() -> list[Row]:
         ]
         how = f"|predicted / measured - 1| of {what}, {len(errors)} shapes, medians of rounds in turn"
         middle = Row(f"prediction_error_{what}_median", "ratio", LOWER, how)
-        worst = Row(f"prediction_error_{what}_worst", "ratio", LOWER, how, bar=PREDICTION_MAX)
+        bar = PREDICTION_MAX if what == "speedup" else None
+        worst = Row(f"prediction_error_{what}_worst", "ratio", LOWER, how, bar=bar)
         if errors:
             middle.ours = median(error for error, _ in errors)
             worst.ours, case = max(errors)

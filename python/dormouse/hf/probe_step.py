@@ -6,11 +6,11 @@ import torch
 
 from . import support
 from .batch import Sample
+from .microbatch import Pack, microbatch_output
 from .outputs import PLAIN, Request
 from .prefix import PrefixForward, ProbeForward
 from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .sharding import ReplicatedWeights
-from .step import Pack, microbatch_output
 
 
 def probe_step(

@@ -17,9 +17,9 @@ from ..schedule import Member, Plan
 from .batch import GroupBatch
 from .check import Checked
 from .likelihood import entropies, log_probabilities
+from .microbatch import microbatch_output, pack_members
 from .prefix import PrefixForward
 from .sharding import ReplicatedWeights
-from .step import microbatch_output, pack_members
 from .support import ModelView
 
 
