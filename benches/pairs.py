@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from math import comb
 from statistics import median
@@ -20,10 +22,15 @@ def alternate(
     first: Callable[[], Figure],
     second: Callable[[], Figure],
     before: Callable[[], None] = lambda: None,
+    seconds_max: float = math.inf,
 ) -> list[tuple[Figure, Figure]]:
-    """Runs both so often; who goes first changes, so that neither always follows the other."""
+    """Runs both so often; who goes first changes, so that neither always follows the other. No pair but
+    the first begins after ``seconds_max``."""
     found = []
+    start = time.monotonic()
     for turn in range(pairs):
+        if found and time.monotonic() - start > seconds_max:
+            break
         before()
         if turn % 2 == 0:
             one = first()

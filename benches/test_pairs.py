@@ -20,6 +20,18 @@ def test_both_run_in_turn_and_each_goes_first_as_often() -> None:
     assert ran == ["a", "b", "b", "a"] * 2
 
 
+def test_no_pair_but_the_first_begins_after_the_limit(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("pairs.time.monotonic", lambda: now[0])
+
+    def run() -> float:
+        now[0] += 4
+        return now[0]
+
+    assert alternate(9, run, run, seconds_max=20) == [(4, 8), (16, 12), (20, 24)]
+    assert len(alternate(9, run, run, seconds_max=0)) == 1
+
+
 def test_the_ratio_is_of_neighbours() -> None:
     assert median_ratio([(1, 2), (30, 10), (4, 4)]) == 1
 

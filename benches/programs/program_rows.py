@@ -18,6 +18,8 @@ BARS = {
     "rss_over_glibc_median": 1.25,
     "rss_over_glibc_worst": 2.0,
 }
+# After these no further pair of a program begins: some wait for a network for minutes.
+SECONDS_MAX = 60.0
 NAMES = ("programs_failed", "programs_missing", *BARS)
 
 
@@ -95,5 +97,8 @@ def battery(libraries: Libraries, chosen: str, pairs: int) -> Found:
 
 def runs(program: Program, settings: list[str], pairs: int) -> list[tuple[Result, Result]]:
     return alternate(
-        pairs, lambda: run(program.command, settings), lambda: run(program.command, [])
+        pairs,
+        lambda: run(program.command, settings),
+        lambda: run(program.command, []),
+        seconds_max=SECONDS_MAX,
     )
