@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::code::Code;
-use crate::{context, faults, hold, modules, runs, state};
+use crate::{context, cost, faults, hold, modules, runs, state};
 
 /// The string at `text`, or none that names anything.
 ///
@@ -77,6 +77,24 @@ pub extern "C" fn standin_hold_events(hold: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_unmap_runs(way: c_int) -> c_int {
     if runs::set(way) { 0 } else { -1 }
+}
+
+/// The virtual time of this thread, in ns: calls with a cost in the table advance it.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_clock_ns() -> u64 {
+    cost::clock_ns()
+}
+
+/// Sets the virtual time of this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_set_clock_ns(ns: u64) {
+    cost::set_clock_ns(ns);
+}
+
+/// Says until which virtual time kernels run, for tables in which unmapping waits for them.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_set_kernels_end_ns(ns: u64) {
+    cost::set_kernels_end_ns(ns);
 }
 
 /// Loses the device: every entry point returns `code` from now on.

@@ -30,6 +30,7 @@
 //! # Environment
 //! `STANDIN_CUDA_GRANULARITY_BYTES` (2 MiB unless set), `STANDIN_CUDA_TOTAL_BYTES` (8 GiB unless
 //! set), `STANDIN_CUDA_COST_NS` (0 unless set: what calls that change the device's memory spin for),
+//! `STANDIN_CUDA_COSTS` (a file: what such calls add to a virtual clock, see `cost`),
 //! `STANDIN_CUDA_BACKED` (1 unless set; 0: device addresses are numbers, and a copy finds no access)
 //! and `STANDIN_CUDA_FAIL` (`entry:nth:count:code`, comma-separated) are read by `cuInit`, the last
 //! one by whichever entry point is called first. A value that is not understood fails `cuInit`.

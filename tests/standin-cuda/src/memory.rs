@@ -1,7 +1,6 @@
 //! Memory by `cuMemAlloc`, and what is left.
 
 use crate::capture;
-use crate::cost::pay;
 use crate::entry::{Out, entry};
 use crate::state::driver;
 
@@ -15,7 +14,7 @@ entry! { Context, fn cuMemAlloc_v2(address: Out<usize>, bytes: usize) {
     capture::refuse_unsafe()?;
     address.check()?;
     let driver = driver()?;
-    pay(driver);
+    driver.costs.spin();
     address.put(driver.memory_mut().allocate(bytes)?)
 }}
 
@@ -24,7 +23,7 @@ entry! { Context, fn cuMemAlloc_v2(address: Out<usize>, bytes: usize) {
 entry! { Context, fn cuMemFree_v2(address: usize) {
     capture::refuse_unsafe()?;
     let driver = driver()?;
-    pay(driver);
+    driver.costs.spin();
     driver.memory_mut().free(address)
 }}
 

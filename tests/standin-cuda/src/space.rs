@@ -268,6 +268,11 @@ impl Space {
         Ok(())
     }
 
+    /// Number of the mappings that begin in the range.
+    pub(crate) fn count_mappings(&self, start: usize, bytes: usize) -> usize {
+        self.mappings.range(start..start.saturating_add(bytes)).count()
+    }
+
     /// First addresses of the mappings that make the range up, without a gap.
     fn whole_mappings(&self, start: usize, bytes: usize) -> Result<Vec<usize>, Code> {
         self.check_granules(start, bytes)?;

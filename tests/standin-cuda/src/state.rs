@@ -12,7 +12,7 @@ use dormouse_device::host::{HostConfig, HostDevice, os_page_bytes};
 
 use crate::capture::Captures;
 use crate::code::Code;
-use crate::cost::{self, COST_NS_MAX};
+use crate::cost::{COST_NS_MAX, Costs};
 use crate::entry::entry;
 use crate::events::Event;
 use crate::faults;
@@ -26,6 +26,8 @@ const TOTAL_VARIABLE: &str = "STANDIN_CUDA_TOTAL_BYTES";
 /// Whether there are bytes at device addresses.
 const BACKED_VARIABLE: &str = "STANDIN_CUDA_BACKED";
 const COST_VARIABLE: &str = "STANDIN_CUDA_COST_NS";
+/// A file with a table of costs.
+const COSTS_VARIABLE: &str = "STANDIN_CUDA_COSTS";
 /// What GPUs of the last years have.
 const GRANULARITY_BYTES: usize = 2 << 20;
 const GRANULARITY_BYTES_MIN: usize = 4096;
@@ -37,8 +39,7 @@ const TOTAL_BYTES_MAX: usize = 1 << 46;
 pub(crate) struct Driver {
     pub(crate) granularity: usize,
     pub(crate) total_bytes: usize,
-    /// What a call that changes the memory spins for.
-    pub(crate) cost: Duration,
+    pub(crate) costs: Costs,
     /// Streams and events are its.
     pub(crate) host: HostDevice,
     memory: RwLock<Space>,
@@ -103,8 +104,13 @@ impl Driver {
         let total_bytes = read(TOTAL_VARIABLE, TOTAL_BYTES, "1 byte to 64 TiB", |bytes| {
             (1..=TOTAL_BYTES_MAX).contains(&bytes)
         })?;
-        let cost_ns =
-            read(COST_VARIABLE, 0, "0 to 1000000000 ns", |cost_ns| cost_ns <= COST_NS_MAX)?;
+        let cost_ns = read(COST_VARIABLE, 0, "0 to 1000000000 ns", |ns| ns as u64 <= COST_NS_MAX)?;
+        let mut costs = Costs::new(Duration::from_nanos(cost_ns as u64));
+        if let Some(path) = std::env::var_os(COSTS_VARIABLE) {
+            costs
+                .read_table(path.as_ref())
+                .map_err(|why| complain(&format!("{COSTS_VARIABLE}={why}")))?;
+        }
         let is_backed = read(BACKED_VARIABLE, 1, "0 or 1", |backed| backed <= 1)? == 1;
         if let Some(wrong) = faults::read_environment() {
             return Err(complain(wrong));
@@ -115,7 +121,7 @@ impl Driver {
         Ok(Self {
             granularity,
             total_bytes,
-            cost: cost::of_ns(cost_ns),
+            costs,
             streams: Streams::new(&host)?,
             host,
             memory: RwLock::new(Space::new(granularity, total_bytes, is_backed)?),

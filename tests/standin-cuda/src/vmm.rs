@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use cudarc::driver::sys;
 
 use crate::code::Code;
-use crate::cost::pay;
+use crate::cost::Call;
 use crate::device_info::check_device;
 use crate::entry::{In, Out, entry};
 use crate::space::{Access, Traits};
@@ -114,13 +114,16 @@ entry! { Context, fn cuMemCreate(
         handle_types: properties.handle_types,
     };
     let driver = driver()?;
-    pay(driver);
+    driver.costs.spin();
+    driver.costs.charge(Call::Create, 1, bytes);
     handle.put(driver.memory_mut().create(bytes, traits)?)
 }}
 
 entry! { Context, fn cuMemRelease(handle: u64) {
     let driver = driver()?;
-    pay(driver);
+    driver.costs.spin();
+    let bytes = driver.memory().handles.get(&handle).map_or(0, |handle| handle.bytes);
+    driver.costs.charge(Call::Release, 1, bytes);
     driver.memory_mut().release(handle)
 }}
 
@@ -136,13 +139,16 @@ entry! { Context, fn cuMemMap(
         return Err(Code::INVALID_VALUE);
     }
     let driver = driver()?;
-    pay(driver);
+    driver.costs.spin();
+    driver.costs.charge(Call::Map, 1, bytes);
     driver.memory_mut().map(address, bytes, handle)
 }}
 
 entry! { Context, fn cuMemUnmap(address: usize, bytes: usize) {
     let driver = driver()?;
-    pay(driver);
+    driver.costs.spin();
+    let handles = driver.memory().count_mappings(address, bytes);
+    driver.costs.charge(Call::Unmap, handles, bytes);
     driver.memory_mut().unmap(address, bytes)
 }}
 
@@ -165,7 +171,10 @@ entry! { Context, fn cuMemSetAccess(
         });
     }
     let access = access.ok_or(Code::INVALID_VALUE)?;
-    driver()?.memory_mut().set_access(address, bytes, access)
+    let driver = driver()?;
+    let handles = driver.memory().count_mappings(address, bytes);
+    driver.costs.charge(Call::SetAccess, handles, bytes);
+    driver.memory_mut().set_access(address, bytes, access)
 }}
 
 entry! { Context, fn cuMemGetAccess(flags: Out<u64>, location: In<Location>, address: usize) {

@@ -13,6 +13,7 @@ use common::*;
 const GRANULARITY: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_BYTES: &str = "STANDIN_CUDA_TOTAL_BYTES";
 const COST_NS: &str = "STANDIN_CUDA_COST_NS";
+const COSTS: &str = "STANDIN_CUDA_COSTS";
 const BACKED: &str = "STANDIN_CUDA_BACKED";
 const FAIL: &str = "STANDIN_CUDA_FAIL";
 
@@ -28,6 +29,7 @@ const CASES: &[Case] = &[
     ("the figures of the environment", &[(GRANULARITY, "8192"), (TOTAL_BYTES, "81920")], figures),
     ("the figures unless set", &[], defaults),
     ("a call costs what the environment says", &[(COST_NS, "3000000")], calls_cost),
+    ("a table of costs", &[(COSTS, "tests/costs/all")], costs_are_charged),
     ("the peak, and the sum of all calls", &[], the_peak_and_all_calls),
     ("addresses that are numbers", &[(BACKED, "0"), (TOTAL_BYTES, TOO_MUCH)], numbers),
     ("faults of the environment", &[(FAIL, "cuDeviceGetCount:2:2:999,cuInit:1:1:100")], faults),
@@ -35,6 +37,10 @@ const CASES: &[Case] = &[
     ("a granule too small", &[(GRANULARITY, "2048")], is_refused),
     ("a granule that is no number", &[(GRANULARITY, "2M")], is_refused),
     ("a cost beyond a second", &[(COST_NS, "1000000001")], is_refused),
+    ("a table that is not there", &[(COSTS, "tests/costs/none")], is_refused),
+    ("a table with an unknown name", &[(COSTS, "tests/costs/unknown")], is_refused),
+    ("a table with a cost beyond a second", &[(COSTS, "tests/costs/too-much")], is_refused),
+    ("a table with a figure too few", &[(COSTS, "tests/costs/short")], is_refused),
     ("half a backing", &[(BACKED, "2")], is_refused),
     ("no memory", &[(TOTAL_BYTES, "0")], is_refused),
     ("a fault with a part missing", &[(FAIL, "cuMemMap:1:1")], is_refused),
@@ -53,7 +59,7 @@ fn main() {
     let mut failed = 0;
     for (name, environment, _) in CASES {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        for variable in [GRANULARITY, TOTAL_BYTES, COST_NS, BACKED, FAIL] {
+        for variable in [GRANULARITY, TOTAL_BYTES, COST_NS, COSTS, BACKED, FAIL] {
             command.env_remove(variable);
         }
         let output = command.arg(name).envs(environment.iter().copied()).output().unwrap();
@@ -140,6 +146,39 @@ fn calls_cost() {
     ok(cu.cuMemUnmap(range, 2 << 20));
     ok(cu.cuMemRelease(handle));
     assert!(begin.elapsed() >= Duration::from_millis(6 * 3), "a call was free");
+}
+
+/// Exact: the clock is virtual. The table's figures are distinct powers of ten.
+fn costs_are_charged() {
+    const GRANULE: usize = 2 << 20;
+    let (cu, standin) = (plain(), standin::load());
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let charged = |call: &mut dyn FnMut() -> i32| {
+        standin.set_clock_ns(7);
+        ok(call());
+        standin.clock_ns() - 7
+    };
+    let prop = &raw const PINNED_ON_DEVICE;
+    let range = get::<usize>(|range| cu.cuMemAddressReserve(range, 3 * GRANULE, 0, 0, 0));
+    let (mut small, mut large) = (0_u64, 0_u64);
+    assert_eq!(charged(&mut || cu.cuMemCreate(&raw mut small, GRANULE, prop, 0)), 1 + 2 * 10);
+    assert_eq!(charged(&mut || cu.cuMemCreate(&raw mut large, 2 * GRANULE, prop, 0)), 1 + 4 * 10);
+    assert_eq!(charged(&mut || cu.cuMemMap(range, GRANULE, 0, small, 0)), 100);
+    assert_eq!(charged(&mut || cu.cuMemMap(range + GRANULE, 2 * GRANULE, 0, large, 0)), 100);
+    let description = [1, 0, 3];
+    let opened = &mut || cu.cuMemSetAccess(range, 3 * GRANULE, &raw const description, 1);
+    assert_eq!(charged(opened), 2 * 1_000 + 6 * 10_000, "two handles, six MiB");
+    standin.set_kernels_end_ns(1_007);
+    let unmapped = &mut || cu.cuMemUnmap(range, 3 * GRANULE);
+    assert_eq!(charged(unmapped), 1_000 + 2 * 100_000, "after the kernels");
+    assert_eq!(charged(&mut || cu.cuMemRelease(small)), 1_000_000);
+    let other = std::thread::spawn(move || standin::load().clock_ns());
+    assert_eq!(other.join().unwrap(), 0, "each thread has its own clock");
+    let mapped = &mut || cu.cuMemMap(range, 2 * GRANULE, 0, large, 0);
+    assert_eq!(charged(mapped), 100 + 10_000_000, "the first map after a release");
+    ok(cu.cuMemUnmap(range, 2 * GRANULE));
+    assert_eq!(charged(mapped), 100, "the second");
 }
 
 fn the_peak_and_all_calls() {

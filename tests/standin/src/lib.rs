@@ -115,6 +115,9 @@ doors! {
     launches = "standin_launches"(*const c_char) -> u64;
     hold_events = "standin_hold_events"(c_int);
     unmap_runs = "standin_unmap_runs"(c_int) -> c_int;
+    clock_ns = "standin_clock_ns"() -> u64;
+    set_clock_ns = "standin_set_clock_ns"(u64);
+    set_kernels_end_ns = "standin_set_kernels_end_ns"(u64);
     lose = "standin_lose"(c_int);
     recover = "standin_recover"();
     live = "standin_live"(*const c_char) -> u64;
@@ -243,6 +246,25 @@ impl Standin {
         assert!(status == 0, "the stand-in knows no {way:?}");
     }
 
+    /// The virtual time of this thread: calls advance it by what `STANDIN_CUDA_COSTS` says.
+    #[must_use]
+    pub fn clock_ns(&self) -> u64 {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.clock_ns)() }
+    }
+
+    /// Sets the virtual time of this thread.
+    pub fn set_clock_ns(&self, ns: u64) {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.set_clock_ns)(ns) };
+    }
+
+    /// Says until which virtual time kernels run, where unmapping waits for them.
+    pub fn set_kernels_end_ns(&self, ns: u64) {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.set_kernels_end_ns)(ns) };
+    }
+
     /// Loses the device: every entry point returns `code` from now on.
     pub fn lose(&self, code: i32) {
         // SAFETY: any time, from any thread.
@@ -271,6 +293,7 @@ impl Drop for Exclusive {
         self.standin.heal();
         self.standin.hold_events(false);
         self.standin.unmap_runs(UnmapRuns::Whole);
+        self.standin.set_kernels_end_ns(0);
         self.standin.recover();
     }
 }
