@@ -10,6 +10,7 @@ from statistics import median
 
 import fio
 from deepnvme import SETTINGS, DeepNvme
+from gpu_rows import overhead
 from mark_rows import layer_mark
 from ours import Ours, Run, Unavailable
 from pages import Pages
@@ -52,6 +53,7 @@ def makers(setting: Setting) -> Iterator[tuple[tuple[str, ...], Maker]]:
     yield ("sum_over_crate",), lambda: [sums()]
     yield ("checksum_cpu_s_per_gb",), lambda: [checksums(setting)]
     yield ("nvme_cpu_s_per_gb_over_deepnvme",), lambda: [over_deepnvme(setting)]
+    yield ("gpu_sleep_wake_overhead",), lambda: [overhead()]
     for family in FAMILIES:
         yield (row_name(family),), lambda family=family: [stall(family)]
 

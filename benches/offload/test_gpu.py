@@ -1,0 +1,50 @@
+"""The row of mapping calls: what becomes of the figures, and the tables that it charges."""
+
+from __future__ import annotations
+
+import gpu_rows
+from gpu_rows import COSTS, FREE, PAGE_MIB_DEFAULT, PAGES_MIB, WORST, fill
+
+
+def a_step(step_ns: int) -> dict:
+    return {"step_ns": step_ns, "calls_ns": 500_000_000}
+
+
+def test_the_overhead_is_over_the_step_whose_calls_are_free():
+    steps = {page_mib: a_step(1000 + page_mib) for page_mib in PAGES_MIB}
+    row = fill(a_step(1000), steps, a_step(1500))
+    assert row.ours == PAGE_MIB_DEFAULT / 1000
+    others = [page_mib for page_mib in PAGES_MIB if page_mib != PAGE_MIB_DEFAULT]
+    assert row.peers == {f"{page_mib} MiB": page_mib / 1000 for page_mib in others}
+    assert "0.50 s in calls" in row.how and "stall: 0.5000" in row.how
+
+
+def test_the_bar_is_two_percent():
+    steps = dict.fromkeys(PAGES_MIB, a_step(1021))
+    assert fill(a_step(1000), steps, a_step(1)).met is False
+    steps = dict.fromkeys(PAGES_MIB, a_step(1020))
+    assert fill(a_step(1000), steps, a_step(1)).met is True
+
+
+def lines(path) -> set[str]:
+    stripped = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+    return {line for line in stripped if line}
+
+
+def test_the_worst_table_has_all_costs_of_the_published_one():
+    assert lines(FREE) == set()
+    assert lines(COSTS) < lines(WORST)
+    assert {line.split()[0] for line in lines(WORST) - lines(COSTS)} == {
+        "map_after_release",
+        "unmap_waits_for_kernels",
+    }
+
+
+def test_the_driver_s_failure_is_a_reason(monkeypatch):
+    monkeypatch.setattr(gpu_rows, "DRIVER", "/bin/false")
+    try:
+        gpu_rows.step(2, FREE)
+    except gpu_rows.Unavailable as reason:
+        assert "false 2" in str(reason)
+    else:
+        raise AssertionError("a failure went unseen")
