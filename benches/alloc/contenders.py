@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +76,17 @@ OURS = Contender(
     {"LD_LIBRARY_PATH": f"{TARGET / 'release'}:{STANDIN}"},
     "DORMOUSE_CUDA_BUDGET_BYTES",
 )
+
+
+def with_pages(mib: int) -> Contender:
+    """Ours with pages of this size."""
+    pages = {"DORMOUSE_CUDA_PAGE_BYTES": f"{mib}MiB"}
+    return replace(OURS, name=f"ours, {mib} MiB", environment={**OURS.environment, **pages})
+
+
+# Pages of the driver's granularity, and pages whose calls stay behind copies.
+OURS_2_MIB = with_pages(2)
+OURS_16_MIB = with_pages(16)
 # torch's libraries name the directory of the real runtime, so the stand-in has to be first.
 TORCH_ENVIRONMENT = {
     "LD_LIBRARY_PATH": f"{STANDIN}:{TORCH / 'lib'}",

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pinned
 import runs
 import traces
-from contenders import EXPANDABLE, NATIVE, OURS, TORCH_ENVIRONMENT, Contender, Unavailable
+from contenders import (
+    EXPANDABLE,
+    NATIVE,
+    OURS,
+    OURS_2_MIB,
+    OURS_16_MIB,
+    TORCH_ENVIRONMENT,
+    Contender,
+    Unavailable,
+)
 from rows import HIGHER, LOWER, Row
 from setting import CHURN_LIVE, KIB, MIB, Setting
 
@@ -25,6 +36,14 @@ def utilisation(result: runs.Result) -> float:
     return result["peak_live_bytes"] / result["peak_device_bytes"]
 
 
+def at_both_pages(row: Row, one: Contender, run: Callable[[Contender], runs.Result]) -> float:
+    """The utilisation; ours with pages of 2 MiB, and in words with those of 16 MiB."""
+    if one is not OURS:
+        return utilisation(run(one))
+    row.how += f"; ours with pages of 16 MiB: {utilisation(run(OURS_16_MIB)):.4f}"
+    return utilisation(run(OURS_2_MIB))
+
+
 def utilisation_churn(setting: Setting, name: str, live: int) -> Row:
     how = (
         "most requested bytes live at once / most device bytes held at once by the stand-in "
@@ -32,12 +51,13 @@ def utilisation_churn(setting: Setting, name: str, live: int) -> Row:
         f"run + {OVER_EXPANDABLE}"
     )
     row = Row(name, "ratio", HIGHER, how)
-    setting.fill(row, lambda one: utilisation(setting.churned(one, live)))
+    setting.fill(row, lambda one: at_both_pages(row, one, partial(setting.churned, live=live)))
     expandable = row.peers.get(EXPANDABLE.name)
     row.bar = None if expandable is None else expandable + OVER_EXPANDABLE
     for contender in setting.contenders:
         if row.figure(contender.name) is not None:
-            row.how += own_figure(contender, setting.churned(contender, live))
+            shown = OURS_2_MIB if contender is OURS else contender
+            row.how += own_figure(shown, setting.churned(shown, live))
     return row
 
 
@@ -61,7 +81,11 @@ def replay(setting: Setting, name: str, path: Path) -> Row:
     with tempfile.NamedTemporaryFile() as packed:
         packed.write(records)
         packed.flush()
-        return setting.fill(row, lambda one: utilisation(runs.run(one, "replay", packed.name)))
+
+        def replayed(one: Contender) -> runs.Result:
+            return runs.run(one, "replay", packed.name)
+
+        return setting.fill(row, lambda one: at_both_pages(row, one, replayed))
 
 
 def driver_calls(setting: Setting, name: str) -> Row:
