@@ -28,6 +28,7 @@ SYMBOLS = {
     "libcufft": r"cufft",
     "libcufile": r"cuFile",
     "libcupti": r"cupti",
+    "libcurand": r"curand",
     "libcusolver": r"cusolver",
     "libcusparse": r"cusparse(?!Lt)",
     "libcusparseLt": r"cusparseLt",

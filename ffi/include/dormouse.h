@@ -1518,6 +1518,13 @@ void *dormouse_torch_malloc(intptr_t bytes,
                             int32_t device,
                             void *stream);
 
+/// Returns how the loaded PyTorch's out-of-memory error is constructed: 1 by its own constructor, 2 by that
+/// of its base class, 0 if PyTorch is not loaded or exports neither; `dormouse_torch_malloc` then throws
+/// a `std::runtime_error`.
+///
+/// Any-thread. Never fails.
+int dormouse_torch_get_out_of_memory_construction(void);
+
 /// Allocates like `dormouse_torch_malloc`, for a memory pool. Returns NULL if memory is exhausted;
 /// `dormouse_get_last_error` returns the report.
 ///
@@ -1552,6 +1559,12 @@ void dormouse_torch_empty_cache(void);
 ///
 /// Any-thread. Errors: not returned; the first few are written to standard error.
 void dormouse_torch_set_memory_fraction(double fraction, int32_t device);
+
+/// Returns the budget of GPU `device` as a fraction of its memory, at most 1
+/// (`torch.cuda.get_per_process_memory_fraction`). Returns 1 for a device without a heap.
+///
+/// Any-thread. Never fails.
+double dormouse_torch_get_memory_fraction(int32_t device);
 
 /// Declares (1) or withdraws (0) that every CUDA graph capture of this process calls
 /// `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool`. If it is not declared, each request

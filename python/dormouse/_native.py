@@ -516,11 +516,13 @@ _PROTOTYPES = {
 # Functions that torch calls by address: result and argument types. None of them returns a status.
 _TORCH_PROTOTYPES = {
     "torch_malloc": (_PTR, [c_ssize_t, c_int32, _PTR]),
+    "torch_get_out_of_memory_construction": (c_int, []),
     "torch_pool_malloc": (_PTR, [c_ssize_t, c_int32, _PTR]),
     "torch_free": (None, [_PTR, c_size_t, c_int32, _PTR]),
     "torch_record_stream": (None, [_PTR, _PTR]),
     "torch_empty_cache": (None, []),
     "torch_set_memory_fraction": (None, [c_double, c_int32]),
+    "torch_get_memory_fraction": (c_double, [c_int32]),
     "torch_get_base": (_PTR, [_PTR, POINTER(c_size_t)]),
     "torch_set_graph_hooks": (None, [c_int]),
     "torch_begin_pool": (None, [c_int, c_ulonglong, c_ulonglong, _PTR]),

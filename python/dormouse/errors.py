@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 
 class DormouseError(RuntimeError):
     """Base class of all errors. ``status`` is the library's code; 0 if raised in Python."""
@@ -9,6 +11,14 @@ class DormouseError(RuntimeError):
     def __init__(self, message: str, status: int = 0):
         super().__init__(message)
         self.status = status
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether ``error`` is torch's out-of-memory error, or the RuntimeError with torch's text
+    that a torch of unknown exports gets instead."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return type(error) is RuntimeError and str(error).startswith("CUDA out of memory")
 
 
 class ArgumentError(DormouseError, ValueError):

@@ -47,6 +47,16 @@ pub unsafe extern "C-unwind" fn dormouse_torch_malloc(
     unsafe { torch::malloc_or_throw(bytes, device, stream) }
 }
 
+/// Returns how the loaded PyTorch's out-of-memory error is constructed: 1 by its own constructor, 2 by that
+/// of its base class, 0 if PyTorch is not loaded or exports neither; `dormouse_torch_malloc` then throws
+/// a `std::runtime_error`.
+///
+/// Any-thread. Never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_get_out_of_memory_construction() -> c_int {
+    torch::construction_code()
+}
+
 /// Allocates like `dormouse_torch_malloc`, for a memory pool. Returns NULL if memory is exhausted;
 /// `dormouse_get_last_error` returns the report.
 ///
@@ -134,6 +144,24 @@ pub extern "C" fn dormouse_torch_set_memory_fraction(fraction: f64, device: i32)
         let capacity_bytes = allocator.device().memory_info().capacity_bytes;
         Ok(allocator.set_budget((capacity_bytes as f64 * fraction) as u64)?)
     });
+}
+
+/// Returns the budget of GPU `device` as a fraction of its memory, at most 1
+/// (`torch.cuda.get_per_process_memory_fraction`). Returns 1 for a device without a heap.
+///
+/// Any-thread. Never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_get_memory_fraction(device: i32) -> f64 {
+    let read = || {
+        let allocator = Heap::existing_gpu(device).ok()?.allocator();
+        let capacity_bytes = allocator.device().memory_info().capacity_bytes;
+        let budget_bytes = allocator.stats().budget_bytes;
+        (capacity_bytes > 0).then(|| budget_bytes as f64 / capacity_bytes as f64)
+    };
+    if fork::in_child() {
+        return 1.0;
+    }
+    catch_unwind(read).ok().flatten().map_or(1.0, |fraction| fraction.min(1.0))
 }
 
 /// Declares (1) or withdraws (0) that every CUDA graph capture of this process calls

@@ -19,6 +19,7 @@ use crate::heap::Heap;
 use crate::stderr::guarded;
 use crate::{fault, fork};
 
+pub(crate) use throw::construction_code;
 use throw::{Failure, throw};
 
 /// Alignment of blocks, as PyTorch's kernels expect from its own allocator.

@@ -20,6 +20,7 @@ import traceback
 import torch
 
 import dormouse
+from dormouse.errors import is_out_of_memory
 
 from . import group as groups
 from . import shapes, sides
@@ -100,7 +101,9 @@ class Worker:
             )
             self._wait()
             reply["seconds"] = time.monotonic() - start
-        except (torch.OutOfMemoryError, dormouse.MemoryTierError) as error:
+        except (RuntimeError, dormouse.MemoryTierError) as error:
+            if not (isinstance(error, dormouse.MemoryTierError) or is_out_of_memory(error)):
+                raise
             reply = {"out_of_memory": str(error).splitlines()[0]}
         finally:
             phases = meter.close() if meter else None

@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..errors import DormouseError
+from ..errors import DormouseError, is_out_of_memory
 
 # Rotary tables that depend on positions alone. Dynamic NTK and longrope depend on the total
 # length of each trajectory, which a shared prefix does not have.
@@ -135,9 +135,11 @@ def explained(what: str) -> Iterator[None]:
     """Turns an error of the model's code into a refusal."""
     try:
         yield
-    except (UnsupportedModelError, DormouseError, torch.OutOfMemoryError):
+    except (UnsupportedModelError, DormouseError):
         raise
     except ERRORS as error:
+        if is_out_of_memory(error):
+            raise
         raise UnsupportedModelError(
             f"{what} fails on a group of random tokens: {type(error).__name__}: {error}"
         ) from error

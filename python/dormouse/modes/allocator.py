@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _native as native
+from . import exports
 
 RECORD_STREAM = "set_record_stream_fn"
 
@@ -27,6 +28,14 @@ GRAPH_HOOKS = {
 }
 
 
+# What torch refuses to any pluggable allocator.
+REFUSED = (
+    "allocation history (torch.cuda.memory._record_memory_history)",
+    "checkpoints of pools (torch.compile with graph trees)",
+    "tensors shared between processes (IPC)",
+)
+
+
 def unavailable_because() -> str | None:
     """Returns why the mode cannot be activated now, or None. Does not initialize CUDA."""
     if torch.cuda.is_initialized():
@@ -46,7 +55,8 @@ def unavailable_because() -> str | None:
 
 
 def activate() -> list[str]:
-    """Makes dormouse torch's allocator until the process ends. Returns a sentence per missing hook.
+    """Makes dormouse torch's allocator until the process ends. Returns a sentence for
+    everything that this torch lacks.
 
     Requires :func:`unavailable_because` to be None. Raises RuntimeError if torch refuses.
     """
@@ -67,7 +77,8 @@ def activate() -> list[str]:
     torch.cuda.memory.change_current_allocator(allocator)
     # From here on dormouse queries the capture state only after torch has announced a capture.
     native.library().dormouse_torch_set_graph_hooks(int(not missing))
-    return lost
+    refused = "unavailable with any pluggable allocator of torch: " + "; ".join(REFUSED)
+    return [*lost, *exports.notice(), refused]
 
 
 def pluggable(malloc: str) -> torch.cuda.memory.CUDAPluggableAllocator:

@@ -84,6 +84,12 @@ class TorchStats:
         self._replace(torch._C, "_cuda_resetPeakMemoryStats", self._reset_peaks)
         self._replace(torch._C, "_cuda_resetAccumulatedMemoryStats", _reset_accumulated)
         self._replace(torch._C, "_cuda_memorySnapshot", snapshot)
+        self._replace(torch._C, "_cuda_getMemoryFraction", _memory_fraction)
+        self._replace(torch._C, "_accelerator_isAllocatorInitialized", torch.cuda.is_initialized)
+        self._replace(torch._C, "_accelerator_getDeviceStats", nested)
+        self._replace(torch._C, "_accelerator_resetPeakStats", self._reset_peaks)
+        self._replace(torch._C, "_accelerator_resetAccumulatedStats", _reset_accumulated)
+        self._replace(torch._C, "_accelerator_emptyCache", _empty_cache)
         for module in (torch.cuda, torch.cuda.memory):
             self._replace(module, "memory_summary", summary)
 
@@ -105,6 +111,15 @@ class TorchStats:
                 "dormouse is installed for"
             )
         self._runtime.reset_peaks()
+
+
+def _memory_fraction(ordinal: int) -> float:
+    """Returns the budget of a GPU as a fraction of its memory."""
+    return native.library().dormouse_torch_get_memory_fraction(ordinal)
+
+
+def _empty_cache() -> None:
+    native.library().dormouse_torch_empty_cache()
 
 
 def _reset_accumulated(ordinal: int) -> None:

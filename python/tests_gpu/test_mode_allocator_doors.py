@@ -1,0 +1,85 @@
+"""Torch's other ways to the allocator, in mode allocator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from alone import alone
+
+import dormouse
+
+MIB = 1 << 20
+
+
+def filled(mib: int) -> torch.Tensor:
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+
+@alone()
+def test_the_accelerators_figures_are_those_of_cuda():
+    dormouse.install()
+    assert torch.accelerator.memory_allocated() == 0
+    held = [filled(30), filled(10)]
+    del held[0]
+    assert torch.accelerator.memory_allocated() == 10 * MIB
+    assert torch.accelerator.max_memory_allocated() == 40 * MIB
+    assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved() >= 40 * MIB
+    assert dict(torch.accelerator.memory_stats()) == dict(torch.cuda.memory_stats())
+    torch.accelerator.reset_peak_memory_stats()
+    assert torch.accelerator.max_memory_allocated() == 10 * MIB
+    with pytest.raises(torch.OutOfMemoryError):
+        filled(1 << 24)
+    assert torch.accelerator.memory_stats()["num_ooms"] == 1
+    torch.accelerator.reset_accumulated_memory_stats()
+    assert torch.accelerator.memory_stats()["num_ooms"] == 0
+
+
+@alone()
+def test_the_accelerators_cache_goes_back():
+    dormouse.install()
+    torch.cuda.init()
+    before = torch.cuda.mem_get_info()[0]
+    held = filled(30)
+    del held
+    assert torch.cuda.mem_get_info()[0] == before - 30 * MIB
+    torch.accelerator.empty_cache()
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+@alone()
+def test_the_fraction_is_the_budgets():
+    dormouse.install()
+    held = filled(1)
+    total = torch.cuda.mem_get_info()[1]
+    for wanted in (0.5, 0.25):
+        torch.cuda.set_per_process_memory_fraction(wanted)
+        assert abs(torch.cuda.get_per_process_memory_fraction() * total - wanted * total) < 1
+    assert held.is_cuda
+
+
+@alone()
+def test_what_torch_refuses_to_any_allocator_is_listed():
+    installed = dormouse.install()
+    held = filled(2)
+    (said,) = [each for each in installed.why if each.startswith("unavailable with any")]
+    refused = {
+        "allocation history": lambda: torch.cuda.memory._record_memory_history(),
+        "checkpoints of pools": lambda: torch._C._cuda_getCheckpointState(0, (0, 1)),
+        "IPC": lambda: held.untyped_storage()._share_cuda_(),
+    }
+    for name, call in refused.items():
+        assert name in said
+        with pytest.raises(RuntimeError, match="does not yet support"):
+            call()
+
+
+@alone()
+def test_memory_for_other_frameworks():
+    dormouse.install()
+    torch.cuda.init()
+    before = torch.cuda.memory_allocated()
+    address = torch.cuda.caching_allocator_alloc(4 * MIB)
+    assert address
+    assert torch.cuda.memory_allocated() == before + 4 * MIB
+    torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated() == before

@@ -1,0 +1,54 @@
+"""Out of memory is torch's own error, on every torch whose exports are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from alone import alone
+
+import dormouse
+from dormouse.errors import is_out_of_memory
+from dormouse.modes import exports
+
+MIB = 1 << 20
+
+
+def exhaust() -> BaseException:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    return caught.value
+
+
+@alone(STANDIN_CUDA_TOTAL_BYTES=str(256 * MIB))
+def test_running_out_is_torchs_own_class_and_can_be_caught_again():
+    dormouse.install()
+    for _ in range(3):
+        error = exhaust()
+        assert type(error) is torch.OutOfMemoryError
+        assert str(error).startswith("CUDA out of memory. Tried to allocate")
+        assert is_out_of_memory(error)
+    held = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
+    assert held.is_cuda, "the process goes on"
+
+
+@alone()
+def test_a_known_torch_is_constructed_as_the_table_says():
+    installed = dormouse.install()
+    library = exports.native.library()
+    found = library.dormouse_torch_get_out_of_memory_construction()
+    assert found == exports.VERSIONS[exports.version()]
+    assert not [each for each in installed.why if "known versions" in each]
+
+
+@alone()
+def test_an_unknown_torch_says_so_once():
+    exports.VERSIONS = {"2.0": exports.OWN}
+    said = [each for each in dormouse.install().why if "known versions: 2.0" in each]
+    assert len(said) == 1
+    assert torch.__version__ in said[0]
+
+
+def test_the_fallback_counts_as_out_of_memory_and_other_errors_do_not():
+    assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB."))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
+    assert not is_out_of_memory(ValueError("CUDA out of memory."))
