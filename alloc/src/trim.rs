@@ -71,7 +71,7 @@ impl<D: Device> Allocator<D> {
 
     /// Unmaps cached pages beyond [`Config::margin`](crate::Config::margin) of what is in use now, and releases
     /// the device's parked pages. Returns the unmapped bytes. Does nothing while another thread trims or maps for
-    /// a request: never waits for one.
+    /// a request. Waits for streams, if the device is stream-ordered, and for nothing else.
     pub fn trim_beyond_margin(&self) -> u64 {
         let Some(ladder) = self.ladder.try_lock() else { return 0 };
         let over_bytes = self.state.lock().state.over_margin_bytes();
