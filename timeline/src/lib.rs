@@ -42,6 +42,7 @@ pub mod live;
 mod names;
 pub mod pftrace;
 mod ring;
+mod slots;
 mod snapshot;
 mod spans;
 mod sync;
@@ -65,8 +66,8 @@ pub const CAPACITY_EVENTS_MAX: usize = 1 << 21;
 
 /// The recorder. Shared behind an `Arc`; every method is any-thread.
 ///
-/// All memory is allocated at creation, about 128 bytes per event of capacity, and touched, so that
-/// recording never faults a page in.
+/// Address space is taken at creation, about 128 bytes per event of capacity. The pages of a ring come
+/// as its first lap reaches them.
 #[derive(Debug)]
 pub struct Timeline {
     marks: Ring<EVENT_WORDS>,

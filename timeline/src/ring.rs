@@ -15,6 +15,7 @@
 //!
 //! The words are relaxed atomics: a race yields a wrong value that the sequence check discards.
 
+use crate::slots::Slots;
 use crate::sync::{AtomicU64, Ordering, fence};
 use std::fmt;
 
@@ -39,7 +40,7 @@ struct Head(AtomicU64);
 pub(crate) struct Ring<const WORDS: usize> {
     head: Head,
     mask: u64,
-    slots: Box<[Slot<WORDS>]>,
+    slots: Slots<WORDS>,
 }
 
 /// Events read from a ring.
@@ -52,10 +53,11 @@ pub(crate) struct Reading<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> Ring<WORDS> {
-    /// Creates a ring of `capacity` slots, rounded up to a power of two, and touches all of them.
+    /// Creates a ring of `capacity` slots, rounded up to a power of two. If the system refuses their
+    /// memory, the ring drops and counts every event.
     pub(crate) fn new(capacity: usize) -> Self {
         let capacity = capacity.max(1).next_power_of_two();
-        let slots = (0..capacity).map(|_| Slot::empty()).collect();
+        let slots = Slots::zeroed(capacity);
         Self { head: Head(AtomicU64::new(0)), mask: capacity as u64 - 1, slots }
     }
 
@@ -64,7 +66,7 @@ impl<const WORDS: usize> Ring<WORDS> {
     pub(crate) fn record(&self, words: [u64; WORDS]) {
         // Relaxed: the ticket only selects a slot; the slot's sequence publishes.
         let ticket = self.head.0.fetch_add(1, Ordering::Relaxed);
-        if let Some(slot) = self.slots.get((ticket & self.mask) as usize) {
+        if let Some(slot) = self.slots.all().get((ticket & self.mask) as usize) {
             slot.write(ticket, words);
         }
     }
@@ -72,7 +74,7 @@ impl<const WORDS: usize> Ring<WORDS> {
     /// Returns every complete event, oldest first.
     pub(crate) fn read(&self) -> Reading<WORDS> {
         let mut found: Vec<(u64, [u64; WORDS])> =
-            self.slots.iter().filter_map(Slot::read).collect();
+            self.slots.all().iter().filter_map(Slot::read).collect();
         found.sort_unstable_by_key(|(ticket, _)| *ticket);
         // Read after the slots, so the head includes each ticket found: the writer's release of the
         // sequence, acquired in `Slot::read`, makes its increment visible.
@@ -84,7 +86,8 @@ impl<const WORDS: usize> Ring<WORDS> {
 }
 
 impl<const WORDS: usize> Slot<WORDS> {
-    fn empty() -> Self {
+    #[cfg(any(loom, test))]
+    pub(crate) fn empty() -> Self {
         Self { sequence: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
@@ -138,7 +141,7 @@ impl<const WORDS: usize> Slot<WORDS> {
 impl<const WORDS: usize> fmt::Debug for Ring<WORDS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ring")
-            .field("capacity", &self.slots.len())
+            .field("capacity", &self.slots.all().len())
             .field("recorded", &self.head.0.load(Ordering::Relaxed))
             .finish()
     }

@@ -72,7 +72,7 @@ fn an_unfinished_write_loses_only_events_of_its_slot() {
     let ring = Ring::<5>::new(2);
     // A writer that took ticket 0 and was stopped for good, as in the child of a fork.
     let stuck = ring.head.0.fetch_add(1, Ordering::Relaxed);
-    ring.slots[0].sequence.store(stuck * 2 + 1, Ordering::Relaxed);
+    ring.slots.all()[0].sequence.store(stuck * 2 + 1, Ordering::Relaxed);
     for value in 1..6 {
         ring.record(sealed(value));
     }
@@ -93,4 +93,37 @@ fn a_writer_a_lap_behind_keeps_the_newer_event() {
 fn a_slot_is_one_cache_line() {
     assert_eq!(size_of::<Slot<5>>(), 64);
     assert_eq!(align_of::<Slot<5>>(), 64);
+}
+
+#[test]
+fn a_ring_without_memory_counts_what_it_drops() {
+    // More than an address space has.
+    let ring =
+        Ring { head: Head(AtomicU64::new(0)), mask: 7, slots: Slots::<5>::zeroed(usize::MAX) };
+    assert!(ring.slots.all().is_empty());
+    for value in 0..3 {
+        ring.record(sealed(value));
+    }
+    let reading = ring.read();
+    assert_eq!((reading.events.len(), reading.dropped), (0, 3));
+}
+
+#[test]
+fn slots_without_events_take_no_pages() {
+    const SLOTS: usize = 1 << 16;
+    let page_bytes = 4096;
+    let ring = Ring::<5>::new(SLOTS);
+    ring.record(sealed(1));
+    let slots = ring.slots.all();
+    let bytes = size_of_val(slots);
+    let mut resident = vec![0u8; bytes.div_ceil(page_bytes)];
+    let start = slots.as_ptr().cast_mut().cast();
+    #[expect(unsafe_code, reason = "a system call")]
+    // SAFETY: the range is mapped, and `resident` has a byte for each of its pages.
+    let status = unsafe { libc::mincore(start, bytes, resident.as_mut_ptr()) };
+    assert_eq!(status, 0);
+    // With huge pages the first touch takes a whole one.
+    let huge = 2 << 20;
+    let here = resident.iter().filter(|page| **page & 1 == 1).count() * page_bytes;
+    assert!(here > 0 && here <= huge, "{here} of {bytes} bytes");
 }
