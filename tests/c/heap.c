@@ -21,6 +21,8 @@ int main(int argc, char **argv)
     unsigned char *small = (unsigned char *)malloc(1000);
     dormouse_mem_info_t info;
     dormouse_tag_t *tag = NULL;
+    unsigned char *grows;
+    void *volatile nothing = NULL; /* compilers turn realloc of a constant null into malloc */
     void *none;
 
     DORMOUSE_INIT(&info);
@@ -28,6 +30,12 @@ int main(int argc, char **argv)
     EXPECT(info.base == block && info.bytes == BYTES && (uintptr_t)block % 4096 == 0);
     RETURNS(dormouse_mem_query(runtime, small, &info), DORMOUSE_ERR_NOT_OURS, "");
     free(small);
+    grows = (unsigned char *)realloc(nothing, BYTES); /* a block that begins with realloc is libc's */
+    fill(grows, BYTES, 2);
+    RETURNS(dormouse_mem_query(runtime, grows, &info), DORMOUSE_ERR_NOT_OURS, "");
+    grows = (unsigned char *)realloc(grows, 2 * BYTES);
+    EXPECT(grows != NULL && is_filled(grows, BYTES, 2));
+    free(grows);
 
     fill(block, BYTES, 1);
     OK(dormouse_tag_create(runtime, "heap", 0, &tag));

@@ -14,7 +14,8 @@
 //!   served, or a block ours, only after the functions of the library have been found.
 //! - **S2** A pointer is freed by its allocator: two comparisons with the range decide.
 //! - **S3** No lock, no thread-local, no allocation and no panic on any path. Never unloaded.
-//! - **S4** `realloc` never moves a block of libc to the heap.
+//! - **S4** `realloc` never moves a block of libc to the heap. A block that begins with `realloc` is libc's: it
+//!   will grow.
 //! - **S5** The whole family is ours, or none: a program with its own `malloc` keeps it, and the heap stays
 //!   closed. What is called libc here is the library that defines `__libc_malloc`: mimalloc and tcmalloc
 //!   define the whole set, jemalloc none of it.
@@ -133,12 +134,8 @@ pub unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 /// realloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
-    if pointer.is_null() {
-        // SAFETY: any size is accepted.
-        return unsafe { malloc(bytes) };
-    }
     if !ours(pointer) {
-        // SAFETY: the caller's contract; a block of libc by S2, and by S4 it stays one.
+        // SAFETY: the caller's contract; null, or a block of libc by S2, and by S4 it stays one.
         return unsafe { __libc_realloc(pointer, bytes) };
     }
     if bytes == 0 {
