@@ -1,13 +1,12 @@
-"""The GPU's attention kernels as far as a CPU can tell: the plain one's numbers, and what the
-others are called with, by torch's own declarations, on stand-ins that compute the same."""
+"""The attention kernels that leave no choice, as far as a CPU can tell: the plain one's numbers,
+and what the efficient one is called with, on a stand-in that computes the same."""
 
 from __future__ import annotations
 
 import math
-import types
 
-import pytest
 import torch
+from attention_operators import bound
 
 from dormouse.hf import attention, kernels
 
@@ -64,33 +63,6 @@ def test_the_plain_kernel(monkeypatch):
     compare(run(kernels.Plain, monkeypatch), wanted)
 
 
-def bound(operator, args, kwargs) -> types.SimpleNamespace:
-    """Arguments by the names that torch declares."""
-    names = [a.name for a in operator.default._schema.arguments]
-    return types.SimpleNamespace(**dict(zip(names, args, strict=False)), **kwargs)
-
-
-class FlashLike:
-    """Takes what the flash kernel takes, K and V shared by query heads included."""
-
-    def _scaled_dot_product_flash_attention(self, *args, **kwargs):
-        a = bound(aten._scaled_dot_product_flash_attention, args, kwargs)
-        assert (a.dropout_p, a.return_debug_mask) == (0.0, False)
-        scores = kernels.Scores(a.scale)
-        out, lse = kernels.Plain.forward(a.query, a.key, a.value, a.is_causal, scores)
-        return out, lse, None, None, a.query.shape[2], a.key.shape[2], None, None, None
-
-    def _scaled_dot_product_flash_attention_backward(self, *args, **kwargs):
-        a = bound(aten._scaled_dot_product_flash_attention_backward, args, kwargs)
-        assert (a.cum_seq_q, a.cum_seq_k, a.dropout_p) == (None, None, 0.0)
-        assert (a.max_q, a.max_k) == (a.query.shape[2], a.key.shape[2])
-        assert a.logsumexp.is_contiguous()
-        scores = kernels.Scores(a.scale)
-        return kernels.Plain.backward(
-            a.grad_out, a.query, a.key, a.value, a.out, a.logsumexp, a.is_causal, scores
-        )
-
-
 class EfficientLike:
     """Takes what the efficient kernel takes: K and V for every query head, and log-sum-exps with
     room for a multiple of 32 rows, infinite past the last."""
@@ -120,27 +92,24 @@ class EfficientLike:
         return *grads, None
 
 
-@pytest.mark.parametrize(
-    ("kernel", "like"),
-    [(kernels.CudaFlash, FlashLike()), (kernels.CudaEfficient, EfficientLike())],
-)
-def test_what_the_others_are_called_with(kernel, like, monkeypatch):
+def test_what_the_efficient_kernel_is_called_with(monkeypatch):
     wanted = run(kernels.CpuFlash, monkeypatch)
-    monkeypatch.setattr(kernels, "_aten", like)
-    compare(run(kernel, monkeypatch), wanted)
+    monkeypatch.setattr(kernels, "_aten", EfficientLike())
+    compare(run(kernels.CudaEfficient, monkeypatch), wanted)
 
 
-def test_each_type_has_its_kernel():
-    for device, dtype, kernel in (
-        ("cpu", torch.bfloat16, kernels.CpuFlash),
-        ("cpu", torch.float64, kernels.CpuFlash),
-        ("cuda", torch.bfloat16, kernels.CudaFlash),
-        ("cuda", torch.float16, kernels.CudaFlash),
-        ("cuda", torch.float32, kernels.CudaEfficient),
-        ("cuda", torch.float64, kernels.Plain),
-    ):
-        tensor = types.SimpleNamespace(device=torch.device(device), dtype=dtype)
-        assert kernels.kernel_for(tensor, SCORES) is kernel
-        assert kernels.kernel_for(tensor, SCORES._replace(softcap=5.0)) is kernels.Plain
-        masked = kernels.CpuFlash if device == "cpu" else kernels.Plain
-        assert kernels.kernel_for(tensor, SCORES, torch.zeros(1)) is masked
+def test_matrix_products_over_pieces():
+    """Each as if it were alone."""
+    pieces = kernels.Pieces(LENGTHS)
+    (query, key, value, *_), _ = microbatch()
+    out, lse = kernels.PlainPieces.forward(query, key, value, pieces, SCORES)
+    grad, merged = random(*out.shape, seed=7), lse + random(*lse.shape, seed=8).abs()
+    args = grad, query, key, value, out / 2, merged
+    grads = kernels.PlainPieces.backward(*args, pieces, SCORES)
+    for end, length in zip(pieces.ends, LENGTHS, strict=True):
+        own = [x[:, :, end - length : end] for x in (query, key, value)]
+        wanted = kernels.CpuFlash.forward(*own, True, SCORES)
+        own = [x[:, :, end - length : end] for x in args]
+        wanted += kernels.CpuFlash.backward(*own, True, SCORES)
+        for got, one in zip((out, lse, *grads), wanted, strict=True):
+            torch.testing.assert_close(got[:, :, end - length : end], one, rtol=1e-12, atol=1e-12)

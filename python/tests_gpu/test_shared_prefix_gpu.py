@@ -259,6 +259,32 @@ def test_microbatches_do_not_wait_for_the_gpu():
 
 
 @alone()
+def test_bf16_microbatches_do_not_wait_once_kernels_are_chosen():
+    from models import group
+
+    from dormouse.hf import SharedPrefix, attention_choices, measured
+
+    # Kernels do nothing here, so none would serve.
+    measured._Trial._compare = lambda *_: None
+    runtime = dormouse.install().runtime
+    model, case = model_and_group(torch.bfloat16)
+    shared = SharedPrefix(model, runtime)
+    shared.backward(case, loss_fn, microbatch_tokens=80)
+    chosen = attention_choices()
+    assert {each["kernel"] for each in chosen} == {"flash 2"}
+    assert {each["calls"].partition(",")[0] for each in chosen} == {"all keys", "causal", "pieces"}
+    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+
+    def phase(name):
+        torch.cuda.set_sync_debug_mode("error" if name == "B" else "default")
+
+    # Other lengths, whose first rows have to be copied to the GPU.
+    other = group(590, (39, 26, 34, 10), seed=4)
+    shared.backward(other, loss_fn, microbatch_tokens=80, on_phase=phase)
+    assert attention_choices() == chosen
+
+
+@alone()
 def test_autocast_is_probed_apart():
     from dormouse.hf import SharedPrefix
 

@@ -6,6 +6,7 @@ Models for which that would not be exact raise :class:`UnsupportedModelError`: s
 
 from .check import Checked
 from .likelihood import entropies, log_probabilities
+from .measured import attention_choices
 from .outputs import Output
 from .score import GroupScores
 from .shared_prefix import RanksReport, SharedPrefix
@@ -21,6 +22,7 @@ __all__ = [
     "StepReport",
     "UnsupportedModelError",
     "Way",
+    "attention_choices",
     "entropies",
     "log_probabilities",
 ]

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import torch
 
-from .kernels import Plain, Scores, kernel_for
+from .kernels import Pieces, Scores
+from .measured import Measured, kernel_for
 
 # Maximum parts of a prefix backward; each has its own K and V gradients.
 PARTS_MAX = 4
@@ -70,12 +71,33 @@ def causal(query, key, value, rules: Rules, sinks: torch.Tensor | None = None) -
 
     ``sinks``: one logit per head that takes weight and has no value (``[heads]``).
     """
-    kernel = kernel_for(query, rules.scores)
-    # Not by the length: the graph of a short prompt stands for that of a long one (see the probe).
-    if sinks is None and not rules.limits and kernel is not Plain:
-        return kernel.forward(query, key, value, True, rules.scores)[0]
+    # Not by the length, and one graph for every kernel: that of a short prompt stands for that of a
+    # long one (see the probe).
+    if sinks is None and not rules.limits:
+        return CausalAttention.apply(query, key, value, rules.scores)
     packed = Packed.of([(0, query.shape[2])])
     return PackedAttention.apply(query, key, value, sinks, packed, rules, (), None)
+
+
+class CausalAttention(torch.autograd.Function):
+    """Causal attention of rows over themselves, by one call of a kernel."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, scores):
+        out, lse = kernel_for(query, scores).forward(query, key, value, True, scores)
+        # Stored tokens-first by every kernel alike: what the model does next depends on it.
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.scores = scores
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        query, key, value, out, lse = ctx.saved_tensors
+        grads = kernel_for(query, ctx.scores).backward(
+            grad, query, key, value, out, lse, True, ctx.scores
+        )
+        return *grads, None
 
 
 Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -98,20 +120,19 @@ class PackedAttention(torch.autograd.Function):
         out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
         lse = None
         start = sum(key.shape[2] for key, _ in past)
-        for run in packed.runs:
-            for part in run.parts(rules, start):
-                part_out, part_lse = kernel_for(query, rules.scores, part.mask).forward(
-                    part.rows(query),
-                    part.keys(key),
-                    part.keys(value),
-                    part.mask is None,
-                    rules.scores,
-                    part.mask_of(query),
-                )
-                if lse is None:
-                    lse = part_lse.new_empty(query.shape[:3])
-                part.rows(out).copy_(part_out)
-                part.rows(lse).copy_(part_lse)
+        for part in packed.parts(query, rules, start):
+            part_out, part_lse = kernel_for(query, rules.scores, part.mask).forward(
+                part.rows(query),
+                part.keys(key),
+                part.keys(value),
+                part.causal,
+                rules.scores,
+                part.mask_of(query),
+            )
+            if lse is None:
+                lse = part_lse.new_empty(query.shape[:3])
+            part.rows(out).copy_(part_out)
+            part.rows(lse).copy_(part_lse)
         outs, lses = [out], [lse]
         for part in _parts_of_path(past):
             past_out, past_lse = _past_forward(
@@ -162,22 +183,21 @@ class PackedAttention(torch.autograd.Function):
         grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
         part_grad, part_lse = weights.seen_by(0, grad)
         start = sum(key.shape[2] for key, _ in past)
-        for run in ctx.packed.runs:
-            for part in run.parts(ctx.rules, start):
-                own = kernel_for(query, ctx.rules.scores, part.mask).backward(
-                    part.rows(part_grad),
-                    part.rows(query),
-                    part.keys(key),
-                    part.keys(value),
-                    part.rows(out),
-                    part.rows(part_lse),
-                    part.mask is None,
-                    ctx.rules.scores,
-                    part.mask_of(query),
-                )
-                part.rows(grad_query).add_(own[0])
-                part.keys(grad_key).add_(own[1])
-                part.keys(grad_value).add_(own[2])
+        for part in ctx.packed.parts(query, ctx.rules, start):
+            own = kernel_for(query, ctx.rules.scores, part.mask).backward(
+                part.rows(part_grad),
+                part.rows(query),
+                part.keys(key),
+                part.keys(value),
+                part.rows(out),
+                part.rows(part_lse),
+                part.causal,
+                ctx.rules.scores,
+                part.mask_of(query),
+            )
+            part.rows(grad_query).add_(own[0])
+            part.keys(grad_key).add_(own[1])
+            part.keys(grad_value).add_(own[2])
         grad_sinks = None
         if sinks is not None and ctx.needs_input_grad[3]:
             grad_sinks = weights.sinks_gradient(grad, out).to(sinks.dtype)
@@ -390,6 +410,11 @@ class Part(NamedTuple):
     mask: torch.Tensor | None
     """Additive, ``[rows, keys]``; None: causal, with as many keys as rows."""
 
+    @property
+    def causal(self) -> bool:
+        """See :data:`.kernels.Causal`."""
+        return self.mask is None
+
     def rows(self, packed: torch.Tensor) -> torch.Tensor:
         return self.run.of(packed)[:, :, self.row : self.row_end]
 
@@ -399,6 +424,23 @@ class Part(NamedTuple):
     def mask_of(self, query: torch.Tensor) -> torch.Tensor | None:
         """Returns the mask in the query's dtype and place, ``[1, 1, rows, keys]``."""
         return None if self.mask is None else self.mask.to(query)[None, None]
+
+
+class UnequalPart(NamedTuple):
+    """Consecutive packed rows of unequal causal sequences, which run in one call."""
+
+    start: int
+    """First row."""
+    causal: Pieces
+    mask: None = None
+
+    def rows(self, packed: torch.Tensor) -> torch.Tensor:
+        return packed[:, :, self.start : self.start + self.causal.ends[-1]]
+
+    keys = rows
+
+    def mask_of(self, query: torch.Tensor) -> None:
+        """Returns None: it has no mask."""
 
 
 @dataclass(frozen=True)
@@ -417,20 +459,28 @@ class Run:
         rows = packed[0, :, self.start : self.start + self.count * self.length]
         return rows.unflatten(1, (self.count, self.length)).transpose(0, 1)
 
+    def pieces(self, rules: Rules, start: int) -> list[int] | None:
+        """Returns the rows of each part of a response, if all parts are causal; None under a window
+        that is shorter. ``start``: the position of each response's first row."""
+        if rules.chunk is not None:
+            lengths, row = [], 0
+            while row < self.length:
+                to_end = rules.chunk - (start + row) % rules.chunk
+                lengths.append(min(to_end, self.length - row))
+                row += lengths[-1]
+            return lengths
+        is_whole = rules.window is None or rules.window >= self.length
+        return [self.length] if is_whole else None
+
     def parts(self, rules: Rules, start: int) -> Iterator[Part]:
         """Yields blocks of rows with the keys they see, so that a window costs no more than its
-        keys. ``start``: the position of each response's first row."""
+        keys. ``start``: as for :meth:`pieces`."""
+        pieces = self.pieces(rules, start)
+        if pieces is not None:
+            for row_end, rows in zip(itertools.accumulate(pieces), pieces, strict=True):
+                yield Part(self, row_end - rows, row_end, row_end - rows, row_end, None)
+            return
         window = rules.window
-        if rules.chunk is not None:
-            row = 0
-            while row < self.length:
-                row_end = min(row + rules.chunk - (start + row) % rules.chunk, self.length)
-                yield Part(self, row, row_end, row, row_end, None)
-                row = row_end
-            return
-        if window is None or window >= self.length:
-            yield Part(self, 0, self.length, 0, self.length, None)
-            return
         block = max(window, BLOCK_ROWS_MIN)
         for row in range(0, self.length, block):
             row_end, key = min(row + block, self.length), max(0, row - window + 1)
@@ -448,6 +498,7 @@ class Packed:
     offsets: torch.Tensor
     """Offset of each row in its response."""
     _masks: dict = field(default_factory=dict, compare=False)
+    _pieces: dict = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, segments: Sequence[tuple[int, int]]) -> Packed:
@@ -459,6 +510,27 @@ class Packed:
     def rows(self) -> int:
         """Rows of the microbatch."""
         return len(self.offsets)
+
+    def parts(self, query: torch.Tensor, rules: Rules, start: int) -> Iterator[Part | UnequalPart]:
+        """Yields parts that cover all rows, each for one call of the kernel that serves it.
+
+        ``start``: the position of each response's first row.
+        """
+        pieces = {run: run.pieces(rules, start) for run in self.runs}
+        together = isinstance(kernel_for(query, rules.scores), Measured)
+        for is_masked, runs in itertools.groupby(self.runs, lambda run: pieces[run] is None):
+            runs = list(runs)
+            is_one = len(runs) == 1 and len(pieces[runs[0]] or ()) == 1
+            if is_masked or is_one or not together:
+                for run in runs:
+                    yield from run.parts(rules, start)
+                continue
+            lengths = itertools.chain.from_iterable(run.count * pieces[run] for run in runs)
+            yield UnequalPart(runs[0].start, self._pieces_of(tuple(lengths)))
+
+    def _pieces_of(self, lengths: tuple[int, ...]) -> Pieces:
+        """Returns the same object for the same lengths: its tensors are made once."""
+        return self._pieces.setdefault(lengths, Pieces(lengths))
 
     def past_mask(self, place: Place, rules: Rules) -> tuple[int, torch.Tensor | None]:
         """Returns the first key of a prefix that a row sees, and an additive mask ``[rows, keys]``

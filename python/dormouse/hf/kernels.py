@@ -1,4 +1,4 @@
-"""Attention of one part of a microbatch, by torch's kernel for the device and dtype.
+"""Attention of one part of a microbatch: what a kernel is, and those with no choice.
 
 Every kernel returns its output and the natural log-sum-exp of each row's scores. Backward takes
 both as arguments; given those of the merged softmax, the part's gradients are exact
@@ -7,14 +7,19 @@ both as arguments; given those of the merged softmax, the part's gradients are e
 Shapes: query ``[batch, heads, rows, width]``; key ``[batch, kv_heads, keys, width]`` and value
 ``[batch, kv_heads, keys, value_width]``, ``heads`` a multiple of ``kv_heads``; out ``[batch, heads,
 rows, value_width]``; log-sum-exp ``[batch, heads, rows]``, FP64 for FP64 and FP32 for every other
-dtype. Causal: as many keys as rows. ``mask`` is added to the scores: ``[batch or 1, 1, rows,
+dtype. ``causal``: see :data:`Causal`. ``mask`` is added to the scores: ``[batch or 1, 1, rows,
 keys]`` in the query's dtype.
+
+On the CPU, for FP32 and FP64, and under a mask one kernel serves. For BF16 and FP16 on a GPU
+:mod:`.measured` chooses among those of :mod:`.cuda_kernels`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -36,12 +41,44 @@ class Scores(NamedTuple):
     """Scores s become ``softcap · tanh(s / softcap)``; None: unchanged."""
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Sequences of unequal lengths, one after another in the rows of a batch of 1."""
+
+    lengths: tuple[int, ...]
+    """Rows of each, at least 1."""
+    _starts: dict = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest."""
+        return max(self.lengths)
+
+    @property
+    def ends(self) -> list[int]:
+        """The row after the last of each."""
+        return list(itertools.accumulate(self.lengths))
+
+    def starts(self, device: torch.device) -> torch.Tensor:
+        """Returns the first row of each and the row after the last, INT32 ``[pieces + 1]``. Made
+        once per device; the copy there does not wait."""
+        if device not in self._starts:
+            starts = torch.tensor([0, *self.ends], dtype=torch.int32)
+            self._starts[device] = starts.to(device, non_blocking=True)
+        return self._starts[device]
+
+
+Causal = bool | Pieces
+"""False: every row attends to every key. True: to the keys up to its own, of as many keys as rows.
+:class:`Pieces`: to those of its own piece."""
+
+
 class CpuFlash:
     """Every dtype, on the CPU. Without soft cap."""
 
     @staticmethod
     def forward(query, key, value, causal: bool, scores: Scores, mask=None):
-        query, key, padded = _of_one_width(query, key, value)
+        query, key, padded = of_one_width(query, key, value)
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, padded, 0.0, causal, attn_mask=mask, scale=scores.scale
         )
@@ -49,7 +86,7 @@ class CpuFlash:
 
     @staticmethod
     def backward(grad, query, key, value, out, lse, causal: bool, scores: Scores, mask=None):
-        wide_query, wide_key, wide_value, wide_grad, wide_out = _of_one_width(
+        wide_query, wide_key, wide_value, wide_grad, wide_out = of_one_width(
             query, key, value, grad, out
         )
         grad_query, grad_key, grad_value = (
@@ -66,44 +103,7 @@ class CpuFlash:
                 scale=scores.scale,
             )
         )
-        return _narrowed(grad_query, query), _narrowed(grad_key, key), _narrowed(grad_value, value)
-
-
-class CudaFlash:
-    """BF16 and FP16 on a GPU; ``width`` a multiple of 8 up to 256. Without soft cap and mask."""
-
-    @staticmethod
-    def forward(query, key, value, causal: bool, scores: Scores, mask=None):
-        query, key, padded = _of_one_width(query, key, value)
-        out, lse = _aten._scaled_dot_product_flash_attention(
-            query, key, padded, 0.0, causal, False, scale=scores.scale
-        )[:2]
-        return out[..., : value.shape[-1]], lse
-
-    @staticmethod
-    def backward(grad, query, key, value, out, lse, causal: bool, scores: Scores, mask=None):
-        unused = lse.new_empty(2, dtype=torch.int64)  # the state of a dropout that is off
-        wide_query, wide_key, wide_value, wide_grad, wide_out = _of_one_width(
-            query, key, value, grad, out
-        )
-        grad_query, grad_key, grad_value = _aten._scaled_dot_product_flash_attention_backward(
-            wide_grad,
-            wide_query,
-            wide_key,
-            wide_value,
-            wide_out,
-            lse.contiguous(),
-            None,
-            None,
-            query.shape[2],
-            key.shape[2],
-            0.0,
-            causal,
-            unused,
-            unused,
-            scale=scores.scale,
-        )
-        return _narrowed(grad_query, query), _narrowed(grad_key, key), _narrowed(grad_value, value)
+        return narrowed(grad_query, query), narrowed(grad_key, key), narrowed(grad_value, value)
 
 
 class CudaEfficient:
@@ -184,18 +184,31 @@ class Plain:
         )
 
 
-def kernel_for(query: torch.Tensor, scores: Scores, mask: torch.Tensor | None = None):
-    """Returns the kernel for this tensor's device and dtype, these scores and this mask."""
-    if scores.softcap is not None:
-        return Plain
-    if query.device.type == "cpu":
-        return CpuFlash
-    if query.dtype is torch.float64 or mask is not None:
-        return Plain
-    return CudaEfficient if query.dtype is torch.float32 else CudaFlash
+class PlainPieces:
+    """:class:`Plain`, also over :class:`Pieces`: one after another."""
+
+    name = "matrix products"
+
+    @staticmethod
+    def forward(query, key, value, causal: Causal, scores: Scores, mask=None):
+        if not isinstance(causal, Pieces):
+            return Plain.forward(query, key, value, causal, scores, mask)
+        tensors = (x.split(causal.lengths, 2) for x in (query, key, value))
+        parts = [Plain.forward(*each, True, scores) for each in zip(*tensors, strict=True)]
+        out, lse = (torch.cat(each, 2) for each in zip(*parts, strict=True))
+        return out, lse
+
+    @staticmethod
+    def backward(grad, query, key, value, out, lse, causal: Causal, scores: Scores, mask=None):
+        tensors = grad, query, key, value, out, lse
+        if not isinstance(causal, Pieces):
+            return Plain.backward(*tensors, causal, scores, mask)
+        splits = (x.split(causal.lengths, 2) for x in tensors)
+        parts = [Plain.backward(*each, True, scores) for each in zip(*splits, strict=True)]
+        return tuple(torch.cat(each, 2) for each in zip(*parts, strict=True))
 
 
-def _of_one_width(*tensors: torch.Tensor) -> list[torch.Tensor]:
+def of_one_width(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Pads the last dimension with zeros to the widest: they change no product."""
     width = max(t.shape[-1] for t in tensors)
     return [
@@ -204,7 +217,8 @@ def _of_one_width(*tensors: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def _narrowed(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def narrowed(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Cuts the gradient of a padded tensor."""
     return grad[..., : like.shape[-1]]
 
 
