@@ -378,7 +378,14 @@ def measured(**changes) -> bars.Measured:
             "stall_ns": 5,
             "stall_bound_ns": 2,
         }
-        return {"seconds": seconds, "phases": phases, "prefix": prefix}
+        attention = {
+            "calls": "causal",
+            "kernel": "cudnn",
+            "seconds": {"flash 2": 2e-3, "cudnn": 1.25e-3},
+            "refused": {"flash 4": "TypeError"},
+        }
+        reply = {"seconds": seconds, "phases": phases, "prefix": prefix}
+        return reply | {"attention": [attention, attention | {"calls": "pieces", "seconds": {}}]}
 
     sides = {
         "dense": reply(9.0, 150, 150),
@@ -403,6 +410,9 @@ def test_a_cell_is_held_to_its_bars():
     assert found["whole-step peak below awake"]["ours"] == pytest.approx(55.0)
     assert found["whole-step peak below awake"]["peers"]["below dense"] == pytest.approx(40.0)
     assert found["phase-B peak below awake"]["met"] is None
+    assert found["step"]["how"].endswith(
+        "attention by cudnn (causal: flash 2 2.00 ms, cudnn 1.25 ms), cudnn (pieces: none tried)"
+    )
 
 
 def test_a_side_without_memory_leaves_its_figures_open():

@@ -63,7 +63,8 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
     work = arithmetic.work(geometry, prompt, response, cell.responses)
     turns = sum("dense" in each for each in m.rounds)
     how = f"medians of {len(m.rounds)} rounds, dense in {turns} of them"
-    prefix = next(r["asleep"]["prefix"] for r in reversed(m.rounds) if "prefix" in r["asleep"])
+    asleep_runs = [r["asleep"] for r in m.rounds if "prefix" in r["asleep"]]
+    prefix = asleep_runs[-1]["prefix"]
     return [
         row(
             _speedup_name(cell),
@@ -80,7 +81,7 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
             "s",
             asleep,
             better=LOWER,
-            how=how,
+            how=f"{how}; attention by {_attention(asleep_runs[-1])}",
             dense=dense,
             awake=awake,
             dense_by_arithmetic=arithmetic.seconds(work.dense),
@@ -192,3 +193,13 @@ def _gb(peaks: dict) -> str:
 
 def _seconds(kernels: dict) -> str:
     return ", ".join(f"{name} {taken:.3f} s" for name, taken in kernels.items()) or "torch's choice"
+
+
+def _attention(run: dict) -> str:
+    """Names the kernels that a run's attention chose, and the seconds of those that were tried."""
+
+    def tried(choice: dict) -> str:
+        seconds = (f"{name} {taken * 1e3:.2f} ms" for name, taken in choice["seconds"].items())
+        return f"{choice['kernel']} ({choice['calls']}: {', '.join(seconds) or 'none tried'})"
+
+    return ", ".join(map(tried, run["attention"])) or "the only kernel"

@@ -135,6 +135,7 @@ class Ours:
             "counts": report.counts,
             "prefix": report.prefix,
             "notes": list(report.notes),
+            "attention": dormouse.hf.attention_choices(),
         }
 
     def predict(self, group) -> dict:
