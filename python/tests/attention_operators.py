@@ -1,5 +1,5 @@
-"""The GPU's attention operators on the CPU, for tests: called as torch and FlashAttention's packages
-declare them, every softmax at once in FP64, with the layouts and the traps of the originals."""
+"""The GPU's attention operators on the CPU, for tests: called as torch and FlashAttention's
+packages declare them, every softmax at once in FP64, with the layouts and traps of those."""
 
 from __future__ import annotations
 

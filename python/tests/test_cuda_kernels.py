@@ -46,7 +46,7 @@ def kernel(name: str):
 
 
 def serve_all(monkeypatch, name: str) -> measured.Measured:
-    """Makes a kernel serve all attention, after its trials; returns its choices."""
+    """Makes a kernel serve all attention, after its measurements; returns its choices."""
     kernels = measured.Measured([kernel(name)], lambda run, device: 1.0)
     type_ = type(kernels._candidates[0])
     monkeypatch.setattr(type_, "is_enabled", staticmethod(lambda: True))
@@ -83,9 +83,10 @@ def test_over_a_path_with_sinks_and_chunks(name, operators, monkeypatch):
 @pytest.mark.parametrize("value_width", [3, 8, 12])
 @pytest.mark.parametrize("name", NAMES)
 def test_values_of_another_width(name, value_width, operators, monkeypatch):
-    serve_all(monkeypatch, name)
+    kernels = serve_all(monkeypatch, name)
     check(*both(7, (3, 6), attention.Rules(0.7), value_width=value_width))
     check(*both(7, (6, 6), attention.Rules(0.7), value_width=value_width))
+    assert accepted(kernels) >= {"all keys", "causal"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,7 +139,7 @@ def test_unequal_responses_are_one_call(name, operators, monkeypatch):
     serve_all(monkeypatch, name)
     check(*both(13, UNEQUAL, attention.Rules(0.7)))
     if name == FLASH2:
-        # The trial of each form, then the call.
+        # The measurement of each form, then the call.
         assert operators.forwards == [(0, 5, 10, 11, 20)] * 2 + [None] * 2
 
 

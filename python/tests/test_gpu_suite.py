@@ -411,7 +411,7 @@ def test_a_cell_is_held_to_its_bars():
     assert found["whole-step peak below awake"]["peers"]["below dense"] == pytest.approx(40.0)
     assert found["phase-B peak below awake"]["met"] is None
     assert found["step"]["how"].endswith(
-        "attention by cudnn (causal: flash 2 2.00 ms, cudnn 1.25 ms), cudnn (pieces: none tried)"
+        "attention by cudnn (causal: flash 2 2.00 ms, cudnn 1.25 ms), cudnn (pieces: none measured)"
     )
 
 

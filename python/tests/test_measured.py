@@ -1,4 +1,4 @@
-"""Which attention kernel serves which call: trials on the CPU, with clocks of the test."""
+"""Which attention kernel serves which call: measurements on the CPU, with clocks of the test."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tensors(rows=6, keys=None, batch=1, dtype=torch.float32, heads=(4, 2), width
 
 
 def one_of(*kernels, seconds=()) -> measured.Measured:
-    """``seconds``: what each timed trial takes, in turn; each runs once."""
+    """``seconds``: what each timed measurement takes, in turn; each runs once."""
     taken = iter(seconds)
 
     def seconds_of(run, device) -> float:
@@ -83,7 +83,7 @@ def test_the_fastest_serves_forward_and_backward():
     kernels = one_of(slow, fast, seconds=(2.0, 1.0))
     args = tensors()
     out, lse = kernels.forward(*args, True, SCORES)
-    # A trial compares once, and the clock runs it once.
+    # A measurement compares once, and the clock runs it once.
     assert slow.calls == ["forward", "backward"] * 2
     assert fast.calls == ["forward", "backward"] * 2 + ["forward"]
     kernels.backward(out, *args, out, lse, True, SCORES)
@@ -157,7 +157,7 @@ def test_kinds_are_described():
 )
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_kernel_with_other_results_refuses_itself(changes, what, rows, dtype):
+def test_a_kernel_with_other_results_is_refused(changes, what, rows, dtype):
     """The fastest by far, and it serves no call."""
     wrong, right = Fake("wrong", **changes), Fake("right")
     kernels = one_of(wrong, right, seconds=(1.0,))
@@ -208,7 +208,7 @@ def test_when_all_refuse_matrix_products_serve():
         assert all(map(torch.equal, got, PlainPieces.forward(*tensors(), causal, SCORES)))
 
 
-def test_trials_are_laid_out_as_the_call_and_leave_it_alone():
+def test_measurements_are_laid_out_as_the_call_and_leave_it_alone():
     seen = []
 
     class Looking(Fake):
@@ -220,16 +220,16 @@ def test_trials_are_laid_out_as_the_call_and_leave_it_alone():
     args = [x[0].unflatten(1, (2, 6)).transpose(0, 1)[:, :, 1:] for x in packed]
     before, state = [x.clone() for x in packed], torch.get_rng_state()
     one_of(Looking("one"), seconds=(1.0,)).forward(*args, True, SCORES)
-    trials, call = seen[:-1], seen[-1]
-    assert len(trials) == 2
-    for trial in trials:
-        assert [each[1:] for each in trial] == [each[1:] for each in call]
-        assert not {each[0] for each in trial} & {each[0] for each in call}
+    measurements, call = seen[:-1], seen[-1]
+    assert len(measurements) == 2
+    for measurement in measurements:
+        assert [each[1:] for each in measurement] == [each[1:] for each in call]
+        assert not {each[0] for each in measurement} & {each[0] for each in call}
     assert all(map(torch.equal, packed, before))
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_trials_keep_no_graph():
+def test_measurements_keep_no_graph():
     args = [x.requires_grad_() for x in tensors()]
     got = []
 
@@ -243,7 +243,7 @@ def test_trials_keep_no_graph():
     assert got == [False, False, True]
 
 
-def test_want_of_memory_in_a_trial_takes_the_first_listed(monkeypatch):
+def test_want_of_memory_in_a_measurement_takes_the_first_listed(monkeypatch):
     def short(*_):
         raise torch.OutOfMemoryError("no room")
 
@@ -251,9 +251,9 @@ def test_want_of_memory_in_a_trial_takes_the_first_listed(monkeypatch):
     kernels = one_of(first, second, seconds=(5.0,))
     kernels.forward(*tensors(), True, SCORES)
     assert first.calls[-1] == "forward"
-    assert refused(kernels) == {"trials": "OutOfMemoryError: no room"}
+    assert refused(kernels) == {"measurements": "OutOfMemoryError: no room"}
     # Nor have the matrix products of the comparison room.
-    monkeypatch.setattr(measured._Trial, "_draw", short)
+    monkeypatch.setattr(measured._Measurement, "_draw", short)
     kernels.forward(*tensors(300), True, SCORES)
     assert [len(choice.ranked) for choice in kernels.choices.known().values()] == [2, 2]
 

@@ -265,7 +265,7 @@ def test_bf16_microbatches_do_not_wait_once_kernels_are_chosen():
     from dormouse.hf import SharedPrefix, attention_choices, measured
 
     # Kernels do nothing here, so none would serve.
-    measured._Trial._compare = lambda *_: None
+    measured._Measurement._compare = lambda *_: None
     runtime = dormouse.install().runtime
     model, case = model_and_group(torch.bfloat16)
     shared = SharedPrefix(model, runtime)

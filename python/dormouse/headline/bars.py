@@ -196,10 +196,10 @@ def _seconds(kernels: dict) -> str:
 
 
 def _attention(run: dict) -> str:
-    """Names the kernels that a run's attention chose, and the seconds of those that were tried."""
+    """Names the kernels that a run's attention chose, and the time of those that were measured."""
 
-    def tried(choice: dict) -> str:
+    def measured_of(choice: dict) -> str:
         seconds = (f"{name} {taken * 1e3:.2f} ms" for name, taken in choice["seconds"].items())
-        return f"{choice['kernel']} ({choice['calls']}: {', '.join(seconds) or 'none tried'})"
+        return f"{choice['kernel']} ({choice['calls']}: {', '.join(seconds) or 'none measured'})"
 
-    return ", ".join(map(tried, run["attention"])) or "the only kernel"
+    return ", ".join(map(measured_of, run["attention"])) or "the only kernel"

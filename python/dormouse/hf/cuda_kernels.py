@@ -252,7 +252,7 @@ class Flash4(_Flash):
 
 
 CANDIDATES = (Flash2(), Cudnn(), Flash3(), Flash4())
-"""The first serves a call that cannot be tried."""
+"""The first serves a call that cannot be measured."""
 
 
 def in_layout_of(query: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Chooses one of several kernels for each kind of call, by running each of them once.
 
-The first call of a kind waits for the trials; every later one, whichever pass or thread it belongs
-to, gets the same kernel. A kernel that raises, in its trial or later, is not asked again for that
-kind, and its reason is kept. What a trial is, and how it is timed, is the caller's.
+The first call of a kind waits for the measurements; every later one, whichever pass or thread it
+belongs to, gets the same kernel. A kernel that raises, in its measurement or later, is not run
+again for that kind, and its reason is kept. What a measurement is, and its clock, is the caller's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Choice:
     ranked: list[Kernel]
     """Those that serve it, the fastest first."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of each trial, by name."""
+    """Of each measurement, by name."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why a kernel does not serve it, by name."""
 
@@ -38,13 +38,13 @@ class Choice:
 class Choices:
     """The choices of a process. Kinds are few: the caller rounds sizes.
 
-    Thread-safe; trials run one at a time.
+    Thread-safe; measurements run one at a time.
     """
 
     def __init__(self, last_resort: Kernel, limits: tuple[type[BaseException], ...] = ()):
-        """``last_resort``: serves every call that all others refuse; never tried. ``limits``:
-        errors that say nothing about a kernel, as want of memory: a call raises them, and a trial
-        that meets one leaves its kind untried, with the candidates as they are listed."""
+        """``last_resort``: serves every call that all others refuse; never measured. ``limits``:
+        errors that say nothing about a kernel, as want of memory: a call raises them, and a
+        measurement that meets one leaves its kind with the candidates as they are listed."""
         self._last_resort, self._limits = last_resort, limits
         self._known: dict[Hashable, Choice] = {}
         self._lock = threading.RLock()
@@ -58,17 +58,17 @@ class Choices:
         self,
         kind: Hashable,
         candidates: Sequence[Kernel],
-        trial_of: Callable[[], Callable[[Kernel], float]] | None,
+        measure_of: Callable[[], Callable[[Kernel], float]] | None,
     ) -> None:
         """Chooses for a kind of call, if that was not done before.
 
-        ``candidates``: the first wins among equals. ``trial_of()``: returns a function that tries a
-        kernel, and returns seconds or raises; None: candidates are ranked as listed.
+        ``candidates``: the first wins among equals. ``measure_of()``: returns a function that
+        measures a kernel, and returns seconds or raises; None: candidates are ranked as listed.
         """
         with self._lock:
             if kind not in self._known:
-                trial = None if trial_of is None else trial_of()
-                self._known[kind] = self._tried(candidates, trial)
+                measure = None if measure_of is None else measure_of()
+                self._known[kind] = self._measured(candidates, measure)
 
     def run(self, kind: Hashable, call: Callable[[Kernel], Result]) -> Result:
         """Returns ``call(kernel)`` of the fastest kernel that accepts the call, of a settled kind.
@@ -87,15 +87,15 @@ class Choices:
                     raise
                 self._refuse(choice, kernel, error)
 
-    def _tried(self, candidates, trial: Callable[[Kernel], float] | None) -> Choice:
+    def _measured(self, candidates, measure: Callable[[Kernel], float] | None) -> Choice:
         choice = Choice(list(candidates))
-        if trial is None:
+        if measure is None:
             return choice
         for kernel in candidates:
             try:
-                choice.seconds[kernel.name] = trial(kernel)
+                choice.seconds[kernel.name] = measure(kernel)
             except self._limits as error:
-                return Choice(list(candidates), refused={"trials": _reason(error)})
+                return Choice(list(candidates), refused={"measurements": _reason(error)})
             except Exception as error:
                 self._refuse(choice, kernel, error)
         choice.ranked.sort(key=lambda kernel: choice.seconds[kernel.name])

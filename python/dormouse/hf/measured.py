@@ -1,14 +1,16 @@
-"""Which attention kernel serves a call: by device and dtype, on a GPU for BF16 and FP16 by trials.
+"""Which attention kernel serves a call: for BF16 and FP16 on a GPU the one measured as the fastest.
 
-A trial runs forward and backward of one kernel on random numbers, laid out as the call's, and times
-them. Before its time counts, its results are compared with matrix products: a kernel whose
-log-sum-exp has another base, or whose backward does not use the one it is given, refuses itself.
+A measurement runs forward and backward of one kernel on random numbers, laid out as those of the
+call, and times them. Before its time counts, its results are compared with matrix products: a
+kernel whose log-sum-exp has another base, or whose backward does not use the one it is given, is
+refused.
 
 The choice holds for the process and for all calls of a :class:`Kind`, so forward, backward and what
 checkpointing computes again meet one kernel, and so do a step and a score. It depends on times, so
 two processes may choose differently; under ``torch.use_deterministic_algorithms`` nothing is timed,
-and the first kernel listed serves. torch's switches (``torch.nn.attention.sdpa_kernel``) take
-candidates away. No trial holds a collective: ranks choose on their own.
+and the first deterministic kernel listed serves. torch's switches
+(``torch.nn.attention.sdpa_kernel``) take candidates away. No measurement holds a collective: ranks
+choose on their own.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from .kernels import Causal, CpuFlash, CudaEfficient, Pieces, Plain, PlainPieces
 
 # Fewer rows, or keys, are one kind.
 SMALL_ROWS = 256
-# Timed runs of a trial after one that builds plans and compiles; the least counts.
-TRIAL_RUNS = 3
+# Timed runs of a measurement after one that builds plans and compiles; the least counts.
+TIMED_RUNS = 3
 # Distance of a correct kernel, relative, L2, in units of the dtype's spacing: it rounds
 # probabilities, their gradients, the output and each result.
 ROUNDINGS_MAX = 4
@@ -67,11 +69,11 @@ class DiffersError(ArithmeticError):
 
 
 def seconds_on_stream(run: Callable[[], object], device: torch.device) -> float:
-    """Returns the least seconds of :data:`TRIAL_RUNS` calls on the current stream."""
+    """Returns the least seconds of :data:`TIMED_RUNS` calls on the current stream."""
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
         seconds = []
-        for _ in range(TRIAL_RUNS):
+        for _ in range(TIMED_RUNS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record(stream)
             run()
@@ -116,10 +118,10 @@ class Measured:
         ]
         kind = kind_of(*tensors, causal, tuple(each.name for each in candidates))
 
-        def trial() -> _Trial:
-            return _Trial(*tensors, causal, self._seconds_of)
+        def measurement() -> _Measurement:
+            return _Measurement(*tensors, causal, self._seconds_of)
 
-        self.choices.settle(kind, candidates, None if ordered else trial)
+        self.choices.settle(kind, candidates, None if ordered else measurement)
         return self.choices.run(kind, call)
 
 
@@ -138,8 +140,8 @@ def _rounded(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-class _Trial:
-    """Tries kernels on random tensors laid out as those of a call. Draws from a generator of its
+class _Measurement:
+    """Measures kernels on random tensors laid out as those of a call. Draws from a generator of its
     own: the step's random numbers stay as they are."""
 
     def __init__(self, query, key, value, causal: Causal, seconds_of: Timer):
@@ -148,9 +150,8 @@ class _Trial:
         self._scores = Scores(query.shape[3] ** -0.5)
         self._tensors = self._wanted = None
 
-    @torch.no_grad()
     def __call__(self, kernel) -> float:
-        # Here, so that want of memory is that of a trial.
+        # Here, so that want of memory is that of a measurement.
         if self._wanted is None:
             self._tensors = self._draw()
             self._wanted = self._results(PlainPieces)
@@ -212,7 +213,7 @@ def attention_choices() -> list[dict]:
     """Returns which attention kernel serves which calls on this process's GPU, in order of choice.
 
     Each has ``calls``, what they are in words; ``kernel``, its name; ``seconds``, of a forward and
-    a backward by each kernel that was tried; ``refused``, by name, why the others do not serve.
+    a backward by each kernel that was measured; ``refused``, by name, why the others do not serve.
     Empty on the CPU, where nothing is to be chosen.
     """
     return [_described(kind, choice) for kind, choice in MEASURED.choices.known().items()]
