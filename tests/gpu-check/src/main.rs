@@ -10,6 +10,8 @@
     reason = "a check fails by panicking, like a test"
 )]
 
+mod beside;
+mod calls;
 mod copies;
 mod kernels;
 mod mapping;

@@ -28,7 +28,7 @@ impl Plain {
 
     /// # Safety
     /// `F` is the entry point's type.
-    unsafe fn entry<F: Copy>(&self, name: &CStr) -> F {
+    pub(crate) unsafe fn entry<F: Copy>(&self, name: &CStr) -> F {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         // SAFETY: a live library and a name.
         let found = unsafe { libc::dlsym(self.library, name.as_ptr()) };

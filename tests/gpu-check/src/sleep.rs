@@ -1,4 +1,5 @@
-//! Gigabytes asleep and awake again, every byte compared, by the driver's own figure of memory.
+//! Gigabytes asleep and awake again, every byte compared, by the driver's own figure of memory. One cycle
+//! warms up. What was given back is judged by the suite.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -67,13 +68,19 @@ pub(crate) fn check(options: &Options) -> Value {
     }
     let ids: Vec<_> = blocks.iter().map(|(_, id)| *id).collect();
     allocator.trim(u64::MAX);
+    let sleep = || {
+        let start = Instant::now();
+        let after = [device.record(&stream).unwrap()];
+        let outcome = engine.sleep(&ids, Tier::Host, &after).unwrap();
+        assert_eq!(outcome.declined_bytes, 0, "{:?}", outcome.declined);
+        engine.wait_settled(&ids).unwrap();
+        start.elapsed().as_secs_f64()
+    };
+    // The driver keeps memory for registered host memory and for streams from their first use on.
+    sleep();
+    engine.wait_awake(&ids).unwrap();
     let awake_bytes = plain.used_bytes();
-    let start = Instant::now();
-    let after = [device.record(&stream).unwrap()];
-    let outcome = engine.sleep(&ids, Tier::Host, &after).unwrap();
-    assert_eq!(outcome.declined_bytes, 0, "{:?}", outcome.declined);
-    engine.wait_settled(&ids).unwrap();
-    let sleep_s = start.elapsed().as_secs_f64();
+    let sleep_s = sleep();
     device.release_parked();
     let asleep_bytes = plain.used_bytes();
     let start = Instant::now();
@@ -94,7 +101,6 @@ pub(crate) fn check(options: &Options) -> Value {
         })
         .sum();
     let given_back_bytes = awake_bytes.saturating_sub(asleep_bytes);
-    assert!(given_back_bytes >= bytes, "{given_back_bytes} of {bytes} bytes were given back");
     json!({
         "bytes": bytes,
         "compared_bytes": compared,
