@@ -1,37 +1,57 @@
-"""Calculated cost of a step: operations, bytes, seconds at given rates.
+"""Calculated cost of a step: operations and bytes.
 
 A *row* is one token of one sequence going through the model. Backward of a product is twice its
-forward, of flash attention 2.5 times. Only half of a causal square is computed.
+forward, of flash attention 2.5 times. Only half of a causal square is computed. What follows from
+rates is in :mod:`.expected`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .shapes import Cell, Geometry
 
 BF16_BYTES, FP32_BYTES = 2, 4
-
-# Dense BF16 rate of an H100 or H200 by its data sheet, and the share that a good run reaches.
-PEAK_FLOPS = 989e12
-REACHED = 0.6
-# A PCIe 5.0 link with 16 lanes, one way.
-LINK_BYTES_PER_S = 55e9
-
 PRODUCT, ATTENTION = (2.0, 6.0), (4.0, 14.0)  # per weight or score: forward, and both ways
+# Of each process on the GPU: its context, and the libraries' workspaces.
+CONTEXT_BYTES = 1_200_000_000
+# Above the arithmetic's peak: last pages of tensors, and what allocators cannot use.
+SLACK = 1.04
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Floating-point operations of matrix products, and of attention."""
+
+    products: float
+    attention: float
+
+    @property
+    def total(self) -> float:
+        """Returns their sum."""
+        return self.products + self.attention
+
+    def __add__(self, other: Operations) -> Operations:
+        return Operations(self.products + other.products, self.attention + other.attention)
+
+    def __sub__(self, other: Operations) -> Operations:
+        return self + -1 * other
+
+    def __rmul__(self, count: float) -> Operations:
+        return Operations(count * self.products, count * self.attention)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations of a step by phase; ``dense``: of the dense run."""
+    """Operations of a step by phase; ``dense``: of the dense run."""
 
-    dense: float
-    a: float
-    b: float
-    c: float
+    dense: Operations
+    a: Operations
+    b: Operations
+    c: Operations
 
     @property
-    def ours(self) -> float:
+    def ours(self) -> Operations:
         """Returns the sum of the three phases."""
         return self.a + self.b + self.c
 
@@ -52,9 +72,10 @@ def work(g: Geometry, prompt: int, response: int, responses: int) -> Work:
     head = response * g.hidden * g.vocab
     own = response * (response + 1) / 2
 
-    def cost(rows: float, scores: float, heads: float, both_ways: int) -> float:
+    def cost(rows: float, scores: float, heads: float, both_ways: int) -> Operations:
         products = rows * g.layers * layer_weights(g) + heads
-        return PRODUCT[both_ways] * products + ATTENTION[both_ways] * scores * g.layers * g.hidden
+        attention = scores * g.layers * g.hidden
+        return Operations(PRODUCT[both_ways] * products, ATTENTION[both_ways] * attention)
 
     square = prompt * (prompt + 1) / 2
     whole = prompt + response
@@ -84,36 +105,57 @@ def logits_bytes(g: Geometry, rows: int) -> int:
     return rows * g.vocab * (BF16_BYTES + 3 * FP32_BYTES)
 
 
-def seconds(flops: float) -> float:
-    """Returns the seconds at :data:`REACHED` of :data:`PEAK_FLOPS`."""
-    return flops / (REACHED * PEAK_FLOPS)
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes of a cell's step above parameters and gradients, by what holds them."""
+
+    dormant: int
+    boundary: int
+    microbatch: int
+    dense: int
+
+    @property
+    def awake(self) -> int:
+        """Returns the peak of a step that does not sleep."""
+        return self.dormant + self.boundary + self.microbatch
+
+    @property
+    def asleep_in_b(self) -> int:
+        """Returns the peak of phase B once everything dormant has left."""
+        return self.boundary + self.microbatch
 
 
-def cell_table(g: Geometry, cell: Cell) -> dict[str, float]:
-    """Returns the expected figures of a cell, in seconds and GB."""
+def peaks(g: Geometry, cell: Cell, microbatch_tokens: int | None = None) -> Peaks:
+    """Returns the bytes of a cell's step. ``microbatch_tokens``: defaults to the geometry's."""
     prompt, response = cell.tokens(g)
-    w = work(g, prompt, response, cell.responses)
-    microbatch = max(response, g.microbatch_tokens // response * response)
-    dormant = prompt * (g.layers - 1) * saved_bytes_per_token(g)
+    wanted = microbatch_tokens or g.microbatch_tokens
+    rows = max(response, wanted // response * response)
     saved = saved_bytes_per_token(g) * g.layers
-    boundary = prompt * boundary_bytes_per_token(g)
-    microbatch_bytes = microbatch * saved + logits_bytes(g, microbatch)
-    copy = dormant / LINK_BYTES_PER_S
-    return {
-        "dense s": seconds(w.dense),
-        "ours s": seconds(w.ours),
-        "A s": seconds(w.a),
-        "B s": seconds(w.b),
-        "C s": seconds(w.c),
-        "speedup": w.dense / w.ours,
-        "dormant GB": dormant / 1e9,
-        "copy s": copy,
-        "boundary GB": boundary / 1e9,
-        "microbatch GB": microbatch_bytes / 1e9,
-        "awake peak GB": (dormant + boundary + microbatch_bytes) / 1e9,
-        "asleep in B GB": (boundary + microbatch_bytes) / 1e9,
-        "dense peak GB": ((prompt + response) * saved + logits_bytes(g, response)) / 1e9,
-    }
+    return Peaks(
+        dormant=prompt * (g.layers - 1) * saved_bytes_per_token(g),
+        boundary=prompt * boundary_bytes_per_token(g),
+        microbatch=rows * saved + logits_bytes(g, rows),
+        dense=(prompt + response) * saved + logits_bytes(g, response),
+    )
+
+
+def layers_that_fit(g: Geometry, cell: Cell, gpu_bytes: int, host_bytes: int) -> int:
+    """Returns how many of the model's layers both sides of a cell fit; 0: not even one.
+
+    Two processes share the GPU. While ours runs, the other one keeps nothing; while that one runs,
+    ours keeps its weights. What sleeps fits the host tier.
+    """
+    room = gpu_bytes - 2 * CONTEXT_BYTES
+
+    def fits(layers: int) -> bool:
+        smaller = replace(g, layers=layers)
+        weights = BF16_BYTES * parameters(smaller)
+        found = peaks(smaller, cell)
+        ours = 2 * weights + SLACK * found.awake
+        dense = 3 * weights + SLACK * found.dense
+        return max(ours, dense) <= room and found.dormant <= host_bytes
+
+    return max(filter(fits, range(1, g.layers + 1)), default=0)
 
 
 def capacity_tokens(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from . import arithmetic
+from . import arithmetic, expected
 from .rows import LOWER, row
 from .shapes import COMPILED, EAGER, HEADLINE, Cell, Geometry
 
@@ -84,8 +84,8 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
             how=f"{how}; attention by {_attention(asleep_runs[-1])}",
             dense=dense,
             awake=awake,
-            dense_by_arithmetic=arithmetic.seconds(work.dense),
-            ours_by_arithmetic=arithmetic.seconds(work.ours),
+            dense_by_arithmetic=expected.seconds(work.dense, expected.CUDNN),
+            ours_by_arithmetic=expected.seconds(work.ours, expected.FLASH),
         ),
         row(
             f"{cell}: sleeping costs",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
+from dataclasses import replace
 
-from . import arithmetic, shapes
+from . import arithmetic, bars, expected, machine, shapes
 from .time_budget import TimeBudget
-from .rows import emit
+from .rows import emit, row
 
 DONE, UNFINISHED, CANNOT_RUN = 0, 1, 2
 
-# Share of the machine's memory for sleeping bytes; the rest is for processes and the page cache.
-HOST_SHARE = 0.7
 SECONDS = 580.0
-_CGROUP_MAX = Path("/sys/fs/cgroup/memory.max")
+# With fewer the head outweighs what is measured.
+LAYERS_MIN = 8
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,12 +29,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a model that says nothing, quickly")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="(default: %(default)s)")
-    parser.add_argument("--host-bytes", type=int, help=f"host tier (default: {HOST_SHARE:.0%})")
+    parser.add_argument("--host-bytes", type=int, help="host tier (default: most of what is free)")
     parser.add_argument("--device-bytes", type=int, default=0, help="our budget (default: all)")
     parser.add_argument("--nvme-dir", help="directory of the file tier (default: none)")
     parser.add_argument("--nvme-bytes", type=int, default=0, help="bytes of its file")
+    parser.add_argument("--layers", type=int, help="of the model (default: as many as fit)")
     options = parser.parse_args(arguments)
     geometry = shapes.TINY if options.tiny else shapes.LLAMA3_8B
+    if options.layers is not None:
+        if not 1 < options.layers <= geometry.layers:
+            parser.error(f"--layers {options.layers}; accepted: 2 to {geometry.layers}")
+        geometry = replace(geometry, layers=options.layers)
     return COMMANDS[options.command](options, geometry)
 
 
@@ -53,9 +56,29 @@ def _grid(options, geometry: shapes.Geometry) -> int:
     why = _no_device(options.device)
     if why is not None:
         return _cannot(why)
+    geometry, why = _fitting(options, geometry)
+    if why is not None:
+        return _cannot(why)
     budget = TimeBudget(options.seconds, geometry.name)
     with _pair(options, geometry) as pair:
         return DONE if Grid(pair, geometry, budget).run(options.cells) else UNFINISHED
+
+
+def _fitting(options, geometry: shapes.Geometry) -> tuple[shapes.Geometry, str | None]:
+    """Returns the model with as many layers as the first cell fits here, and says how many."""
+    memory = machine.gpu_bytes()
+    if options.tiny or options.layers or options.device == "cpu" or memory is None:
+        return geometry, None
+    cell, host_bytes = options.cells[0], _host_bytes(options)
+    layers = arithmetic.layers_that_fit(geometry, cell, memory, host_bytes)
+    how = (
+        f"of {geometry.layers}; {cell} in {memory / 1e9:.1f} GB of GPU memory and a host tier of "
+        f"{host_bytes / 1e9:.1f} GB"
+    )
+    emit("row", row("layers of the model", "layers", layers, how=how))
+    if layers < LAYERS_MIN:
+        return geometry, f"{layers} layers fit, {how}; accepted: at least {LAYERS_MIN}"
+    return replace(geometry, layers=layers), None
 
 
 def _frontier(options, geometry: shapes.Geometry) -> int:
@@ -89,15 +112,36 @@ def _small(options, geometry: shapes.Geometry) -> int:
 
 
 def _arithmetic(options, geometry: shapes.Geometry) -> int:
-    """Prints a Markdown table of the eager cells."""
+    """Prints Markdown tables: the eager cells, and page sizes for the first of them."""
     print(f"{geometry.name}: {arithmetic.parameters(geometry) / 1e9:.2f} × 10⁹ parameters")
-    for index, cell in enumerate(c for c in options.cells if c.way == shapes.EAGER):
-        table = arithmetic.cell_table(geometry, cell)
-        if index == 0:
-            print("| P/S | N | " + " | ".join(table) + " |\n" + "|---" * (len(table) + 2) + "|")
-        figures = " | ".join(f"{value:.2f}" for value in table.values())
-        print(f"| {cell.lengths} | {cell.responses} | {figures} |")
+    cells = [cell for cell in options.cells if cell.way == shapes.EAGER]
+    figures = [expected.cell_table(geometry, cell) for cell in cells]
+    _print_table(
+        [{"P/S": c.lengths, "N": c.responses} | f for c, f in zip(cells, figures, strict=True)]
+    )
+    for cell in cells[:1]:
+        print(f"\nPages, {cell}:")
+        _print_table(expected.page_table(geometry, cell))
+        for rows in (geometry.microbatch_tokens, geometry.microbatch_tokens // 2):
+            for kernel in expected.ATTENTION_FLOPS:
+                found = expected.whole_step(
+                    geometry, cell, kernel, bars.STEP_PEAK_CUT_MIN_PERCENT, rows
+                )
+                print(f"\nWhole-step peak, microbatches of {rows} rows, {kernel}: {found}")
+        late = {
+            kernel: expected.late_copies_s(geometry, cell, kernel)
+            for kernel in expected.ATTENTION_FLOPS
+        }
+        print(f"\nCopies of C that must begin before it, s: {late}")
     return DONE
+
+
+def _print_table(rows: list[dict]) -> None:
+    for index, row in enumerate(rows):
+        if index == 0:
+            print("| " + " | ".join(row) + " |\n" + "|---" * len(row) + "|")
+        cells = (f"{each:.2f}" if isinstance(each, float) else str(each) for each in row.values())
+        print("| " + " | ".join(cells) + " |")
 
 
 COMMANDS = {"grid": _grid, "frontier": _frontier, "small": _small, "arithmetic": _arithmetic}
@@ -134,10 +178,4 @@ def _runtime(options) -> dict:
 
 
 def _host_bytes(options) -> int:
-    if options.host_bytes is not None:
-        return options.host_bytes
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _CGROUP_MAX.read_text().strip() if _CGROUP_MAX.is_file() else "max"
-    if limit.isdigit():
-        memory = min(memory, int(limit))
-    return int(HOST_SHARE * memory)
+    return machine.host_budget_bytes() if options.host_bytes is None else options.host_bytes

@@ -186,7 +186,7 @@ class Frontier:
     def _flops(self, side: str, prompt: int, response: int) -> float:
         responses = 1 if side == "dense" else RESPONSES
         work = arithmetic.work(self.geometry, prompt, response, responses)
-        return work.dense if side == "dense" else work.ours
+        return (work.dense if side == "dense" else work.ours).total
 
     def _expect(self, side: str, prompt: int, response: int) -> float:
         return self.budget.expect(side, "eager", self._flops(side, prompt, response))

@@ -59,6 +59,7 @@ class Grid:
         prompt, response = cell.tokens(self.geometry)
         for side in ("ours", "dense"):
             self._request(side, "take", prompt=prompt, response=response, responses=cell.responses)
+        self._request("dense", "rest")
         with self._turn("ours"):
             measured.prediction = self._request("ours", "predict")
             self._warm("ours", cell)
@@ -121,7 +122,7 @@ class Grid:
     def _flops(self, side: str, cell: Cell) -> float:
         prompt, response = cell.tokens(self.geometry)
         work = arithmetic.work(self.geometry, prompt, response, cell.responses)
-        return work.dense if side == "dense" else work.ours
+        return (work.dense if side == "dense" else work.ours).total
 
     def _expect(self, side: str, cell: Cell) -> float:
         return self.budget.expect(side, cell.way, self._flops(side, cell))

@@ -53,11 +53,17 @@ def build(
     rotary = model.model.rotary_emb
     with torch.device(device):
         model.model.rotary_emb = type(rotary)(config=config)
-    generator = torch.Generator(device).manual_seed(SEED)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(0.0, WEIGHT_SPREAD, generator=generator)
+    fill(model)
     return model.train()
+
+
+@torch.no_grad()
+def fill(model: LlamaForCausalLM) -> None:
+    """Writes the model's random weights, each time the same."""
+    parameters = list(model.parameters())
+    generator = torch.Generator(parameters[0].device).manual_seed(SEED)
+    for parameter in parameters:
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, WEIGHT_SPREAD, generator=generator)

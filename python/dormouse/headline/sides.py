@@ -30,6 +30,8 @@ class Dense:
         self._kernel: str | None = None
         self._taken: dict[str, float] = {}
         self._batch = 1
+        # Bytes of each weight's storage while the side rests.
+        self._rested: list[int] = []
 
     def step(self, group, loss_fn, way: str, *, on_phase: Callable[[str], None], **_) -> dict:
         """Adds the group's gradients."""
@@ -88,6 +90,22 @@ class Dense:
         else:
             self._model.gradient_checkpointing_disable()
 
+    def rest(self) -> None:
+        """Gives the weights' memory back: no step changes them; :meth:`wake` makes them anew."""
+        if self._device.type == "cuda" and not self._rested:
+            storages = [parameter.untyped_storage() for parameter in self._model.parameters()]
+            self._rested = [storage.nbytes() for storage in storages]
+            for storage in storages:
+                storage.resize_(0)
+
+    def wake(self) -> None:
+        """Makes the weights again after :meth:`rest`."""
+        if self._rested:
+            for parameter, count in zip(self._model.parameters(), self._rested, strict=True):
+                parameter.untyped_storage().resize_(count)
+            models.fill(self._model)
+            self._rested = []
+
     def trim(self) -> None:
         """Releases cached memory."""
         if self._device.type == "cuda":
@@ -145,6 +163,12 @@ class Ours:
     def checkpoint(self, on: bool) -> None:
         """Switches activation checkpointing: of the responses, since the prompt sleeps."""
         Dense.checkpoint(self, on)
+
+    def rest(self) -> None:
+        """Keeps the weights: the schedule's check compares the model with the one it saw."""
+
+    def wake(self) -> None:
+        """Nothing rests."""
 
     def trim(self) -> None:
         """Releases cached memory."""

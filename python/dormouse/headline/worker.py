@@ -4,7 +4,8 @@ As in :mod:`dormouse.demo.worker`, a command is a line of JSON on standard input
 lines of JSON on the original standard output. A command that fails is answered with its error and
 the process continues, so that an error of one cell does not affect others.
 
-An idle process keeps only its weights on the device, so that two fit one GPU.
+An idle process gives back gradients and caches, and the dense side its weights too, so that two fit
+one GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 
 import torch
 
@@ -117,8 +119,9 @@ class Worker:
         return {}
 
     def do_rest(self) -> dict:
-        """Releases all but the weights until the next run."""
+        """Releases what the side can do without until the next run."""
         self._model.zero_grad(set_to_none=True)
+        self._side.rest()
         self._trim()
         return {"used_bytes": used_bytes(self._device)}
 
@@ -136,6 +139,7 @@ class Worker:
         return dormouse.Group(whole.prompt, whole.responses[:responses], whole.weights[:responses])
 
     def _zero_gradients(self) -> None:
+        self._side.wake()
         for parameter in self._model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -178,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dormouse.headline.worker")
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--geometry", choices=shapes.GEOMETRIES, required=True)
+    parser.add_argument("--layers", type=int, required=True, help="of the geometry's, or fewer")
     parser.add_argument("--device", required=True)
     parser.add_argument("--runtime", type=json.loads, default={}, help="options, as JSON")
     options = parser.parse_args()
@@ -188,7 +193,7 @@ def main() -> None:
     def emit(message: dict) -> None:
         answers.write(json.dumps(message) + "\n")
 
-    geometry = shapes.GEOMETRIES[options.geometry]
+    geometry = replace(shapes.GEOMETRIES[options.geometry], layers=options.layers)
     worker = Worker(options.side, geometry, torch.device(options.device), options.runtime)
     emit({"reply": worker.do_info()})
     serve(worker, sys.stdin, emit)
