@@ -16,7 +16,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from gpu_suite import bundle, checks, cli, limits, parts, paths, result, rows, table  # noqa: E402
+from gpu_suite import (  # noqa: E402
+    bundle,
+    checks,
+    cli,
+    commands,
+    facts,
+    limits,
+    memcheck,
+    needs,
+    options,
+    parts,
+    paths,
+    plan,
+    result,
+    rows,
+    summary,
+    table,
+)
 
 from dormouse.headline import arithmetic, bars, frontier, shapes  # noqa: E402
 
@@ -35,9 +52,9 @@ def fake(code: str, seconds: float = 30, **changes) -> parts.Part:
     return parts.Part("fake", "", seconds, lambda setting, seconds: python(code), **changes)
 
 
-def setting(**changes) -> parts.Setting:
+def setting(**changes) -> commands.Setting:
     found = paths.Paths(ROOT, None, None)
-    return parts.Setting(found, True, "cpu", None, 1, **changes)
+    return commands.Setting(found, True, "cpu", ROOT / "gpu-results", **changes)
 
 
 def run_fake(code: str, seconds: float = 30.0, **changes) -> dict:
@@ -193,6 +210,65 @@ def test_the_table_shows_what_was_missed():
     assert lines[1].endswith("dense 1,234")
 
 
+def test_what_was_given_back_may_lack_what_streams_take():
+    found = {"bytes": 1000, "compared_bytes": 1000, "sleep_gb_per_s": 1.0, "wake_gb_per_s": 1.0}
+    for given_back, met in ((980, True), (979, False)):
+        made = checks.sleep(found | {"given_back_bytes": given_back})
+        assert [each["met"] for each in made if "given back" in each["name"]] == [met]
+
+
+def mapped(state: str) -> dict:
+    calls = {
+        name: {"median_us": float(index), "longest_us": 10.0 * index, "count": 9}
+        for index, name in enumerate((*checks.HANDLE_CALLS, "access_run", "unmap_run"), 1)
+    }
+    launch = {
+        "call": {"median_us": 3.0, "longest_us": 4.0},
+        "done": {"median_us": 5.0, "longest_us": 6.0},
+    }
+    return {
+        "page_bytes": 2 << 20,
+        "state": state,
+        "run_handles": 16,
+        "calls": calls,
+        "launch": launch,
+    }
+
+
+def test_mapping_tells_each_call_and_what_a_launch_waits():
+    found = {
+        "series": [mapped("idle")],
+        "alone": [mapped("idle")],
+        "device": [],
+        "kernel_refused": None,
+    }
+    alone, handle, launch = checks.mapping(found)
+    assert (handle["name"], handle["ours"]) == ("a handle of 2 MiB, idle", 15.0)
+    assert [handle["peers"][name] for name in checks.HANDLE_CALLS] == [1, 2, 3, 4, 5]
+    assert handle["peers"]["unmap longest"] == 40.0
+    assert handle["peers"]["headline seconds"] == pytest.approx(62.4e9 / (2 << 20) * 15e-6)
+    assert (launch["ours"], launch["peers"]["done longest"]) == (3.0, 6.0)
+    assert alone["ours"] == 3.0
+    refused = checks.mapping(found | {"kernel_refused": 218})[-1]
+    assert refused["met"] is False
+    assert "error 218" in refused["how"]
+
+
+def test_memcheck_does_not_count_what_the_driver_refuses():
+    at = memcheck.OPTIONS.index("--report-api-errors")
+    assert memcheck.OPTIONS[at + 1] == "no"
+
+
+def test_the_summary_is_a_page():
+    missed = rows.row("n|m", "s", 3.0, bar=2.0, better=rows.LOWER, how="h", dense=1.5, gone=None)
+    found = {"part": "p", "status": "missed", "seconds": 1.0, "rows": [missed], "why": "missed: n"}
+    lines = summary.markdown("Title", [found], FACTS)
+    assert lines[0] == "# Title"
+    assert "GPU H200; driver 580.1; CUDA of the driver 13.0; capability 9.0" in lines[2]
+    assert "| p | missed | 1 | missed: n |" in lines
+    assert lines[-1] == "| p: n\\|m | 3 | s | ≤ 2 | MISSED | dense 1.5 | h |"
+
+
 # Choice.
 
 
@@ -207,8 +283,9 @@ def test_details_go_to_their_part():
     ((part, details),) = parts.choose(["headline:10k/2k:32", "headline:6k/6k"], [])
     assert (part.name, details) == ("headline", ("10k/2k:32", "6k/6k"))
     library = paths.Paths(ROOT, Path("lib.so"), None)
-    chosen = parts.Setting(library, False, "cuda", Path("/disk"), 2, details)
+    chosen = commands.Setting(library, False, "cuda", ROOT, 1.5, Path("/disk"), 2, details)
     command = part.command(chosen, 100)
+    assert command[command.index("--host-bytes") + 1] == str(3 << 29)
     assert command[command.index("--cells") + 1] == "10k/2k:32,6k/6k"
     assert command[command.index("--seconds") + 1] == "85"
     assert "--nvme-dir" not in command
@@ -219,10 +296,13 @@ def test_details_go_to_their_part():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--only", "copys"], "no part 'copys'; accepted: conformance"),
+        (["--only", "copys"], "no part 'copys'; accepted: place, conformance"),
         (["--skip", "x"], "no part 'x'"),
         (["--only", "copies:4"], "accepted: copies"),
         (["--limit", "copies=soon"], "accepted: PART=SECONDS"),
+        (["--plan", "4"], "invalid choice: 4"),
+        (["--plan", "1", "--only", "copies"], "accepted: --plan without --only"),
+        (["--nvme-dir", "/", "--nvme-gib", "99999999"], "GiB free; accepted: at most"),
     ],
 )
 def test_what_is_not_accepted_is_refused(arguments, said, capsys):
@@ -230,6 +310,137 @@ def test_what_is_not_accepted_is_refused(arguments, said, capsys):
         cli.main(arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+# Plans.
+
+
+def test_each_plan_begins_with_the_place_and_ends_in_time():
+    assert list(plan.PLANS) == [1, 2, 3]
+    for number, (title, steps) in plan.PLANS.items():
+        asked = options.parse(["--plan", str(number)], "")
+        assert asked.chosen[0][0].name == parts.PLACE
+        assert [part.name for part, _ in asked.chosen] == list(asked.limit)
+        assert sum(seconds for _, seconds in steps) <= asked.seconds == plan.SECONDS_MAX == 570
+        assert asked.title.endswith(title)
+        assert asked.name == f"plan-{number}"
+
+
+def test_the_plans_have_every_part_and_both_cells_of_record():
+    chosen = [
+        each for number in plan.PLANS for each in options.parse(["--plan", str(number)], "").chosen
+    ]
+    assert {part.name for part, _ in chosen} == set(parts.BY_NAME)
+    cells = [detail for _, details in chosen for detail in details]
+    assert [str(cell) for cell in shapes.choose(cells)] == [
+        "10k/2k N=2 eager",
+        *map(str, shapes.HEADLINE),
+    ]
+
+
+# The place.
+
+FACTS = {
+    "driver": {
+        "why": None,
+        "cuda": [13, 0],
+        "name": "H200",
+        "driver": "580.1",
+        "capability": [9, 0],
+    },
+    "packages": {"torch": "2.11", "transformers": "5.17", "triton": "3.6"},
+    "torch_gpu_why": None,
+    "compiler": "gcc 13",
+    "sanitizer": "/bin/compute-sanitizer",
+    "driver_too_old": None,
+    "gpu_free_bytes": 140 << 30,
+    "host_free_bytes": 120 << 30,
+}
+COMPILED_CELL = ("10k/2k:32:compiled",)
+
+
+@pytest.mark.parametrize(
+    ("part", "details", "changes", "why"),
+    [
+        ("conformance", (), {"driver": {"why": "no NVIDIA driver: x"}}, "no NVIDIA driver"),
+        ("kernels", (), {"driver_too_old": "The driver supports CUDA 12.2"}, "CUDA 12.2"),
+        ("modes", (), {"packages": {"torch": None}}, "no torch"),
+        ("tests", (), {"torch_gpu_why": "torch finds no GPU"}, "torch finds no GPU"),
+        ("demo", (), {"packages": FACTS["packages"] | {"transformers": None}}, "no transformers"),
+        ("headline", COMPILED_CELL, {"compiler": None}, "no C compiler"),
+        (
+            "headline",
+            COMPILED_CELL,
+            {"packages": FACTS["packages"] | {"triton": None}},
+            "no triton",
+        ),
+        ("headline", ("10k/2k:32:eager",), {"compiler": None}, None),
+        ("headline", (), {"gpu_free_bytes": 3 << 29}, "1.5 GiB of the GPU's memory"),
+        ("frontier", (), {"host_free_bytes": 1 << 30}, "1.0 GiB of host memory"),
+        ("memcheck", (), {"sanitizer": None}, "compute-sanitizer"),
+        ("sleep", (), {"driver_too_old": "old"}, None),
+    ],
+)
+def test_what_a_machine_lacks_is_said_before_a_part_starts(part, details, changes, why):
+    needed = parts.BY_NAME[part].needs_of(details, tiny=False)
+    assert needs.why_not(needed, FACTS) is None
+    assert needs.why_not(needed, {}) is None
+    found = needs.why_not(needed, FACTS | changes)
+    assert (found is None) if why is None else (why in found)
+
+
+def test_an_older_driver_than_the_kernels_need_is_one_sentence():
+    report = json.loads((ROOT / needs.KERNELS_REPORT).read_text())
+    least = facts.major_minor(report["toolkit"])
+    assert needs.driver_too_old(least, ROOT) is None
+    assert needs.driver_too_old(None, ROOT) is None
+    said = needs.driver_too_old([11, 4], ROOT)
+    assert said.startswith("The driver supports CUDA 11.4; dormouse's kernels need CUDA")
+    assert f"driver {needs.SERIES[tuple(least)]} or newer" in said
+
+
+def test_a_part_that_cannot_run_is_announced_and_not_started(monkeypatch, tmp_path, capsys):
+    place = fake(says({"detail": {"driver": {"why": "no NVIDIA driver"}}}, {"row": ROW}))
+    other = fake("raise SystemExit(3)", needs=("gpu",))
+    made = (replace(place, name=parts.PLACE), replace(other, name="other"))
+    monkeypatch.setattr(parts, "PARTS", made)
+    cli.main(["--out", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "cannot run: other: no NVIDIA driver" in out
+    written = json.loads((tmp_path / "parts" / "summary.json").read_text())
+    assert [each["status"] for each in written["parts"]] == ["held", "cannot_run"]
+    assert written["place"] == {"driver": {"why": "no NVIDIA driver"}}
+
+
+def test_the_fields_of_nvidia_smi_may_be_missing():
+    assert facts.fields_of("580.95, 5, 5, 16, 16, 700.00") == [
+        "580.95",
+        "5",
+        "5",
+        "16",
+        "16",
+        "700.00",
+    ]
+    assert facts.fields_of("580.95, [N/A], 5, , 16, 700.00")[1:4] == [None, "5", None]
+    assert facts.fields_of(None) == facts.fields_of("No devices") == [None] * len(facts.GPU_FIELDS)
+
+
+def test_free_host_memory_is_the_least_of_the_system_and_the_group(tmp_path, monkeypatch):
+    from dormouse.headline import machine
+
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\n")
+    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
+    monkeypatch.setattr(machine, "_GROUPS", (("memory.max", "memory.current", tmp_path),))
+    assert machine.free_host_bytes() == 600 << 10
+    (tmp_path / "memory.current").write_text(f"{500 << 10}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_host_bytes() == 600 << 10
+    (tmp_path / "memory.max").write_text(f"{800 << 10}\n")
+    assert machine.free_host_bytes() == 300 << 10
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {100 << 10}\n")
+    assert machine.free_host_bytes() == 400 << 10
+    assert machine.host_budget_bytes() == int(machine.HOST_SHARE * (400 << 10))
 
 
 # The whole.
@@ -242,11 +453,16 @@ def test_results_are_written_part_by_part(monkeypatch, tmp_path, capsys):
     )
     monkeypatch.setattr(parts, "PARTS", made)
     assert cli.main(["--out", str(tmp_path), "--seconds", "60"]) == 1
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [each["status"] for each in summary] == ["held", "failed"]
-    assert json.loads((tmp_path / "fake.json").read_text()) == summary[0]
-    keys = ("part", "status", "seconds", "rows", "why", "command")
-    assert tuple(summary[0]) == keys
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
+        "summary.json",
+        "summary.md",
+    ]
+    written = json.loads((tmp_path / "parts" / "summary.json").read_text())["parts"]
+    assert [each["status"] for each in written] == ["held", "failed"]
+    assert tuple(written[0]) == summary.PART_KEYS
+    details = json.loads((tmp_path / "details" / "parts" / "fake.json").read_text())
+    assert details["command"].startswith(sys.executable)
+    assert {key: details[key] for key in summary.PART_KEYS} == written[0]
     assert "2 parts: 1 held, 1 failed" in capsys.readouterr().out
 
 
@@ -332,13 +548,27 @@ def test_the_headline_comes_first_and_choosing_keeps_what_was_asked():
         shapes.choose(["10k/2k:3"])
 
 
+def test_layers_are_chosen_by_the_memory_that_is_there():
+    model, cell = shapes.LLAMA3_8B, shapes.HEADLINE[0]
+    much = 1 << 40
+    assert arithmetic.layers_that_fit(model, cell, 143_771 << 20, much) == 32
+    fewer = arithmetic.layers_that_fit(model, cell, 78 << 30, much)
+    assert 8 < fewer < 32
+    weights = arithmetic.BF16_BYTES * arithmetic.parameters(replace(model, layers=fewer + 1))
+    peak = arithmetic.peaks(replace(model, layers=fewer + 1), cell).awake
+    assert 2 * weights + peak * arithmetic.SLACK > (78 << 30) - 2 * arithmetic.CONTEXT_BYTES
+    dormant = arithmetic.peaks(replace(model, layers=10), cell).dormant
+    assert arithmetic.layers_that_fit(model, cell, much, dormant) == 10
+    assert arithmetic.layers_that_fit(model, cell, 1 << 30, much) == 0
+
+
 def test_the_geometry_has_the_published_number_of_parameters():
     assert arithmetic.parameters(shapes.LLAMA3_8B) == 8_030_261_248
 
 
 def test_one_response_costs_as_much_shared_as_dense():
     work = arithmetic.work(shapes.LLAMA3_8B, 1000, 100, 1)
-    assert work.ours == pytest.approx(work.dense, rel=1e-4)
+    assert work.ours.total == pytest.approx(work.dense.total, rel=1e-4)
 
 
 @pytest.mark.parametrize("limit", [7, 64, 640, 1000, 5000])

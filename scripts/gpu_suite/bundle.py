@@ -28,6 +28,7 @@ SOURCES = (
     "python/tests/models.py",
     "examples/rollouts",
     "docs/evidence/gpu.md",
+    "kernels/cuda/dormouse_kernels.json",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "NOTICE",

@@ -1,25 +1,27 @@
-"""What a GPU has to show, part by part, each with a time limit and a JSON result.
+"""What a GPU has to show, part by part, each with a time limit.
 
+    scripts/gpu-suite --plan 1 --out results        # then 2, then 3: docs/evidence/gpu.md
     scripts/gpu-suite --list
-    scripts/gpu-suite --only conformance,copies --out results
+    scripts/gpu-suite --only place,conformance,copies --out results
     scripts/gpu-suite --only headline:10k/2k:32:eager --seconds 590 --out results
 
-Writes PART.json for each and summary.json with all of them. Ends with 0 where every part that could
-run held, with 1 where one did not.
+Writes summary.json and summary.md into a folder of their own, OUT/plan-N or OUT/parts, anew after
+each part; what stands behind them goes to OUT/details. Ends with 0 where every part that could run
+held, with 1 where one did not.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import math
 import signal
 import sys
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import limits, parts, result, table
+from . import facts as machine
+from . import limits, needs, options, parts, result, summary, table
+from .commands import CannotRun, Setting
 from .paths import Paths
 
 # A part with less than this is not started.
@@ -29,97 +31,83 @@ HERE = Path(__file__).resolve().parent
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the chosen parts; returns the process's exit status."""
-    options = _options(arguments)
-    if options.list:
+    asked = options.parse(arguments, __doc__)
+    if asked.list:
         print("\n".join(f"{p.name:<12} {p.seconds:>4} s  {p.what}" for p in parts.PARTS))
         return 0
     # A terminated suite ends its part's processes too, and keeps what it had.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    paths = Paths.find(options.bundle, options.lib, options.gpu_check)
-    deadline = time.monotonic() + (options.seconds or math.inf)
-    results: list[dict] = []
-    for part, details in options.chosen:
-        setting = parts.Setting(
-            paths, options.tiny, options.device, options.nvme_dir, options.nvme_gib, details
-        )
-        limit = options.limit.get(part.name, part.seconds)
-        found = run_part(part, setting, min(limit, deadline - time.monotonic()))
-        results.append(found)
-        print("\n".join(table.part(found)), flush=True)
-        _write(results, options.out)
-    statuses = [found["status"] for found in results]
-    counts = ", ".join(f"{statuses.count(s)} {s}" for s in result.STATUSES if s in statuses)
-    print(f"{len(results)} parts: {counts}; {options.out}/summary.json has everything")
-    return int(any(status not in (result.HELD, result.CANNOT_RUN) for status in statuses))
+    paths = Paths.find(asked.bundle, asked.lib, asked.gpu_check)
+    old = needs.driver_too_old(machine.driver()["cuda"], paths.root)
+    if old:
+        print(old, flush=True)
+    setting = Setting(
+        paths, asked.tiny, asked.device, asked.out, asked.host_gib, asked.nvme_dir, asked.nvme_gib
+    )
+    run = Run(setting, asked.name, asked.title, time.monotonic() + (asked.seconds or math.inf))
+    return run.all(asked.chosen, asked.limit)
 
 
-def run_part(part: parts.Part, setting: parts.Setting, seconds: float) -> dict:
+@dataclass
+class Run:
+    """The parts of one command, one after the other."""
+
+    setting: Setting
+    name: str
+    title: str
+    deadline: float
+    facts: dict = field(default_factory=dict)
+    results: list[dict] = field(default_factory=list)
+
+    def all(self, chosen: list[parts.Chosen], seconds: dict[str, float]) -> int:
+        """Runs them; returns the exit status."""
+        for index, (part, details) in enumerate(chosen):
+            limit = seconds.get(part.name, part.seconds)
+            found = self.one(part, details, min(limit, self.deadline - time.monotonic()))
+            self.results.append(found)
+            print("\n".join(table.part(found)), flush=True)
+            if part.name == parts.PLACE:
+                self.facts = next(iter(found.get("details", [])), {})
+                self._announce(chosen[index + 1 :])
+            self._write()
+        statuses = [found["status"] for found in self.results]
+        counts = ", ".join(f"{statuses.count(s)} {s}" for s in result.STATUSES if s in statuses)
+        print(f"{len(statuses)} parts: {counts}; {self.folder}/summary.md")
+        return int(any(status not in (result.HELD, result.CANNOT_RUN) for status in statuses))
+
+    def one(self, part: parts.Part, details: tuple[str, ...], seconds: float) -> dict:
+        """A part's result: not started where the machine lacks what it needs."""
+        why = needs.why_not(part.needs_of(details, self.setting.tiny), self.facts)
+        if why:
+            return result.unable(part.name, why)
+        return run_part(part, replace(self.setting, details=details), seconds)
+
+    def _announce(self, chosen: list[parts.Chosen]) -> None:
+        for part, details in chosen:
+            why = needs.why_not(part.needs_of(details, self.setting.tiny), self.facts)
+            if why:
+                print(f"  cannot run: {part.name}: {why}", flush=True)
+
+    @property
+    def folder(self) -> Path:
+        """Of the summary alone."""
+        return self.setting.out / self.name
+
+    def _write(self) -> None:
+        details = self.setting.out / "details" / self.name
+        summary.write(self.title, self.results, self.facts, self.folder, details)
+
+
+def run_part(part: parts.Part, setting: Setting, seconds: float) -> dict:
     """The part's result, however it ends."""
     if seconds < SECONDS_MIN:
         return result.unable(part.name, f"{max(0.0, seconds):.0f} s are left of --seconds")
     try:
         command = part.command(setting, seconds)
-    except parts.CannotRun as error:
+    except CannotRun as error:
         return result.unable(part.name, str(error))
     environment = setting.paths.environment()
     environment["PYTHONPATH"] += f":{HERE.parent}"
     ended = limits.run(command, seconds, environment, setting.paths.root)
     found = result.of(part.name, ended, seconds, part.read)
     return {**found, "command": " ".join(command)}
-
-
-def _write(results: list[dict], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in ((results[-1]["part"], results[-1]), ("summary", results)):
-        text = json.dumps(_finite(content), indent=1, allow_nan=False)
-        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _finite(value):
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _options(arguments: list[str] | None):
-    parser = argparse.ArgumentParser(
-        prog="gpu-suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--list", action="store_true", help="the parts, and their limits")
-    parser.add_argument("--only", type=_names, default=[], help="these parts alone")
-    parser.add_argument("--skip", type=_names, default=[], help="all but these")
-    parser.add_argument("--seconds", type=float, help="for all of them together")
-    parser.add_argument(
-        "--limit", type=_limit, action="append", default=[], help="PART=SECONDS, for one"
-    )
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="(%(default)s)")
-    parser.add_argument("--bundle", type=Path, default=HERE.parents[1], help="(%(default)s)")
-    parser.add_argument("--lib", type=Path, help="libdormouse.so (default: the bundle's)")
-    parser.add_argument("--gpu-check", type=Path, help="gpu-check (default: the bundle's)")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--device", default="cuda", help="of demo and headline (%(default)s)")
-    parser.add_argument("--nvme-dir", type=Path, help="a disk, for the frontier's file tier")
-    parser.add_argument("--nvme-gib", type=int, default=32, help="of its file (%(default)s)")
-    options = parser.parse_args(arguments)
-    options.limit = dict(options.limit)
-    options.out = options.out.resolve()
-    try:
-        options.chosen = parts.choose(options.only, options.skip)
-    except ValueError as error:
-        parser.error(str(error))
-    return options
-
-
-def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
-
-
-def _limit(text: str) -> tuple[str, float]:
-    name, _, seconds = text.partition("=")
-    with contextlib.suppress(ValueError):
-        if name in parts.BY_NAME:
-            return name, float(seconds)
-    accepted = ", ".join(parts.BY_NAME)
-    raise argparse.ArgumentTypeError(f"{text!r}; accepted: PART=SECONDS with PART of {accepted}")

@@ -20,16 +20,16 @@ def part(result: dict) -> list[str]:
 
 def _line(row: dict) -> str:
     sign = "≥" if row["better"] == "higher" else "≤"
-    bar = "" if row["bar"] is None else f"{sign} {_number(row['bar'])}"
+    bar = "" if row["bar"] is None else f"{sign} {number(row['bar'])}"
     known = {name: value for name, value in row["peers"].items() if value is not None}
-    peers = ", ".join(f"{name} {_number(value)}" for name, value in known.items())
+    peers = ", ".join(f"{name} {number(value)}" for name, value in known.items())
     return (
-        f"  {row['name']:<{NAME_COLUMNS}} {_number(row['ours']):>10} {row['unit']:<8}"
+        f"  {row['name']:<{NAME_COLUMNS}} {number(row['ours']):>10} {row['unit']:<8}"
         f" {bar:<9} {MARKS[row['met']]:<7} {peers}"
     ).rstrip()
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"

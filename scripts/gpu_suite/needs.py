@@ -1,0 +1,106 @@
+"""What parts need of a machine: by name, a sentence where a machine lacks it.
+
+``place`` gathers the facts (:mod:`.place`), and before any other part starts, the suite says which
+parts cannot run and why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from . import facts as machine
+
+GIB = 1 << 30
+KERNELS_REPORT = Path("kernels") / "cuda" / "dormouse_kernels.json"
+# Drivers by the CUDA version they bring: the first of each series.
+SERIES = {(12, 0): 525, (12, 4): 550, (12, 8): 570, (13, 0): 580}
+HOST_BYTES_MIN = 8 * GIB
+DEVICE_BYTES_MIN = 16 * GIB
+
+# A fact is judged only where it was gathered: without `place` all parts are tried.
+Lack = Callable[[dict], str | None]
+
+
+def _gpu(facts: dict) -> str | None:
+    return facts.get("driver", {}).get("why")
+
+
+def _package(name: str) -> Lack:
+    def lack(facts: dict) -> str | None:
+        versions = facts.get("packages")
+        missing = versions is not None and versions.get(name) is None
+        return f"this Python has no {name}" if missing else None
+
+    return lack
+
+
+def _torch_gpu(facts: dict) -> str | None:
+    return facts.get("torch_gpu_why")
+
+
+def _compiler(facts: dict) -> str | None:
+    absent = "compiler" in facts and facts["compiler"] is None
+    return "no C compiler (gcc, cc, clang or $CC), which Triton calls" if absent else None
+
+
+def _sanitizer(facts: dict) -> str | None:
+    absent = "sanitizer" in facts and facts["sanitizer"] is None
+    return (
+        "compute-sanitizer is neither in PATH nor in $CUDA_HOME/bin, $CUDA_PATH/bin, "
+        "/usr/local/cuda/bin or a wheel of this Python"
+    ) if absent else None  # fmt: skip
+
+
+def _kernels(facts: dict) -> str | None:
+    return facts.get("driver_too_old")
+
+
+def _memory(facts: dict) -> str | None:
+    for key, least, what in (
+        ("gpu_free_bytes", DEVICE_BYTES_MIN, "of the GPU's memory"),
+        ("host_free_bytes", HOST_BYTES_MIN, "of host memory"),
+    ):
+        seen = facts.get(key)
+        if seen is not None and seen < least:
+            return f"{seen / GIB:.1f} GiB {what} are free; accepted: at least {least / GIB:.0f}"
+    return None
+
+
+LACKS: dict[str, Lack] = {
+    "gpu": _gpu,
+    "kernels": _kernels,
+    "torch": _package("torch"),
+    "torch_gpu": _torch_gpu,
+    "transformers": _package("transformers"),
+    "triton": _package("triton"),
+    "compiler": _compiler,
+    "sanitizer": _sanitizer,
+    "memory": _memory,
+}
+
+
+def why_not(needs: tuple[str, ...], facts: dict) -> str | None:
+    """The first thing of ``needs`` that is missing, as a sentence."""
+    return next((why for need in needs if (why := LACKS[need](facts))), None)
+
+
+def driver_too_old(cuda: list[int] | None, root: Path) -> str | None:
+    """A sentence if a driver is older than the toolkit of the kernels' machine code."""
+    report = root / KERNELS_REPORT
+    if cuda is None or not report.is_file():
+        return None
+    least = machine.major_minor(json.loads(report.read_text(encoding="utf-8"))["toolkit"])
+    if least is None or cuda >= least:
+        return None
+    series = SERIES.get(tuple(least))
+    newer = f" (driver {series} or newer)" if series else ""
+    return (
+        f"The driver supports CUDA {_dotted(cuda)}; dormouse's kernels need CUDA "
+        f"{_dotted(least)}{newer}."
+    )
+
+
+def _dotted(version: list[int]) -> str:
+    return ".".join(map(str, version))

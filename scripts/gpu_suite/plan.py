@@ -1,0 +1,44 @@
+"""The plan of record: three commands, the most valuable first, each useful alone.
+
+A step is a part, with details after its colon, and the seconds it has. What a step leaves goes to
+the steps after it. docs/evidence/gpu.md says what each command answers.
+"""
+
+from __future__ import annotations
+
+# Each command, with the time to end it.
+SECONDS_MAX = 570
+
+PLANS: dict[int, tuple[str, tuple[tuple[str, int], ...]]] = {
+    1: (
+        "does it work on this driver, and what do mapping calls cost",
+        (
+            ("place", 20),
+            ("conformance", 25),
+            ("kernels", 25),
+            ("mapping", 80),
+            ("sleep", 40),
+            ("modes", 60),
+            ("attention", 40),
+            ("demo", 90),
+            ("tests", 120),
+            ("copies", 50),
+        ),
+    ),
+    2: (
+        "the headline, eager: a small group first, then the group of record",
+        (
+            ("place", 20),
+            ("headline:10k/2k:2:eager,10k/2k:32:eager", 540),
+        ),
+    ),
+    3: (
+        "the headline, compiled; the longest prompt; memory errors",
+        (
+            ("place", 20),
+            ("headline:10k/2k:32:compiled", 310),
+            ("frontier", 180),
+            ("memcheck", 50),
+        ),
+    ),
+}
