@@ -35,6 +35,8 @@ from gpu_suite import (  # noqa: E402
     table,
 )
 
+from gpu_suite import tests as suite_tests  # noqa: E402
+
 from dormouse.headline import arithmetic, bars, frontier, shapes  # noqa: E402
 
 ROW = {"name": "n", "unit": "s", "ours": 1.0, "bar": 2.0, "better": "lower", "peers": {}, "how": ""}
@@ -252,6 +254,18 @@ def test_mapping_tells_each_call_and_what_a_launch_waits():
     refused = checks.mapping(found | {"kernel_refused": 218})[-1]
     assert refused["met"] is False
     assert "error 218" in refused["how"]
+
+
+def test_failed_tests_are_named(tmp_path, capfd, monkeypatch):
+    (tmp_path / "test_x.py").write_text(
+        "import pytest\ndef test_good(): pass\n@pytest.mark.parametrize('n', ['a b'])\n"
+        "def test_bad(n): assert 0\n@pytest.mark.skip\ndef test_left(): pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert suite_tests.main(str(tmp_path), "") == result.DONE
+    found = json.loads(capfd.readouterr().out.splitlines()[-1])["row"]
+    assert (found["ours"], found["peers"]) == (1, {"passed": 1, "skipped": 1})
+    assert found["how"] == "failed: test_bad[a b]"
 
 
 def test_memcheck_does_not_count_what_the_driver_refuses():

@@ -7,7 +7,7 @@ import functools
 import sys
 from pathlib import Path
 
-from conftest import SCRIPT_SECONDS_MAX, check_quiet, run_script
+from conftest import SCRIPT_SECONDS_MAX, check_quiet, run_script, skip_without_standin
 from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +35,7 @@ def alone(**environment: str):
         # Without parameters of the body, which are no fixtures of pytest's.
         @functools.wraps(body)
         def test():
+            skip_without_standin(environment)
             module, name = body.__module__, body.__name__
             if any(variable.startswith("LD_") for variable in environment):
                 # The loader reads these before any code runs.

@@ -3,7 +3,12 @@ there. Importing this puts them in place for GPU tensors; their results are what
 
 from __future__ import annotations
 
+import warnings
+
 import torch
+
+# torch 2.11 warns that its own is replaced.
+warnings.filterwarnings("ignore", message="Warning only once for all operators")
 
 _library = torch.library.Library("aten", "IMPL")
 

@@ -1,8 +1,9 @@
-"""Real PyTorch on the stand-in GPU: a stand-in driver under a stand-in CUDA runtime.
+"""Real PyTorch on a GPU, or on the stand-in: a stand-in driver under a stand-in CUDA runtime.
 
-Here the stand-in itself is held to what CUDA and torch's own allocator promise, so that a test
-of ours which passes on it means something. Kernels do nothing there, hence every check is of
-bytes that copies moved, of order, or of counts. `make test-gpu` runs these tests.
+`make test-gpu` runs these tests on the stand-in, which is held here to what CUDA and torch's own
+allocator promise, so that a test of ours which passes on it means something. Kernels do nothing
+there, hence every check is of bytes that copies moved, of order, or of counts. On a GPU
+`scripts/gpu-suite --only tests` runs them; a test that needs the stand-in is skipped and says why.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import pytest
 import torch
 
 STANDIN = "stand-in"  # in the name of the device
+IS_STANDIN = hasattr(ctypes.CDLL(None), "standin_cudart_unsupported")
+# What the driver's figure of free memory may be off by: on a GPU it takes some for kernels, streams
+# and pinned memory when they are first used.
+SLACK_BYTES = 0 if IS_STANDIN else 16 << 20
 REUSED_BYTES = 30 << 20  # a block of its own in torch's allocator
 PATIENCE_S = 20  # for what other threads do by themselves
 LATE_MS = 300  # how long work is that comes late
@@ -26,25 +31,44 @@ SCRIPT_SECONDS_MAX = 120
 
 
 def pytest_configure(config):
-    problem = not_the_standin()
+    problem = no_gpu()
     if problem:
-        pytest.exit(f"these tests want the stand-in GPU, `make test-gpu`: {problem}", returncode=2)
+        pytest.exit(f"these tests want a GPU or, `make test-gpu`, the stand-in: {problem}", 2)
     torch.set_num_threads(1)
 
 
-def not_the_standin() -> str | None:
-    """What is wrong with this process; None if torch's GPU is the stand-in."""
-    if not hasattr(ctypes.CDLL(None), "standin_cudart_unsupported"):
-        return "the CUDA runtime is not the stand-in's"
+def no_gpu() -> str | None:
+    """What is wrong with this process; None if torch has a GPU and its runtime."""
     if not torch.cuda.is_available():
         return "torch finds no GPU"
-    if STANDIN not in torch.cuda.get_device_name().lower():
-        return f"the GPU is {torch.cuda.get_device_name()}"
+    name = torch.cuda.get_device_name()
+    if (STANDIN in name.lower()) != IS_STANDIN:
+        runtime = "the stand-in's" if IS_STANDIN else "not the stand-in's"
+        return f"the GPU is {name}, the CUDA runtime is {runtime}"
     return None
+
+
+def standin_only(why: str):
+    """Marks a test that says nothing on a GPU."""
+    return pytest.mark.skipif(not IS_STANDIN, reason=f"stand-in only: {why}")
+
+
+def skip_without_standin(environment: dict[str, str]) -> None:
+    """Skips a test whose variables only the stand-in reads."""
+    told = [name for name in environment if name.startswith("STANDIN_")]
+    if told and not IS_STANDIN:
+        pytest.skip(f"stand-in only: a GPU does not read {', '.join(told)}")
+
+
+def alike(seen: int, wanted: int) -> bool:
+    """Whether two figures of the driver's free memory are the same, as far as it says."""
+    return abs(seen - wanted) <= SLACK_BYTES
 
 
 def unsupported_calls() -> set[str]:
     """The runtime calls that were made so far and that the stand-in does not have."""
+    if not IS_STANDIN:
+        return set()
     tell = ctypes.CDLL(None).standin_cudart_unsupported
     tell.argtypes, tell.restype = [ctypes.c_size_t], ctypes.c_char_p
     return {name.decode() for name in iter(map(tell, itertools.count()).__next__, None)}
@@ -100,6 +124,7 @@ def random_bytes(count: int, *, pinned: bool = False, seed: int = 0) -> torch.Te
 
 def run_script(code: str, **environment: str) -> str:
     """Runs ``code`` in a process of its own, which must succeed and complain of nothing."""
+    skip_without_standin(environment)
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | environment,

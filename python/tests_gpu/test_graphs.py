@@ -25,10 +25,20 @@ def overlaps(tensor: torch.Tensor, address: int, count: int) -> bool:
     return tensor.data_ptr() < address + count and address < tensor.data_ptr() + tensor.nbytes
 
 
+def torchs_own(source: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph to keep, and what torch reserves while one is: 2.11 a page for its generator."""
+    before = torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        source[:512].copy_(source[512:1024])
+    return graph, torch.cuda.memory_reserved() - before
+
+
 @alone()
 def test_memory_of_a_capture_is_nobody_elses_after_its_tensors_died():
     dormouse.install()
     source = filled(8 * MIB, 1)
+    _kept, own = torchs_own(source)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         passing = source.clone()
@@ -48,7 +58,7 @@ def test_memory_of_a_capture_is_nobody_elses_after_its_tensors_died():
     graph.reset()
     del result
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == source.nbytes
+    assert torch.cuda.memory_reserved() == source.nbytes + own
 
 
 @alone()
@@ -78,6 +88,7 @@ def test_replays_read_and_write_their_own_bytes():
 def test_graphs_that_share_a_pool_use_the_same_memory_until_the_last_is_gone():
     dormouse.install()
     source = filled(8 * MIB, 1)
+    _kept, own = torchs_own(source)
     graphs, results, addresses = [], [], []
     for _ in range(2):
         graph = torch.cuda.CUDAGraph()
@@ -88,10 +99,10 @@ def test_graphs_that_share_a_pool_use_the_same_memory_until_the_last_is_gone():
             del passing
         graphs.append(graph)
     assert addresses[0] == addresses[1]
-    assert torch.cuda.memory_reserved() == 4 * source.nbytes
+    assert torch.cuda.memory_reserved() == 4 * source.nbytes + own
     graphs[0].reset()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == 4 * source.nbytes, "the other one replays on it"
+    assert torch.cuda.memory_reserved() == 4 * source.nbytes + own, "the other one replays on it"
     assert not overlaps(empty(8), addresses[0], 8 * MIB)
     data = random_bytes(8 * MIB, seed=9)
     source.copy_(data)
@@ -100,7 +111,7 @@ def test_graphs_that_share_a_pool_use_the_same_memory_until_the_last_is_gone():
     graphs[1].reset()
     results.clear()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == source.nbytes
+    assert torch.cuda.memory_reserved() == source.nbytes + own
 
 
 @alone()
@@ -138,8 +149,10 @@ def test_streams_and_threads_of_a_capture_share_its_pool():
     leaf = torch.ones(2 * MIB, device="cuda", requires_grad=True)
     leaf.grad = torch.zeros_like(leaf)
     side = torch.cuda.Stream()
+    _kept, _own = torchs_own(filled(MIB, 1))
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         main = torch.cuda.current_stream()
@@ -161,13 +174,14 @@ def test_streams_and_threads_of_a_capture_share_its_pool():
     graph.reset()
     del forked
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated()
+    assert torch.cuda.memory_reserved() == reserved
 
 
 @alone()
 def test_others_allocate_their_ordinary_way_during_a_capture():
     dormouse.install()
     source = filled(4 * MIB, 1)
+    _kept, own = torchs_own(source)
     side = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -176,7 +190,7 @@ def test_others_allocate_their_ordinary_way_during_a_capture():
             other = empty(8)
         del other
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == source.nbytes + result.nbytes
+    assert torch.cuda.memory_reserved() == source.nbytes + result.nbytes + own
 
 
 @alone(STANDIN_CUDA_TOTAL_BYTES=str(256 * MIB))
@@ -207,6 +221,7 @@ def test_running_out_during_a_capture_is_torchs_error_and_another_capture_works(
 def test_a_capture_that_broke_leaves_nothing_behind():
     dormouse.install()
     source = filled(4 * MIB, 1)
+    _kept, own = torchs_own(source)
     pool = torch.cuda.graph_pool_handle()
     broken = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError):
@@ -215,8 +230,10 @@ def test_a_capture_that_broke_leaves_nothing_behind():
             torch.cuda.synchronize()
     lost = None
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == 2 * source.nbytes
-    for shared in (None, pool):
+    assert torch.cuda.memory_reserved() == 2 * source.nbytes + own
+    # torch 2.11 refuses another capture into the pool of a broken one, and never releases it.
+    is_lost = torch.__version__.startswith("2.11.")
+    for shared in (None,) if is_lost else (None, pool):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=shared):
             result = source.clone()
@@ -226,7 +243,7 @@ def test_a_capture_that_broke_leaves_nothing_behind():
         del result
     broken.reset()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == source.nbytes
+    assert torch.cuda.memory_reserved() == (2 if is_lost else 1) * source.nbytes + own
     assert lost is None
 
 

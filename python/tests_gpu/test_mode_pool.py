@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from alone import alone
-from conftest import LATE_MS, busy, random_bytes, settled
+from conftest import LATE_MS, SLACK_BYTES, alike, busy, random_bytes, settled
 
 import dormouse
 from dormouse import _native as native
@@ -36,7 +36,7 @@ def test_what_is_built_inside_sleeps_as_a_whole():
     before = free_bytes(installed.runtime)
     assert pool.sleep("host") is None
     assert pool.is_asleep
-    assert free_bytes(installed.runtime) >= before + 9 * MIB
+    assert free_bytes(installed.runtime) >= before + 9 * MIB - SLACK_BYTES
     assert torch.equal(outside.cpu(), random_bytes(3 * MIB))
     with pytest.raises(dormouse.StateError, match="'weights' is asleep"), pool.use():
         pass
@@ -44,7 +44,7 @@ def test_what_is_built_inside_sleeps_as_a_whole():
     assert not pool.is_asleep
     assert [each.data_ptr() for each in inside] == addresses
     assert all(torch.equal(a.cpu(), b) for a, b in zip(inside, data, strict=True))
-    assert free_bytes(installed.runtime) == before
+    assert alike(free_bytes(installed.runtime), before)
 
 
 @alone()
@@ -122,9 +122,9 @@ def test_a_pool_that_ends_gives_its_memory_back():
     pool = installed.pool("weights")
     with pool.use():
         weight = random_bytes(30 * MIB).cuda()
-    assert free_bytes(installed.runtime) <= before - 30 * MIB
+    assert free_bytes(installed.runtime) <= before - 30 * MIB + SLACK_BYTES
     assert pool.sleep("host") is None
     del weight, pool
     torch.cuda.empty_cache()
-    assert free_bytes(installed.runtime) == before
+    assert alike(free_bytes(installed.runtime), before)
     assert settled(installed.runtime)["tiers"]["host"]["current_bytes"] == 0

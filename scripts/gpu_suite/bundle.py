@@ -19,13 +19,15 @@ TARGET = ROOT / "target"
 BYTES_MAX = 50_000_000
 # Where each of cargo's files goes.
 BINARIES = {"libdormouse.so": "lib", "libdormouse_preload.so": "lib", "gpu-check": "bin"}
-# Of the checkout; the GPU tests take small models from the tests on the CPU.
+# Of the checkout; the GPU tests take small models and a table from the tests on the CPU.
 SOURCES = (
     "scripts/gpu-suite",
     "scripts/gpu_suite",
     "python/dormouse",
     "python/tests_gpu",
+    "python/tests/deadlock.py",
     "python/tests/models.py",
+    "tests/deadlock/matrix.txt",
     "examples/rollouts",
     "docs/evidence/gpu.md",
     "kernels/cuda/dormouse_kernels.json",

@@ -15,7 +15,9 @@ from .say import say
 
 # pytest's own statuses.
 PASSED, SOME_FAILED = 0, 1
-_OUTCOME = re.compile(r"^\S+::.* (PASSED|FAILED|ERROR|SKIPPED)\b")
+_OUTCOME = re.compile(r"^\S+::(.*) (PASSED|FAILED|ERROR|SKIPPED)\b")
+BAD = ("FAILED", "ERROR")
+NAMES_MAX = 20
 
 
 def main(folder: str, vendor: str) -> int:
@@ -23,29 +25,32 @@ def main(folder: str, vendor: str) -> int:
     environment = dict(os.environ)
     if importlib.util.find_spec("pytest") is None:
         environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], vendor])
-    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", folder]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-rs", "-p", "no:cacheprovider", folder]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    counts, last = Counter(), "pytest said nothing"
+    counts, bad, last = Counter(), [], "pytest said nothing"
     for line in process.stdout:
         print(line, end="", file=sys.stderr, flush=True)
         last = line.strip() or last
         outcome = _OUTCOME.match(line)
         if outcome:
-            counts[outcome.group(1)] += 1
-            _tell(counts)
+            name, how = outcome.groups()
+            counts[how] += 1
+            bad += [name] if how in BAD else []
+            _tell(counts, bad)
     if process.wait() not in (PASSED, SOME_FAILED):
         say(CANNOT_RUN, last)
         return UNABLE
     return DONE
 
 
-def _tell(counts: Counter) -> None:
-    bad = counts["FAILED"] + counts["ERROR"]
-    good = counts["PASSED"]
-    how = "python/tests_gpu"
-    say("row", row("tests failed", "tests", bad, bar=0, better=LOWER, how=how, passed=good))
+def _tell(counts: Counter, bad: list[str]) -> None:
+    how = "skipped: what only the stand-in GPU can show"
+    if bad:
+        how = "failed: " + ", ".join(bad[:NAMES_MAX]) + (" …" if len(bad) > NAMES_MAX else "")
+    say("row", row("tests failed", "tests", len(bad), bar=0, better=LOWER, how=how,
+                   passed=counts["PASSED"], skipped=counts["SKIPPED"]))  # fmt: skip
 
 
 if __name__ == "__main__":
