@@ -187,6 +187,7 @@ def freed_bytes(copy: str) -> int:
 
 def run_interface(name: str) -> None:
     folder = Path(__file__).resolve().parents[2] / "target"
+    folder.mkdir(exist_ok=True)
     interface = Interface(name, tempfile.mkdtemp(dir=folder))
     for cell_interface, memory, copy in cells("python-gpu"):
         if cell_interface == name:

@@ -83,6 +83,7 @@ class Run:
         return run_part(part, replace(self.setting, details=details), seconds)
 
     def _announce(self, chosen: list[parts.Chosen]) -> None:
+        print("\n".join(f"  {line}" for line in summary.facts_lines(self.facts)), flush=True)
         for part, details in chosen:
             why = needs.why_not(part.needs_of(details, self.setting.tiny), self.facts)
             if why:
