@@ -279,6 +279,7 @@ def test_the_summary_is_a_page():
     lines = summary.markdown("Title", [found], FACTS)
     assert lines[0] == "# Title"
     assert "GPU H200; driver 580.1; CUDA of the driver 13.0; capability 9.0" in lines[2]
+    assert "DORMOUSE_CUDA_PAGE_BYTES 16777216" in lines[2]
     assert "| p | missed | 1 | missed: n |" in lines
     assert lines[-1] == "| p: n\\|m | 3 | s | ≤ 2 | MISSED | dense 1.5 | h |"
 
@@ -367,6 +368,7 @@ FACTS = {
     "compiler": "gcc 13",
     "sanitizer": "/bin/compute-sanitizer",
     "driver_too_old": None,
+    "variables": {"DORMOUSE_CUDA_PAGE_BYTES": "16777216"},
     "gpu_free_bytes": 140 << 30,
     "host_free_bytes": 120 << 30,
 }
@@ -424,6 +426,11 @@ def test_a_part_that_cannot_run_is_announced_and_not_started(monkeypatch, tmp_pa
     written = json.loads((tmp_path / "parts" / "summary.json").read_text())
     assert [each["status"] for each in written["parts"]] == ["held", "cannot_run"]
     assert written["place"] == {"driver": {"why": "no NVIDIA driver"}}
+
+
+def test_only_settings_that_change_what_is_measured_are_told():
+    told = facts.variables({"HOME": "/x", "DORMOUSE_LOG": "1", "CUDA_VISIBLE_DEVICES": "0"})
+    assert told == {"CUDA_VISIBLE_DEVICES": "0", "DORMOUSE_LOG": "1"}
 
 
 def test_the_fields_of_nvidia_smi_may_be_missing():

@@ -20,6 +20,7 @@ SECONDS_MAX = 20
 # Attributes of cuDeviceGetAttribute: the two parts of the compute capability.
 CAPABILITY_ATTRIBUTES = (75, 76)
 NAME_BYTES = 256
+VARIABLES = ("DORMOUSE_", "PYTORCH_", "CUDA_")
 GPU_FIELDS = {
     "driver": "driver_version",
     "link_generation": "pcie.link.gen.gpucurrent",
@@ -80,6 +81,12 @@ def compiler() -> str | None:
     return said([name, "--version"]) if name else None
 
 
+def variables(environment: dict[str, str]) -> dict[str, str]:
+    """The settings in the environment that change what is measured."""
+    named = sorted(name for name in environment if name.startswith(VARIABLES))
+    return {name: environment[name] for name in named}
+
+
 def locked_memory_limit() -> int | None:
     """Limit of locked memory; None: unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -98,6 +105,7 @@ def gather(folders: dict[str, Path]) -> dict:
         "driver": driver() | system_management(),
         "compiler": compiler(),
         "sanitizer": str(paths.compute_sanitizer() or "") or None,
+        "variables": variables(dict(os.environ)),
         "cores": len(os.sched_getaffinity(0)),
         "locked_memory_limit_bytes": locked_memory_limit(),
         "free_disk_bytes": {name: free_disk(folder) for name, folder in folders.items()},

@@ -55,6 +55,7 @@ def facts_lines(facts: dict) -> list[str]:
         **packages,
         "compiler": facts.get("compiler"),
         "cores": facts.get("cores"),
+        **facts.get("variables", {}),
     }
     known = [f"{name} {'none' if value is None else value}" for name, value in place.items()]
     return ["; ".join(known) + "."] if facts else ["`place` did not run."]

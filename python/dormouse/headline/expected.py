@@ -27,6 +27,8 @@ SLEEP_CALLS_US = {"unmap": 34.0, "release": 23.0}
 WAKE_CALLS_US = {"create": 29.0, "map": 2.0, "access": 35.3}
 ACCESS_US_PER_MIB = 1.33
 PAGES_MIB = (2, 8, 16, 32, 64)
+# Layers on the GPU while the prompt runs: the current one, and one in each direction.
+WINDOW_LAYERS = 3
 # A backward takes twice as long as its forward.
 FORWARD_SHARE = 1 / 3
 
@@ -111,6 +113,27 @@ def late_copies_s(g: Geometry, cell: Cell, kernel: str) -> float:
     """Returns how long before phase C its copies must begin so that it never waits."""
     copies = arithmetic.peaks(g, cell).dormant / LINK_BYTES_PER_S
     return max(0.0, copies - seconds(work_of(g, cell).c, kernel))
+
+
+def longest_tokens(g: Geometry, gpu_bytes: int, tier_bytes: int) -> tuple[int, int]:
+    """Returns prompt and response tokens that fit, ours and dense, of responses of 2 k; one process,
+    microbatches of one response."""
+    response = 2 * g.k
+    weights = 2 * arithmetic.BF16_BYTES * arithmetic.parameters(g)
+    room = gpu_bytes - arithmetic.CONTEXT_BYTES - weights
+    saved = arithmetic.saved_bytes_per_token(g)
+    keys_and_values = 2 * g.kv_heads * g.head_dim * arithmetic.BF16_BYTES
+    logits = arithmetic.logits_bytes(g, response)
+    dense = (room - logits) / (g.layers * (saved + keys_and_values))
+    ours = arithmetic.capacity_tokens(
+        room,
+        tier_bytes,
+        response * g.layers * saved + logits,
+        (g.layers - 1) * saved,
+        arithmetic.boundary_bytes_per_token(g),
+        WINDOW_LAYERS / g.layers,
+    )
+    return ours + response, max(0, int(dense))
 
 
 def cell_table(g: Geometry, cell: Cell) -> dict[str, float]:

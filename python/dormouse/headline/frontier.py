@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..demo.process import WorkerError
 from . import arithmetic
+from .expected import WINDOW_LAYERS
 from .time_budget import TimeBudget
 from .pair import Pair
 from .rows import emit, row
@@ -24,8 +25,6 @@ OF_TIERS_MIN = 0.95
 RESPONSES = 2
 # Relative resolution of the limit.
 STEP_SHARE = 1 / 64
-# Layers on the device while the prompt runs: the current one, and one in each direction.
-WINDOW_LAYERS = 3
 
 
 class Stopped(Exception):
