@@ -37,7 +37,7 @@ from gpu_suite import (  # noqa: E402
 
 from gpu_suite import tests as suite_tests  # noqa: E402
 
-from dormouse.headline import arithmetic, bars, frontier, shapes  # noqa: E402
+from dormouse.headline import shapes  # noqa: E402
 
 ROW = {"name": "n", "unit": "s", "ours": 1.0, "bar": 2.0, "better": "lower", "peers": {}, "how": ""}
 
@@ -446,24 +446,6 @@ def test_the_fields_of_nvidia_smi_may_be_missing():
     assert facts.fields_of(None) == facts.fields_of("No devices") == [None] * len(facts.GPU_FIELDS)
 
 
-def test_free_host_memory_is_the_least_of_the_system_and_the_group(tmp_path, monkeypatch):
-    from dormouse.headline import machine
-
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\n")
-    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
-    monkeypatch.setattr(machine, "_GROUPS", (("memory.max", "memory.current", tmp_path),))
-    assert machine.free_host_bytes() == 600 << 10
-    (tmp_path / "memory.current").write_text(f"{500 << 10}\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine.free_host_bytes() == 600 << 10
-    (tmp_path / "memory.max").write_text(f"{800 << 10}\n")
-    assert machine.free_host_bytes() == 300 << 10
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {100 << 10}\n")
-    assert machine.free_host_bytes() == 400 << 10
-    assert machine.host_budget_bytes() == int(machine.HOST_SHARE * (400 << 10))
-
-
 # The whole.
 
 
@@ -554,120 +536,3 @@ def test_a_bundle_holds_what_it_needs_and_says_what_it_lacks(tmp_path):
     ):
         assert needed in names, needed
     assert not [name for name in names if "__pycache__" in name]
-
-
-# The headline's pure parts.
-
-
-def test_the_headline_comes_first_and_choosing_keeps_what_was_asked():
-    cells = shapes.by_importance()
-    assert [str(cell) for cell in cells[:2]] == ["10k/2k N=32 eager", "10k/2k N=32 compiled"]
-    assert len(cells) == len(set(cells)) == 32
-    assert shapes.choose(["10k/2k:32:eager"]) == cells[:1]
-    assert len(shapes.choose(["6k/6k", "6k/6k:2"])) == 8
-    with pytest.raises(ValueError, match="'10k/2k:3' matches no cell; accepted"):
-        shapes.choose(["10k/2k:3"])
-
-
-def test_layers_are_chosen_by_the_memory_that_is_there():
-    model, cell = shapes.LLAMA3_8B, shapes.HEADLINE[0]
-    much = 1 << 40
-    assert arithmetic.layers_that_fit(model, cell, 143_771 << 20, much) == 32
-    fewer = arithmetic.layers_that_fit(model, cell, 78 << 30, much)
-    assert 8 < fewer < 32
-    weights = arithmetic.BF16_BYTES * arithmetic.parameters(replace(model, layers=fewer + 1))
-    peak = arithmetic.peaks(replace(model, layers=fewer + 1), cell).awake
-    assert 2 * weights + peak * arithmetic.SLACK > (78 << 30) - 2 * arithmetic.CONTEXT_BYTES
-    dormant = arithmetic.peaks(replace(model, layers=10), cell).dormant
-    assert arithmetic.layers_that_fit(model, cell, much, dormant) == 10
-    assert arithmetic.layers_that_fit(model, cell, 1 << 30, much) == 0
-
-
-def test_the_geometry_has_the_published_number_of_parameters():
-    assert arithmetic.parameters(shapes.LLAMA3_8B) == 8_030_261_248
-
-
-def test_one_response_costs_as_much_shared_as_dense():
-    work = arithmetic.work(shapes.LLAMA3_8B, 1000, 100, 1)
-    assert work.ours.total == pytest.approx(work.dense.total, rel=1e-4)
-
-
-@pytest.mark.parametrize("limit", [7, 64, 640, 1000, 5000])
-@pytest.mark.parametrize("guess", [10, 900, 4000])
-def test_a_search_ends_on_both_sides_of_the_limit(limit, guess):
-    tried = []
-
-    def fits(length):
-        tried.append(length)
-        return length <= limit
-
-    low, high = frontier.search(fits, guess, 10)
-    assert low <= limit < high
-    assert high - low <= 10
-    assert len(tried) == len(set(tried)) <= 24
-
-
-def test_a_search_that_is_stopped_tells_what_it_knows():
-    def fits(length):
-        if length > 2000:
-            raise frontier.Stopped
-        return True
-
-    low, high = frontier.search(fits, 1000, 10)
-    assert 1000 <= low <= 2000
-    assert high is None
-
-
-def measured(**changes) -> bars.Measured:
-    def reply(seconds, peak, middle):
-        phases = {"A": {"driver_peak": 5}, "B": {"driver_peak": peak, "driver_median": middle}}
-        for figures in phases.values():
-            figures["allocator_peak"] = None
-        prefix = {
-            "dormant_bytes": 100,
-            "asleep_at_b_bytes": 99,
-            "stall_ns": 5,
-            "stall_bound_ns": 2,
-        }
-        attention = {
-            "calls": "causal",
-            "kernel": "cudnn",
-            "seconds": {"flash 2": 2e-3, "cudnn": 1.25e-3},
-            "refused": {"flash 4": "TypeError"},
-        }
-        reply = {"seconds": seconds, "phases": phases, "prefix": prefix}
-        return reply | {"attention": [attention, attention | {"calls": "pieces", "seconds": {}}]}
-
-    sides = {
-        "dense": reply(9.0, 150, 150),
-        "awake": reply(2.0, 200, 180),
-        "asleep": reply(2.1, 90, 81),
-    }
-    return bars.Measured(shapes.HEADLINE[0], sides | changes, [sides | changes])
-
-
-def figures(found: bars.Measured) -> dict:
-    made = bars.rows_of(found, shapes.LLAMA3_8B)
-    return {each["name"].partition(": ")[2]: rows.judged(each) for each in made}
-
-
-def test_a_cell_is_held_to_its_bars():
-    found = figures(measured())
-    assert found["speedup, dense ÷ asleep"]["ours"] == pytest.approx(9.0 / 2.1, abs=1e-6)
-    assert found["speedup, dense ÷ asleep"]["met"]
-    assert found["sleeping costs"]["ours"] == pytest.approx(5.0)
-    assert found["sleeping costs"]["met"] is False
-    assert found["dormant bytes given back during B"]["ours"] == pytest.approx(99.0)
-    assert found["whole-step peak below awake"]["ours"] == pytest.approx(55.0)
-    assert found["whole-step peak below awake"]["peers"]["below dense"] == pytest.approx(40.0)
-    assert found["phase-B peak below awake"]["met"] is None
-    assert found["step"]["how"].endswith(
-        "attention by cudnn (causal: flash 2 2.00 ms, cudnn 1.25 ms), cudnn (pieces: none measured)"
-    )
-
-
-def test_a_side_without_memory_leaves_its_figures_open():
-    found = figures(measured(awake={"out_of_memory": "no room"}))
-    assert found["sleeping costs"]["met"] is False
-    assert found["whole-step peak below awake"]["ours"] is None
-    assert found["speedup, dense ÷ asleep"]["met"]
