@@ -9,17 +9,19 @@ from dataclasses import replace
 
 import torch
 
+from ..group import records_of
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
-from . import adapters, check, dropout, miniature, mixers, share, sharding, support
-from .batch import Batch, batch_of, has_tree
+from . import adapters, check, dropout, miniature, mixers, routing, share, sharding, support
+from .batch import Batch, Sample, batch_of, has_tree, recorded_experts
 from .check import Checked
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
 from .miniature import Reach
 from .model_shape import model_shape
-from .outputs import Request
+from .outputs import PLAIN, Request
 from .probe import Probe
+from .probe_step import probe_step
 from .sharding import ReplicatedWeights
 from .step import Step
 
@@ -50,6 +52,18 @@ class CheckedModel:
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
         return batch.plan(model_shape(self._view), microbatch_tokens)
+
+    def _request(self, batches, outputs=(), prompt_outputs=(), prompt_loss_fn=None) -> Request:
+        """Returns what losses of these groups and trees read."""
+        request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
+        if not isinstance(batches, Sequence):
+            # Refused later; an iterator must stay as it is.
+            return request
+        records = [experts for each in batches for experts in recorded_experts(each)]
+        if records_of(records) is None:
+            return request
+        routing.check_ids(self._view, records)
+        return replace(request, replays_experts=True)
 
     def _ready(self) -> ReplicatedWeights:
         """Looks at the model as it is now; returns the placement of its weights."""
@@ -237,6 +251,7 @@ class CheckedModel:
         *,
         is_check: bool = False,
         exchanged: dict | None = None,
+        kind: type[Step] = Step,
     ) -> Step:
         layers = len(self._view.layers)
 
@@ -246,7 +261,59 @@ class CheckedModel:
             return Prefix(self._runtime, plan, layers, node)
 
         device = self._runtime.device
-        return Step(self._view, weights, batch, plan, device, open_prefix, find_probe, exchanged)
+        return kind(self._view, weights, batch, plan, device, open_prefix, find_probe, exchanged)
+
+    def _probe_key(
+        self,
+        batch: Batch,
+        microbatch_tokens: int,
+        is_inner: bool,
+        request: Request,
+    ) -> tuple:
+        return (
+            batch.prefix_is_longer(microbatch_tokens),
+            is_inner,
+            request,
+            self._model.training,
+            tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
+            self._autocast,
+        )
+
+    def _probe_finder(
+        self, weights: ReplicatedWeights, batch: Batch, microbatch_tokens: int
+    ) -> Callable[[bool, Request], Probe | None]:
+        """Returns the function with which a step finds the probes of its prefixes."""
+
+        def find(is_inner: bool, request: Request) -> Probe | None:
+            if not self._sleep:
+                return None
+            key = self._probe_key(batch, microbatch_tokens, is_inner, request)
+            probe = self._probes.get(key)
+            if probe is None:
+                probe = self._run_probe(weights, batch.sample(), *key[:3])
+                self._probes[key] = probe
+            return probe
+
+        return find
+
+    def _run_probe(
+        self,
+        weights: ReplicatedWeights,
+        sample: Sample,
+        prefix_is_longer: bool,
+        is_inner: bool = False,
+        request: Request = PLAIN,
+    ) -> Probe:
+        with support.explained("the probe of a shared step"):
+            return probe_step(
+                self._view,
+                weights,
+                sample,
+                self._runtime.device,
+                prefix_is_longer=prefix_is_longer,
+                is_inner=is_inner,
+                request=request,
+            )
 
 
 def reach_of(batches: Sequence[Batch], microbatch_tokens: int) -> Reach:

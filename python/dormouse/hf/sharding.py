@@ -280,6 +280,38 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+class _Work(torch.nn.Module):
+    """A module in place of the wrapped one, with its parameters and buffers."""
+
+    def __init__(self, own: torch.nn.Module, work: Callable[[], object]):
+        super().__init__()
+        # Not as a module of this one.
+        self.__dict__["_own"] = own
+        self._work = work
+
+    def forward(self):
+        return self._work()
+
+    def named_parameters(self, *arguments, **options):
+        return self._own.named_parameters(*arguments, **options)
+
+    def named_buffers(self, *arguments, **options):
+        return self._own.named_buffers(*arguments, **options)
+
+
+def inside(wrapped: torch.nn.Module, work: Callable[[], object]):
+    """Returns ``work()``, run as the forward of the wrapped model if it is wrapped: what
+    DistributedDataParallel does around a forward prepares it for the backward."""
+    if not isinstance(wrapped, DistributedDataParallel):
+        return work()
+    own = wrapped._modules["module"]
+    wrapped._modules["module"] = _Work(own, work)
+    try:
+        return wrapped()
+    finally:
+        wrapped._modules["module"] = own
+
+
 def process_group_of(model: torch.nn.Module):
     """Returns the process group of DistributedDataParallel; None for other models."""
     return model.process_group if isinstance(model, DistributedDataParallel) else None

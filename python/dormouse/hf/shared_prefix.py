@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,21 +11,18 @@ import torch
 from .. import exchange as exchanging
 from .. import ranks
 from ..errors import ArgumentError
-from ..group import Group, records_of
+from ..group import Group
 from ..schedule import Machine, Plan, predict_nothing
 from ..tree import Conversation, Tree
-from . import routing, share, sharding, speed, support
-from .batch import Batch, GroupBatch, LossFn, PromptLossFn, Sample, TokenLossFn, batch_of, recorded_experts, tree_of
+from . import share, sharding, speed, support
+from .batch import Batch, GroupBatch, LossFn, PromptLossFn, Sample, TokenLossFn, batch_of, tree_of
 from .check import Checked, undisturbed
-from .checked_model import CheckedModel, awake, reach_of
+from .checked_model import awake, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
-from .likelihood import check_temperature
 from .miniature import Reach
 from .model_shape import model_shape
 from .outputs import PLAIN, Losses, Output, Request
-from .probe import Probe
-from .probe_step import probe_step
-from .score import GroupScores, score_group
+from .scored_model import ScoredModel
 from .share import RanksReport
 from .sharding import ReplicatedWeights
 from .speed import Speed
@@ -36,7 +32,7 @@ GroupLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, int], torch.Te
 GroupPromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
 
 
-class SharedPrefix(CheckedModel):
+class SharedPrefix(ScoredModel):
     """Computes a group's prompt once, forward and backward, for all its responses.
 
     ``model``: a causal language model of transformers on the runtime's device, adapters and frozen
@@ -127,6 +123,7 @@ class SharedPrefix(CheckedModel):
         batch = batch if isinstance(batch, Group) else tree_of(batch)
         request = self._request([batch], outputs, prompt_outputs, prompt_loss_fn)
         weights = self._ready()
+        support.check_hooks(self._model)
         if weights.passes_hold_collectives or self._wrapped is not self._model:
             raise support.UnsupportedModelError(
                 "backward() runs one rank alone, and this model's gradients are reduced over "
@@ -256,55 +253,6 @@ class SharedPrefix(CheckedModel):
             exchange=exchanged,
         )
 
-    # The first call checks the model, which needs autograd whatever the caller is in.
-    @torch.inference_mode(False)
-    def score(
-        self,
-        group: Group,
-        *,
-        temperature: float = 1.0,
-        microbatch_tokens: int = 256,
-        entropy: bool = False,
-    ) -> GroupScores:
-        """Returns log-probabilities of every response's tokens, without a graph.
-
-        The prompt runs once. Beside weights, the prompt's K and V and one microbatch's logits are
-        in memory. ``temperature`` divides the logits. ``entropy``: also returns entropies.
-
-        Passes are those of :meth:`backward`: with equal weights and ``microbatch_tokens``, and
-        :func:`log_probabilities` in the loss function, the ratio of a policy to these scores is
-        exactly 1. Evaluation mode and training mode are two states of the model, and each is
-        checked once. Responses of weight 0 are scored in microbatches of their own.
-
-        Contains no collective, so ranks may call it independently; a model under ``fully_shard``
-        is refused with :class:`UnsupportedModelError`.
-        """
-        check_temperature(temperature)
-        weights = self._ready()
-        if weights.passes_hold_collectives:
-            raise support.UnsupportedModelError(
-                "score() runs one rank alone, and this model's weights are gathered over ranks; "
-                "accepted: a plain model or DistributedDataParallel"
-            )
-        if self._model.training and not self._prompt_dropout:
-            raise support.UnsupportedModelError(
-                "the model is in training mode and prompt_dropout is False, so scores would depend "
-                "on masks that no step draws again; accepted: model.eval()"
-            )
-        batch, request = GroupBatch(group), self._request([group])
-        self._check_if_needed(weights, [batch], microbatch_tokens, request)
-        scores = score_group(
-            self._view,
-            weights,
-            group,
-            lambda each: self._plan(each, microbatch_tokens),
-            self._runtime.device,
-            temperature=temperature,
-            with_entropies=entropy,
-        )
-        scores.checked = self._checked([batch], request)
-        return scores
-
     def predict(
         self,
         batch: Group | Tree | Sequence[Conversation],
@@ -373,22 +321,6 @@ class SharedPrefix(CheckedModel):
             ]
             return speed.fitted(samples, speed.seconds_on(device))
 
-    def _request(self, batches, outputs=(), prompt_outputs=(), prompt_loss_fn=None) -> Request:
-        """Returns what losses of these groups and trees read."""
-        request = Request.of(outputs, prompt_outputs, prompt_loss_fn)
-        if not isinstance(batches, Sequence):
-            # Refused later; an iterator must stay as it is.
-            return request
-        records = [experts for each in batches for experts in recorded_experts(each)]
-        if records_of(records) is None:
-            return request
-        routing.check_ids(self._view, records)
-        return replace(request, replays_experts=True)
-
-    @property
-    def _is_trainable(self) -> bool:
-        return any(p.requires_grad for p in self._model.parameters())
-
     def _agree(self, stack, own: tuple, microbatch_tokens: int):
         """Returns this rank's :class:`_Offer` and the agreement; ``stack`` owns the plans.
         ``own``: groups, losses, process group and ``exchange``."""
@@ -410,6 +342,7 @@ class SharedPrefix(CheckedModel):
                 # The groups are read several times, the last time while other ranks wait.
                 raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
+            support.check_hooks(self._model)
             if not self._is_trainable:
                 raise support.UnsupportedModelError(
                     "no parameter of the model requires grad, so ranks have nothing to average; "
@@ -517,58 +450,6 @@ class SharedPrefix(CheckedModel):
             self._step(offer.weights, batch, plan, awake) as step,
         ):
             return step.run(microbatches=microbatches, is_last=is_last)
-
-    def _probe_key(
-        self,
-        batch: Batch,
-        microbatch_tokens: int,
-        is_inner: bool,
-        request: Request,
-    ) -> tuple:
-        return (
-            batch.prefix_is_longer(microbatch_tokens),
-            is_inner,
-            request,
-            self._model.training,
-            tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
-            self._autocast,
-        )
-
-    def _probe_finder(
-        self, weights: ReplicatedWeights, batch: Batch, microbatch_tokens: int
-    ) -> Callable[[bool, Request], Probe | None]:
-        """Returns the function with which a step finds the probes of its prefixes."""
-
-        def find(is_inner: bool, request: Request) -> Probe | None:
-            if not self._sleep:
-                return None
-            key = self._probe_key(batch, microbatch_tokens, is_inner, request)
-            probe = self._probes.get(key)
-            if probe is None:
-                probe = self._run_probe(weights, batch.sample(), *key[:3])
-                self._probes[key] = probe
-            return probe
-
-        return find
-
-    def _run_probe(
-        self,
-        weights: ReplicatedWeights,
-        sample: Sample,
-        prefix_is_longer: bool,
-        is_inner: bool = False,
-        request: Request = PLAIN,
-    ) -> Probe:
-        with support.explained("the probe of a shared step"):
-            return probe_step(
-                self._view,
-                weights,
-                sample,
-                self._runtime.device,
-                prefix_is_longer=prefix_is_longer,
-                is_inner=is_inner,
-                request=request,
-            )
 
 
 class _Offer(NamedTuple):

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import torch
 import transformers
@@ -130,6 +131,17 @@ class ModelView:
         return self.embedding.weight.shape[0]
 
 
+def free_bytes(device: torch.device) -> int:
+    """Returns the memory of the device that nobody uses; what torch caches counts as free."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """Turns an error of the model's code into a refusal."""
@@ -217,12 +229,6 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
         raise UnsupportedModelError(
             f"attention_dropout {rate}: a shared prefix would share its mask; accepted: 0"
         )
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UnsupportedModelError(
-                f"parameter {name!r} has a gradient hook, which would see the gradients of other "
-                "backwards than in a dense run; accepted: none"
-            )
     devices = {str(p.device) for p in model.parameters()}
     if devices != {str(device)}:
         raise UnsupportedModelError(
@@ -241,3 +247,13 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
             f"head_dim {width} does not fit torch's kernels on a GPU; "
             f"accepted: multiples of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}"
         )
+
+
+def check_hooks(model: torch.nn.Module) -> None:
+    """Checks that no hook sees the gradients of single passes."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UnsupportedModelError(
+                f"parameter {name!r} has a gradient hook, which would see the gradients of other "
+                "backwards than in a dense run; accepted: none"
+            )

@@ -1,0 +1,174 @@
+"""Log-probabilities of a model whose steps are checked: :meth:`ScoredModel.score`."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..errors import ArgumentError
+from ..group import Group
+from ..schedule import Plan
+from . import sharding, support
+from .batch import GroupBatch
+from .checked_model import CheckedModel, awake
+from .likelihood import check_temperature
+from .model_shape import model_shape
+from .outputs import PLAIN
+from .padded import Places, groups_of
+from .score import GroupScores, score_group
+from .sharding import ReplicatedWeights
+from .step import Step
+from .token_scores import KEPT, TWICE, Call, KeptCall, Passes, TokenScores, TwiceCall, differentiable
+
+AUTO = "auto"
+# Share of the free memory that graphs of microbatches may take in the mode "kept".
+KEPT_SHARE = 0.5
+
+
+class ScoredModel(CheckedModel):
+    """A model that scores groups and padded batches."""
+
+    def score(
+        self,
+        ids: torch.Tensor | Group,
+        mask: torch.Tensor | None = None,
+        *,
+        keep: int | None = None,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        microbatch_tokens: int = 256,
+        graphs: str = AUTO,
+    ) -> TokenScores | GroupScores:
+        """Returns log-probabilities of tokens, each shared prompt computed once.
+
+        Of a padded batch: ``ids`` and ``mask`` are ``[rows, columns]``, the tokens of a row
+        consecutive, padding on either side. ``keep``: the number of last columns that hold
+        responses; the tokens before them are the row's prompt, and rows with equal prompts share
+        it, in whatever order they come. Returns :class:`TokenScores` **with a graph**: compute any
+        loss from the values and call its ``backward``. Prompts' and responses' passes run in that
+        backward, the parameters' gradients arrive once, after the last pass, and their hooks see an
+        ordinary backward. So DistributedDataParallel reduces them, and a trainer's loss scaling and
+        accumulation apply. One backward per call, before weights change.
+
+        ``temperature`` divides the logits. ``entropy``: also returns entropies. ``graphs``:
+        ``"kept"`` runs one forward and keeps the graphs of all microbatches, logits included, until
+        the backward; ``"twice"`` runs the forward again in the backward, and keeps one microbatch's
+        at a time; ``"auto"`` keeps them if they take at most half of the free memory. Values and
+        gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
+
+        Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
+        weight 0 are scored in microbatches of their own.
+
+        Passes are those of :meth:`backward`: with equal weights and ``microbatch_tokens``, and
+        :func:`log_probabilities` in the loss function, the ratio of a policy to these scores is
+        exactly 1. Evaluation mode and training mode are two states of the model, and each is
+        checked once.
+
+        Contains no collective of its own, so ranks may call it independently. A model under
+        ``fully_shard`` is refused with :class:`UnsupportedModelError`; arguments of other shapes
+        raise :class:`dormouse.ArgumentError`.
+        """
+        has_graph = torch.is_grad_enabled()
+        # The first call checks the model, which needs autograd whatever the caller is in.
+        with torch.inference_mode(False), torch.set_grad_enabled(has_graph):
+            return self._score(ids, mask, keep, graphs, temperature, entropy, microbatch_tokens)
+
+    def _score(self, ids, mask, keep, graphs: str, temperature: float, *options):
+        check_temperature(temperature)
+        weights = self._ready()
+        if weights.passes_hold_collectives:
+            raise support.UnsupportedModelError(
+                "score() runs one rank alone, and this model's weights are gathered over ranks; "
+                "accepted: a plain model or DistributedDataParallel"
+            )
+        options = (weights, temperature, *options)
+        if isinstance(ids, Group):
+            return self._score_group(ids, *options)
+        if mask is None or keep is None:
+            raise ArgumentError("score() of a tensor without mask or keep; accepted: both")
+        if graphs not in (AUTO, KEPT, TWICE):
+            raise ArgumentError(f"graphs is {graphs!r}; accepted: {AUTO!r}, {KEPT!r}, {TWICE!r}")
+        return self._score_rows(groups_of(ids, mask, keep), (len(ids), keep), graphs, *options)
+
+    def _score_group(
+        self,
+        group: Group,
+        weights: ReplicatedWeights,
+        temperature: float,
+        entropy: bool,
+        microbatch_tokens: int,
+    ) -> GroupScores:
+        if self._model.training and not self._prompt_dropout:
+            raise support.UnsupportedModelError(
+                "the model is in training mode and prompt_dropout is False, so scores would depend "
+                "on masks that no step draws again; accepted: model.eval()"
+            )
+        batch, request = GroupBatch(group), self._request([group])
+        self._check_if_needed(weights, [batch], microbatch_tokens, request)
+        scores = score_group(
+            self._view,
+            weights,
+            group,
+            lambda each: self._plan(each, microbatch_tokens),
+            self._runtime.device,
+            temperature=temperature,
+            with_entropies=entropy,
+        )
+        scores.checked = self._checked([batch], request)
+        return scores
+
+    def _score_rows(
+        self,
+        places: list[Places],
+        shape: tuple[int, int],
+        graphs: str,
+        weights: ReplicatedWeights,
+        temperature: float,
+        entropy: bool,
+        microbatch_tokens: int,
+    ) -> TokenScores:
+        batches = [GroupBatch(each.group) for each in places]
+        if batches:
+            self._check_if_needed(weights, batches, microbatch_tokens, PLAIN)
+
+        def step_of(batch: GroupBatch, plan: Plan, kind: type[Step]) -> Step:
+            find = self._probe_finder(weights, batch, microbatch_tokens) if self._sleep else awake
+            return self._step(weights, batch, plan, find, kind=kind)
+
+        passes = Passes(
+            self._view,
+            weights,
+            self._runtime.device,
+            lambda batch: self._plan(batch, microbatch_tokens),
+            step_of,
+            temperature,
+            entropy,
+        )
+        has_graph = torch.is_grad_enabled() and self._is_trainable
+        if not has_graph:
+            graphs = TWICE
+        elif graphs == AUTO:
+            graphs = self._graphs_that_fit(places)
+        call: Call = (KeptCall if graphs == KEPT else TwiceCall)(passes, places, shape)
+        run = functools.partial(differentiable, call) if has_graph else call.forward
+        values = sharding.inside(self._wrapped, run)
+        return TokenScores(
+            values[0],
+            values[1] if entropy else None,
+            graphs if has_graph else "none",
+            call.counts,
+            self._checked(batches, PLAIN) if batches else None,
+        )
+
+    @property
+    def _is_trainable(self) -> bool:
+        return any(p.requires_grad for p in self._model.parameters())
+
+    def _graphs_that_fit(self, places: list[Places]) -> str:
+        tokens = sum(len(each) for place in places for each in place.group.responses)
+        shape = model_shape(self._view)
+        logits_bytes = shape.vocab * shape.dtype_bytes
+        needed_bytes = tokens * (shape.layers * shape.saved_bytes_per_token_layer + logits_bytes)
+        fits = needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
+        return KEPT if fits else TWICE

@@ -1,0 +1,286 @@
+"""Log-probabilities of a padded batch with a graph: the way into a trainer that has its own loss.
+
+The trainer computes its loss from the values and calls its own ``backward``; the shared step runs
+inside one node of that graph. Two modes:
+
+- *kept*: one forward. Graphs of microbatches live until the backward; the prompts' sleep meanwhile.
+- *twice*: a forward without a graph, and in the backward an ordinary step whose losses have the
+  known gradients of the values: one microbatch's graph at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..group import Group
+from ..schedule import Plan
+from .batch import GroupBatch
+from .check import Checked
+from .held_step import HeldStep, Values
+from .likelihood import entropies, log_probabilities
+from .outputs import Losses
+from .padded import Places
+from .score import score_group
+from .sharding import ReplicatedWeights
+from .step import Step
+from .support import ModelView, UnsupportedModelError
+from .twins import Twins
+
+KEPT, TWICE = "kept", "twice"
+
+
+@dataclass
+class TokenScores:
+    """Values of the kept columns of a padded batch, on the model's device."""
+
+    log_probabilities: torch.Tensor
+    """``[rows, keep]``, FP64 for FP64 models, else FP32; 0 where a row has no token. With a graph,
+    unless gradients are disabled or nothing is trainable."""
+    entropies: torch.Tensor | None
+    """Entropies of the distributions that the tokens were drawn from, in nats, likewise; None if
+    not asked for."""
+    graphs: str
+    """``"kept"`` or ``"twice"``; ``"none"`` without a graph."""
+    counts: dict = field(default_factory=dict)
+    """Number of groups, of tokens and of microbatches of the forward."""
+    checked: Checked | None = None
+    """The last check of the model."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What runs the passes of a call."""
+
+    view: ModelView
+    weights: ReplicatedWeights
+    device: torch.device
+    plan_of: Callable[[GroupBatch], Plan]
+    step_of: Callable[..., Step]
+    """``(batch, plan, kind)``: a step of the class ``kind``."""
+    temperature: float
+    with_entropies: bool
+
+    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> Values:
+        """Returns what is computed from the logits of a response."""
+        found = (log_probabilities(logits, labels, self.temperature),)
+        return (*found, entropies(logits, self.temperature)) if self.with_entropies else found
+
+
+class Call:
+    """One differentiable call over the groups of a batch. Its backward runs once."""
+
+    def __init__(self, passes: Passes, places: Sequence[Places], shape: tuple[int, int]):
+        """``shape``: rows and kept columns of the batch."""
+        self._passes, self._places, self._shape = passes, places, shape
+        self._twins = Twins(passes.view.model)
+        self._kind = passes.device.type
+        self._autocast = (
+            torch.is_autocast_enabled(self._kind),
+            torch.get_autocast_dtype(self._kind),
+        )
+        self.counts = {"groups": len(places), "prefix_tokens": 0, "microbatch_tokens": 0}
+        self.counts["microbatches"] = 0
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that receive a gradient."""
+        return self._twins.trainable
+
+    def forward(self) -> Values:
+        """Returns values in the layout of the batch."""
+        raise NotImplementedError
+
+    def backward(self, gradients: Values) -> None:
+        """Runs the passes that the gradients of the values need. Twins collect the result."""
+        raise NotImplementedError
+
+    def gradients(self, of_values: Values) -> list[torch.Tensor | None]:
+        """Returns the gradient of each of :attr:`parameters`."""
+        enabled, dtype = self._autocast
+        with (
+            torch.enable_grad(),
+            torch.autocast(self._kind, dtype=dtype, enabled=enabled),
+            self._twins.in_place(),
+        ):
+            self.backward(of_values)
+        return self._twins.take()
+
+    def _empty(self) -> Values:
+        dtype = torch.promote_types(_dtype(self._passes.view), torch.float32)
+        count = 1 + self._passes.with_entropies
+        return tuple(
+            torch.zeros(self._shape, dtype=dtype, device=self._passes.device)
+            for _ in range(count)
+        )
+
+    @staticmethod
+    def _put(out: Values, places: Places, number: int, values: Values) -> None:
+        row, columns = places.rows[number], places.columns[number]
+        for to, value in zip(out, values, strict=True):
+            to[row, columns.start : columns.stop] = value.detach()
+
+    @staticmethod
+    def _of(gradients: Values, places: Places, number: int) -> Values:
+        row, columns = places.rows[number], places.columns[number]
+        return tuple(each[row, columns.start : columns.stop] for each in gradients)
+
+    def _count(self, counts: dict) -> None:
+        for name in ("prefix_tokens", "microbatch_tokens", "microbatches"):
+            self.counts[name] += counts[name]
+
+
+class KeptCall(Call):
+    """Graphs of all microbatches live until the backward."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._stack = contextlib.ExitStack()
+        self._steps: list[tuple[Places, GroupBatch, HeldStep]] = []
+
+    def forward(self):
+        out = self._empty()
+        with torch.enable_grad(), self._twins.in_place(), contextlib.ExitStack() as stack:
+            for places in self._places:
+                batch = GroupBatch(places.group, Losses(_unused))
+                plan = stack.enter_context(self._passes.plan_of(batch))
+                step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
+
+                def read(logits, score, places=places, batch=batch):
+                    values = self._passes.values(logits, batch.labels(score.sequence))
+                    self._put(out, places, batch.numbers[score.sequence], values)
+                    return values
+
+                step.forward(read)
+                self._count(step.counts)
+                self._steps.append((places, batch, step))
+            self._stack = stack.pop_all()
+        return out
+
+    def backward(self, gradients):
+        with self._stack:
+            while self._steps:
+                places, batch, step = self._steps.pop()
+                step.backward(
+                    lambda score, places=places, batch=batch: self._of(
+                        gradients, places, batch.numbers[score.sequence]
+                    )
+                )
+
+    def __del__(self):
+        # Without a backward: the prefixes are closed, and what sleeps is dropped.
+        self._steps.clear()
+        self._stack.close()
+
+
+class TwiceCall(Call):
+    """The forward keeps nothing but the state of the random generators."""
+
+    def forward(self):
+        out = self._empty()
+        self._random = _RandomState(self._passes)
+        for places in self._places:
+            scores = score_group(
+                self._passes.view,
+                self._passes.weights,
+                places.group,
+                self._passes.plan_of,
+                self._passes.device,
+                temperature=self._passes.temperature,
+                with_entropies=self._passes.with_entropies,
+            )
+            found = [scores.log_probabilities, *filter(None, [scores.entropies])]
+            for number, values in enumerate(zip(*found, strict=True)):
+                self._put(out, places, number, values)
+            self._count(scores.counts)
+        return out
+
+    def backward(self, gradients):
+        with self._random.again():
+            for places in self._places:
+                self._step(places, gradients)
+
+    def _step(self, places: Places, gradients: Values) -> None:
+        own = [self._of(gradients, places, i) for i in range(len(places.rows))]
+        group = places.group
+        if not self._random.matters:
+            # What no loss depends on is not run again.
+            weights = [float(any(bool(each.any()) for each in of_row)) for of_row in own]
+            if not any(weights):
+                return
+            group = Group(group.prompt, group.responses, weights)
+
+        def loss_fn(logits, labels, i):
+            pairs = zip(self._passes.values(logits, labels), own[i], strict=True)
+            return sum((value * gradient).sum() for value, gradient in pairs)
+
+        batch = GroupBatch(group, Losses(loss_fn))
+        with (
+            self._passes.plan_of(batch) as plan,
+            self._passes.step_of(batch, plan, Step) as step,
+        ):
+            step.run()
+
+
+class _RandomState:
+    """The state of the random generators that a forward draws from."""
+
+    def __init__(self, passes: Passes):
+        self.matters = passes.view.model.training and not passes.view.prompt_dropout
+        """Whether responses are dropped by masks that the backward must draw again."""
+        device = passes.device
+        self._devices = [device] if device.type == "cuda" else []
+        self._host = torch.get_rng_state()
+        self._states = [torch.cuda.get_rng_state(each) for each in self._devices]
+
+    @contextlib.contextmanager
+    def again(self):
+        """Context in which the generators draw what they drew."""
+        with torch.random.fork_rng(self._devices):
+            torch.set_rng_state(self._host)
+            for device, state in zip(self._devices, self._states, strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+
+
+def differentiable(call: Call) -> Values:
+    """Runs the forward of a call; returns its values with a graph that ends at the parameters."""
+    return _Node.apply(call, *call.parameters)
+
+
+class _Node(torch.autograd.Function):
+    """The node of a trainer's graph in which a call runs."""
+
+    @staticmethod
+    def forward(ctx, call, *parameters):
+        ctx.call = call
+        ctx.versions = [parameter._version for parameter in parameters]
+        return call.forward()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        call, ctx.call = ctx.call, None
+        if call is None:
+            raise RuntimeError(
+                "a second backward through the values of one call; accepted: one backward, of the "
+                "sum of all losses"
+            )
+        if ctx.versions != [parameter._version for parameter in call.parameters]:
+            raise UnsupportedModelError(
+                "weights were changed between the call and its backward; accepted: the optimizer's "
+                "step after the backward"
+            )
+        return (None, *call.gradients(gradients))
+
+
+def _unused(*_arguments):
+    raise AssertionError("a held step calls no loss function")
+
+
+def _dtype(view: ModelView) -> torch.dtype:
+    return next(p.dtype for p in view.model.parameters() if p.is_floating_point())

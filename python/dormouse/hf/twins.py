@@ -1,0 +1,74 @@
+"""Parameters that share memory with a model's and collect gradients of their own.
+
+A differentiable call runs backwards inside one node of the trainer's graph. Hooks of the model's
+parameters, those of DistributedDataParallel among them, must see the node's result once, not the
+gradient of each pass. So the passes run with twins, and the node returns what the twins collected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from .support import UnsupportedModelError
+
+
+class Twins:
+    """A twin for every trainable parameter of a model."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+        self._twins: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue
+            twin = torch.nn.Parameter(parameter.detach())
+            # Frameworks keep marks on parameters.
+            twin.__dict__.update(parameter.__dict__)
+            self._twins[parameter] = twin
+
+    @property
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """The model's own parameters that have one, each once."""
+        return list(self._twins)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context of the passes: every module holds twins.
+
+        Raises :class:`UnsupportedModelError` at its end if a pass reached a parameter itself.
+        """
+        before = [(own, own.grad, _version(own.grad)) for own in self.trainable]
+        places = []
+        for module in self._model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter in self._twins:
+                    places.append((module._parameters, name, parameter))
+                    module._parameters[name] = self._twins[parameter]
+        try:
+            yield
+        finally:
+            for entries, name, parameter in places:
+                entries[name] = parameter
+        for own, grad, version in before:
+            if own.grad is not grad or _version(own.grad) != version:
+                raise UnsupportedModelError(
+                    f"a module computes with a parameter of shape {list(own.shape)} that it keeps "
+                    "outside its parameters, so hooks of that parameter would see parts of its "
+                    "gradient; accepted: parameters that modules hold as such"
+                )
+
+    def take(self) -> list[torch.Tensor | None]:
+        """Returns the gradients that the twins of :attr:`trainable` collected, and clears them."""
+        grads = []
+        for own in self.trainable:
+            twin = self._twins[own]
+            grads.append(twin.grad)
+            twin.grad = None
+        return grads
+
+
+def _version(grad: torch.Tensor | None) -> int:
+    return 0 if grad is None else grad._version

@@ -1,0 +1,42 @@
+"""One rank of test_token_scores.py: a differentiable call inside DistributedDataParallel over gloo.
+
+``python token_scores_worker.py RANK RANKS DIRECTORY GRAPHS`` leaves ``gradients.RANK`` there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from conftest import a_runtime
+from models import take_gradients, tiny
+from test_token_scores import a_batch
+from torch.nn.parallel import DistributedDataParallel
+
+from dormouse.hf import SharedPrefix
+
+
+def main(rank: int, ranks: int, directory: Path, graphs: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=ranks
+    )
+    model = DistributedDataParallel(tiny())
+    ids, mask, keep = a_batch()
+    # Uneven shares: one rank has no prompt of the other's rows.
+    own = slice(0, 3) if rank == 0 else slice(3, None)
+    with a_runtime(64 << 20) as runtime:
+        shared = SharedPrefix(model, runtime)
+        # Accumulation: the first backward is not reduced, the second reduces the sum.
+        for synchronises in (False, True):
+            model.require_backward_grad_sync = synchronises
+            scores = shared.score(ids[own], mask[own], keep=keep, graphs=graphs)
+            scores.log_probabilities.sum().backward()
+    torch.save(take_gradients(model.module), directory / f"gradients.{rank}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
