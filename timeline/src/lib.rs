@@ -42,7 +42,7 @@ pub mod live;
 mod names;
 pub mod pftrace;
 mod ring;
-mod slots;
+mod ring_slots;
 mod snapshot;
 mod spans;
 mod sync;

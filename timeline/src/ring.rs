@@ -15,7 +15,7 @@
 //!
 //! The words are relaxed atomics: a race yields a wrong value that the sequence check discards.
 
-use crate::slots::Slots;
+use crate::ring_slots::Slots;
 use crate::sync::{AtomicU64, Ordering, fence};
 use std::fmt;
 
