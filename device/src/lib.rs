@@ -139,7 +139,7 @@ pub trait Device: Send + Sync + Debug + 'static {
     fn is_stream_ordered(&self) -> bool;
     /// Returns the unit of physical mapping, a power of two.
     fn page_bytes(&self) -> usize;
-    /// Returns the reserved range of all addresses of the device (I1).
+    /// Returns the reserved range of all addresses of the device (I1). Its end can fall ([`host::HostDevice::shrink`]).
     fn address_space(&self) -> AddressRange;
     /// Returns the capacity and the current use.
     fn memory_info(&self) -> MemoryInfo;

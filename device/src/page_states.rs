@@ -96,6 +96,15 @@ impl PageStates {
         Ok(())
     }
 
+    /// Returns the end of the last page in another state than `Unmapped`; the start of the space without any.
+    pub(crate) fn used_end(&self) -> usize {
+        let last = self.words().iter().enumerate().rev().find_map(|(at, word)| {
+            let bits = word.load(Ordering::Acquire).checked_ilog2()?;
+            Some(at * WORD_PAGES + bits as usize / PAGE_BITS)
+        });
+        self.space.start + last.map_or(0, |page| page + 1) * self.page_bytes
+    }
+
     /// Undoes a change of the words before page `failed`.
     fn change_back(&self, first: usize, failed: usize, from: PageState, to: PageState) {
         let end = failed / WORD_PAGES * WORD_PAGES;
@@ -190,6 +199,9 @@ mod tests {
                     let now = PageState::from_bits(bits >> (page % WORD_PAGES * PAGE_BITS));
                     prop_assert_eq!(now, *state, "page {}", page);
                 }
+                let used = model.iter().rposition(|state| *state != PageState::Unmapped);
+                let used_end = SPACE.start + used.map_or(0, |page| page + 1) * PAGE_BYTES;
+                prop_assert_eq!(states.used_end(), used_end);
             }
         }
     }

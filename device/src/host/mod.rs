@@ -9,6 +9,7 @@
 //! thread-local data, and take one lock, under which no thread waits.
 
 mod edges;
+mod end;
 mod event;
 pub mod guard;
 mod pages;
@@ -17,6 +18,8 @@ mod spans;
 mod stream;
 pub(crate) mod system;
 
+#[cfg(all(test, loom))]
+mod loom_end;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -97,6 +100,36 @@ impl HostDevice {
     pub fn new(config: HostConfig) -> Result<Self, DeviceError> {
         Ok(Self { space: Arc::new(Space::new(&config)?), streams: Mutex::new(Vec::new()) })
     }
+
+    /// Lowers the end of the address space to `end`, a multiple of the page size, and returns the addresses from there
+    /// on to the system; an `end` above it is ignored. Any-thread. Other threads may lower it at the same time.
+    ///
+    /// The system may keep addresses whose mapping it cannot split. They are then lost to the process.
+    ///
+    /// # Safety
+    /// No page from `end` on is mapped or in a span, and none is mapped later. No reader of a copy of the end takes
+    /// addresses from there on for the device's: the copies are lowered before this call.
+    pub unsafe fn shrink(&self, end: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.space.shrink(end) };
+    }
+
+    /// Returns the end of the last page that is mapped, being mapped or in a span; the start of the address space
+    /// without any. Lock-free, and reads all page states. The result holds while no other thread uses the
+    /// device: it is for forked children.
+    #[must_use]
+    pub fn used_end(&self) -> usize {
+        self.space.states.used_end()
+    }
+
+    /// [`Self::shrink`] in a forked child: it takes no lock, and parked pages are lost.
+    ///
+    /// # Safety
+    /// As [`Self::shrink`], and the device maps no page in this process any more.
+    pub unsafe fn shrink_in_child(&self, end: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.space.release_from(end) };
+    }
 }
 
 impl Drop for HostDevice {
@@ -126,7 +159,7 @@ impl Device for HostDevice {
     }
 
     fn address_space(&self) -> AddressRange {
-        self.space.range
+        self.space.range()
     }
 
     fn memory_info(&self) -> MemoryInfo {

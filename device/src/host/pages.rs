@@ -1,5 +1,6 @@
 //! The reserved address range of a host device, with its pages and counts.
 
+use super::end::End;
 use super::guard;
 use super::parked::Parked;
 use super::{HostConfig, system};
@@ -11,15 +12,16 @@ use crate::{AddressRange, DeviceError, Fill, Operation};
 const HUGE_BYTES: usize = 2 << 20;
 
 /// The state of a device. Staged pages keep it alive.
+///
+/// One page more than its range is reserved: moves of parked pages need a mapped page after theirs.
 #[derive(Debug)]
 pub(super) struct Space {
-    pub(super) range: AddressRange,
+    start: usize,
+    end: End,
     pub(super) page_bytes: usize,
     pub(super) accounts: Accounts,
     pub(super) states: PageStates,
     pub(super) parked: Parked,
-    /// The reservation of the system: `range` and what its alignment left over.
-    reservation: AddressRange,
 }
 
 impl Space {
@@ -29,25 +31,63 @@ impl Space {
         let bytes = config.reserve_bytes.next_multiple_of(config.page_bytes);
         let reservation = system::reserve(bytes.saturating_add(align))?;
         let range = AddressRange::new(reservation.start.next_multiple_of(align), bytes);
+        let (before, rest) = reservation.split_at(range.start - reservation.start);
+        let (reserved, after) = rest.split_at(bytes + system::os_page_bytes());
+        // SAFETY: reserved above and unused.
+        unsafe {
+            system::release(before);
+            system::release(after);
+        }
         let built = PageStates::new(range, config.page_bytes).and_then(|states| {
             let parked = Parked::new(range, config.page_bytes)?;
             guard::add_space(range).map(|()| (states, parked))
         });
         match built {
             Ok((states, parked)) => Ok(Self {
-                range,
+                start: range.start,
+                end: End::new(range.end()),
                 page_bytes: config.page_bytes,
                 accounts: Accounts::new(config.capacity_bytes),
                 states,
                 parked,
-                reservation,
             }),
             Err(error) => {
                 // SAFETY: reserved above and unused.
-                unsafe { system::release(reservation) };
+                unsafe { system::release(reserved) };
                 Err(error)
             }
         }
+    }
+
+    pub(super) fn range(&self) -> AddressRange {
+        AddressRange::new(self.start, self.end.get() - self.start)
+    }
+
+    /// `HostDevice::shrink`.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn shrink(&self, end: usize) {
+        let (_, tail) = self.range().split_at(end.saturating_sub(self.start));
+        if tail.bytes > 0 {
+            // A parked piece would be moved from there later.
+            self.parked.expect_piece(tail);
+            // SAFETY: the caller's contract.
+            unsafe { self.release_from(tail.start) };
+        }
+    }
+
+    /// `HostDevice::shrink_in_child`.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn release_from(&self, end: usize) {
+        guard::shrink_space(self.start, end);
+        let left = self.end.lower(end.max(self.start));
+        let after = AddressRange::new(left.start + system::os_page_bytes(), left.bytes);
+        // SAFETY: the caller's contract. The page after the range moves down with its end; what left is ours alone
+        // to release (`End::lower`), after every bound has fallen.
+        unsafe { system::release(after) };
     }
 
     /// `Device::map`. Unmapped addresses have no pages except parked ones, so granting access is enough for
@@ -58,7 +98,7 @@ impl Space {
     /// until memory runs short.
     pub(super) fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Map;
-        range.check_pages(self.range, self.page_bytes, OPERATION)?;
+        range.check_pages(self.range(), self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
         if let Err(error) = self.accounts.take(range.bytes, OPERATION) {
             self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION)?;
@@ -88,7 +128,7 @@ impl Space {
     /// `Device::unmap`.
     pub(super) fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Unmap;
-        range.check_pages(self.range, self.page_bytes, OPERATION)?;
+        range.check_pages(self.range(), self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Busy, OPERATION)?;
         // SAFETY: I1; the caller no longer needs the contents.
         let vacated = unsafe { self.parked.vacate(range, false, OPERATION) };
@@ -115,8 +155,10 @@ impl Space {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        guard::remove_space(self.range);
+        let range = self.range();
+        guard::remove_space(range);
+        let reserved = AddressRange::new(range.start, range.bytes + system::os_page_bytes());
         // SAFETY: the device and its staged pages are gone, and addresses are valid only as long.
-        unsafe { system::release(self.reservation) };
+        unsafe { system::release(reserved) };
     }
 }

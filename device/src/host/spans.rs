@@ -74,7 +74,7 @@ impl Space {
         needed: &'static str,
     ) -> Result<(), DeviceError> {
         let (range, _) = TABLE.get(span).map_err(|state| wrong(operation, span, state, needed))?;
-        if self.range.covers(range) {
+        if self.range().covers(range) {
             return Ok(());
         }
         let state = "of another device";
@@ -89,7 +89,7 @@ impl Space {
         const OPERATION: Operation = Operation::Freeze;
         // A legal write to a frozen span would end the process without it.
         guard::keep_installed()?;
-        range.check_pages(self.range, self.page_bytes, OPERATION)?;
+        range.check_pages(self.range(), self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Span, OPERATION)?;
         // SAFETY: I1; the guard handles writes, since the span is in the table.
         let protect = |range| unsafe { system::protect(range, system::READ_ONLY, OPERATION) };

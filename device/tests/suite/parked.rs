@@ -1,7 +1,7 @@
 //! Pages that go from one owner to the next, without zeroing and faults, and are inaccessible in between.
 
 use dormouse_device::host::{HostConfig, HostDevice, PARKED_BYTES_MAX, guard, os_page_bytes};
-use dormouse_device::{AddressRange, Device, Fill, Sealed, SpanLabel};
+use dormouse_device::{AddressRange, Device, DeviceError, Fill, Sealed, SpanLabel};
 
 /// The shortest piece worth parking.
 const PAGE: usize = 256 << 10;
@@ -286,4 +286,47 @@ fn awake_bytes_stay_while_pieces_move() {
 #[test]
 fn awake_bytes_stay_while_the_last_piece_is_freed() {
     change_hands(1, 3000);
+}
+
+#[test]
+fn addresses_that_are_returned_belong_to_whoever_maps_them_next() {
+    let bench = Bench::new(64);
+    let space = bench.0.address_space();
+    bench.mapped(4, 4);
+    bench.mapped(20, 4);
+    assert_eq!(bench.0.used_end(), bench.range(23, 1).end());
+    bench.0.unmap(bench.range(20, 4)).unwrap();
+    bench.0.unmap(bench.range(4, 4)).unwrap();
+    assert_eq!((bench.0.used_end(), bench.parked_pages()), (space.start, 8));
+    let end = bench.range(8, 1).start;
+    // SAFETY: nothing is mapped from there on, and the test keeps no copy of the end.
+    unsafe { bench.0.shrink(end) };
+    assert_eq!(bench.0.address_space(), AddressRange::new(space.start, 8 * PAGE));
+    assert_eq!(bench.parked_pages(), 4, "those of the addresses that stay");
+    assert!(matches!(
+        bench.0.map(bench.range(20, 1), Fill::Any),
+        Err(DeviceError::BadRange { .. })
+    ));
+    // All but the page after the range is free for others, who keep what they map there.
+    let others = AddressRange::new(end + os_page_bytes(), space.end() - end);
+    let (access, fixed) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED_NOREPLACE);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    // SAFETY: it replaces no mapping.
+    let mapped = unsafe { libc::mmap(others.start as *mut _, others.bytes, access, flags, -1, 0) };
+    assert_eq!(mapped as usize, others.start);
+    let word = bench.range(21, 1).start as *mut u64;
+    // SAFETY: in the mapping of above.
+    unsafe { word.write(7) };
+    // The parked piece at the very end moves, and none of the others' pages does.
+    bench.0.map(bench.range(0, 4), Fill::Any).unwrap();
+    assert_eq!((bench.seen(0, 4), bench.parked_pages()), (numbers(4..8), 0));
+    // SAFETY: a higher end is ignored.
+    unsafe { bench.0.shrink(space.end()) };
+    assert_eq!(bench.0.address_space().end(), end);
+    drop(bench);
+    // SAFETY: the mapping of above, which outlives the device.
+    unsafe {
+        assert_eq!(word.read(), 7);
+        libc::munmap(mapped, others.bytes);
+    }
 }

@@ -33,7 +33,7 @@ mod probe;
 mod protocol;
 mod rescue;
 mod spaces;
-mod sync;
+pub(super) mod sync;
 mod table;
 
 #[cfg(all(test, loom))]
@@ -92,6 +92,11 @@ pub(super) fn add_space(range: AddressRange) -> Result<(), DeviceError> {
     }
     let reason = format!("host device limit reached ({})", spaces::SPACES_MAX);
     Err(DeviceError::refused(Operation::Reserve, range, libc::ENOSPC, reason))
+}
+
+/// Makes the handler pass on faults from `end` on in the space that begins at `start`.
+pub(super) fn shrink_space(start: usize, end: usize) {
+    SPACES.shrink(start, end);
 }
 
 /// Removes the spans in `range`; the handler passes faults in it on.

@@ -51,6 +51,16 @@ impl Spaces {
         }
     }
 
+    /// Lowers the end of the space that begins at `start` to `end`. Before the addresses are unmapped: see
+    /// `crate::host::end`.
+    pub(super) fn shrink(&self, start: usize, end: usize) {
+        for entry in &self.entries {
+            if entry.start.load(Ordering::Acquire) == start {
+                entry.end.fetch_min(end, Ordering::Relaxed);
+            }
+        }
+    }
+
     pub(super) fn contains(&self, address: usize) -> bool {
         self.entries.iter().any(|entry| {
             let start = entry.start.load(Ordering::Acquire);
