@@ -26,8 +26,6 @@ pub struct Allocator<D: Device> {
     config: Config,
     thread_cache: Option<Arc<ThreadCache>>,
     timeline: Arc<Timeline>,
-    /// The device's address space: [`Allocator::contains`] needs no lock.
-    space: AddressRange,
     /// Address of unit 0.
     base: usize,
     granule_log: u32,
@@ -114,7 +112,6 @@ impl<D: Device> Allocator<D> {
             config,
             thread_cache,
             timeline,
-            space,
             page_bytes,
             is_stream_ordered,
             streams: Mutex::new(Vec::new()),
@@ -140,7 +137,7 @@ impl<D: Device> Allocator<D> {
     /// running the out-of-memory ladder.
     ///
     /// # Errors
-    /// `OutOfMemory` with its report; `BadRequest`; `UnknownArena`; `UnknownStream`;
+    /// `OutOfMemory` with its report; `NoAddresses`; `BadRequest`; `UnknownArena`; `UnknownStream`;
     /// `TooManyRanges`; `Device` if mapping failed for a reason other than a lack of memory.
     pub fn allocate(&self, request: &Request) -> Result<Block, AllocError> {
         if let Some(block) = self.allocate_from_cache(request) {
@@ -256,11 +253,20 @@ impl<D: Device> Allocator<D> {
         is_start && thread_cache.free(offset >> self.granule_log, stream)
     }
 
+    /// Gives up the addresses behind the last segment, for good: no request uses them from now on. Returns the end of
+    /// those left. Cached pages keep the addresses of their segment; [`Self::trim`] unmaps them. From the first call on
+    /// a request that finds no addresses fails with `NoAddresses`, and nothing is trimmed or reclaimed for it.
+    #[must_use = "the device still has the addresses"]
+    pub fn cut_addresses(&self) -> usize {
+        let units = self.state.lock().state.cut_space();
+        self.base + ((units as usize) << self.granule_log)
+    }
+
     /// Whether `address` is in the device's address space. Two compares, no lock.
     #[inline]
     #[must_use]
     pub fn contains(&self, address: usize) -> bool {
-        self.space.contains(address)
+        self.device.address_space().contains(address)
     }
 
     /// Returns the block around `address`, unless it is freed. O(1).

@@ -31,6 +31,17 @@ pub enum AllocError {
     /// The out-of-memory ladder is exhausted. The text is the report, at most 12 lines.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
+    /// The address space was cut ([`Allocator::cut_addresses`](crate::Allocator::cut_addresses)), and no free run of
+    /// what is left is long enough.
+    #[error(
+        "no free addresses for {asked_bytes} bytes: the address space was cut to {space_bytes} bytes"
+    )]
+    NoAddresses {
+        /// Requested bytes.
+        asked_bytes: u64,
+        /// Bytes of addresses left, used ones included.
+        space_bytes: u64,
+    },
     /// No room to wake, even after trimming. Putting other memory to sleep may help.
     #[error(
         "no room to wake {asked_bytes} bytes: {mapped_bytes} bytes mapped ({staged_bytes} of them \

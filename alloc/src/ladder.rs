@@ -148,6 +148,12 @@ impl<D: Device> Allocator<D> {
         need: &Need,
         mut shortage: Shortage,
     ) -> Result<Block, AllocError> {
+        if shortage.cause == Cause::AddressSpace
+            && let Some(space_bytes) = self.state.lock().state.cut_space_bytes()
+        {
+            // Others serve what a cut space cannot: the ladder would cost more than it finds.
+            return Err(AllocError::NoAddresses { asked_bytes: need.bytes, space_bytes });
+        }
         let mut tried = Tried::default();
         if self.is_impossible(need) {
             tried.impossible = true;

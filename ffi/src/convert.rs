@@ -172,6 +172,7 @@ fn alloc_status(error: &AllocError) -> dormouse_status_t {
         AllocError::BadConfig { .. } => status::DORMOUSE_ERR_CONFIG,
         AllocError::BadRequest { .. } => status::DORMOUSE_ERR_ARGUMENT,
         AllocError::OutOfMemory(_)
+        | AllocError::NoAddresses { .. }
         | AllocError::NoRoom { .. }
         | AllocError::NoBookkeeping { .. } => status::DORMOUSE_ERR_OUT_OF_MEMORY,
         AllocError::NotABlock { .. }

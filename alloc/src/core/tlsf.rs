@@ -85,6 +85,17 @@ impl Tlsf {
         Ok(())
     }
 
+    /// Removes the free units at the end of the line, for good. Returns the units that are left. Walks all ranges.
+    pub fn cut(&mut self) -> u32 {
+        if self.units > 0 {
+            // The first range of a line keeps its index.
+            let cut_units = self.ranges.cut_line(0);
+            self.units -= cut_units;
+            self.free_units -= cut_units;
+        }
+        self.units
+    }
+
     /// Returns the total of units.
     #[must_use]
     pub const fn units(&self) -> u32 {

@@ -177,6 +177,8 @@ pub(crate) struct State {
     segments_vacant: Vec<u32>,
     /// The whole address space, divided into segments.
     space: Tlsf,
+    /// The space was longer once.
+    is_cut: bool,
     /// Segments of the spare pools: slot of the stream, units, index.
     spare: BTreeSet<(u32, u32, u32)>,
     /// Bytes being mapped: in the budget, not yet in `stats`.
@@ -239,6 +241,7 @@ impl State {
             segments: Vec::new(),
             segments_vacant: Vec::new(),
             space: Tlsf::new(geometry.units),
+            is_cut: false,
             spare: BTreeSet::new(),
             mapping_bytes: 0,
             held_back_bytes: 0,
@@ -277,6 +280,11 @@ impl State {
     /// Ends the hold, after the request on the ladder has ended.
     pub(crate) fn release_held_back(&mut self) {
         self.held_back_bytes = 0;
+    }
+
+    /// Returns the bytes of the address space, if it was cut.
+    pub(crate) fn cut_space_bytes(&self) -> Option<u64> {
+        self.is_cut.then(|| self.bytes(self.geometry.units))
     }
 
     /// Whether `need` fits an empty address space.

@@ -207,6 +207,13 @@ impl State {
         true
     }
 
+    /// Removes the addresses behind the last segment from the space, for good. Returns the units that are left.
+    pub(crate) fn cut_space(&mut self) -> u32 {
+        self.is_cut = true;
+        self.geometry.units = self.space.cut();
+        self.geometry.units
+    }
+
     /// Returns the units of a segment for `fit`; `None` if they overflow.
     fn segment_units_for(&self, fit: Fit) -> Option<u32> {
         let enough = fit.units.checked_add(fit.align_units - 1)?;

@@ -6,6 +6,7 @@
 mod blocks;
 mod caps;
 mod common;
+mod cut;
 mod faults;
 mod kept;
 mod ladder;

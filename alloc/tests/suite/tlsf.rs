@@ -7,6 +7,7 @@ use proptest::prelude::*;
 enum Op {
     Allocate { units: u32, align_log: u32 },
     Free { which: usize },
+    Cut,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -14,6 +15,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (1..40_u32, 0..4_u32).prop_map(|(units, align_log)| Op::Allocate { units, align_log }),
         2 => (1..400_u32, 0..1_u32).prop_map(|(units, align_log)| Op::Allocate { units, align_log }),
         4 => any::<usize>().prop_map(|which| Op::Free { which }),
+        1 => Just(Op::Cut),
     ]
 }
 
@@ -60,6 +62,12 @@ fn run(units: u32, ops: &[Op]) -> Result<Vec<Option<u32>>, TestCaseError> {
                 prop_assert_eq!(tlsf.free(extent), Ok(()));
             }
             Op::Free { .. } => {}
+            Op::Cut => {
+                let used = taken.iter().rposition(|it| *it).map_or(0, |last| last + 1);
+                taken.truncate(used);
+                prop_assert_eq!(tlsf.cut() as usize, used);
+                trace.push(Some(tlsf.units()));
+            }
         }
         prop_assert_eq!(tlsf.check(), Ok(()));
         let free = taken.iter().filter(|&&it| !it).count();
@@ -70,7 +78,7 @@ fn run(units: u32, ops: &[Op]) -> Result<Vec<Option<u32>>, TestCaseError> {
     for extent in held.drain(..) {
         prop_assert_eq!(tlsf.free(extent), Ok(()));
     }
-    prop_assert_eq!(tlsf.largest_free_units(), units);
+    prop_assert_eq!(tlsf.largest_free_units() as usize, taken.len());
     Ok(trace)
 }
 

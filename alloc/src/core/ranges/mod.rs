@@ -274,6 +274,26 @@ impl Ranges {
         true
     }
 
+    /// Removes the last range of the line that begins with range `first`, if it is free. Returns its units, 0 if it is
+    /// used. Walks the line.
+    pub(crate) fn cut_line(&mut self, first: u32) -> u32 {
+        let mut last = first;
+        while self.after(last) != NONE {
+            last = self.after(last);
+        }
+        let Range { units, list, before, .. } = self.ranges[last as usize];
+        if list >= VACANT {
+            return 0;
+        }
+        self.unfile(last);
+        self.vacate(last);
+        if let Some(range) = self.ranges.get_mut(before as usize) {
+            range.after = NONE;
+        }
+        self.reach_changed(list, before, NONE);
+        units
+    }
+
     /// Finds a free range of `list` that `fit` fits into; in an odd list, into its reach (the caller has
     /// called `settle_reach`).
     ///
