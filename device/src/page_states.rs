@@ -1,7 +1,7 @@
 //! The states of all pages, in two bits each: a wrong range is an error before any system call, and never
 //! destroys data.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::host::system;
 use crate::{AddressRange, DeviceError, Operation};
@@ -53,13 +53,15 @@ pub(crate) struct PageStates {
     page_bytes: usize,
     /// A mapping of atomic words.
     memory: AddressRange,
+    /// All pages from this one on have always been unmapped.
+    high: AtomicUsize,
 }
 
 impl PageStates {
     pub(crate) fn new(space: AddressRange, page_bytes: usize) -> Result<Self, DeviceError> {
         let words = (space.bytes / page_bytes).div_ceil(WORD_PAGES);
         let memory = system::fresh(words * size_of::<AtomicU64>(), Operation::Reserve)?;
-        Ok(Self { space, page_bytes, memory })
+        Ok(Self { space, page_bytes, memory, high: AtomicUsize::new(0) })
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -79,6 +81,10 @@ impl PageStates {
     ) -> Result<(), DeviceError> {
         let first = (range.start - self.space.start) / self.page_bytes;
         let end = first + range.bytes / self.page_bytes;
+        if from == PageState::Unmapped {
+            // Before the states, for `used_end`.
+            self.high.fetch_max(end, Ordering::AcqRel);
+        }
         let mut page = first;
         while page < end {
             let next = ((page / WORD_PAGES + 1) * WORD_PAGES).min(end);
@@ -98,7 +104,9 @@ impl PageStates {
 
     /// Returns the end of the last page in another state than `Unmapped`; the start of the space without any.
     pub(crate) fn used_end(&self) -> usize {
-        let last = self.words().iter().enumerate().rev().find_map(|(at, word)| {
+        // The rest of the table was never touched.
+        let words = &self.words()[..self.high.load(Ordering::Acquire).div_ceil(WORD_PAGES)];
+        let last = words.iter().enumerate().rev().find_map(|(at, word)| {
             let bits = word.load(Ordering::Acquire).checked_ilog2()?;
             Some(at * WORD_PAGES + bits as usize / PAGE_BITS)
         });

@@ -115,7 +115,7 @@ impl HostDevice {
     }
 
     /// Returns the end of the last page that is mapped, being mapped or in a span; the start of the address space
-    /// without any. Lock-free, and reads all page states. The result holds while no other thread uses the
+    /// without any. Lock-free. The result holds while no other thread uses the
     /// device: it is for forked children.
     #[must_use]
     pub fn used_end(&self) -> usize {
