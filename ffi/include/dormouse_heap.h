@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Address range of all blocks, [begin, end), both 0 without a heap. Requests of at least min_bytes
+/* Address range of all blocks, [begin, end), both 0 without a heap. The end may fall. Requests of at least min_bytes
  * are served; SIZE_MAX: none. Written by the library, read with relaxed loads. */
 typedef struct dormouse_heap_span {
     uintptr_t begin;
@@ -24,5 +24,7 @@ void dormouse_heap_free(void *pointer);
 void *dormouse_heap_aligned_alloc(size_t align, size_t bytes);
 size_t dormouse_heap_usable_size(void *pointer);
 int dormouse_heap_trim(size_t pad);
+/* Called before the process sets this struct rlimit for RLIMIT_AS. */
+void dormouse_heap_limit(const void *limit);
 
 #endif

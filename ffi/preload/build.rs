@@ -1,4 +1,4 @@
-//! Links the shim, which exports only the malloc family.
+//! Links the shim, which exports only the malloc family and the calls that set limits.
 //!
 //! It names `libdormouse.so` as its auxiliary library: the loader loads it at the start, from the shim's own
 //! directory, with static thread-local data like a dependency, and the program runs without it, too.

@@ -4,7 +4,7 @@
 //! never waited for (decision 0031).
 
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use crate::torch::capture_flags;
 
@@ -17,6 +17,9 @@ static PLAIN: AtomicU32 = AtomicU32::new(IN_PARENT);
 /// it is right before any fork handler runs, and in children of `_Fork` and `clone`, which run none.
 static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const PLAIN).cast_mut());
 
+/// The process that loaded the library.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
 /// Before the program's threads, and before most fork handlers of others.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -28,6 +31,12 @@ pub(crate) fn in_child() -> bool {
     word().load(Ordering::Relaxed) == IN_CHILD
 }
 
+/// Returns whether this process uses the memory of the one that loaded the library: between `vfork` and `exec`.
+pub(crate) fn borrows_memory() -> bool {
+    // SAFETY: getpid has no precondition.
+    !in_child() && unsafe { libc::getpid() } != OWNER.load(Ordering::Relaxed)
+}
+
 #[inline]
 fn word() -> &'static AtomicU32 {
     // Acquire pairs with the release in `watch`.
@@ -36,6 +45,8 @@ fn word() -> &'static AtomicU32 {
 }
 
 extern "C" fn watch() {
+    // SAFETY: getpid has no precondition.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     if let Some(page) = wiped_page() {
         // SAFETY: a zeroed, aligned, never unmapped page of our own.
         unsafe { (*page).store(IN_PARENT, Ordering::Relaxed) };

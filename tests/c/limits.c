@@ -2,7 +2,7 @@
  *
  * limits KIND WHEN FROM TO STEP: for each limit in MiB above what a process uses, a child sets it and asks
  * for blocks until it gets none. KIND: as, data, maps. WHEN: fresh (no heap yet), used (after the first
- * large block), exec (before the start of the program). */
+ * large block; address space in MiB above the use before it), exec (before the start of the program). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -129,7 +129,7 @@ int main(int argc, char **argv)
     }
     if (runs == 0) { /* the program anew */
         long limit = atol(argv[3]);
-        size_t bytes;
+        size_t bytes = used_bytes(kind);
         alarm(CHILD_SECONDS_MAX);
         if (strcmp(argv[2], "used") == 0) {
             void *volatile first = malloc(MIB);
@@ -140,8 +140,12 @@ int main(int argc, char **argv)
             use_all();
             return 0;
         }
-        bytes = (strcmp(argv[2], "exec") == 0 ? 0 : used_bytes(kind)) + (size_t)limit * MIB;
-        set_limit(kind, bytes);
+        if (strcmp(argv[2], "exec") == 0) {
+            bytes = 0;
+        } else if (kind != RLIMIT_AS) {
+            bytes = used_bytes(kind);
+        }
+        set_limit(kind, bytes + (size_t)limit * MIB);
         if (strcmp(argv[2], "exec") == 0) {
             execl("/proc/self/exe", argv[0], (char *)NULL);
             _exit(3);

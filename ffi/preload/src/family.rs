@@ -66,6 +66,12 @@ pub(crate) fn other_realloc() -> *mut c_void {
     }
 }
 
+/// Returns the function of this name behind this library in the order of symbols, null if there is none.
+pub(crate) fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: a static name; dlsym is thread-safe.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
 /// An address in this library.
 static ANCHOR: u8 = 0;
 

@@ -1,4 +1,4 @@
-//! `libdormouse_preload.so`: the malloc family, interposed by LD_PRELOAD.
+//! `libdormouse_preload.so`: the malloc family, interposed by LD_PRELOAD, and the calls that limit address space.
 //!
 //! Requests of at least the minimum size go to `libdormouse.so`, all others to libc. The shim keeps no
 //! state and links no crate of the runtime: a second copy of its statics would be a second runtime.
@@ -27,6 +27,7 @@
 
 mod family;
 mod library;
+mod limits;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -65,6 +66,7 @@ static OTHER_REALLOC: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 extern "C" fn open() {
     USABLE_SIZE.store(family::of_libc(c"malloc_usable_size"), Ordering::Relaxed);
+    limits::find();
     let other = family::other_realloc();
     OTHER_REALLOC.store(other, Ordering::Relaxed);
     if !other.is_null() {
@@ -83,6 +85,11 @@ fn span() -> &'static Span {
     unsafe { &*SPAN.load(Ordering::Acquire) }
 }
 
+/// Returns whether the functions of the library were found, and the family is ours.
+fn is_open() -> bool {
+    !std::ptr::eq(span(), &raw const CLOSED)
+}
+
 /// Returns whether the library serves a request of `bytes`.
 #[inline(always)]
 fn served(bytes: usize) -> bool {
@@ -91,7 +98,8 @@ fn served(bytes: usize) -> bool {
 }
 
 /// Returns whether `pointer` is a block of the library (S2). Relaxed: a thread that has a block got it
-/// after the range was published.
+/// after the range was published, and one that has memory of others in a part that has left the range since
+/// got it after the end had fallen (decision 0043).
 #[inline(always)]
 fn ours(pointer: *mut c_void) -> bool {
     let span = span();
@@ -275,9 +283,8 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
 /// malloc_trim(3): releases free memory of the heap and of libc. Returns 1 if there was any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
-    let is_open = !std::ptr::eq(span(), &raw const CLOSED);
     // SAFETY: any number is accepted; the range is published.
-    let ours = if is_open { unsafe { (library::functions().trim)(pad) } } else { 0 };
+    let ours = if is_open() { unsafe { (library::functions().trim)(pad) } } else { 0 };
     let found = family::of_libc(c"malloc_trim");
     if found.is_null() {
         return ours;

@@ -20,6 +20,7 @@ pub(crate) struct Span {
 pub(crate) type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 pub(crate) type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
 pub(crate) type Trim = unsafe extern "C" fn(usize) -> c_int;
+type Limit = unsafe extern "C" fn(*const c_void);
 type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 type Pair = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void);
@@ -35,6 +36,7 @@ pub(crate) struct Functions {
     pub(crate) aligned_alloc: Pair,
     pub(crate) usable_size: UsableSize,
     pub(crate) trim: Trim,
+    pub(crate) limit: Limit,
 }
 
 struct Found(UnsafeCell<MaybeUninit<Functions>>);
@@ -85,6 +87,7 @@ fn look_up() -> Option<(Functions, Range)> {
             aligned_alloc: transmute::<*mut c_void, Pair>(of(c"dormouse_heap_aligned_alloc")?),
             usable_size: transmute::<*mut c_void, UsableSize>(of(c"dormouse_heap_usable_size")?),
             trim: transmute::<*mut c_void, Trim>(of(c"dormouse_heap_trim")?),
+            limit: transmute::<*mut c_void, Limit>(of(c"dormouse_heap_limit")?),
         };
         Some((functions, transmute::<*mut c_void, Range>(of(c"dormouse_heap_range")?)))
     }

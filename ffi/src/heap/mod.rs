@@ -6,6 +6,7 @@
 //!   [`crate::system`].
 
 mod copying;
+mod limit;
 mod registry;
 pub(crate) mod symbols;
 
@@ -51,6 +52,15 @@ pub(crate) struct Heap {
     frees: AtomicUsize,
     /// Streams that the allocator knows, by the caller's handle.
     streams: Mutex<HashMap<u64, AnyStream>>,
+}
+
+/// Whether a request has failed for want of addresses, not of memory.
+fn lacks_addresses(error: &AllocError) -> bool {
+    match error {
+        AllocError::NoAddresses { .. } => true,
+        AllocError::OutOfMemory(report) => report.cause == Cause::AddressSpace,
+        _ => false,
+    }
 }
 
 fn is_budget_chosen(config: &Config) -> bool {
@@ -175,10 +185,8 @@ impl Heap {
             // A window left open on this thread after its prefix's phase A.
             Err(AllocError::UnknownArena { .. }) => true,
             // No addresses for one more segment: the general pool may have room.
-            Err(AllocError::OutOfMemory(report)) => {
-                arena.is_some() && report.cause == Cause::AddressSpace
-            }
-            _ => false,
+            Err(error) => arena.is_some() && lacks_addresses(error),
+            Ok(_) => false,
         };
         if elsewhere {
             let request = Request { arena: None, ..request };

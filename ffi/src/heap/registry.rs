@@ -32,7 +32,7 @@ const GPU_SEGMENT_BYTES: usize = 1 << 30;
 #[derive(Debug)]
 pub(crate) struct Span {
     begin: AtomicUsize,
-    end: AtomicUsize,
+    pub(super) end: AtomicUsize,
     pub(super) min_bytes: AtomicUsize,
 }
 

@@ -18,7 +18,7 @@ use dormouse_device::Fill;
 use dormouse_device::host::os_page_bytes;
 
 use super::registry::{SPAN, Span};
-use super::{Heap, copying};
+use super::{Heap, copying, lacks_addresses};
 use crate::params::{self, Key};
 use crate::{fault, fork, spare, stderr, system};
 
@@ -212,8 +212,14 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
     };
     match heap.allocate(bytes.max(1), align.max(1), 0, fill) {
         Ok(block) => (std::ptr::with_exposed_provenance_mut(block.range.start), block.zeroed),
-        // libc serves requests beyond the default budget.
-        Err(_) if !heap.has_chosen_budget() || bytes as u64 > heap.reserve_bytes() => from_libc(),
+        // libc serves requests beyond the default budget, and those that find no addresses.
+        Err(error)
+            if !heap.has_chosen_budget()
+                || bytes as u64 > heap.reserve_bytes()
+                || lacks_addresses(&error) =>
+        {
+            from_libc()
+        }
         Err(error) => {
             // malloc returns no message: it goes to this thread's last error and to standard error.
             let text = error.to_string();
@@ -256,7 +262,7 @@ fn broken(what: &str, message: &str) -> ! {
     std::process::abort()
 }
 
-fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+pub(super) fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
@@ -265,12 +271,12 @@ fn no_memory() -> *mut c_void {
     null_mut()
 }
 
-fn errno() -> i32 {
+pub(super) fn errno() -> i32 {
     // SAFETY: errno of this thread always exists.
     unsafe { *libc::__errno_location() }
 }
 
-fn set_errno(value: i32) {
+pub(super) fn set_errno(value: i32) {
     // SAFETY: errno of this thread always exists.
     unsafe { *libc::__errno_location() = value };
 }

@@ -144,13 +144,13 @@ fn the_library_exports_only_the_header_and_the_heap_symbols() {
     let (api, heap): (Vec<_>, Vec<_>) =
         list.lines().map(str::to_owned).partition(|name| !name.starts_with("dormouse_heap_"));
     assert_eq!(api, declared, "symbols.txt against the header");
-    assert_eq!(heap.len(), 8);
+    assert_eq!(heap.len(), 9);
     assert_eq!(exports(&libraries().join("libdormouse.so")), list.lines().collect::<Vec<_>>());
 }
 
 #[test]
-fn the_preload_library_exports_only_the_malloc_family() {
-    let family = [
+fn the_preload_library_exports_only_the_malloc_family_and_limits() {
+    let interposed = [
         "aligned_alloc",
         "calloc",
         "free",
@@ -159,12 +159,16 @@ fn the_preload_library_exports_only_the_malloc_family() {
         "malloc_usable_size",
         "memalign",
         "posix_memalign",
+        "prlimit",
+        "prlimit64",
         "pvalloc",
         "realloc",
         "reallocarray",
+        "setrlimit",
+        "setrlimit64",
         "valloc",
     ];
-    assert_eq!(exports(&preload()), family);
+    assert_eq!(exports(&preload()), interposed);
 }
 
 #[test]

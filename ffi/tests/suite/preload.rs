@@ -124,7 +124,7 @@ fn a_forked_child_resizes_all_of_a_block() {
 /// Kind of limit, when it is set, and the limits in MiB: first, last, step. For `maps`, mappings.
 const LIMITS: [(&str, &str, [u32; 3]); 8] = [
     ("as", "fresh", [0, 8, 1]),
-    ("as", "used", [0, 12, 1]),
+    ("as", "used", [0, 140, 7]),
     ("as", "exec", [20, 60, 10]),
     ("data", "fresh", [0, 44, 2]),
     ("data", "used", [0, 12, 1]),
@@ -145,4 +145,69 @@ fn a_memory_limit_causes_null_and_no_signal() {
         assert_eq!(ended.code, Some(0), "{kind} {when}\n{}\n{}", ended.out, ended.err);
         ended.says("all checks passed");
     }
+}
+
+/// Cases of `later_limit.c`.
+const LATER_LIMITS: [&str; 11] = [
+    "setrlimit",
+    "setrlimit64",
+    "prlimit",
+    "prlimit64",
+    "twice",
+    "hard",
+    "threads",
+    "child",
+    "busy",
+    "borrowed",
+    "wrong",
+];
+
+#[test]
+fn a_later_limit_of_address_space_leaves_the_room_of_libc() {
+    let program = test_program("later_limit", &folder("later-limit"), Links::Nothing);
+    for case in LATER_LIMITS {
+        run(clean(&program).args([case, "0"])).well().says("all checks passed");
+        let mut command = clean(&program);
+        run(command.args([case, "1"]).env("LD_PRELOAD", preload()))
+            .well()
+            .says("all checks passed");
+    }
+    // Smaller blocks of the heap, and a budget of the user's, which limits memory and not addresses.
+    for (name, value) in
+        [("DORMOUSE_HEAP_MIN_BYTES", "4KiB"), ("DORMOUSE_ALLOC_BUDGET_BYTES", "16GiB")]
+    {
+        for case in ["setrlimit", "threads", "busy"] {
+            let mut command = clean(&program);
+            command.args([case, "1"]).env("LD_PRELOAD", preload()).env(name, value);
+            run(&mut command).well().says("all checks passed");
+        }
+    }
+}
+
+#[test]
+fn python_and_shells_limit_their_address_space() {
+    let script = "\
+import os, resource, threading
+kept = bytearray(8 << 20)
+limit = 1 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]
+def use():
+    resource.setrlimit(resource.RLIMIT_AS, limit)
+    blocks = [bytearray(1 << 20) for _ in range(200)]
+    small = [object() for _ in range(1000000)]
+    thread = threading.Thread(target=bytearray, args=(100 << 20,))
+    thread.start(); thread.join()
+    try:
+        bytearray(1 << 30)
+    except MemoryError:
+        return not any(kept)
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if use() else 1)
+print('child', os.waitpid(pid, 0)[1], 'parent', use())
+";
+    run(under("/usr/bin/python3").args(["-c", script])).well().says("child 0 parent True");
+    // The shell forks after it has limited itself.
+    let script =
+        "x=$(head -c 1000000 /dev/zero | tr '\\0' x); ulimit -S -v 1000000; (y=$x$x; echo ${#y})";
+    run(under("/bin/sh").args(["-c", script])).well().says("2000000");
 }
