@@ -158,10 +158,18 @@ static void use_room(void)
 /* Uses most of the room, and no more than all of it. */
 static void use_room_only(void)
 {
+    void *block;
+    size_t bytes;
     errno = 0;
     EXPECT(malloc(ROOM + 1) == NULL && errno == ENOMEM);
     errno = 0;
     EXPECT(calloc(2, ROOM) == NULL && errno == ENOMEM);
+    /* A block of libc's, whose addresses may have been the heap's, goes back to libc. */
+    block = malloc(ROOM / 4);
+    EXPECT(block != NULL);
+    bytes = mapped_bytes();
+    free(block);
+    EXPECT(mapped_bytes() + ROOM / 4 <= bytes);
     use_room();
 }
 

@@ -45,8 +45,8 @@ impl World {
         }
     }
 
-    /// Maps any free page, and asks whose it is.
-    fn map_and_ask(&self) {
+    /// Maps any free page, and checks whose it seems.
+    fn map_and_check(&self) {
         let found = {
             let mut owners = self.kernel.lock().unwrap();
             let found = owners.iter().rposition(|owner| *owner == Owner::Nobody);
@@ -74,8 +74,8 @@ fn loom_memory_of_others_is_never_taken_for_ours() {
             let world = Arc::clone(&world);
             thread::spawn(move || world.shrink(end))
         });
-        world.map_and_ask();
-        world.map_and_ask();
+        world.map_and_check();
+        world.map_and_check();
         threads.map(|thread| thread.join().unwrap());
         assert_eq!(world.end.get(), 1);
     });

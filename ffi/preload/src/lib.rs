@@ -31,9 +31,9 @@ mod limits;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-use library::{Realloc, Span, UsableSize};
+use library::{Realloc, UsableSize};
 
 /// Alignment of malloc on 64-bit Linux.
 const ALIGN_BYTES: usize = 16;
@@ -45,15 +45,6 @@ unsafe extern "C" {
     fn __libc_memalign(align: usize, bytes: usize) -> *mut c_void;
     fn __libc_free(pointer: *mut c_void);
 }
-
-/// An empty range that serves no request, used before the constructor has run (S1).
-static CLOSED: Span = Span {
-    begin: AtomicUsize::new(0),
-    end: AtomicUsize::new(0),
-    min_bytes: AtomicUsize::new(usize::MAX),
-};
-
-static SPAN: AtomicPtr<Span> = AtomicPtr::new((&raw const CLOSED).cast_mut());
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -73,28 +64,14 @@ extern "C" fn open() {
         // The program's own family frees what we would serve (S5).
         return;
     }
-    if let Some(span) = library::find() {
-        // Release pairs with the acquire in `span`.
-        SPAN.store(span.cast_mut(), Ordering::Release);
-    }
-}
-
-#[inline(always)]
-fn span() -> &'static Span {
-    // SAFETY: `CLOSED` or the library's static. Neither library is ever unloaded.
-    unsafe { &*SPAN.load(Ordering::Acquire) }
-}
-
-/// Returns whether the functions of the library were found, and the family is ours.
-fn is_open() -> bool {
-    !std::ptr::eq(span(), &raw const CLOSED)
+    library::find();
 }
 
 /// Returns whether the library serves a request of `bytes`.
 #[inline(always)]
 fn served(bytes: usize) -> bool {
     // Relaxed: with an old value libc serves the request, which is always correct.
-    bytes >= span().min_bytes.load(Ordering::Relaxed)
+    bytes >= library::span().min_bytes.load(Ordering::Relaxed)
 }
 
 /// Returns whether `pointer` is a block of the library (S2). Relaxed: a thread that has a block got it
@@ -102,7 +79,7 @@ fn served(bytes: usize) -> bool {
 /// got it after the end had fallen (decision 0043).
 #[inline(always)]
 fn ours(pointer: *mut c_void) -> bool {
-    let span = span();
+    let span = library::span();
     pointer.addr() >= span.begin.load(Ordering::Relaxed)
         && pointer.addr() < span.end.load(Ordering::Relaxed)
 }
@@ -284,7 +261,7 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: *mut c_void) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_trim(pad: usize) -> c_int {
     // SAFETY: any number is accepted; the range is published.
-    let ours = if is_open() { unsafe { (library::functions().trim)(pad) } } else { 0 };
+    let ours = if library::is_found() { unsafe { (library::functions().trim)(pad) } } else { 0 };
     let found = family::of_libc(c"malloc_trim");
     if found.is_null() {
         return ours;

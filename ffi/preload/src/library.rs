@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{MaybeUninit, transmute};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Written where the library is missing.
 const MISSING: &str = "dormouse: libdormouse.so was not found beside libdormouse_preload.so; this process uses \
@@ -15,6 +15,27 @@ pub(crate) struct Span {
     pub(crate) begin: AtomicUsize,
     pub(crate) end: AtomicUsize,
     pub(crate) min_bytes: AtomicUsize,
+}
+
+/// An empty range that serves no request, used before the library is found (S1).
+static CLOSED: Span = Span {
+    begin: AtomicUsize::new(0),
+    end: AtomicUsize::new(0),
+    min_bytes: AtomicUsize::new(usize::MAX),
+};
+
+static SPAN: AtomicPtr<Span> = AtomicPtr::new((&raw const CLOSED).cast_mut());
+
+/// Returns the range of the heap.
+#[inline(always)]
+pub(crate) fn span() -> &'static Span {
+    // SAFETY: `CLOSED` or the library's static. Neither library is ever unloaded.
+    unsafe { &*SPAN.load(Ordering::Acquire) }
+}
+
+/// Returns whether the functions of the library were found, and the family is ours.
+pub(crate) fn is_found() -> bool {
+    !std::ptr::eq(span(), &raw const CLOSED)
 }
 
 pub(crate) type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
@@ -49,26 +70,30 @@ static FOUND: Found = Found(UnsafeCell::new(MaybeUninit::uninit()));
 /// Returns the functions.
 ///
 /// # Safety
-/// [`find`] has returned a range, and the caller has seen it published.
+/// [`find`] has published a range, and the caller has seen it.
 #[inline(always)]
 pub(crate) unsafe fn functions() -> Functions {
     // SAFETY: the caller's contract: written, and not written again.
     unsafe { (*FOUND.0.get()).assume_init() }
 }
 
-/// Finds the functions, and returns the range of the heap. `None` without the library, after a message. Called
-/// once, by the constructor.
-pub(crate) fn find() -> Option<*const Span> {
+/// Finds the functions, and publishes the range of the heap. Without the library it writes a message. Called once, by the
+/// constructor.
+pub(crate) fn find() {
     let Some((functions, range)) = look_up() else {
         // SAFETY: a live string. A failed write to standard error cannot be reported.
         let _ignored =
             unsafe { libc::write(libc::STDERR_FILENO, MISSING.as_ptr().cast(), MISSING.len()) };
-        return None;
+        return;
     };
     // SAFETY: the only write, before any read.
     unsafe { (*FOUND.0.get()).write(functions) };
     // SAFETY: loaded with this library, and never unloaded.
-    Some(unsafe { range() }).filter(|span| !span.is_null())
+    let span = unsafe { range() };
+    if !span.is_null() {
+        // Release pairs with the acquire in `span`.
+        SPAN.store(span.cast_mut(), Ordering::Release);
+    }
 }
 
 fn look_up() -> Option<(Functions, Range)> {

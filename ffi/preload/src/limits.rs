@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{pid_t, rlimit};
 
-use crate::{family, library};
+use crate::family;
+use crate::library;
 
 type Resource = libc::__rlimit_resource_t;
 type Setrlimit = unsafe extern "C" fn(Resource, *const rlimit) -> c_int;
@@ -52,7 +53,7 @@ pub(crate) fn find() {
 
 /// Tells the library about a limit that is about to be set.
 fn announce(pid: pid_t, resource: Resource, limit: *const rlimit) {
-    if resource != libc::RLIMIT_AS || limit.is_null() || !crate::is_open() {
+    if resource != libc::RLIMIT_AS || limit.is_null() || !library::is_found() {
         return;
     }
     // SAFETY: getpid has no precondition; the range is published, and the library checks the pointer.
@@ -64,7 +65,8 @@ fn announce(pid: pid_t, resource: Resource, limit: *const rlimit) {
 }
 
 fn missing() -> c_int {
-    crate::fail(libc::ENOSYS);
+    // SAFETY: errno of this thread always exists.
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
     -1
 }
 

@@ -1,4 +1,5 @@
 //! A limit of address space that the program sets while the heap exists (decision 0043).
+#![allow(unreachable_pub, reason = "a symbol of the library, called by the preload shim")]
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;

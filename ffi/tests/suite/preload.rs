@@ -124,7 +124,7 @@ fn a_forked_child_resizes_all_of_a_block() {
 /// Kind of limit, when it is set, and the limits in MiB: first, last, step. For `maps`, mappings.
 const LIMITS: [(&str, &str, [u32; 3]); 8] = [
     ("as", "fresh", [0, 8, 1]),
-    ("as", "used", [0, 140, 7]),
+    ("as", "used", [0, 132, 12]),
     ("as", "exec", [20, 60, 10]),
     ("data", "fresh", [0, 44, 2]),
     ("data", "used", [0, 12, 1]),

@@ -130,6 +130,11 @@ fn spaces_have_a_limit_and_can_be_left() {
     }
     assert!(!spaces.add(range(SPACES_MAX)));
     assert!(spaces.contains(range(7).start) && !spaces.contains(range(SPACES_MAX).start));
+    spaces.shrink(range(6).start, range(6).start + 9);
+    assert!(spaces.contains(range(6).start + 8) && !spaces.contains(range(6).start + 9));
+    spaces.shrink(range(6).start, range(6).end());
+    assert!(!spaces.contains(range(6).start + 9), "it never rises");
+    assert!(spaces.contains(range(5).end() - 1) && spaces.contains(range(7).end() - 1));
     spaces.remove(range(7));
     assert!(!spaces.contains(range(7).start) && spaces.contains(range(8).start));
     assert!(spaces.add(range(SPACES_MAX)));
