@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use dormouse_device::cuda::CudaDevice;
 use dormouse_device::host::HostDevice;
 use dormouse_device::{Device, DeviceError};
-use dormouse_kernels::cuda::{FATBIN, Launch};
+use dormouse_kernels::cuda::{IMAGES, Launch};
 use dormouse_kernels::{DType, MergeArgs, cpu};
 
 use crate::error::OffloadError;
@@ -95,7 +95,7 @@ unsafe fn run(
     launch: &Launch,
     stream: &<CudaDevice as Device>::Stream,
 ) -> Result<(), DeviceError> {
-    let kernel = device.kernel(FATBIN, launch.kernel.name())?;
+    let kernel = device.kernel(IMAGES, launch.kernel.name())?;
     let parameters = launch.parameters.each_ref().map(|it| std::ptr::from_ref(it).cast::<c_void>());
     let threads = launch.kernel.block_threads();
     // SAFETY: the caller's; each pointer is at a parameter's value, in the kernel's order.

@@ -407,12 +407,21 @@ def test_what_a_machine_lacks_is_said_before_a_part_starts(part, details, change
 
 def test_an_older_driver_than_the_kernels_need_is_one_sentence():
     report = json.loads((ROOT / needs.KERNELS_REPORT).read_text())
-    least = facts.major_minor(report["toolkit"])
-    assert needs.driver_too_old(least, ROOT) is None
-    assert needs.driver_too_old(None, ROOT) is None
-    said = needs.driver_too_old([11, 4], ROOT)
-    assert said.startswith("The driver supports CUDA 11.4; dormouse's kernels need CUDA")
-    assert f"driver {needs.SERIES[tuple(least)]} or newer" in said
+    code = facts.major_minor(report["toolkit"])
+    assert report["ptx"]["version"] == "7.0", "else the versions below are others"
+    for cuda in (None, code, [code[0] + 1, 0]):
+        assert needs.older_driver(cuda, ROOT) is needs.driver_too_old(cuda, ROOT) is None
+    for cuda in ([11, 0], [12, 8]):
+        said = needs.older_driver(cuda, ROOT)
+        assert said.startswith(f"The driver supports CUDA {cuda[0]}.{cuda[1]}; dormouse's machine")
+        assert (
+            f"(driver {needs.SERIES[tuple(code)]}) and newer, so its kernels run from PTX 7.0"
+            in said
+        )
+        assert needs.driver_too_old(cuda, ROOT) is None
+    said = needs.driver_too_old([10, 2], ROOT)
+    assert said == needs.older_driver([10, 2], ROOT)
+    assert "no kernel runs" in said
 
 
 def test_a_part_that_cannot_run_is_announced_and_not_started(monkeypatch, tmp_path, capsys):

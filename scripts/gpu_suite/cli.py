@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     # A terminated suite ends its part's processes too, and keeps what it had.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     paths = Paths.find(asked.bundle, asked.lib, asked.gpu_check)
-    old = needs.driver_too_old(machine.driver()["cuda"], paths.root)
+    old = needs.older_driver(machine.driver()["cuda"], paths.root)
     if old:
         print(old, flush=True)
     setting = Setting(

@@ -16,6 +16,8 @@ GIB = 1 << 30
 KERNELS_REPORT = Path("kernels") / "cuda" / "dormouse_kernels.json"
 # Drivers by the CUDA version they bring: the first of each series.
 SERIES = {(12, 0): 525, (12, 4): 550, (12, 8): 570, (13, 0): 580}
+# Major versions.
+PTX_BEHIND_CUDA = 4
 HOST_BYTES_MIN = 8 * GIB
 DEVICE_BYTES_MIN = 16 * GIB
 
@@ -86,20 +88,40 @@ def why_not(needs: tuple[str, ...], facts: dict) -> str | None:
     return next((why for need in needs if (why := LACKS[need](facts))), None)
 
 
-def driver_too_old(cuda: list[int] | None, root: Path) -> str | None:
+def older_driver(cuda: list[int] | None, root: Path) -> str | None:
     """A sentence if a driver is older than the toolkit of the kernels' machine code."""
+    report = _kernels_report(root)
+    if cuda is None or report is None:
+        return None
+    code, ptx = machine.major_minor(report["toolkit"]), report["ptx"]["version"]
+    if cuda >= code:
+        return None
+    series = SERIES.get(tuple(code))
+    newer = f"CUDA {_dotted(code)}" + (f" (driver {series})" if series else "")
+    seen = f"The driver supports CUDA {_dotted(cuda)}; dormouse's machine code is for {newer}"
+    if cuda >= _first_cuda(ptx):
+        return f"{seen} and newer, so its kernels run from PTX {ptx}, which the driver translates."
+    least = _dotted(_first_cuda(ptx))
+    return f"{seen} and its PTX for CUDA {least}: without an update of the driver no kernel runs."
+
+
+def driver_too_old(cuda: list[int] | None, root: Path) -> str | None:
+    """The sentence if a driver is older than the kernels' PTX too."""
+    report = _kernels_report(root)
+    if cuda is None or report is None or cuda >= _first_cuda(report["ptx"]["version"]):
+        return None
+    return older_driver(cuda, root)
+
+
+def _kernels_report(root: Path) -> dict | None:
     report = root / KERNELS_REPORT
-    if cuda is None or not report.is_file():
-        return None
-    least = machine.major_minor(json.loads(report.read_text(encoding="utf-8"))["toolkit"])
-    if least is None or cuda >= least:
-        return None
-    series = SERIES.get(tuple(least))
-    newer = f" (driver {series} or newer)" if series else ""
-    return (
-        f"The driver supports CUDA {_dotted(cuda)}; dormouse's kernels need CUDA "
-        f"{_dotted(least)}{newer}."
-    )
+    return json.loads(report.read_text(encoding="utf-8")) if report.is_file() else None
+
+
+def _first_cuda(ptx: str) -> list[int]:
+    """The CUDA version that brought a version of PTX: 7.0 came with 11.0."""
+    major, minor = machine.major_minor(ptx)
+    return [major + PTX_BEHIND_CUDA, minor]
 
 
 def _dotted(version: list[int]) -> str:

@@ -12,7 +12,7 @@ use crate::{AddressRange, DeviceError, Operation};
 /// Limit of the parameters of a kernel.
 const PARAMETERS_MAX: usize = 32;
 
-/// Loaded kernels, by the address of the image and the name.
+/// Loaded kernels, by the address of the list of images and the name.
 pub(super) type Kernels = HashMap<(usize, &'static CStr), Function>;
 
 /// A loaded image.
@@ -33,17 +33,18 @@ pub struct Function {
 const OPERATION: Operation = Operation::Launch;
 
 impl CudaDevice {
-    /// Returns the kernel `name` of `image` (machine code for this GPU, or code that the driver
-    /// translates), and loads it at the first call.
+    /// Returns the kernel `name` of the first of `images` that the driver accepts (machine code for this
+    /// GPU, or code that the driver translates), and loads it at the first call.
     ///
     /// # Errors
-    /// `Refused` if the image has no code for this GPU or no kernel of this name; `DeviceLost`.
+    /// `Refused`, of the last image, if none has code for this GPU and driver, or the accepted one no kernel
+    /// of this name; `DeviceLost`.
     pub fn kernel(
         &self,
-        image: &'static [u8],
+        images: &'static [&'static [u8]],
         name: &'static CStr,
     ) -> Result<Function, DeviceError> {
-        let key = (image.as_ptr() as usize, name);
+        let key = (images.as_ptr() as usize, name);
         let mut kernels = self.kernels.lock();
         if let Some(kernel) = kernels.get(&key) {
             return Ok(kernel.clone());
@@ -51,7 +52,7 @@ impl CudaDevice {
         let loaded = kernels.iter().find(|((of, _), _)| *of == key.0);
         let module = match loaded {
             Some((_, kernel)) => Arc::clone(&kernel.module),
-            None => Arc::new(Module::load(&self.space, image)?),
+            None => Arc::new(Module::load_first(&self.space, images)?),
         };
         let kernel = module.function(name)?;
         kernels.insert(key, kernel.clone());
@@ -93,6 +94,22 @@ impl CudaDevice {
 }
 
 impl Module {
+    /// Loads the first image that the driver accepts.
+    fn load_first(
+        space: &Arc<Space>,
+        images: &'static [&'static [u8]],
+    ) -> Result<Self, DeviceError> {
+        let mut refused = None;
+        for image in images {
+            match Self::load(space, image) {
+                Err(error @ DeviceError::Refused { .. }) => refused = Some(error),
+                other => return other,
+            }
+        }
+        let accepted = "at least one image";
+        Err(refused.unwrap_or(DeviceError::BadConfig { field: "images", seen: 0, accepted }))
+    }
+
     fn load(space: &Arc<Space>, image: &'static [u8]) -> Result<Self, DeviceError> {
         let range = AddressRange::new(0, image.len());
         let handle = space.context.call(OPERATION, range, |entries| {

@@ -267,7 +267,7 @@ fn callbacks_may_call_the_device_and_do_not_hold_the_stream() {
 fn kernels_are_loaded_once_and_launched_in_order() {
     let driver = driver();
     let device = device();
-    static IMAGE: &[u8] = b"an image that the stand-in takes";
+    static IMAGE: &[&[u8]] = &[b"an image that the stand-in takes"];
     let loads = driver.calls("cuModuleLoadData");
     let one = device.kernel(IMAGE, c"one").unwrap();
     let again = device.kernel(IMAGE, c"one").unwrap();
@@ -285,6 +285,24 @@ fn kernels_are_loaded_once_and_launched_in_order() {
     // SAFETY: refused.
     let refused = unsafe { device.launch(&one, 0, 32, &[], &stream) };
     assert!(matches!(refused, Err(DeviceError::Refused { .. })), "{refused:?}");
+}
+
+#[test]
+fn an_image_that_the_driver_refuses_is_followed_by_the_next() {
+    const NO_BINARY_FOR_GPU: i32 = 209;
+    let driver = driver();
+    let device = device();
+    static IMAGES: &[&[u8]] = &[b"machine code of a newer toolkit", b"code that is translated"];
+    let loads = driver.calls("cuModuleLoadData");
+    driver.fail("cuModuleLoadData", 1, 1, NO_BINARY_FOR_GPU);
+    device.kernel(IMAGES, c"one").unwrap();
+    device.kernel(IMAGES, c"two").unwrap();
+    assert_eq!(driver.calls("cuModuleLoadData"), loads + 2);
+    let device = self::device();
+    driver.fail("cuModuleLoadData", 1, 2, NO_BINARY_FOR_GPU);
+    let refused = device.kernel(IMAGES, c"one");
+    assert!(matches!(refused, Err(DeviceError::Refused { .. })), "{refused:?}");
+    assert_eq!(driver.calls("cuModuleLoadData"), loads + 4);
 }
 
 #[test]

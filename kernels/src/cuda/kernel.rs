@@ -17,7 +17,7 @@ pub(super) const MERGE_BLOCK_ROWS: u64 = 32;
 /// Bytes of the sums that a thread updates at a time: `VECTOR_BYTES` of `common.cuh`.
 pub(super) const VECTOR_BYTES: u64 = 16;
 
-/// A function of [`super::FATBIN`].
+/// A function of each of [`super::IMAGES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
     /// FP16 into FP32.

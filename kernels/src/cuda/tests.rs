@@ -20,6 +20,18 @@ fn fatbin_has_a_valid_aligned_header() {
     assert_eq!(header_bytes as u64 + payload_bytes, FATBIN.len() as u64);
 }
 
+#[test]
+fn ptx_is_terminated_and_of_the_version_in_the_report() {
+    let text = std::str::from_utf8(PTX).unwrap().strip_suffix('\0').unwrap();
+    let (_, version) = REPORT.split_once("\"version\": \"").unwrap();
+    let version = version.split('"').next().unwrap();
+    assert!(text.contains(&format!("\n.version {version}\n")), "{version}");
+    for kernel in Kernel::ALL {
+        let name = kernel.name().to_str().unwrap();
+        assert!(text.contains(&format!(".entry {name}(")), "{name}");
+    }
+}
+
 /// The code is compressed, so names are searched in the build's report; `scripts/build-kernels --check`
 /// compares the report with the binary.
 #[test]
