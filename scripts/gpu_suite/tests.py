@@ -25,7 +25,8 @@ def main(folder: str, vendor: str) -> int:
     environment = dict(os.environ)
     if importlib.util.find_spec("pytest") is None:
         environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], vendor])
-    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-rs", "-p", "no:cacheprovider", folder]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-rs"]
+    command += ["-p", "no:cacheprovider", folder]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
