@@ -2,6 +2,7 @@
 
 use crate::core::Fit;
 use crate::ladder::Reclaim;
+use crate::marks::Marks;
 use crate::state::{Geometry, Need, State};
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
@@ -51,6 +52,8 @@ pub(crate) struct Locked<D: Device> {
     pub(crate) pending: Vec<PendingRelease<D>>,
     /// The number of pending blocks from which every request queries them.
     pub(crate) pending_asked_at: usize,
+    /// By slot of the stream.
+    pub(crate) marks: Vec<Marks<D::Event>>,
     /// The last error of an event call.
     pub(crate) last_error: Option<DeviceError>,
     /// Change after which a gauge is recorded again.
@@ -97,6 +100,7 @@ impl<D: Device> Allocator<D> {
             state,
             pending: Vec::new(),
             pending_asked_at: PENDING_ASKED_FROM,
+            marks: Vec::new(),
             last_error: None,
             gauge_step_bytes: gauge_step_bytes(config.budget_bytes),
             awake_gauge_bytes: 0,
@@ -238,6 +242,11 @@ impl<D: Device> Allocator<D> {
         let mut locked = self.state.lock();
         let is_freed = locked.state.try_free(unit, stream);
         self.record_awake(&mut locked);
+        let is_mark_due = locked.state.is_mark_due();
+        drop(locked);
+        if is_mark_due {
+            self.mark_frees();
+        }
         is_freed
     }
 
@@ -396,12 +405,17 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.blocks()
     }
 
-    /// Changes the state and records changed gauges.
+    /// Changes the state, records changed gauges, and marks streams if that is due.
     #[inline]
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut locked = self.state.lock();
         let result = change(&mut locked.state);
         self.record_gauges(&mut locked);
+        let is_mark_due = locked.state.is_mark_due();
+        drop(locked);
+        if is_mark_due {
+            self.mark_frees();
+        }
         result
     }
 

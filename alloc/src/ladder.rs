@@ -81,14 +81,16 @@ impl<D: Device> Allocator<D> {
         found.or_else(|shortage| self.climb(request, need, shortage))
     }
 
-    /// Unmaps up to `bytes` of cached pages that no stream uses. Returns the unmapped bytes.
+    /// Unmaps up to `bytes` of quiet cached pages. Unless the place is a choice, waits for the stream of the
+    /// request if they do not suffice. Returns the unmapped bytes.
     #[cold]
-    fn move_away(&self, bytes: u64, request: &Request) -> u64 {
+    fn move_away(&self, bytes: u64, request: &Request, is_choice: bool) -> u64 {
         // If the ladder is held, memory is being freed already.
         let Some(ladder) = self.ladder.try_lock() else { return 0 };
         let stream = self.state.lock().state.slot_of(request.stream).ok();
-        let trim = Trim { purpose: TrimPurpose::Move, wait_mode: WaitMode::Poll, stream };
-        self.trim_once(&ladder, bytes, trim)
+        let may_wait = !is_choice && stream.is_some() && self.strongest_wait() == WaitMode::Wait;
+        let wait_mode = if may_wait { WaitMode::OwnStream } else { WaitMode::Poll };
+        self.trim_once(&ladder, bytes, Trim { purpose: TrimPurpose::Move, wait_mode, stream })
     }
 
     /// One attempt: a cached range, or a bare one that is mapped without the lock.
@@ -117,7 +119,8 @@ impl<D: Device> Allocator<D> {
         drop(locked);
         let mapped = self.device.during(|| {
             let is_short = mapping.move_bytes > 0
-                && self.move_away(mapping.move_bytes, request) < mapping.move_bytes;
+                && self.move_away(mapping.move_bytes, request, mapping.is_choice)
+                    < mapping.move_bytes;
             let is_given_up = is_short && mapping.is_choice;
             (!is_given_up).then(|| self.device.map(range, request.fill))
         });

@@ -23,8 +23,9 @@
 //!   *Deferred free*: the user has freed a claimed block; it is reused after the claim ends. Only the pages
 //!   that a block shares with no other block can sleep ([`BlockInfo::pages`]).
 //! - *pending*: freed, but possibly still used by other streams. *Collecting* turns pending blocks whose
-//!   uses have completed into cached ranges. *Quiet*: a stream whose queued work has completed;
-//!   *busy*: a stream with queued work.
+//!   uses have completed into cached ranges. *Idle*: a stream without queued work; *busy*: one with it.
+//! - *quiet*: free memory that no queued work uses any more. *Mark*: an event behind the frees of a busy
+//!   stream; once it is complete, what was freed before it is quiet.
 //! - *thread cache*: recently freed small blocks, kept whole for the next request of their size *class*,
 //!   in one *shard* per thread. *Ownership table*: names the current owner of each such block.
 //! - *mapped*: all pages held: awake blocks, cached ranges, ranges being mapped or unmapped, and
@@ -44,14 +45,15 @@
 //!     flush the thread cache, trim cached ranges ──► Reclaim, some rounds ──► report
 //! ```
 //! With [`Config::moves_pages`], an allocation that would raise the mapped bytes above the previous maximum
-//! use plus [`Config::margin`] first unmaps free pages elsewhere that no stream uses. Near this maximum a
-//! large block is placed where it strands the fewest bytes, even if pages must move for it and a cached
-//! range would fit.
+//! use plus [`Config::margin`] first unmaps quiet pages elsewhere. If they do not suffice, it waits until
+//! pages of its own stream are quiet, those that were freed first. Near this maximum a large block is placed
+//! where it strands the fewest bytes, even if pages must move for it and a cached range would fit; nothing
+//! is waited for then.
 //!
 //! On a stream-ordered device the cache of the request's own stream is searched first, and completed
-//! pending blocks are collected before a bare range is mapped. A trim unmaps quiet ranges of any
-//! stream. When `Reclaim` is exhausted, the request waits for pending blocks and busy streams as long as
-//! necessary. If this does not suffice, it fails with a report.
+//! pending blocks are collected before a bare range is mapped. A trim unmaps quiet pages of any
+//! stream. When `Reclaim` is exhausted, the request waits for pending blocks and until enough pages are
+//! quiet, those of any stream that were freed first. If this does not suffice, it fails with a report.
 //!
 //! # Invariants
 //! - **I1** The ranges of a segment tile it without gaps or overlaps. Free neighbours of the same kind
@@ -96,13 +98,19 @@
 //! The cache of one stream serves another through unmapped ranges, which any stream may map, so no
 //! memory is stranded under pressure. Before a block sleeps, its claimant waits for all its streams.
 //!
+//! **Marks.** A trainer's stream is never idle in mid-step. A stream that a trim found busy is marked: each time
+//! 1/32 of the maximum use was freed on it, an event is recorded. Frees are numbered. Each page keeps the number
+//! of its last free and each mark that of the last free before it, so a complete mark shows which pages are
+//! quiet. A wait is for the oldest mark that suffices, and for all queued work only if there is none. Marking
+//! ends when the stream is found idle.
+//!
 //! **Addresses and time.** While no block has uses, no kept arena was closed and the budget is not
 //! reached, addresses depend only on the order of operations, not on the speed of the device. Otherwise
 //! two results depend on device timing:
 //! - A pending block, or the pages of a closed kept arena, serve requests from the first collection that
 //!   finds their uses complete. Collections happen at requests that the cache cannot serve, at requests
 //!   that find [`PENDING_ASKED_FROM`] or more pending blocks, and in trims.
-//! - A trim skips busy streams, so the remaining cache may differ. Ranges are trimmed for requests that do
+//! - A trim takes quiet pages only, so the remaining cache may differ. Ranges are trimmed for requests that do
 //!   not fit, largest first. (Pages that move come from small ranges, oldest first.)
 //!
 //! The addresses of small blocks also depend on the shard of the thread, that is, on the order in which
@@ -127,6 +135,7 @@ mod config;
 pub mod core;
 mod error;
 mod ladder;
+mod marks;
 pub mod pinned;
 mod report;
 mod state;

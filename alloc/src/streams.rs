@@ -6,11 +6,14 @@
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
+use crate::marks::{MARKS_MAX, Mark, Marks};
 use crate::state::{Need, Release, ReleaseSubject, StreamSet};
 use crate::types::{BlockId, Request};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
 
+/// Limit of the marks of a stream that one trim queries.
+const MARKS_QUERIED_MAX: usize = 2 * MARKS_MAX;
 /// The number of pending blocks from which requests that the cache can serve query them too.
 pub const PENDING_ASKED_FROM: usize = 64;
 
@@ -19,6 +22,8 @@ pub const PENDING_ASKED_FROM: usize = 64;
 pub(crate) enum WaitMode {
     /// Query only.
     Poll,
+    /// Wait, but only for the stream of the request.
+    OwnStream,
     /// Wait.
     Wait,
 }
@@ -59,6 +64,20 @@ impl<D: Device> Locked<D> {
         self.pending.len() >= self.pending_asked_at
     }
 
+    /// Records that the work of a stream before a mark is complete.
+    fn pass_mark(&mut self, slot: u32, frees: u64) {
+        self.state.note_quiet(slot, frees);
+        if let Some(marks) = self.marks.get_mut(slot as usize) {
+            marks.pass(frees);
+        }
+    }
+
+    /// Records that a stream was idle after free number `frees`.
+    pub(crate) fn note_idle(&mut self, slot: u32, frees: u64) {
+        self.state.note_idle(slot, frees);
+        self.pass_mark(slot, frees);
+    }
+
     pub(crate) fn note(&mut self, queries: EventQueries) {
         self.state.stats.stream_waits += queries.waits;
         self.state.stats.event_refusals += queries.refusals;
@@ -78,7 +97,9 @@ impl<D: Device> Allocator<D> {
         }
         // A thread that sees the new slot waits for this lock, and then finds the stream.
         let mut streams = self.streams.lock();
-        if self.state.lock().state.register_stream(key)? {
+        let mut locked = self.state.lock();
+        if locked.state.register_stream(key)? {
+            locked.marks.push(Marks::default());
             streams.push(stream);
         }
         Ok(())
@@ -152,44 +173,101 @@ impl<D: Device> Allocator<D> {
         queries: &mut EventQueries,
     ) -> Option<bool> {
         let is_complete = queries.note(self.device.query(event))?;
-        if is_complete || wait_mode == WaitMode::Poll {
+        if is_complete || wait_mode != WaitMode::Wait {
             return Some(is_complete);
         }
         queries.waits += 1;
         queries.note(self.device.synchronize(event)).map(|()| true)
     }
 
-    /// Returns those of `streams` whose queued work has completed. Called without the state's lock.
-    pub(crate) fn quiet(
-        &self,
-        streams: StreamSet,
-        wait_mode: WaitMode,
-    ) -> (StreamSet, EventQueries) {
+    /// Marks the streams that are due: records an event behind what was freed on them. Never waits (I4).
+    #[cold]
+    pub(crate) fn mark_frees(&self) {
+        let (due, frees) = self.state.lock().state.take_due_marks();
         let mut queries = EventQueries::default();
-        if !self.is_stream_ordered {
-            return (streams, queries);
-        }
-        let mut quiet = StreamSet::EMPTY;
-        let mut ends = Vec::new();
-        for slot in streams.iter() {
-            if self.is_idle(slot, &mut queries) {
-                quiet.insert(slot);
-            } else if wait_mode == WaitMode::Wait {
-                ends.extend(self.record(slot, &mut queries).map(|end| (slot, end)));
+        let record = |slot| Some((slot, self.record(slot, &mut queries)?));
+        let events: Vec<(u32, D::Event)> = due.iter().filter_map(record).collect();
+        let mut locked = self.state.lock();
+        locked.note(queries);
+        for (slot, event) in events {
+            if let Some(marks) = locked.marks.get_mut(slot as usize) {
+                marks.add(Mark { frees, event });
             }
         }
-        for (slot, end) in ends {
-            if self.query_event(&end, wait_mode, &mut queries) == Some(true) {
-                quiet.insert(slot);
-            }
-        }
-        (quiet, queries)
     }
 
-    /// Whether the stream is idle; false after an error of the device.
-    fn is_idle(&self, slot: u32, queries: &mut EventQueries) -> bool {
-        let stream = self.streams.lock().get(slot as usize).cloned();
-        stream.and_then(|stream| queries.note(self.device.is_idle(&stream))).unwrap_or(false)
+    /// Queries the marks of all streams: what was freed before a complete one is quiet. Returns the streams with
+    /// an incomplete one. Called without the state's lock, by the holder of the ladder.
+    pub(crate) fn query_marks(&self) -> StreamSet {
+        let (mut busy, mut queries) = (StreamSet::EMPTY, EventQueries::default());
+        let marked: Vec<u32> = {
+            let locked = self.state.lock();
+            let slots = (0_u32..).zip(&locked.marks);
+            slots.filter(|(_, marks)| marks.oldest().is_some()).map(|(slot, _)| slot).collect()
+        };
+        for slot in marked {
+            // Each round removes a mark, or ends.
+            for _ in 0..MARKS_QUERIED_MAX {
+                let mark = self.state.lock().marks[slot as usize].oldest().cloned();
+                let Some(Mark { frees, event }) = mark else { break };
+                if self.query_event(&event, WaitMode::Poll, &mut queries) != Some(true) {
+                    busy.insert(slot);
+                    break;
+                }
+                self.state.lock().pass_mark(slot, frees);
+            }
+        }
+        self.state.lock().note(queries);
+        busy
+    }
+
+    /// Waits for streams, each until what was freed on it up to a time is quiet: for its oldest mark behind
+    /// that free, or for what it has queued by now. Returns the streams that could not be waited for.
+    pub(crate) fn wait_for_frees(&self, ends: &[(u32, u64)]) -> StreamSet {
+        let (mut silent, mut queries) = (StreamSet::EMPTY, EventQueries::default());
+        for &(slot, freed_at) in ends {
+            let (mark, frees) = {
+                let locked = self.state.lock();
+                let marks = locked.marks.get(slot as usize);
+                (marks.and_then(|marks| marks.covering(freed_at)).cloned(), locked.state.frees())
+            };
+            let record = |queries: &mut EventQueries| {
+                self.record(slot, queries).map(|event| Mark { frees, event })
+            };
+            let mark = mark.or_else(|| record(&mut queries));
+            match mark {
+                Some(Mark { frees, event })
+                    if self.query_event(&event, WaitMode::Wait, &mut queries) == Some(true) =>
+                {
+                    self.state.lock().pass_mark(slot, frees);
+                }
+                _ => silent.insert(slot),
+            }
+        }
+        self.state.lock().note(queries);
+        silent
+    }
+
+    /// Queries `streams`. Returns those that are idle, and those that are busy: neither after an error of the
+    /// device. Called without the state's lock.
+    pub(crate) fn query_streams(
+        &self,
+        streams: StreamSet,
+        queries: &mut EventQueries,
+    ) -> (StreamSet, StreamSet) {
+        if !self.is_stream_ordered {
+            return (streams, StreamSet::EMPTY);
+        }
+        let (mut idle, mut busy) = (StreamSet::EMPTY, StreamSet::EMPTY);
+        for slot in streams.iter() {
+            let stream = self.streams.lock().get(slot as usize).cloned();
+            match stream.and_then(|stream| queries.note(self.device.is_idle(&stream))) {
+                Some(true) => idle.insert(slot),
+                Some(false) => busy.insert(slot),
+                None => {}
+            }
+        }
+        (idle, busy)
     }
 
     /// Turns pending blocks whose uses are complete into cached ranges, and releases the pages of closed
@@ -250,7 +328,7 @@ impl<D: Device> Allocator<D> {
     ) -> bool {
         self.record_ends(pending, queries);
         pending.ends.retain(|(slot, end)| {
-            let is_skipped = wait_mode == WaitMode::Poll && busy.contains(*slot);
+            let is_skipped = wait_mode != WaitMode::Wait && busy.contains(*slot);
             let is_complete =
                 !is_skipped && self.query_event(end, wait_mode, queries) == Some(true);
             if !is_complete {

@@ -1,13 +1,14 @@
 //! Trimming: unmaps cached pages, for the budget and for blocks about to wake.
 //!
-//! A range is first removed from its list. Then, with the state unlocked, an event on the stream of its
-//! pool shows whether that stream may still use it: all such uses were queued before. The range is
-//! unmapped after the event has completed, or put back (I8).
+//! Pages leave once they are quiet (I8): a mark behind their last free is complete, or their stream was found
+//! idle after it. A range is first removed from its list. Then, with the state unlocked, its stream is queried
+//! if its pages are not known to be quiet: all their uses were queued before. The range is unmapped, or put
+//! back.
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::state::{Priority, StreamSet, TrimPurpose};
-use crate::streams::WaitMode;
+use crate::streams::{EventQueries, WaitMode};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{AddressRange, Device};
 
@@ -17,9 +18,12 @@ const TRIM_ROUNDS_MAX: u32 = 64;
 /// From this round on the bytes to wait for double each round: the bytes collected so far may be parts of
 /// pages, and the last rounds must wait for everything.
 const WAIT_GROWS_FROM: u32 = TRIM_ROUNDS_MAX / 2;
+/// Limit of the waits of one trim. One suffices, unless other threads take the pages or the device refuses to
+/// unmap them.
+const TRIM_WAITS_MAX: u32 = 64;
 /// Failed unmap calls after which a trim ends.
 pub const TRIM_REFUSALS_MAX: usize = 4;
-/// Limit of the ranges that share the events of their streams.
+/// Limit of the ranges that share the queries of their streams.
 const TRIM_BATCH_MAX: usize = 64;
 /// Bytes of idle pages trimmed at a time for waking blocks: runs of many blocks, which keep the sizes
 /// that the next layer requests.
@@ -119,22 +123,33 @@ impl<D: Device> Allocator<D> {
     }
 
     /// One trim. The state is unlocked during device calls. A range that cannot be unmapped is set aside until
-    /// the end, so that it is not tried again; so is a stream that is busy or cannot be queried.
+    /// the end, so that it is not tried again. Of streams that are busy or cannot be queried, only pages that
+    /// are known to be quiet are trimmed. If they do not suffice, the trim waits for more, as far as its
+    /// [`WaitMode`] allows.
     pub(crate) fn trim_once(
         &self,
         _ladder: &MutexGuard<'_, ()>,
         target_bytes: u64,
         trim: Trim,
     ) -> u64 {
+        let mut busy = self.query_marks();
+        let (mut silent, mut waits) = (StreamSet::EMPTY, 0);
         let mut locked = self.state.lock();
         let mut given_bytes = 0;
         let mut refused = Vec::new();
-        let mut busy = StreamSet::EMPTY;
         while given_bytes < target_bytes && refused.len() < TRIM_REFUSALS_MAX {
             let left_bytes = target_bytes - given_bytes;
             let parts = self.begin_trims(&mut locked, left_bytes, trim.purpose, busy);
             if parts.is_empty() {
-                break;
+                let ends = locked.ends_to_wait_for(left_bytes, trim, silent);
+                if ends.is_empty() || waits == TRIM_WAITS_MAX {
+                    break;
+                }
+                drop(locked);
+                waits += 1;
+                self.wait_for_frees(&ends).iter().for_each(|slot| silent.insert(slot));
+                locked = self.state.lock();
+                continue;
             }
             let frees = locked.state.frees();
             drop(locked);
@@ -142,13 +157,15 @@ impl<D: Device> Allocator<D> {
             let unknown = parts.iter().filter(|part| !part.is_quiet);
             unknown.for_each(|part| streams.insert(part.stream));
             let refusals_max = TRIM_REFUSALS_MAX - refused.len();
-            let (quiet, queries, unmapped) = self.device.during(|| {
-                let (quiet, queries) = self.quiet(streams, trim.wait_mode);
-                (quiet, queries, self.unmap_quiet(&parts, quiet, refusals_max))
+            let mut queries = EventQueries::default();
+            let (idle, found_busy, unmapped) = self.device.during(|| {
+                let (idle, found_busy) = self.query_streams(streams, &mut queries);
+                (idle, found_busy, self.unmap_quiet(&parts, idle, refusals_max))
             });
             locked = self.state.lock();
             locked.note(queries);
-            quiet.iter().for_each(|slot| locked.state.note_quiet(slot, frees));
+            idle.iter().for_each(|slot| locked.note_idle(slot, frees));
+            found_busy.iter().for_each(|slot| locked.state.note_busy(slot));
             for (part, is_unmapped) in parts.iter().zip(unmapped) {
                 match is_unmapped {
                     Some(true) => given_bytes += locked.finish_trim(part, trim),
@@ -158,7 +175,7 @@ impl<D: Device> Allocator<D> {
                     }
                     None => locked.state.cancel_trim(part.index),
                 }
-                if !part.is_quiet && !quiet.contains(part.stream) {
+                if !part.is_quiet && !idle.contains(part.stream) {
                     busy.insert(part.stream);
                 }
             }
@@ -167,6 +184,11 @@ impl<D: Device> Allocator<D> {
             locked.state.cancel_trim(index);
         }
         self.record_gauges(&mut locked);
+        let is_mark_due = locked.state.is_mark_due();
+        drop(locked);
+        if is_mark_due {
+            self.mark_frees();
+        }
         given_bytes
     }
 
@@ -176,14 +198,14 @@ impl<D: Device> Allocator<D> {
         locked: &mut Locked<D>,
         bytes: u64,
         purpose: TrimPurpose,
-        except: StreamSet,
+        busy: StreamSet,
     ) -> Vec<TrimRange> {
         let parts_max = if self.is_stream_ordered { TRIM_BATCH_MAX } else { 1 };
         let mut parts: Vec<TrimRange> = Vec::new();
         let mut taken_bytes = 0;
         while parts.len() < parts_max && taken_bytes < bytes {
             let state = &mut locked.state;
-            let begun = state.begin_trim(bytes - taken_bytes, purpose, except);
+            let begun = state.begin_trim(bytes - taken_bytes, purpose, busy);
             let Some(index) = begun else { break };
             let (range, stream) = (state.address_range(index), state.stream_of(index));
             taken_bytes += range.bytes as u64;
@@ -385,6 +407,16 @@ const fn wait_bytes(bytes: u64, round: u32) -> u64 {
 }
 
 impl<D: Device> Locked<D> {
+    /// Returns what a trim may wait for, for `bytes` of pages.
+    fn ends_to_wait_for(&self, bytes: u64, trim: Trim, except: StreamSet) -> Vec<(u32, u64)> {
+        let only = match trim.wait_mode {
+            WaitMode::OwnStream if trim.stream.is_some() => trim.stream,
+            WaitMode::Wait => None,
+            WaitMode::Poll | WaitMode::OwnStream => return Vec::new(),
+        };
+        self.state.ends_of_pages(bytes, trim.purpose, only, except)
+    }
+
     /// Completes the trim of an unmapped range. Returns its bytes.
     fn finish_trim(&mut self, part: &TrimRange, trim: Trim) -> u64 {
         let bytes = self.state.finish_trim(part.index);

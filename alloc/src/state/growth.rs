@@ -256,7 +256,7 @@ impl State {
         let page_units = self.geometry.page_units;
         (0_u32..).take(self.pools.len()).any(|pool| {
             let list = cached_list(pool);
-            !self.keeps(pool) && self.ranges.with_whole_page(list, page_units).is_some()
+            !self.keeps(pool) && self.ranges.with_whole_page(list, page_units, |_| true).is_some()
         })
     }
 

@@ -18,6 +18,7 @@ mod fast_path;
 mod fill;
 mod growth;
 mod pools;
+mod quiet;
 mod segments;
 mod streams;
 #[cfg(any(test, feature = "checks"))]
@@ -36,6 +37,7 @@ use growth::Growth;
 pub(crate) use growth::Mapping;
 pub use pools::ARENAS_MAX;
 use pools::{POOL_GENERAL, POOL_SPARE, POOLS_FIXED, Pool};
+use quiet::Quiet;
 use segments::Segment;
 pub(crate) use segments::TrimPurpose;
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,8 +167,7 @@ pub(crate) struct State {
     uses: BTreeMap<u32, StreamSet>,
     /// By slot.
     stream_keys: Vec<u64>,
-    /// By slot: the stream no longer uses ranges freed up to this time.
-    quiet_at: Vec<u64>,
+    quiet: Quiet,
     pools: Vec<Pool>,
     pools_vacant: Vec<u32>,
     /// Pools other than the first of their family: family, place.
@@ -233,7 +234,10 @@ impl State {
             is_thread_cache_closed: false,
             uses: BTreeMap::new(),
             stream_keys: Vec::new(),
-            quiet_at: Vec::new(),
+            quiet: Quiet::new(
+                if is_stream_ordered { geometry.units } else { 0 },
+                geometry.page_units,
+            ),
             pools: vec![Pool::fixed(POOL_GENERAL), Pool::fixed(POOL_SPARE)],
             pools_vacant: Vec::new(),
             members: BTreeMap::new(),

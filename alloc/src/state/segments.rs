@@ -1,6 +1,6 @@
 //! Segments: the addresses of pools, the ranges in them, and their release.
 
-use super::pools::ArenaPhase;
+use super::pools::{ArenaPhase, Pool};
 use super::{POOL_SPARE, RangeKind, Record, State, StreamSet, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
 
@@ -52,8 +52,8 @@ impl State {
     }
 
     /// Takes pages to unmap: the upper whole pages of the largest cached range (within 1/32), as many as
-    /// `target_bytes` needs. They stay counted until `finish_trim`. Pools of the streams in `except` and of
-    /// kept arenas are skipped.
+    /// `target_bytes` needs. They stay counted until `finish_trim`. Of the streams in `busy`, only pages that are
+    /// known to be quiet are taken; kept arenas are skipped.
     ///
     /// Largest first, because this needs the fewest device calls per byte, leaves the small ranges, which are
     /// reused most, and needs no clock (I6). Pages to move come from small ranges that were freed long ago:
@@ -62,21 +62,21 @@ impl State {
         &mut self,
         target_bytes: u64,
         purpose: TrimPurpose,
-        except: StreamSet,
+        busy: StreamSet,
     ) -> Option<u32> {
         let is_cold = purpose == TrimPurpose::Move;
         let mut found: Option<(u32, u32)> = None;
         for (pool, it) in (0_u32..).zip(&self.pools) {
-            let serves = it.phase == ArenaPhase::Open && it.family != POOL_SPARE;
-            let stays = self.keeps(pool) || (purpose == TrimPurpose::Reuse && serves);
-            if except.contains(it.stream) || stays {
+            if !self.may_trim(pool, purpose) {
                 continue;
             }
             let (list, page_units) = (cached_list(pool), self.geometry.page_units);
+            let is_busy = busy.contains(it.stream);
+            let which = |index| !is_busy || self.quiet_pages(index, page_units).is_some();
             let index = if is_cold {
-                self.ranges.cold_with_whole_page(list, page_units)
+                self.ranges.cold_with_whole_page(list, page_units, which)
             } else {
-                self.ranges.with_whole_page(list, page_units)
+                self.ranges.with_whole_page(list, page_units, which)
             };
             if let Some(index) = index {
                 let units = self.ranges.units(index);
@@ -90,10 +90,25 @@ impl State {
         let (index, _) = found.filter(|&(_, units)| self.bytes(units) >= least_bytes)?;
         let units = target_bytes.div_ceil(self.geometry.granule_bytes as u64);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
-        let index = self.ranges.take_pages(index, units, self.geometry.page_units)?;
+        let page_units = self.geometry.page_units;
+        let index = if busy.contains(self.stream_of(index)) {
+            let units = units.max(1).checked_next_multiple_of(page_units).unwrap_or(u32::MAX);
+            let (start, units) = self.quiet_pages(index, units)?;
+            self.ranges.take_at(index, start, units)?
+        } else {
+            self.ranges.take_pages(index, units, page_units)?
+        };
         self.cached_to_used(index);
         self.record_mut(index).kind = RangeKind::Trimming;
         Some(index)
+    }
+
+    /// Whether the cached ranges of `pool` may be trimmed.
+    pub(super) fn may_trim(&self, pool: u32, purpose: TrimPurpose) -> bool {
+        let Pool { phase, family, .. } = self.pools[pool as usize];
+        let serves = phase == ArenaPhase::Open && family != POOL_SPARE;
+        let stays = self.keeps(pool) || (purpose == TrimPurpose::Reuse && serves);
+        !stays
     }
 
     /// Ends a successful trim of `index`. Returns its bytes.
@@ -105,9 +120,9 @@ impl State {
         bytes
     }
 
-    /// Ends a failed trim of `index`: it is cached again.
+    /// Ends a failed trim of `index`: it is cached again. Nobody used it meanwhile.
     pub(crate) fn cancel_trim(&mut self, index: u32) {
-        self.give(index, true);
+        self.give_unused(index, true);
     }
 
     /// Caches the parts of the used range `index` before and after `units` from `start` on. Returns the rest.
@@ -135,6 +150,17 @@ impl State {
     /// released if nothing is left in it.
     #[inline]
     pub(super) fn give(&mut self, index: u32, has_pages: bool) {
+        if has_pages && self.is_stream_ordered {
+            let (start, units) = (self.ranges.start(index), self.ranges.units(index));
+            let (bytes, slot, now) = (self.bytes(units), self.stream_of(index), self.frees() + 1);
+            self.quiet.note_freed(start, units, bytes, slot, now);
+        }
+        self.give_unused(index, has_pages);
+    }
+
+    /// As `give`, for a range whose pages have not been used since they were last freed.
+    #[inline]
+    fn give_unused(&mut self, index: u32, has_pages: bool) {
         let (owner, units) = (self.ranges.owner(index), self.ranges.units(index));
         let (cached_units, list) = if has_pages {
             (units, cached_list as fn(u32) -> u32)

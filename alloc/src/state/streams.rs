@@ -106,7 +106,7 @@ impl State {
             thread_cache.register_stream(self.stream_keys.len(), key);
         }
         self.stream_keys.push(key);
-        self.quiet_at.push(0);
+        self.quiet.add_stream();
         Ok(true)
     }
 
@@ -120,25 +120,6 @@ impl State {
     pub(crate) fn stream_of(&self, index: u32) -> u32 {
         let segment = &self.segments[self.ranges.owner(index) as usize];
         segment.as_ref().map_or(0, |segment| self.pools[segment.pool as usize].stream)
-    }
-
-    /// The logical time of frees.
-    pub(crate) const fn frees(&self) -> u64 {
-        self.ranges.frees()
-    }
-
-    /// Records that a stream was quiet after time `frees`.
-    pub(crate) fn note_quiet(&mut self, slot: u32, frees: u64) {
-        if let Some(quiet_at) = self.quiet_at.get_mut(slot as usize) {
-            *quiet_at = frees.max(*quiet_at);
-        }
-    }
-
-    /// Whether the cached range `index` is known to be unused: its stream was quiet after the last part of it
-    /// was freed.
-    pub(crate) fn is_known_quiet(&self, index: u32) -> bool {
-        let quiet_at = self.quiet_at.get(self.stream_of(index) as usize);
-        quiet_at.is_some_and(|&quiet_at| self.ranges.freed_at(index) <= quiet_at)
     }
 
     /// Returns all streams that may use one of `blocks`, their own included. Skips freed blocks.

@@ -27,7 +27,7 @@ const SIZE_LOG_MAX: usize = 21;
 
 /// A call of a workload. Blocks have names.
 #[derive(Clone, Copy)]
-enum Call {
+pub(crate) enum Call {
     Allocate { name: u64, bytes: u64, stream: u64 },
     Free { name: u64, stream: u64 },
 }
@@ -73,7 +73,7 @@ fn random(seed: u64) -> Vec<Call> {
     calls
 }
 
-fn live_bytes_max(calls: &[Call]) -> u64 {
+pub(crate) fn live_bytes_max(calls: &[Call]) -> u64 {
     let (mut sizes, mut live, mut most) = (HashMap::new(), 0, 0);
     for call in calls {
         match *call {
@@ -95,8 +95,9 @@ struct Setting {
     moves_pages: bool,
     margin: Margin,
     thread_cache: bool,
-    /// Every block has work queued on its stream, which is done when it is waited for.
-    is_busy: bool,
+    /// Every block has work queued on its stream. It is done when it is waited for, or when this number of blocks
+    /// came after it.
+    run_ahead: Option<u64>,
 }
 
 const TIGHT: Setting = Setting {
@@ -104,16 +105,18 @@ const TIGHT: Setting = Setting {
     moves_pages: true,
     margin: Margin::TIGHT,
     thread_cache: true,
-    is_busy: false,
+    run_ahead: None,
 };
 /// As the host's heap has it: at these budgets a quarter more than the most in use is always too much.
 const LOOSE: Margin = Margin { divisor: 4, bytes_min: 64 * PAGE as u64 };
-const SETTINGS: [Setting; 5] = [
+const NEVER: u64 = u64::MAX / 2;
+const SETTINGS: [Setting; 6] = [
     TIGHT,
     Setting { moves_pages: false, thread_cache: false, ..TIGHT },
     Setting { margin: LOOSE, thread_cache: false, ..TIGHT },
     Setting { streams: 4, ..TIGHT },
-    Setting { streams: 4, is_busy: true, ..TIGHT },
+    Setting { streams: 4, run_ahead: Some(20), ..TIGHT },
+    Setting { streams: 4, run_ahead: Some(NEVER), ..TIGHT },
 ];
 
 /// Runs a workload at a budget. Returns the number of refusals, all of them right.
@@ -128,6 +131,9 @@ fn run(name: &str, calls: &[Call], budget_pages: usize, setting: Setting) -> usi
     };
     let pages = SPACE_FACTOR * budget_pages + SEGMENT_PAGES;
     let (device, allocator) = uncounted(pages, config, setting.streams);
+    if let Some(launches) = setting.run_ahead {
+        device.gpu().set_run_ahead(launches);
+    }
     let key_of = |stream: u64| match setting.streams {
         0 => 0,
         count => key(stream as usize % count),
@@ -143,7 +149,7 @@ fn run(name: &str, calls: &[Call], budget_pages: usize, setting: Setting) -> usi
                             held += usize::from(users[page] == 0);
                             users[page] += 1;
                         }
-                        if setting.is_busy {
+                        if setting.run_ahead.is_some() {
                             let stream = stream as usize % setting.streams;
                             device.gpu().launch(stream, found.range);
                         }
@@ -187,16 +193,22 @@ fn run_caps(name: &str, calls: &[Call]) {
     }
 }
 
-#[test]
-fn traces_are_served_at_tight_budgets() {
+/// All committed traces, with their names.
+pub(crate) fn traces() -> Vec<(String, Vec<Call>)> {
     let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/traces");
     let mut paths: Vec<_> =
         std::fs::read_dir(traces).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "xz"));
     paths.sort();
     assert_eq!(paths.len(), 6, "the committed traces");
-    for path in paths {
-        run_caps(path.file_stem().unwrap().to_str().unwrap(), &read(&path));
+    let name = |path: &PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
+    paths.iter().map(|path| (name(path), read(path))).collect()
+}
+
+#[test]
+fn traces_are_served_at_tight_budgets() {
+    for (name, calls) in traces() {
+        run_caps(&name, &calls);
     }
 }
 

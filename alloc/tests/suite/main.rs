@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod blocks;
+mod busy;
 mod caps;
 mod common;
 mod cut;
@@ -11,6 +12,7 @@ mod faults;
 mod kept;
 mod ladder;
 mod margin;
+mod marks;
 mod model;
 mod moves;
 mod packed;

@@ -2,7 +2,7 @@
 
 use crate::common::gpu::Call;
 use crate::common::{BASE, Fake, PAGE, key, uncounted, with_contents};
-use dormouse_alloc::{Allocator, ArenaId, Block, Config, Freed, Margin, Request};
+use dormouse_alloc::{Allocator, Block, Config, Freed, Margin, Request};
 use std::sync::Arc;
 
 const PAGE_BYTES: u64 = PAGE as u64;
@@ -11,7 +11,7 @@ const UNITS: usize = 8;
 /// What `two_gaps` leaves.
 const HELD_PAGES: u64 = 12;
 
-/// A trainer with one stream, on a device with room.
+/// A trainer that works on stream 0 and has another stream, on a device with room.
 struct Scene {
     device: Arc<Fake>,
     allocator: Arc<Allocator<Fake>>,
@@ -25,19 +25,19 @@ impl Scene {
             moves_pages: true,
             ..Config::new(PAGE / UNITS, PAGES as u64 * PAGE_BYTES)
         };
-        let (device, allocator) = with_contents(PAGES, config, 1);
+        let (device, allocator) = with_contents(PAGES, config, 2);
         Self { device, allocator }
     }
 
-    fn allocate_in(&self, arena: Option<ArenaId>, units: usize) -> Block {
-        let request = Request { arena, stream: key(0), ..Request::new(units * PAGE / UNITS) };
+    fn allocate_on(&self, stream: usize, units: usize) -> Block {
+        let request = Request { stream: key(stream), ..Request::new(units * PAGE / UNITS) };
         let block = self.allocator.allocate(&request).unwrap();
         self.allocator.check().unwrap();
         block
     }
 
     fn allocate(&self, units: usize) -> Block {
-        self.allocate_in(None, units)
+        self.allocate_on(0, units)
     }
 
     fn free(&self, block: &Block) {
@@ -120,14 +120,15 @@ fn one_query_of_a_stream_covers_all_earlier_frees() {
     scene.device.gpu().launch(0, user.range);
     scene.allocate(2 * UNITS);
     assert_eq!((scene.asked() - before, scene.held_pages()), (1, held_pages));
-    // What comes free from here on may be in use: nothing moves until the stream is idle again.
+    // What comes free from here on may be in use: nothing moves for another stream until this one is idle again.
     scene.device.gpu().launch(0, blocks[4].range);
     scene.free(&blocks[4]);
     scene.free(&blocks[5]);
-    scene.allocate(2 * UNITS);
+    scene.allocate_on(1, 2 * UNITS);
     assert_eq!((scene.asked() - before, scene.held_pages()), (2, held_pages + 2));
     scene.device.gpu().drain();
-    scene.allocate(2 * UNITS);
+    // The mark behind them is complete.
+    scene.allocate_on(1, 2 * UNITS);
     assert_eq!((scene.asked() - before, scene.held_pages()), (3, held_pages + 2));
     assert_eq!(scene.device.violations(), Vec::<String>::new());
 }
@@ -145,11 +146,10 @@ fn two_gaps(scene: &Scene) -> (Block, Block) {
     assert_eq!(blocks.map(|it| (it.range.start - BASE) * UNITS / PAGE), [0, 12, 28, 40, 64]);
     scene.free(&blocks[1]);
     assert_eq!(scene.allocator.trim(PAGE_BYTES), PAGE_BYTES);
-    // In use meanwhile, so that nothing moves for what is allocated elsewhere.
+    // In use meanwhile, so that nothing moves for the other stream.
     scene.device.gpu().launch(0, blocks[3].range);
     scene.free(&blocks[3]);
-    let elsewhere = Some(scene.allocator.arena_create().unwrap());
-    scene.allocate_in(elsewhere, 24);
+    scene.allocate_on(1, 24);
     assert_eq!(scene.held_pages(), HELD_PAGES, "73 granules ever were in use, 58 are");
     (blocks[1], blocks[3])
 }
@@ -172,11 +172,10 @@ fn the_rest_of_a_long_gap_counts_too() {
     scene.allocate(1);
     scene.free(&exact);
     assert_eq!(scene.allocator.trim(2 * PAGE_BYTES), 2 * PAGE_BYTES);
-    // In use meanwhile, so that nothing moves for what is allocated elsewhere.
+    // In use meanwhile, so that nothing moves for the other stream.
     scene.device.gpu().launch(0, long.range);
     scene.free(&long);
-    let elsewhere = Some(scene.allocator.arena_create().unwrap());
-    scene.allocate_in(elsewhere, 6 * UNITS);
+    scene.allocate_on(1, 6 * UNITS);
     scene.device.gpu().drain();
     let held_pages = scene.held_pages();
     // Neither strands anything. The short gap has no page, the long one would have four left.

@@ -6,17 +6,24 @@ use super::Ranges;
 
 /// Limit of the ranges among which the one freed first is chosen.
 const COLD_LOOKS_MAX: usize = 64;
+/// Limit of the ranges that are examined for it.
+const COLD_EXAMINED_MAX: usize = 1024;
 
 impl Ranges {
-    /// Finds a range of `list` with a whole page of `page_units`, from the largest class that has one. If the
-    /// largest class has none, all smaller classes that could have one are searched.
-    pub(crate) fn with_whole_page(&self, list: u32, page_units: u32) -> Option<u32> {
+    /// Finds a range of `list` with a whole page of `page_units` that `which` accepts, from the largest class
+    /// that has one. If the largest class has none, all smaller classes that could have one are searched.
+    pub(crate) fn with_whole_page(
+        &self,
+        list: u32,
+        page_units: u32,
+        which: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
         let bins = self.lists.get(list as usize)?;
         let mut class = bins.largest();
         while let Some(at) = class {
             let mut index = bins.head(at);
             while index != NONE {
-                if self.whole_pages(index, page_units).1 > 0 {
+                if self.whole_pages(index, page_units).1 > 0 && which(index) {
                     return Some(index);
                 }
                 index = self.ranges[index as usize].list_after;
@@ -26,10 +33,17 @@ impl Ranges {
         None
     }
 
-    /// Returns, of the smallest ranges of `list` with a whole page of `page_units`, the one freed first.
-    pub(crate) fn cold_with_whole_page(&self, list: u32, page_units: u32) -> Option<u32> {
-        let ranges = self.no_smaller(list, page_units);
-        let small = ranges.filter(|&index| self.whole_pages(index, page_units).1 > 0);
+    /// Returns, of the smallest ranges of `list` with a whole page of `page_units` that `which` accepts, the one
+    /// freed first.
+    pub(crate) fn cold_with_whole_page(
+        &self,
+        list: u32,
+        page_units: u32,
+        which: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        let ranges = self.no_smaller(list, page_units).take(COLD_EXAMINED_MAX);
+        let has_page = |&index: &u32| self.whole_pages(index, page_units).1 > 0 && which(index);
+        let small = ranges.filter(has_page);
         small.take(COLD_LOOKS_MAX).min_by_key(|&index| self.freed_at(index))
     }
 

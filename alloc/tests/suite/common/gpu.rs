@@ -1,5 +1,6 @@
 //! A simulated GPU: streams are queues of work on address ranges, which go on when the test says
 //! so, or when a thread waits for an event. Pages that queued work uses must not change.
+//! With a run-ahead the GPU goes on by itself, a number of launches behind the host.
 
 use dormouse_device::{AddressRange, DeviceError, Operation};
 use std::collections::VecDeque;
@@ -20,7 +21,10 @@ enum Work {
 #[derive(Debug, Default)]
 struct Queue {
     done: u64,
-    work: VecDeque<Work>,
+    /// With the number of launches when it was queued.
+    work: VecDeque<(u64, Work)>,
+    /// Waits for its events.
+    waits: u64,
     /// Being captured: no event can be recorded on it.
     is_captured: bool,
 }
@@ -36,6 +40,10 @@ pub(crate) enum Call {
 #[derive(Debug, Default)]
 pub(crate) struct Gpu {
     streams: Vec<Queue>,
+    /// Launches so far, on all streams.
+    launches: u64,
+    /// Launches that the host is ahead by.
+    run_ahead: Option<u64>,
     /// Calls so far, by kind.
     calls: [u64; 3],
     /// Calls that fail, by number from 0.
@@ -52,6 +60,12 @@ impl Gpu {
 
     pub(crate) fn calls(&self, call: Call) -> u64 {
         self.calls[call as usize]
+    }
+
+    /// Waits for events of streams other than `stream`.
+    pub(crate) fn waits_for_others(&self, stream: usize) -> u64 {
+        let waits = |other: &usize| if *other == stream { 0 } else { self.streams[*other].waits };
+        (0..self.streams.len()).map(|other| waits(&other)).sum()
     }
 
     pub(crate) fn failed(&self) -> u64 {
@@ -77,15 +91,31 @@ impl Gpu {
         self.streams[stream].is_captured = is_captured;
     }
 
+    /// The host runs ahead by this number of launches from here on: what was queued before is done, as far as
+    /// streams do not wait for each other.
+    pub(crate) fn set_run_ahead(&mut self, launches: u64) {
+        self.run_ahead = Some(launches);
+    }
+
     /// Queues work of `stream` on `range`.
     pub(crate) fn launch(&mut self, stream: usize, range: AddressRange) {
-        self.streams[stream].work.push_back(Work::Use(range));
+        self.launches += 1;
+        self.streams[stream].work.push_back((self.launches, Work::Use(range)));
+        let Some(run_ahead) = self.run_ahead else { return };
+        let is_behind = |queue: &Queue| {
+            queue.work.front().is_some_and(|(launch, _)| launch + run_ahead <= self.launches)
+        };
+        let behind: Vec<usize> =
+            (0..self.streams.len()).filter(|&stream| is_behind(&self.streams[stream])).collect();
+        for stream in behind {
+            self.advance(stream);
+        }
     }
 
     /// Does the next item of `stream`; `false` where it has none, or waits for another stream.
     pub(crate) fn advance(&mut self, stream: usize) -> bool {
         match self.streams[stream].work.front() {
-            Some(Work::WaitFor(event)) if !self.is_complete(*event) => return false,
+            Some((_, Work::WaitFor(event))) if !self.is_complete(*event) => return false,
             Some(_) => {}
             None => return false,
         }
@@ -117,7 +147,7 @@ impl Gpu {
 
     /// Streams with work queued that uses part of `range`.
     pub(crate) fn users(&self, range: AddressRange) -> Vec<usize> {
-        let overlaps = |work: &Work| match work {
+        let overlaps = |(_, work): &(u64, Work)| match work {
             Work::Use(used) => used.start < range.end() && range.start < used.end(),
             Work::WaitFor(_) => false,
         };
@@ -168,7 +198,7 @@ impl Gpu {
     }
 
     pub(crate) fn wait(&mut self, stream: usize, event: Event) {
-        self.streams[stream].work.push_back(Work::WaitFor(event));
+        self.streams[stream].work.push_back((self.launches, Work::WaitFor(event)));
     }
 
     pub(crate) fn query(&mut self, event: Event) -> Result<bool, DeviceError> {
@@ -179,6 +209,7 @@ impl Gpu {
     /// While the caller waits, the GPU works: no more than it has to.
     pub(crate) fn synchronize(&mut self, event: Event) -> Result<(), DeviceError> {
         self.call(Call::Synchronize)?;
+        self.streams[event.stream].waits += 1;
         self.finish(event);
         Ok(())
     }

@@ -210,7 +210,12 @@ impl Fake {
     }
 
     fn run_hook(&self, operation: Operation, range: AddressRange) {
-        if let Some(hook) = self.hook.lock().unwrap().as_mut() {
+        // A free within a hook may record an event.
+        let mut hook = match operation {
+            Operation::Event => self.hook.try_lock().ok(),
+            _ => Some(self.hook.lock().unwrap()),
+        };
+        if let Some(hook) = hook.as_deref_mut().and_then(Option::as_mut) {
             hook(operation, range);
         }
     }
@@ -444,8 +449,10 @@ impl Device for Fake {
         unimplemented!("{UNUSED}")
     }
     fn record(&self, stream: &usize) -> Result<Event, DeviceError> {
+        let event = self.gpu().record(*stream);
+        // What is queued meanwhile is behind the event.
         self.run_hook(Operation::Event, AddressRange::default());
-        self.gpu().record(*stream)
+        event
     }
     fn wait(&self, stream: &usize, event: &Event) -> Result<(), DeviceError> {
         self.gpu().wait(*stream, *event);

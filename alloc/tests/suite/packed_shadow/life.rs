@@ -65,12 +65,12 @@ impl Shadow {
             .is_some_and(|it| it as u64 <= room_bytes);
         let is_easy =
             has_room && self.is_spacious(block_bytes.unwrap_or(bytes).saturating_add(align));
-        let calls = self.calls_for_room();
+        let calls = self.calls_for_room(stream);
         let outcome = self.allocator.allocate(&request);
         self.settle();
-        // With enough room nothing is unmapped except moved pages, and no stream is waited for.
+        // With enough room nothing is unmapped except moved pages, and no other stream is waited for.
         if is_easy && self.refusals() == before {
-            assert_eq!(self.calls_for_room(), calls, "there was room for {request:?}");
+            assert_eq!(self.calls_for_room(stream), calls, "there was room for {request:?}");
         }
         match outcome {
             Ok(block) => {
@@ -122,9 +122,13 @@ impl Shadow {
         }
     }
 
-    /// What only a shortage is a reason for: waits, asking for room, and unmapping, but for moves.
-    fn calls_for_room(&self) -> [u64; 4] {
-        let waits = self.device.gpu().calls(Call::Synchronize);
+    /// What only a shortage is a reason for: waits, asking for room, and unmapping. Pages that move may leave, and
+    /// `stream` itself be waited for.
+    fn calls_for_room(&self, stream: usize) -> [u64; 4] {
+        let waits = match self.setup.moves_pages {
+            true => self.device.gpu().waits_for_others(stream),
+            false => self.device.gpu().calls(Call::Synchronize),
+        };
         let unmaps = if self.setup.moves_pages { 0 } else { self.device.unmaps() };
         let stats = if self.is_lazy() { Stats::default() } else { self.allocator.stats() };
         [waits, stats.retries, stats.reclaims, unmaps]
