@@ -13,7 +13,7 @@ use crate::entry::{Out, entry};
 use crate::hold::{self, Gate};
 use crate::legacy;
 use crate::state::{Driver, check_not_lost, driver, lock, new_name};
-use crate::streams::{Stream, refused};
+use crate::streams::{Stream, is_done, refused};
 
 /// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING` and `CU_EVENT_INTERPROCESS`.
 const FLAGS: c_uint = 7;
@@ -42,19 +42,23 @@ struct Point {
     reached: HostEvent,
     /// The hold it was recorded in.
     gate: Option<Arc<Gate>>,
+    /// The work before it, by number.
+    work: u64,
     time: Arc<OnceLock<Instant>>,
 }
 
 impl Point {
     fn is_complete(&self, driver: &Driver) -> bool {
         self.gate.as_ref().is_none_or(|gate| gate.is_open())
-            && driver.host.query(&self.reached) == Ok(true)
+            && driver.ahead.is_reached(self.work)
+            && is_done(driver, &self.reached)
     }
 
     fn wait(&self, driver: &Driver) -> Result<(), Code> {
         if let Some(gate) = &self.gate {
             gate.wait();
         }
+        driver.ahead.wait(self.work);
         driver.host.synchronize(&self.reached).map_err(refused)
     }
 }
@@ -91,10 +95,10 @@ fn record(driver: &Driver, event: &Event, stream: &Stream, flags: c_uint) -> Res
         };
         driver.host.callback(&stream.host, Box::new(stamp)).map_err(refused)?;
     }
-    let given = stream.given();
+    let (given, work) = (stream.given(), stream.last(driver));
     let reached = driver.host.record(&stream.host).map_err(refused)?;
     stream.count_end(given, &reached);
-    *lock(&event.meaning) = Meaning::At(Point { reached, gate, time });
+    *lock(&event.meaning) = Meaning::At(Point { reached, gate, work, time });
     Ok(())
 }
 
@@ -123,6 +127,7 @@ pub(crate) fn wait(
         driver.host.callback(&stream.host, Box::new(move |_| gate.wait())).map_err(refused)?;
     }
     driver.host.wait(&stream.host, &point.reached).map_err(refused)?;
+    stream.follow(point.work);
     stream.count_work();
     Ok(())
 }

@@ -17,6 +17,7 @@
 //! - *legacy stream*: stream 0, which blocking streams are ordered with.
 //! - *graph*: what a captured stream was given, done again whenever it is launched.
 //! - *point*: what a record of an event stands for.
+//! - *work*: a copy, a kernel or a host function that a stream was given.
 //! - *lost*: after an illegal access every entry point returns the code of the loss.
 //!
 //! # Invariants
@@ -29,12 +30,14 @@
 //!
 //! # Environment
 //! `STANDIN_CUDA_GRANULARITY_BYTES` (2 MiB unless set), `STANDIN_CUDA_TOTAL_BYTES` (8 GiB unless
-//! set), `STANDIN_CUDA_COST_NS` (0 unless set: what calls that change the device's memory spin for),
+//! set), `STANDIN_CUDA_RUN_AHEAD` (0 unless set: works by which the host is ahead of the GPU, see `ahead`),
+//! `STANDIN_CUDA_WORK_NS` (0 unless set: what each work takes), `STANDIN_CUDA_COST_NS` (0 unless set: what calls that change the device's memory spin for),
 //! `STANDIN_CUDA_COSTS` (a file: what such calls add to a virtual clock, see `cost`),
 //! `STANDIN_CUDA_BACKED` (1 unless set; 0: device addresses are numbers, and a copy finds no access)
 //! and `STANDIN_CUDA_FAIL` (`entry:nth:count:code`, comma-separated) are read by `cuInit`, the last
 //! one by whichever entry point is called first. A value that is not understood fails `cuInit`.
 
+mod ahead;
 mod arena;
 mod backing;
 mod capture;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use dormouse_device::host::{HostConfig, HostDevice, os_page_bytes};
 
+use crate::ahead::{Ahead, RUN_AHEAD_MAX};
 use crate::capture::Captures;
 use crate::code::Code;
 use crate::cost::{COST_NS_MAX, Costs};
@@ -24,6 +25,8 @@ use crate::streams::Streams;
 const GRANULARITY_VARIABLE: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_VARIABLE: &str = "STANDIN_CUDA_TOTAL_BYTES";
 /// Whether there are bytes at device addresses.
+const RUN_AHEAD_VARIABLE: &str = "STANDIN_CUDA_RUN_AHEAD";
+const WORK_VARIABLE: &str = "STANDIN_CUDA_WORK_NS";
 const BACKED_VARIABLE: &str = "STANDIN_CUDA_BACKED";
 const COST_VARIABLE: &str = "STANDIN_CUDA_COST_NS";
 /// A file with a table of costs.
@@ -40,6 +43,7 @@ pub(crate) struct Driver {
     pub(crate) granularity: usize,
     pub(crate) total_bytes: usize,
     pub(crate) costs: Costs,
+    pub(crate) ahead: Ahead,
     /// Streams and events are its.
     pub(crate) host: HostDevice,
     memory: RwLock<Space>,
@@ -111,6 +115,8 @@ impl Driver {
                 .read_table(path.as_ref())
                 .map_err(|why| complain(&format!("{COSTS_VARIABLE}={why}")))?;
         }
+        let works = read(RUN_AHEAD_VARIABLE, 0, "0 to 1048576 works", |it| it <= RUN_AHEAD_MAX)?;
+        let work_ns = read(WORK_VARIABLE, 0, "0 to 1000000000 ns", |ns| ns as u64 <= COST_NS_MAX)?;
         let is_backed = read(BACKED_VARIABLE, 1, "0 or 1", |backed| backed <= 1)? == 1;
         if let Some(wrong) = faults::read_environment() {
             return Err(complain(wrong));
@@ -122,6 +128,7 @@ impl Driver {
             granularity,
             total_bytes,
             costs,
+            ahead: Ahead::new(works as u64, Duration::from_nanos(work_ns as u64)),
             streams: Streams::new(&host)?,
             host,
             memory: RwLock::new(Space::new(granularity, total_bytes, is_backed)?),

@@ -32,6 +32,8 @@ pub(crate) struct Stream {
     /// Number of queued works. Counted when they are in the queue: a reader of the count records behind all
     /// of them.
     given: AtomicU64,
+    /// The last work, or what it waits for last, by its number among those of all streams.
+    last: AtomicU64,
     /// An event, and the number of works before it.
     tail: Mutex<Option<(u64, HostEvent)>>,
     /// How many works of this stream the legacy stream waits for.
@@ -48,6 +50,7 @@ impl Stream {
             flags,
             priority,
             given: AtomicU64::new(0),
+            last: AtomicU64::new(0),
             tail: Mutex::default(),
             seen_by_legacy: AtomicU64::new(0),
             legacy_seen: AtomicU64::new(0),
@@ -65,6 +68,17 @@ impl Stream {
 
     pub(crate) fn given(&self) -> u64 {
         self.given.load(Ordering::Acquire)
+    }
+
+    /// The number of the last work before what is given to it now.
+    pub(crate) fn last(&self, driver: &Driver) -> u64 {
+        // The legacy stream waits for others.
+        if self.is_legacy() { driver.ahead.last() } else { self.last.load(Ordering::Relaxed) }
+    }
+
+    /// Says that what is given to it now is behind a work.
+    pub(crate) fn follow(&self, work: u64) {
+        self.last.fetch_max(work, Ordering::Relaxed);
     }
 
     /// Says that work is in the queue.
@@ -149,13 +163,30 @@ pub(crate) fn give(
         return Ok(());
     }
     legacy::order(driver, stream)?;
-    driver.host.callback(&stream.host, Box::new(move |_| work())).map_err(refused)?;
+    stream.follow(driver.ahead.give());
+    let timed = move |_| {
+        // Streams have threads in the process that made the driver only.
+        if let Ok(driver) = crate::state::driver() {
+            driver.ahead.work();
+        }
+        work();
+    };
+    driver.host.callback(&stream.host, Box::new(timed)).map_err(refused)?;
     stream.count_work();
     Ok(())
 }
 
+/// Whether the host device has done what is before `event`.
+pub(crate) fn is_done(driver: &Driver, event: &HostEvent) -> bool {
+    if driver.ahead.is_exact() {
+        return driver.host.synchronize(event).is_ok();
+    }
+    driver.host.query(event) == Ok(true)
+}
+
 /// Waits for all that was given to a stream.
 pub(crate) fn synchronize(driver: &Driver, stream: &Stream) -> Result<(), Code> {
+    driver.ahead.wait(stream.last(driver));
     if let Some(tail) = stream.tail(driver)? {
         driver.host.synchronize(&tail).map_err(refused)?;
     }
@@ -164,6 +195,7 @@ pub(crate) fn synchronize(driver: &Driver, stream: &Stream) -> Result<(), Code> 
 
 /// Waits for all that was given to any stream.
 pub(crate) fn synchronize_all(driver: &Driver) -> Result<(), Code> {
+    driver.ahead.wait(driver.ahead.last());
     let mut streams: Vec<Arc<Stream>> = lock(&driver.streams.created).values().cloned().collect();
     streams.push(Arc::clone(&driver.streams.legacy));
     let mut tails = std::mem::take(&mut *lock(&driver.streams.ends));
@@ -226,7 +258,8 @@ entry! { Context, fn cuStreamQuery(stream: usize) {
     capture::refuse_captured(driver, &stream)?;
     capture::refuse_unsafe()?;
     let tail = stream.tail(driver)?;
-    if tail.is_some_and(|tail| driver.host.query(&tail) == Ok(false)) {
+    let is_reached = driver.ahead.is_reached(stream.last(driver));
+    if !is_reached || tail.is_some_and(|tail| !is_done(driver, &tail)) {
         return Err(Code::NOT_READY);
     }
     // Work that was just done may have lost the device.

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::ffi::c_void;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ const GRANULARITY: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_BYTES: &str = "STANDIN_CUDA_TOTAL_BYTES";
 const COST_NS: &str = "STANDIN_CUDA_COST_NS";
 const COSTS: &str = "STANDIN_CUDA_COSTS";
+const RUN_AHEAD: &str = "STANDIN_CUDA_RUN_AHEAD";
+const WORK_NS: &str = "STANDIN_CUDA_WORK_NS";
 const BACKED: &str = "STANDIN_CUDA_BACKED";
 const FAIL: &str = "STANDIN_CUDA_FAIL";
 
@@ -30,6 +33,8 @@ const CASES: &[Case] = &[
     ("the figures unless set", &[], defaults),
     ("a call costs what the environment says", &[(COST_NS, "3000000")], calls_cost),
     ("a table of costs", &[(COSTS, "tests/costs/all")], costs_are_charged),
+    ("a host that is ahead", &[(RUN_AHEAD, "2")], the_host_is_ahead),
+    ("work that takes time", &[(WORK_NS, "3000000")], work_takes_time),
     ("the peak, and the sum of all calls", &[], the_peak_and_all_calls),
     ("addresses that are numbers", &[(BACKED, "0"), (TOTAL_BYTES, TOO_MUCH)], numbers),
     ("faults of the environment", &[(FAIL, "cuDeviceGetCount:2:2:999,cuInit:1:1:100")], faults),
@@ -41,6 +46,8 @@ const CASES: &[Case] = &[
     ("a table with an unknown name", &[(COSTS, "tests/costs/unknown")], is_refused),
     ("a table with a cost beyond a second", &[(COSTS, "tests/costs/too-much")], is_refused),
     ("a table with a figure too few", &[(COSTS, "tests/costs/short")], is_refused),
+    ("a run-ahead that is no number", &[(RUN_AHEAD, "far")], is_refused),
+    ("work of more than a second", &[(WORK_NS, "1000000001")], is_refused),
     ("half a backing", &[(BACKED, "2")], is_refused),
     ("no memory", &[(TOTAL_BYTES, "0")], is_refused),
     ("a fault with a part missing", &[(FAIL, "cuMemMap:1:1")], is_refused),
@@ -59,7 +66,8 @@ fn main() {
     let mut failed = 0;
     for (name, environment, _) in CASES {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        for variable in [GRANULARITY, TOTAL_BYTES, COST_NS, COSTS, BACKED, FAIL] {
+        for variable in [GRANULARITY, TOTAL_BYTES, COST_NS, COSTS, RUN_AHEAD, WORK_NS, BACKED, FAIL]
+        {
             command.env_remove(variable);
         }
         let output = command.arg(name).envs(environment.iter().copied()).output().unwrap();
@@ -179,6 +187,53 @@ fn costs_are_charged() {
     assert_eq!(charged(mapped), 100 + 10_000_000, "the first map after a release");
     ok(cu.cuMemUnmap(range, 2 * GRANULE));
     assert_eq!(charged(mapped), 100, "the second");
+}
+
+/// Works of all streams are counted: one is done when two came after it, or when it is waited for.
+fn the_host_is_ahead() {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let [first, second, third] =
+        [(); 3].map(|()| get::<usize>(|stream| cu.cuStreamCreate(stream, NON_BLOCKING)));
+    let event = || get::<usize>(|event| cu.cuEventCreate(event, 0));
+    let work = |stream| ok(cu.cuLaunchHostFunc(stream, Some(nothing), std::ptr::null_mut()));
+    let (early, late) = (event(), event());
+    ok(cu.cuEventRecord(early, first));
+    assert_eq!([cu.cuStreamQuery(first), cu.cuEventQuery(early)], [0, 0], "nothing was given");
+    work(first);
+    ok(cu.cuEventRecord(early, first));
+    work(second);
+    ok(cu.cuEventRecord(late, second));
+    assert_eq!([cu.cuStreamQuery(first), cu.cuEventQuery(early)], [NOT_READY; 2]);
+    // It is behind work of the second one, and has none of its own.
+    ok(cu.cuStreamWaitEvent(third, late, 0));
+    work(second);
+    assert_eq!([cu.cuStreamQuery(first), cu.cuEventQuery(early)], [0, 0], "two came after it");
+    let behind = [cu.cuEventQuery(late), cu.cuStreamQuery(second), cu.cuStreamQuery(third)];
+    assert_eq!(behind, [NOT_READY; 3]);
+    ok(cu.cuEventSynchronize(late));
+    let behind = [cu.cuEventQuery(late), cu.cuStreamQuery(second), cu.cuStreamQuery(third)];
+    assert_eq!(behind, [0, NOT_READY, 0]);
+    ok(cu.cuStreamSynchronize(second));
+    ok(cu.cuStreamQuery(second));
+    work(second);
+    assert_eq!(cu.cuStreamQuery(second), NOT_READY);
+    ok(cu.cuCtxSynchronize());
+    ok(cu.cuStreamQuery(second));
+}
+
+extern "C" fn nothing(_: *mut c_void) {}
+
+/// Only a lower bound is looked at.
+fn work_takes_time() {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let begin = Instant::now();
+    (0..4).for_each(|_| ok(cu.cuLaunchHostFunc(0, Some(nothing), std::ptr::null_mut())));
+    ok(cu.cuStreamSynchronize(0));
+    assert!(begin.elapsed() >= Duration::from_millis(4 * 3), "work took no time");
 }
 
 fn the_peak_and_all_calls() {

@@ -1,0 +1,64 @@
+//! How far the host is ahead of the GPU: what streams and events say of work that was given to them.
+//!
+//! The streams of the host device are quick. A trainer's GPU is not: work takes time, and the host goes on.
+//! With a run-ahead, work counts as done once that number of works was given after it, on any stream, or once
+//! somebody waited for it. So streams are never idle, and the same calls get the same answers. (The work itself
+//! may be done earlier.) With a duration each work takes at least that long.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The most works that a host can be ahead by: what is accepted.
+pub(crate) const RUN_AHEAD_MAX: usize = 1 << 20;
+
+/// The run-ahead of a driver. Works are numbered from 1.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// None: work is done when the host device has done it.
+    works: Option<u64>,
+    duration: Duration,
+    /// Number of works. Relaxed, as the next: they guard no other memory.
+    given: AtomicU64,
+    /// The latest work that somebody waited for.
+    waited: AtomicU64,
+}
+
+impl Ahead {
+    /// A run-ahead of `works`, none for 0, of works that take `duration`.
+    pub(crate) fn new(works: u64, duration: Duration) -> Self {
+        Self { works: (works > 0).then_some(works), duration, ..Self::default() }
+    }
+
+    /// Counts a work. Returns its number.
+    pub(crate) fn give(&self) -> u64 {
+        self.given.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The number of the last work of all streams.
+    pub(crate) fn last(&self) -> u64 {
+        self.given.load(Ordering::Relaxed)
+    }
+
+    /// Somebody waits for a work, and so for all before it.
+    pub(crate) fn wait(&self, work: u64) {
+        self.waited.fetch_max(work, Ordering::Relaxed);
+    }
+
+    /// Whether a work counts as done, as far as the run-ahead says. 0: no work.
+    pub(crate) fn is_reached(&self, work: u64) -> bool {
+        let is_waited = work <= self.waited.load(Ordering::Relaxed);
+        self.works.is_none_or(|works| is_waited || work + works <= self.last())
+    }
+
+    /// Whether work that is reached is waited for when it is asked about, so that no thread's speed has a say.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.works.is_some()
+    }
+
+    /// Takes the time of one work, on the stream's thread.
+    pub(crate) fn work(&self) {
+        if !self.duration.is_zero() {
+            std::thread::sleep(self.duration);
+        }
+    }
+}
