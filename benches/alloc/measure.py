@@ -36,6 +36,8 @@ def _makers(trace_directory: Path) -> Iterator[tuple[str, Maker]]:
     yield "pinned_waste", memory.pinned_waste
     for path in traces.find(trace_directory):
         yield f"utilisation_{traces.stem(path)}", partial(memory.replay, path=path)
+    for path in traces.find(trace_directory):
+        yield f"utilisation_busy_{traces.stem(path)}", partial(memory.replay_busy, path=path)
     yield "hot_pair_ns", speed.hot_ns
     for cost_ns in speed.COSTS_NS:
         suffix = f"_cost_{cost_ns // 1000}us" if cost_ns else ""

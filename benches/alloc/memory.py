@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from setting import CHURN_LIVE, KIB, MIB, Setting
 
 TRACE_BAR = 0.99
 OVER_EXPANDABLE = 0.03
+# Works that the host is ahead by, of all streams; and what a driver queues at most.
+RUN_AHEAD, RUN_AHEAD_FAR = 64, 1024
+WAITS = ("cuStreamWaitEvent", "cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
 CALLS_BAR = 0.1
 PINNED_BAR = 0.03
 # What the stand-in runtime asks at each call and the real one reads from the thread's memory.
@@ -75,17 +79,58 @@ def replay(setting: Setting, name: str, path: Path) -> Row:
         "once / most device bytes held at once"
     )
     row = Row(name, "ratio", HIGHER, how, bar=TRACE_BAR)
+    with packed(row, path) as records:
+
+        def replayed(one: Contender) -> runs.Result:
+            return runs.run(one, "replay", records)
+
+        return setting.fill(row, lambda one: at_both_pages(row, one, replayed))
+
+
+def replay_busy(setting: Setting, name: str, path: Path) -> Row:
+    how = (
+        f"as utilisation_{traces.stem(path)}, with work on the stream of each block: the host is "
+        f"{RUN_AHEAD} works ahead, so no stream is ever idle; bar: torch expandable of this run + "
+        f"{OVER_EXPANDABLE}, at most {TRACE_BAR}"
+    )
+    row = Row(name, "ratio", HIGHER, how)
+    with packed(row, path) as records:
+
+        def replayed(one: Contender, works: int = RUN_AHEAD) -> runs.Result:
+            return runs.run(one, "replay_busy", records, STANDIN_CUDA_RUN_AHEAD=works)
+
+        setting.fill(row, lambda one: busy(row, one, replayed))
+    expandable = row.peers.get(EXPANDABLE.name)
+    row.bar = None if expandable is None else min(expandable + OVER_EXPANDABLE, TRACE_BAR)
+    return row
+
+
+def busy(row: Row, one: Contender, run: Callable[..., runs.Result]) -> float:
+    """The utilisation; of ours also, in words, farther behind, and the waits."""
+    if one is not OURS:
+        return utilisation(run(one))
+    result, far = run(OURS_2_MIB), run(OURS_2_MIB, RUN_AHEAD_FAR)
+    row.how += (
+        f"; ours {RUN_AHEAD_FAR} works ahead: {utilisation(far):.4f}; waits of ours: "
+        f"{waits(result)} and {waits(far)} for {result['pairs']} blocks"
+    )
+    return utilisation(result)
+
+
+def waits(result: runs.Result) -> int:
+    return sum(result["calls"].get(wait, 0) for wait in WAITS)
+
+
+@contextmanager
+def packed(row: Row, path: Path) -> Iterator[str]:
+    """The trace as a file that drivers read."""
     records = traces.pack_file(path)
     if traces.has_scopes(records):
         row.how += "; ours takes scopes as layers of nodes, others do not know of them"
-    with tempfile.NamedTemporaryFile() as packed:
-        packed.write(records)
-        packed.flush()
-
-        def replayed(one: Contender) -> runs.Result:
-            return runs.run(one, "replay", packed.name)
-
-        return setting.fill(row, lambda one: at_both_pages(row, one, replayed))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(records)
+        file.flush()
+        yield file.name
 
 
 def driver_calls(setting: Setting, name: str) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runs
 from contenders import DEVICE_BYTES, Contender, Unavailable
-from memory import utilisation
+from memory import WAITS, utilisation, waits
 from rows import LOWER, Row
 from search import smallest_enough
 from setting import GIB, MIB, Setting
@@ -14,15 +14,10 @@ BUFFER_BYTES = 2 * GIB
 CAP = 1.1
 # Finer than the bar is from 1.
 STEP_BYTES = 16 * MIB
-WAITS = ("cuStreamWaitEvent", "cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
 
 
 def rotate(contender: Contender, **environment: object) -> runs.Result:
     return runs.run(contender, "rotate", STREAMS, BUFFER_BYTES, ROUNDS, **environment)
-
-
-def waits(result: runs.Result) -> int:
-    return sum(result["calls"].get(wait, 0) for wait in WAITS)
 
 
 def cap_over_live(setting: Setting, name: str) -> Row:

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable
 
+import experts
 from builder import Builder
 from command import chosen
 from format import PARTS_KEY, Trace, write
@@ -60,6 +61,22 @@ def stream_rotation() -> Trace:
     return _trace(
         "stream_rotation",
         f"large buffers in turn on {STREAMS} streams, one or {AHEAD} alive at a time",
+        made,
+    )
+
+
+def expert_parallel() -> Trace:
+    """A mixture of experts whose all-to-alls receive on streams of their own, other amounts each time."""
+    made, chance = Builder(), random.Random(experts.SEED)
+    # Weights, their gradients and the optimizer's states, for good.
+    for size in (3 * GIB, 3 * GIB, 6 * GIB):
+        made.allocate(size)
+    for _ in range(experts.STEPS):
+        experts.step(made, chance)
+    return _trace(
+        "expert_parallel",
+        f"a rank of a mixture of experts, {experts.LAYERS} layers of {experts.EXPERTS} experts; dispatch and combine "
+        "receive on streams of their own; another number of tokens in each step and expert",
         made,
     )
 
@@ -155,6 +172,7 @@ ADVERSARIES: dict[str, Callable[[Builder], None]] = {
 }
 GENERATORS: dict[str, Callable[[], Trace]] = {
     "stream_rotation": stream_rotation,
+    "expert_parallel": expert_parallel,
     "adversarial": adversarial,
 }
 

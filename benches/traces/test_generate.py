@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import best_fit
+import experts
 import generate
 import pytest
 import summary
@@ -48,6 +49,18 @@ def test_a_rotation_strands_memory_that_is_kept_by_stream():
     ]
     assert len(by_stream) == generate.STREAMS
     assert sum(by_stream) > 5 * peak
+
+
+def test_an_expert_parallel_rank_receives_other_amounts_on_streams_of_its_own():
+    events = generate.expert_parallel().events
+    sizes = {stream: {e.size for e in events if e.stream == stream} for stream in (1, 2)}
+    assert len(sizes[1]) == experts.STEPS * experts.LAYERS
+    assert len(sizes[2]) == experts.STEPS
+    peaks = [
+        summary.summarise([e for e in events if e.stream == stream]).peak_bytes
+        for stream in (0, 1, 2)
+    ]
+    assert sum(peaks) > 1.01 * summary.summarise(events).peak_bytes
 
 
 HARDER_THAN = {  # share of the peak that is lost: by best fit, by pages of their own

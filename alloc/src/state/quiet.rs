@@ -1,7 +1,8 @@
 //! Quiet pages: free pages that no queued work uses any more.
 //!
-//! Time is the number of frees. Each page has the time at which a part of it was last freed, and each stream a
-//! time up to which all that was freed on it is quiet. Only the pages of a stream-ordered device have times.
+//! Time is the number of frees. A range has the time at which the last part of it was freed, and a stream a time up
+//! to which all that was freed on it is quiet. While a stream is marked, its pages have times of their own: what
+//! is free in one range was freed at different times. On other streams this would be work at each free for nothing.
 
 use super::{State, StreamSet, TrimPurpose, cached_list};
 
@@ -18,6 +19,14 @@ struct StreamTimes {
     quiet_at: u64,
     /// Bytes to be freed until the next mark is due.
     bytes_to_mark: u64,
+    /// When the marking began: pages that were freed before have no time of their own.
+    marked_from: u64,
+}
+
+impl StreamTimes {
+    const fn is_marked(&self) -> bool {
+        self.bytes_to_mark != NEVER
+    }
 }
 
 /// The times of pages and streams.
@@ -25,10 +34,13 @@ struct StreamTimes {
 pub(super) struct Quiet {
     /// Binary logarithm of the units of a page.
     page_log: u32,
-    /// By page. Empty if the device is not stream-ordered.
+    /// By page: when a part of it was last freed on a stream that is marked. Empty if the device is not
+    /// stream-ordered.
     freed_at: Vec<u64>,
     /// By slot.
     streams: Vec<StreamTimes>,
+    /// Number of marked streams.
+    marked: u32,
     is_mark_due: bool,
 }
 
@@ -37,51 +49,44 @@ impl Quiet {
     pub(super) fn new(units: u32, page_units: u32) -> Self {
         let page_log = page_units.trailing_zeros();
         let freed_at = vec![0; (units >> page_log) as usize];
-        Self { page_log, freed_at, streams: Vec::new(), is_mark_due: false }
+        Self { page_log, freed_at, streams: Vec::new(), marked: 0, is_mark_due: false }
     }
 
     pub(super) fn add_stream(&mut self) {
-        self.streams.push(StreamTimes { quiet_at: 0, bytes_to_mark: NEVER });
+        self.streams.push(StreamTimes { quiet_at: 0, bytes_to_mark: NEVER, marked_from: 0 });
     }
 
-    /// Sets the time of all pages that `units` from `start` on have a part in.
+    /// Whether a stream is marked.
     #[inline]
+    pub(super) const fn is_marking(&self) -> bool {
+        self.marked > 0
+    }
+
+    /// Sets the time of all pages that `units` from `start` on have a part in, if their stream is marked.
     pub(super) fn note_freed(&mut self, start: u32, units: u32, bytes: u64, slot: u32, now: u64) {
+        let stream = self.streams.get_mut(slot as usize).filter(|stream| stream.is_marked());
+        let Some(stream) = stream else { return };
+        stream.bytes_to_mark = stream.bytes_to_mark.saturating_sub(bytes);
+        self.is_mark_due |= stream.bytes_to_mark == 0;
         let (first, last) = (start >> self.page_log, (start + units - 1) >> self.page_log);
         if let Some(pages) = self.freed_at.get_mut(first as usize..=last as usize) {
             pages.fill(now);
         }
-        if let Some(stream) = self.streams.get_mut(slot as usize)
-            && stream.bytes_to_mark != NEVER
-        {
-            stream.bytes_to_mark = stream.bytes_to_mark.saturating_sub(bytes);
-            self.is_mark_due |= stream.bytes_to_mark == 0;
-        }
     }
 
-    fn quiet_at(&self, slot: u32) -> u64 {
-        self.streams.get(slot as usize).map_or(0, |stream| stream.quiet_at)
-    }
-
-    /// Returns start and units of the last quiet pages among the whole pages `start`, `units`, up to
-    /// `units_max` of them.
-    fn last_run(
+    /// Returns when the whole pages `start`, `units` of a stream were freed: each of them, if it is marked, or all
+    /// at the time of their range.
+    fn times(
         &self,
         (start, units): (u32, u32),
-        units_max: u32,
-        slot: u32,
-    ) -> Option<(u32, u32)> {
-        let first = start >> self.page_log;
-        let pages =
-            self.freed_at.get(first as usize..(first + (units >> self.page_log)) as usize)?;
-        let quiet_at = self.quiet_at(slot);
-        let end = pages.iter().rposition(|&freed_at| freed_at <= quiet_at)? + 1;
-        let most = (units_max >> self.page_log) as usize;
-        let run = pages[..end].iter().rev().take(most);
-        let pages = run.take_while(|&&freed_at| freed_at <= quiet_at).count();
-        // Both are at most `units`.
-        let (end, pages) = (u32::try_from(end).ok()?, u32::try_from(pages).ok()?);
-        Some((start + ((end - pages) << self.page_log), pages << self.page_log))
+        stream: StreamTimes,
+        range_freed_at: u64,
+    ) -> impl DoubleEndedIterator<Item = u64> + ExactSizeIterator {
+        let first = (start >> self.page_log) as usize;
+        let pages = self.freed_at.get(first..first + (units >> self.page_log) as usize);
+        pages.unwrap_or_default().iter().map(move |&freed_at| {
+            if stream.is_marked() { freed_at.max(stream.marked_from) } else { range_freed_at }
+        })
     }
 }
 
@@ -89,6 +94,14 @@ impl State {
     /// The logical time of frees.
     pub(crate) const fn frees(&self) -> u64 {
         self.ranges.frees()
+    }
+
+    /// Sets the time of the pages of range `index`, which is about to be freed.
+    #[cold]
+    pub(super) fn note_freed(&mut self, index: u32) {
+        let (start, units) = (self.ranges.start(index), self.ranges.units(index));
+        let (bytes, slot, now) = (self.bytes(units), self.stream_of(index), self.frees() + 1);
+        self.quiet.note_freed(start, units, bytes, slot, now);
     }
 
     /// Records that what was freed on a stream up to time `frees` is quiet.
@@ -101,17 +114,20 @@ impl State {
     /// Records that a stream was idle after time `frees`. It is not marked until it is found busy.
     pub(crate) fn note_idle(&mut self, slot: u32, frees: u64) {
         self.note_quiet(slot, frees);
-        if let Some(stream) = self.quiet.streams.get_mut(slot as usize) {
+        let stream = self.quiet.streams.get_mut(slot as usize);
+        if let Some(stream) = stream.filter(|stream| stream.is_marked()) {
             stream.bytes_to_mark = NEVER;
+            self.quiet.marked -= 1;
         }
     }
 
     /// Records that a stream was found busy: its frees are marked from now on.
     pub(crate) fn note_busy(&mut self, slot: u32) {
-        if let Some(stream) = self.quiet.streams.get_mut(slot as usize)
-            && stream.bytes_to_mark == NEVER
-        {
-            stream.bytes_to_mark = 0;
+        let now = self.frees();
+        let stream = self.quiet.streams.get_mut(slot as usize);
+        if let Some(stream) = stream.filter(|stream| !stream.is_marked()) {
+            (stream.bytes_to_mark, stream.marked_from) = (0, now);
+            self.quiet.marked += 1;
             self.quiet.is_mark_due = true;
         }
     }
@@ -145,8 +161,17 @@ impl State {
 
     /// Returns start and units of the last quiet pages of range `index`, up to `units_max` of them.
     pub(super) fn quiet_pages(&self, index: u32, units_max: u32) -> Option<(u32, u32)> {
+        let stream = *self.quiet.streams.get(self.stream_of(index) as usize)?;
         let pages = self.ranges.whole_pages(index, self.geometry.page_units);
-        self.quiet.last_run(pages, units_max, self.stream_of(index))
+        let mut times = self.quiet.times(pages, stream, self.ranges.freed_at(index));
+        let end = times.rposition(|freed_at| freed_at <= stream.quiet_at)? + 1;
+        let most = (units_max >> self.quiet.page_log).saturating_sub(1) as usize;
+        // The last one has been taken.
+        let before = times.rev().take(most).take_while(|&freed_at| freed_at <= stream.quiet_at);
+        // Both are at most the units of the range.
+        let (end, count) = (u32::try_from(end).ok()?, u32::try_from(before.count() + 1).ok()?);
+        let page_log = self.quiet.page_log;
+        Some((pages.0 + ((end - count) << page_log), count << page_log))
     }
 
     /// Returns what to wait for until `bytes` of pages are quiet: streams, each with the number of its free. They
@@ -166,14 +191,12 @@ impl State {
             if !is_counted || except.contains(it.stream) || !self.may_trim(pool, purpose) {
                 continue;
             }
-            let quiet_at = self.quiet.quiet_at(it.stream);
+            let Some(&stream) = self.quiet.streams.get(it.stream as usize) else { continue };
             for index in self.ranges.no_smaller(cached_list(pool), page_units) {
-                let (start, units) = self.ranges.whole_pages(index, page_units);
-                let first = start >> self.quiet.page_log;
-                let times = self.quiet.freed_at.iter().skip(first as usize);
-                let times = times.take((units >> self.quiet.page_log) as usize);
-                let busy = times.filter(|&&freed_at| freed_at > quiet_at);
-                pages.extend(busy.map(|&freed_at| (freed_at, it.stream)));
+                let whole = self.ranges.whole_pages(index, page_units);
+                let times = self.quiet.times(whole, stream, self.ranges.freed_at(index));
+                let busy = times.filter(|&freed_at| freed_at > stream.quiet_at);
+                pages.extend(busy.map(|freed_at| (freed_at, it.stream)));
             }
         }
         let count = bytes.div_ceil(self.bytes(page_units)).min(pages.len() as u64) as usize;

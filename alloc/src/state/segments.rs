@@ -150,10 +150,8 @@ impl State {
     /// released if nothing is left in it.
     #[inline]
     pub(super) fn give(&mut self, index: u32, has_pages: bool) {
-        if has_pages && self.is_stream_ordered {
-            let (start, units) = (self.ranges.start(index), self.ranges.units(index));
-            let (bytes, slot, now) = (self.bytes(units), self.stream_of(index), self.frees() + 1);
-            self.quiet.note_freed(start, units, bytes, slot, now);
+        if has_pages && self.quiet.is_marking() {
+            self.note_freed(index);
         }
         self.give_unused(index, has_pages);
     }

@@ -200,7 +200,7 @@ pub(crate) fn traces() -> Vec<(String, Vec<Call>)> {
         std::fs::read_dir(traces).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "xz"));
     paths.sort();
-    assert_eq!(paths.len(), 6, "the committed traces");
+    assert_eq!(paths.len(), 7, "the committed traces");
     let name = |path: &PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
     paths.iter().map(|path| (name(path), read(path))).collect()
 }

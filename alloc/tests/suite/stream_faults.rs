@@ -136,7 +136,10 @@ fn a_captured_stream_keeps_its_pages() {
         free(&allocator, block, stream);
     }
     busy_block(&device, &allocator, 2, 15).unwrap();
+    let records = device.gpu().calls(Call::Record);
     out_of_memory(busy_block(&device, &allocator, 2, 15));
+    // A stream that cannot be waited for is not tried again and again.
+    assert!(device.gpu().calls(Call::Record) - records < 16);
     assert_eq!(allocator.stats().cached_bytes.current, bytes(15));
     // Capturing is no reason not to reuse in the order of the same stream.
     assert_eq!(busy_block(&device, &allocator, 0, 15).unwrap().range, blocks[0].range);

@@ -70,6 +70,11 @@ static void begin_node()
     done(dormouse_prefix_enter_phase(prefix.node, DORMOUSE_PHASE_A, nullptr));
 }
 
+void Contender::launch(unsigned stream)
+{
+    device_launch(stream);
+}
+
 void Contender::enter_scope(unsigned scope)
 {
     if (prefix.is_open) {

@@ -161,6 +161,10 @@ void Contender::use(unsigned)
 {
 }
 
+void Contender::launch(unsigned)
+{
+}
+
 void Contender::enter_scope(unsigned)
 {
 }

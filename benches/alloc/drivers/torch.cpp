@@ -41,6 +41,11 @@ void Contender::use(unsigned stream)
     device_use(stream);
 }
 
+void Contender::launch(unsigned stream)
+{
+    device_launch(stream);
+}
+
 void Contender::enter_scope(unsigned)
 {
 }

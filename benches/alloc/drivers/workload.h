@@ -7,6 +7,7 @@
  *   driver scaling BYTES PAIRS ROUNDS             one thread, two threads, and a loop that only spins
  *   driver rotate STREAMS BYTES ROUNDS            one buffer at a time, each on the next stream
  *   driver replay FILE                            a trace, as traces.py wrote it
+ *   driver replay_busy FILE                       the same, with work on the stream of each block
  *
  * Each prints one JSON object. Exit status 3: the contender ran out of memory. */
 #ifndef DORMOUSE_BENCH_WORKLOAD_H
@@ -31,6 +32,7 @@ struct Contender {
     static void *allocate(size_t bytes, unsigned stream); /* NULL: out of memory */
     static void release(void *block, size_t bytes, unsigned stream);
     static void use(unsigned stream);        /* work that outlasts the call */
+    static void launch(unsigned stream);     /* work of no length of its own */
     static void enter_scope(unsigned scope); /* 0: none */
     static void end_scopes();                /* those entered so far are not entered again */
     static void mark();                      /* counts of calls start again */
@@ -325,7 +327,7 @@ static std::vector<Event> read_events(const char *path)
     return events;
 }
 
-static void replay(const char *path)
+static void replay(const char *path, bool is_busy)
 {
     std::vector<Event> events = read_events(path);
     uint32_t slots_count = 0, streams = 0;
@@ -361,6 +363,9 @@ static void replay(const char *path)
         }
         *slot = {must_allocate(event.bytes, event.stream), event.bytes};
         live.add(event.bytes);
+        if (is_busy) {
+            Contender::launch(event.stream);
+        }
     }
     report(pairs, end_measured(begin), 0, live.peak_bytes);
 }
@@ -391,7 +396,9 @@ int main(int count, char **words)
     } else if (is("rotate", 3)) {
         rotate((unsigned)at(0), at(1), (unsigned)at(2));
     } else if (is("replay", 1)) {
-        replay(words[2]);
+        replay(words[2], false);
+    } else if (is("replay_busy", 1)) {
+        replay(words[2], true);
     } else {
         fprintf(stderr, "%s: the head of workload.h says how\n", words[0]);
         return EXIT_USAGE;
