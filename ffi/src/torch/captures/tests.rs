@@ -138,7 +138,9 @@ fn without_hooks_each_request_queries_the_driver_and_a_capture_is_refused() {
     let bench = Bench::new(false);
     let before = bench.driver_queries();
     free(bench.ordinary(PAGE_BYTES), 0);
-    assert_eq!(bench.driver_queries(), before + 1);
+    // The request's query, and another where the stream was busy: recording a mark behind the free asks too.
+    let queries = bench.driver_queries() - before;
+    assert!((1..=2).contains(&queries), "{queries}");
     bench.begin(0, None);
     let refused = bench.captured(0, PAGE_BYTES).unwrap_err();
     assert!(refused.text.contains("CUDA graph") && !refused.is_out_of_memory, "{}", refused.text);
