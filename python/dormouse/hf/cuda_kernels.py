@@ -164,16 +164,22 @@ class Flash2(_Flash):
         )
 
 
-class Flash3(_Flash):
-    """FlashAttention 3, where its package is installed."""
+class _Packaged(_Flash):
+    """A version in a package of its own, where that is installed."""
 
-    name = "flash 3"
-    module = "flash_attn_interface"
-    is_deterministic = True
+    module: str
 
     @classmethod
     def is_enabled(cls) -> bool:
         return torch.backends.cuda.flash_sdp_enabled() and _is_installed(cls.module)
+
+
+class Flash3(_Packaged):
+    """FlashAttention 3."""
+
+    name = "flash 3"
+    module = "flash_attn_interface"
+    is_deterministic = True
 
     def _forward(self, query, key, value, call: _Call):
         return _interface(self.module)._flash_attn_forward(
@@ -212,17 +218,12 @@ class Flash3(_Flash):
         return grads
 
 
-class Flash4(_Flash):
-    """FlashAttention 4, where its package is installed. Releases raise for what they do not compute
-    on a GPU."""
+class Flash4(_Packaged):
+    """FlashAttention 4. Releases raise for what they do not compute on a GPU."""
 
     name = "flash 4"
     module = "flash_attn.cute.interface"
     is_deterministic = False
-
-    @classmethod
-    def is_enabled(cls) -> bool:
-        return torch.backends.cuda.flash_sdp_enabled() and _is_installed(cls.module)
 
     def _forward(self, query, key, value, call: _Call):
         return _interface(self.module)._flash_attn_fwd(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from .. import _native as native
 from ..schedule import Op, Score
-from .microbatch import pack_members
-from .step import Step, StepReport, _changeable, _split
+from .step import Step, StepReport
 
 Values = tuple[torch.Tensor, ...]
 
@@ -40,18 +38,9 @@ class HeldStep(Step):
 
     def _hold(self, op: Op, read) -> tuple[list[Score], list[Values]]:
         self._enter("B")
-        pack = pack_members(self._batch, op.members)
-        kept = self._kept(op.scores, len(pack.tokens))
-        output = self._output(op.reads, pack, self._batch.request, kept.index(pack.tokens.device))
-        kept.check(output.logits)
-        output = kept.of(replace(output, logits=_changeable(output.logits)))
-        parts = _split(output, [kept.place(score.rows) for score in op.scores])
-        self._report.counts["microbatch_tokens"] += len(pack.tokens)
-        self._report.counts["microbatches"] += 1
-        scores = list(op.scores)
-        return scores, [
-            read(part.logits, score) for part, score in zip(parts, scores, strict=True)
-        ]
+        output, kept = self._packed_output(op)
+        parts = zip(kept.parts(output, op.scores), op.scores, strict=True)
+        return list(op.scores), [read(part.logits, score) for part, score in parts]
 
     def backward(self, gradients_of: Callable[[Score], Values]) -> StepReport:
         """Runs the backwards in the plan's order. ``gradients_of(score)``: of the values that

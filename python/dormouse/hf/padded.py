@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +12,16 @@ from ..group import PROMPT_TOKENS_MIN, Group
 
 @dataclass(frozen=True)
 class Places:
-    """A group of a padded batch and where its values go."""
+    """A group of a padded batch, and the rows of its responses: each begins in the first column
+    that is kept."""
 
     group: Group
     rows: list[int]
     """The row of each response."""
-    columns: list[range]
-    """The columns of each response among those that are kept."""
+
+    def of_response(self, values: torch.Tensor, number: int) -> torch.Tensor:
+        """Returns the part of ``values``, ``[rows, keep]``, that belongs to a response."""
+        return values[self.rows[number], : len(self.group.responses[number])]
 
 
 def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
@@ -36,7 +38,7 @@ def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
     # One copy to the host: which rows share a prompt is known before anything runs.
     ids, mask = ids.cpu(), mask.cpu() != 0
     start = ids.shape[1] - keep
-    found: dict[bytes, tuple[torch.Tensor, list[tuple[int, range]]]] = {}
+    found: dict[bytes, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
     for row, (tokens, has) in enumerate(zip(ids, mask, strict=True)):
         at = has.nonzero().flatten()
         if len(at) == 0 or int(at[-1]) < start:
@@ -53,17 +55,12 @@ def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
                 f"accepted: a prompt of at least {PROMPT_TOKENS_MIN}"
             )
         prompt = tokens[first:start].to(torch.int64)
-        _, rows = found.setdefault(prompt.numpy().tobytes(), (prompt, []))
-        rows.append((row, range(0, end - start)))
-    return [_placed(ids, start, prompt, rows) for prompt, rows in found.values()]
-
-
-def _placed(
-    ids: torch.Tensor, start: int, prompt: torch.Tensor, rows: Sequence[tuple[int, range]]
-) -> Places:
-    responses = [ids[row, start + kept.start : start + kept.stop] for row, kept in rows]
-    group = Group(prompt, responses, [1.0] * len(rows))
-    return Places(group, [row for row, _ in rows], [kept for _, kept in rows])
+        _, responses = found.setdefault(prompt.numpy().tobytes(), (prompt, {}))
+        responses[row] = tokens[start:end]
+    return [
+        Places(Group(prompt, list(responses.values()), [1.0] * len(responses)), list(responses))
+        for prompt, responses in found.values()
+    ]
 
 
 def _check(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> None:

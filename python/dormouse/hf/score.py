@@ -23,6 +23,9 @@ from .sharding import ReplicatedWeights
 from .support import ModelView
 
 
+COUNTS = ("prefix_tokens", "microbatch_tokens", "microbatches")
+
+
 @dataclass
 class GroupScores:
     """Log-probabilities of a group's responses, on the model's device, without a graph."""
@@ -52,7 +55,7 @@ def score_group(
     scores = GroupScores([None] * len(group.responses), None)
     if with_entropies:
         scores.entropies = list(scores.log_probabilities)
-    scores.counts = dict.fromkeys(("prefix_tokens", "microbatch_tokens", "microbatches"), 0)
+    scores.counts = dict.fromkeys(COUNTS, 0)
     forward = PrefixForward(view, weights)
     with torch.no_grad():
         for batch in _batches(group):

@@ -11,7 +11,7 @@ from ..group import Group
 from ..schedule import Plan
 from . import sharding, support
 from .batch import GroupBatch
-from .checked_model import CheckedModel, awake
+from .checked_model import CheckedModel
 from .likelihood import check_temperature
 from .model_shape import model_shape
 from .outputs import PLAIN
@@ -19,7 +19,16 @@ from .padded import Places, groups_of
 from .score import GroupScores, score_group
 from .sharding import ReplicatedWeights
 from .step import Step
-from .token_scores import KEPT, TWICE, Call, KeptCall, Passes, TokenScores, TwiceCall, differentiable
+from .token_scores import (
+    KEPT,
+    TWICE,
+    Call,
+    KeptCall,
+    Passes,
+    TokenScores,
+    TwiceCall,
+    differentiable,
+)
 
 AUTO = "auto"
 # Share of the free memory that graphs of microbatches may take in the mode "kept".
@@ -133,7 +142,7 @@ class ScoredModel(CheckedModel):
             self._check_if_needed(weights, batches, microbatch_tokens, PLAIN)
 
         def step_of(batch: GroupBatch, plan: Plan, kind: type[Step]) -> Step:
-            find = self._probe_finder(weights, batch, microbatch_tokens) if self._sleep else awake
+            find = self._probe_finder(weights, batch, microbatch_tokens)
             return self._step(weights, batch, plan, find, kind=kind)
 
         passes = Passes(

@@ -21,7 +21,7 @@ from .checked_model import awake, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
 from .miniature import Reach
 from .model_shape import model_shape
-from .outputs import PLAIN, Losses, Output, Request
+from .outputs import PLAIN, Losses, Output
 from .scored_model import ScoredModel
 from .share import RanksReport
 from .sharding import ReplicatedWeights

@@ -287,11 +287,8 @@ class Step:
             self._dummy_microbatch(op.reads, is_last)
             return
         self._enter("B")
-        pack = pack_members(self._batch, op.members)
-        tokens = pack.tokens
-        kept = self._kept(op.scores, len(tokens))
         request = self._batch.request
-        output = self._output(op.reads, pack, request, kept.index(tokens.device))
+        output, kept = self._packed_output(op)
         if is_last:
             self._weights.reduce_in_next_backward()
         total = self._losses(output, op.scores, kept, self._prompt_of(op.reads))
@@ -306,8 +303,16 @@ class Step:
             else:
                 del output
                 total.backward()
-        self._report.counts["microbatch_tokens"] += len(tokens)
+
+    def _packed_output(self, op: Op) -> tuple[Output, _KeptRows]:
+        """Runs the forward of a microbatch."""
+        pack = pack_members(self._batch, op.members)
+        kept = self._kept(op.scores, len(pack.tokens))
+        index = kept.index(pack.tokens.device)
+        output = self._output(op.reads, pack, self._batch.request, index)
+        self._report.counts["microbatch_tokens"] += len(pack.tokens)
         self._report.counts["microbatches"] += 1
+        return output, kept
 
     def _dummy_microbatch(self, node: int, is_last: bool) -> None:
         """Runs one token after the prefix, so that passes match those of other ranks."""
@@ -345,11 +350,8 @@ class Step:
         """Returns the weighted sum of the losses of an op's rows. ``prompt``: what they read of
         the prompt."""
         total = torch.zeros((), dtype=torch.float32, device=output.logits.device)
-        kept.check(output.logits)
-        output = kept.of(replace(output, logits=_changeable(output.logits)))
-        rows = [kept.place(score.rows) for score in scores]
         versions = _versions(prompt)
-        for score, own in zip(scores, _split(output, rows), strict=True):
+        for score, own in zip(scores, kept.parts(output, scores), strict=True):
             positions = range(score.first_label, score.first_label + len(score.rows))
             given = self._batch.request.given(replace(own, prompt=prompt))
             total = total + score.weight * self._batch.loss(score.sequence, given, positions)
@@ -473,6 +475,13 @@ class _KeptRows:
             return output
         rows = self.index(output.logits.device)
         return replace(output.without_logits().mapped(lambda x: x[rows]), logits=output.logits)
+
+    def parts(self, output: Output, scores: Sequence[Score]) -> Sequence[Output]:
+        """Returns the rows of each score in what the model computed. A loss may change its own
+        logits in place."""
+        self.check(output.logits)
+        output = self.of(replace(output, logits=_changeable(output.logits)))
+        return _split(output, [self.place(score.rows) for score in scores])
 
     def place(self, rows: range) -> range:
         """Returns where consecutive rows with labels are among those that are kept."""

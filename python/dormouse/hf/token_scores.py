@@ -25,7 +25,7 @@ from .held_step import HeldStep, Values
 from .likelihood import entropies, log_probabilities
 from .outputs import Losses
 from .padded import Places
-from .score import score_group
+from .score import COUNTS, score_group
 from .sharding import ReplicatedWeights
 from .step import Step
 from .support import ModelView, UnsupportedModelError
@@ -83,8 +83,7 @@ class Call:
             torch.is_autocast_enabled(self._kind),
             torch.get_autocast_dtype(self._kind),
         )
-        self.counts = {"groups": len(places), "prefix_tokens": 0, "microbatch_tokens": 0}
-        self.counts["microbatches"] = 0
+        self.counts = {"groups": len(places), **dict.fromkeys(COUNTS, 0)}
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -120,17 +119,15 @@ class Call:
 
     @staticmethod
     def _put(out: Values, places: Places, number: int, values: Values) -> None:
-        row, columns = places.rows[number], places.columns[number]
         for to, value in zip(out, values, strict=True):
-            to[row, columns.start : columns.stop] = value.detach()
+            places.of_response(to, number).copy_(value.detach())
 
     @staticmethod
     def _of(gradients: Values, places: Places, number: int) -> Values:
-        row, columns = places.rows[number], places.columns[number]
-        return tuple(each[row, columns.start : columns.stop] for each in gradients)
+        return tuple(places.of_response(each, number) for each in gradients)
 
     def _count(self, counts: dict) -> None:
-        for name in ("prefix_tokens", "microbatch_tokens", "microbatches"):
+        for name in COUNTS:
             self.counts[name] += counts[name]
 
 
@@ -146,7 +143,7 @@ class KeptCall(Call):
         out = self._empty()
         with torch.enable_grad(), self._twins.in_place(), contextlib.ExitStack() as stack:
             for places in self._places:
-                batch = GroupBatch(places.group, Losses(_unused))
+                batch = GroupBatch(places.group)
                 plan = stack.enter_context(self._passes.plan_of(batch))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
@@ -276,10 +273,6 @@ class _Node(torch.autograd.Function):
                 "step after the backward"
             )
         return (None, *call.gradients(gradients))
-
-
-def _unused(*_arguments):
-    raise AssertionError("a held step calls no loss function")
 
 
 def _dtype(view: ModelView) -> torch.dtype:

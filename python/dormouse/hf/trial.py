@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from . import adapters, graph
+from . import adapters, graph, substitutes
 from .support import UnsupportedModelError
 
 # Widened weights and their gradients.
 TRIAL_COPIES = 2
-
 
 
 class Trial:
@@ -31,8 +30,7 @@ class Trial:
         return self
 
     def __exit__(self, *exc):
-        for entries, name, tensor in self._places:
-            entries[name] = tensor
+        substitutes.put_back(self._places)
         for name, parameter in self._own.items():
             parameter.grad = self._before[name][0]
         for leaf, grad in self._others.items():
@@ -75,26 +73,20 @@ class Trial:
     def _local(self, grad: torch.Tensor) -> torch.Tensor:
         return grad
 
-    def _substitute(self) -> list[tuple[dict, str, torch.Tensor]]:
+    def _substitute(self) -> list[substitutes.Place]:
         """Puts copies in place of parameters and buffers: neither hooks of the trainer nor its
         buffers see the check. Copies of the same dtype share memory with the parameters."""
-        places = []
-        for module in self._model.modules():
-            for entries in (module._parameters, module._buffers):
-                for name, tensor in entries.items():
-                    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-                        places.append((entries, name, tensor))
-                        entries[name] = self._copy(tensor)
-        return places
+        return substitutes.put(self._model, self._copy)
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return None
         if tensor not in self._copies:
             copy = tensor.detach()
             if tensor.is_floating_point() and self._dtype is not None:
                 copy = copy.to(torch.promote_types(tensor.dtype, self._dtype))
             if isinstance(tensor, torch.nn.Parameter):
-                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
-                copy.__dict__.update(tensor.__dict__)
+                copy = substitutes.parameter_like(tensor, copy)
             elif copy.data_ptr() == tensor.data_ptr():
                 copy = copy.clone()
             self._copies[tensor] = copy

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from . import substitutes
 from .support import UnsupportedModelError
 
 
@@ -22,12 +23,8 @@ class Twins:
         self._model = model
         self._twins: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         for parameter in model.parameters():
-            if not parameter.requires_grad:
-                continue
-            twin = torch.nn.Parameter(parameter.detach())
-            # Frameworks keep marks on parameters.
-            twin.__dict__.update(parameter.__dict__)
-            self._twins[parameter] = twin
+            if parameter.requires_grad:
+                self._twins[parameter] = substitutes.parameter_like(parameter, parameter.detach())
 
     @property
     def trainable(self) -> list[torch.nn.Parameter]:
@@ -41,17 +38,11 @@ class Twins:
         Raises :class:`UnsupportedModelError` at its end if a pass reached a parameter itself.
         """
         before = [(own, own.grad, _version(own.grad)) for own in self.trainable]
-        places = []
-        for module in self._model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter in self._twins:
-                    places.append((module._parameters, name, parameter))
-                    module._parameters[name] = self._twins[parameter]
+        places = substitutes.put(self._model, self._twins.get)
         try:
             yield
         finally:
-            for entries, name, parameter in places:
-                entries[name] = parameter
+            substitutes.put_back(places)
         for own, grad, version in before:
             if own.grad is not grad or _version(own.grad) != version:
                 raise UnsupportedModelError(
