@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from gpu_suite import rows  # noqa: E402
 
+from dormouse import host_memory  # noqa: E402
 from dormouse.headline import (  # noqa: E402
     arithmetic,
     bars,
@@ -61,16 +62,16 @@ def test_both_sides_fit_and_a_layer_more_does_not(cell, gpu_gib):
 def test_free_host_memory_is_the_least_of_the_system_and_the_group(tmp_path, monkeypatch):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\n")
-    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
-    monkeypatch.setattr(machine, "_GROUPS", (("memory.max", "memory.current", tmp_path),))
-    assert machine.free_host_bytes() == 600 << 10
+    monkeypatch.setattr(host_memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(host_memory, "_GROUPS", (("memory.max", "memory.current", tmp_path),))
+    assert host_memory.free_bytes() == 600 << 10
     (tmp_path / "memory.current").write_text(f"{500 << 10}\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.free_host_bytes() == 600 << 10
+    assert host_memory.free_bytes() == 600 << 10
     (tmp_path / "memory.max").write_text(f"{800 << 10}\n")
-    assert machine.free_host_bytes() == 300 << 10
+    assert host_memory.free_bytes() == 300 << 10
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {100 << 10}\n")
-    assert machine.free_host_bytes() == 400 << 10
+    assert host_memory.free_bytes() == 400 << 10
     assert machine.host_budget_bytes() == int(machine.HOST_SHARE * (400 << 10))
 
 

@@ -125,3 +125,8 @@ def major_minor(text: str) -> list[int] | None:
     """``12.8.93`` → ``[12, 8]``."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return [int(found[1]), int(found[2])] if found else None
+
+
+def dotted(version: list[int] | None) -> str | None:
+    """``[12, 8]`` → ``12.8``; None for what is unknown."""
+    return ".".join(map(str, version)) if version else None

@@ -97,11 +97,12 @@ def older_driver(cuda: list[int] | None, root: Path) -> str | None:
     if cuda >= code:
         return None
     series = SERIES.get(tuple(code))
-    newer = f"CUDA {_dotted(code)}" + (f" (driver {series})" if series else "")
-    seen = f"The driver supports CUDA {_dotted(cuda)}; dormouse's machine code is for {newer}"
+    newer = f"CUDA {machine.dotted(code)}" + (f" (driver {series})" if series else "")
+    own = machine.dotted(cuda)
+    seen = f"The driver supports CUDA {own}; dormouse's machine code is for {newer}"
     if cuda >= _first_cuda(ptx):
         return f"{seen} and newer, so its kernels run from PTX {ptx}, which the driver translates."
-    least = _dotted(_first_cuda(ptx))
+    least = machine.dotted(_first_cuda(ptx))
     return f"{seen} and its PTX for CUDA {least}: without an update of the driver no kernel runs."
 
 
@@ -122,7 +123,3 @@ def _first_cuda(ptx: str) -> list[int]:
     """The CUDA version that brought a version of PTX: 7.0 came with 11.0."""
     major, minor = machine.major_minor(ptx)
     return [major + PTX_BEHIND_CUDA, minor]
-
-
-def _dotted(version: list[int]) -> str:
-    return ".".join(map(str, version))

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def parse(arguments: list[str] | None, description: str) -> argparse.Namespace:
-    """The options, with ``chosen``, ``limit``, ``name`` and ``title`` of what is to run."""
+    """The options. ``chosen``: the parts to run. ``limit``: their seconds, by name. ``name`` and
+    ``title``: of the summary."""
     parser = argparse.ArgumentParser(
         prog="gpu-suite",
         description=description,

@@ -58,10 +58,11 @@ def of_torch() -> dict:
     except RuntimeError as error:
         found["cudnn"] = f"refused: {str(error).splitlines()[0]}"
     found["gpu_free_bytes"], found["gpu_total_bytes"] = torch.cuda.mem_get_info()
+    from dormouse import host_memory
     from dormouse.headline import arithmetic, machine, shapes
 
     host_bytes = machine.host_budget_bytes()
-    found["host_free_bytes"] = machine.free_host_bytes()
+    found["host_free_bytes"] = host_memory.free_bytes()
     found["host_budget_bytes"] = host_bytes
     found["headline_layers"] = arithmetic.layers_that_fit(
         shapes.LLAMA3_8B, shapes.HEADLINE[0], found["gpu_total_bytes"], host_bytes

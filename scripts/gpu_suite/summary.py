@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from . import facts as machine
 from .table import MARKS, number
 
 PART_KEYS = ("part", "status", "seconds", "why", "rows")
@@ -47,8 +48,8 @@ def facts_lines(facts: dict) -> list[str]:
     place = {
         "GPU": driver.get("name"),
         "driver": driver.get("driver"),
-        "CUDA of the driver": _dotted(driver.get("cuda")),
-        "capability": _dotted(driver.get("capability")),
+        "CUDA of the driver": machine.dotted(driver.get("cuda")),
+        "capability": machine.dotted(driver.get("capability")),
         "cuDNN": facts.get("cudnn"),
         "CUDA of torch": facts.get("torch_cuda"),
         "Python": facts.get("python"),
@@ -81,10 +82,6 @@ def _row(part: str, row: dict) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _dotted(version: list[int] | None) -> str | None:
-    return ".".join(map(str, version)) if version else None
 
 
 def _json(content, path: Path) -> None:

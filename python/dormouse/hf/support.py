@@ -13,12 +13,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 import torch
 import transformers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .. import host_memory
 from ..errors import DormouseError, is_out_of_memory
 
 # Rotary tables that depend on positions alone. Dynamic NTK and longrope depend on the total
@@ -132,14 +132,11 @@ class ModelView:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the memory of the device that nobody uses; what torch caches counts as free."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
+    """Returns the unused bytes of the device's memory. What torch caches counts as unused."""
+    if device.type != "cuda":
+        return host_memory.free_bytes()
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 @contextlib.contextmanager
