@@ -8,7 +8,7 @@ use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats};
-use dormouse_device::sync::Mutex;
+use dormouse_device::sync::{Mutex, MutexGuard};
 use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Timeline};
 use std::sync::{Arc, Weak};
@@ -242,11 +242,7 @@ impl<D: Device> Allocator<D> {
         let mut locked = self.state.lock();
         let is_freed = locked.state.try_free(unit, stream);
         self.record_awake(&mut locked);
-        let is_mark_due = locked.state.is_mark_due();
-        drop(locked);
-        if is_mark_due {
-            self.mark_frees();
-        }
+        self.unlock(locked);
         is_freed
     }
 
@@ -405,17 +401,23 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.blocks()
     }
 
+    /// Unlocks the state, and marks streams if that is due.
+    #[inline]
+    pub(crate) fn unlock(&self, locked: MutexGuard<'_, Locked<D>>) {
+        let is_mark_due = locked.state.is_mark_due();
+        drop(locked);
+        if is_mark_due {
+            self.mark_frees();
+        }
+    }
+
     /// Changes the state, records changed gauges, and marks streams if that is due.
     #[inline]
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut locked = self.state.lock();
         let result = change(&mut locked.state);
         self.record_gauges(&mut locked);
-        let is_mark_due = locked.state.is_mark_due();
-        drop(locked);
-        if is_mark_due {
-            self.mark_frees();
-        }
+        self.unlock(locked);
         result
     }
 

@@ -31,8 +31,8 @@ pub enum AllocError {
     /// The out-of-memory ladder is exhausted. The text is the report, at most 12 lines.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The address space was cut ([`Allocator::cut_addresses`](crate::Allocator::cut_addresses)), and no free run of
-    /// what is left is long enough.
+    /// The address space was cut ([`Allocator::cut_addresses`](crate::Allocator::cut_addresses)), and its remainder
+    /// has no free run of this length.
     #[error(
         "no free addresses for {asked_bytes} bytes: the address space was cut to {space_bytes} bytes"
     )]

@@ -184,11 +184,7 @@ impl<D: Device> Allocator<D> {
             locked.state.cancel_trim(index);
         }
         self.record_gauges(&mut locked);
-        let is_mark_due = locked.state.is_mark_due();
-        drop(locked);
-        if is_mark_due {
-            self.mark_frees();
-        }
+        self.unlock(locked);
         given_bytes
     }
 

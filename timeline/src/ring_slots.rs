@@ -2,8 +2,8 @@
 
 use crate::ring::Slot;
 
-/// Slots that nobody has written yet have no page of their own: a process that records little pays
-/// for little, and starts sooner.
+/// A page is allocated when its first slot is written: a process that records few events takes little
+/// memory and starts sooner.
 #[cfg(not(loom))]
 pub(crate) struct Slots<const WORDS: usize> {
     /// `None`: the system refused the memory, and there are no slots.

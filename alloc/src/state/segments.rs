@@ -120,7 +120,7 @@ impl State {
         bytes
     }
 
-    /// Ends a failed trim of `index`: it is cached again. Nobody used it meanwhile.
+    /// Ends a failed trim of `index`: it is cached again. Its pages were not used meanwhile.
     pub(crate) fn cancel_trim(&mut self, index: u32) {
         self.give_unused(index, true);
     }

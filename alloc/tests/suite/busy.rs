@@ -79,7 +79,8 @@ fn a_run_ahead_of_one_stream_takes_no_more_memory() {
     }
 }
 
-/// Where many streams take turns, nobody waits for the others: what they freed serves once it is quiet.
+/// Where many streams take turns, a request does not wait for other streams. It reuses their pages once these are
+/// quiet.
 #[test]
 fn what_other_streams_freed_serves_once_it_is_quiet() {
     let (_, calls) =

@@ -22,7 +22,7 @@ const PAGES: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Range,
-    Nobody,
+    Unmapped,
     Other,
 }
 
@@ -41,7 +41,7 @@ impl World {
         let mut owners = self.kernel.lock().unwrap();
         for owner in &mut owners[left.start..left.end()] {
             assert_eq!(*owner, Owner::Range, "unmapped twice, or unmapped under its owner");
-            *owner = Owner::Nobody;
+            *owner = Owner::Unmapped;
         }
     }
 
@@ -49,7 +49,7 @@ impl World {
     fn map_and_check(&self) {
         let found = {
             let mut owners = self.kernel.lock().unwrap();
-            let found = owners.iter().rposition(|owner| *owner == Owner::Nobody);
+            let found = owners.iter().rposition(|owner| *owner == Owner::Unmapped);
             if let Some(page) = found {
                 owners[page] = Owner::Other;
             }
