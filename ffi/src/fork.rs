@@ -44,6 +44,8 @@ fn word() -> &'static AtomicU32 {
     unsafe { &*WORD.load(Ordering::Acquire) }
 }
 
+// The constructors' code shares pages of the library: what a small program touches stays resident in it.
+#[unsafe(link_section = ".text.constructor")]
 extern "C" fn watch() {
     // SAFETY: getpid has no precondition.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);

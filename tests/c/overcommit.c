@@ -1,11 +1,13 @@
 /* malloc under the preload library: the default budget never causes a refusal, blocks that are replaced by longer
- * ones leave no cache behind, freed memory goes back, and malloc_trim releases what is left. */
+ * ones leave no cache behind, a block that realloc moves is not resident twice, freed memory goes back, and
+ * malloc_trim releases what is left. */
 #include <errno.h>
 #include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define GIB ((size_t)1 << 30)
 #define MIB ((size_t)1 << 20)
@@ -23,6 +25,16 @@ static size_t resident_bytes(void)
     return (size_t)resident * 4096;
 }
 
+/* The most that was ever resident, in bytes. */
+static size_t peak_bytes(void)
+{
+    struct rusage used;
+    if (getrusage(RUSAGE_SELF, &used) != 0) {
+        abort();
+    }
+    return (size_t)used.ru_maxrss * 1024;
+}
+
 static void expect(int holds, const char *what)
 {
     if (!holds) {
@@ -34,6 +46,13 @@ static void expect(int holds, const char *what)
 int main(void)
 {
     char *blocks[BLOCKS], *old = NULL;
+    char *grown = (char *)malloc(64 * MIB);
+    expect(grown != NULL, "64 MiB");
+    memset(grown, 1, 64 * MIB);
+    grown = (char *)realloc(grown, 128 * MIB);
+    expect(grown != NULL && grown[0] == 1 && grown[64 * MIB - 1] == 1, "a longer block with the same bytes");
+    expect(peak_bytes() < 64 * MIB + 32 * MIB, "a block that moves is not resident twice");
+    free(grown);
     for (size_t at = 0; at < BLOCKS; at++) {
         blocks[at] = (char *)malloc(10 * GIB);
         expect(blocks[at] != NULL, "10 GiB, untouched");

@@ -8,10 +8,9 @@
 #![allow(unreachable_pub, reason = "symbols of the library, called by the preload shim")]
 #![allow(clippy::missing_safety_doc, reason = "one message above holds for all")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dormouse_device::Fill;
@@ -19,39 +18,72 @@ use dormouse_device::host::os_page_bytes;
 
 use super::registry::{SPAN, Span};
 use super::{Heap, copying, lacks_addresses};
-use crate::params::{self, Key};
+use crate::params::{self, HEAP_MIN_BUILT_IN_BYTES, Key, PREFIX};
 use crate::{fault, fork, spare, stderr, system};
 
 /// From this size on, reused memory is zeroed by giving its pages back: libc maps such blocks anew as well.
 const NEW_PAGES_BYTES_MIN: usize = 1 << 20;
+/// Copied at a time when a block moves to libc's heap; a multiple of every page size.
+const MOVED_BYTES: usize = 2 << 20;
 /// Maximum number of out-of-memory reports that one process writes to standard error.
 const REPORTS_MAX: usize = 3;
 
-static OPENED: Once = Once::new();
+unsafe extern "C" {
+    /// environ(7).
+    static environ: *const *const c_char;
+}
+
 static REPORTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads the configuration once and returns the words that the preload library reads on every call.
-/// Starts no thread, reserves no addresses, and opens no file but the one in `DORMOUSE_CONFIG`.
+/// Opens the heap for requests, and returns the words that the preload library reads on every call. Called by its
+/// constructor, before the program's threads. Starts no thread, reserves no addresses, and opens no file but the one in
+/// `DORMOUSE_CONFIG`.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".text.constructor")]
 pub extern "C" fn dormouse_heap_range() -> *const Span {
-    guarded((), || {
-        OPENED.call_once(|| match params::load(&[]) {
-            Ok(config) => {
-                let least = usize::try_from(config.number(Key::HeapMin)).unwrap_or(usize::MAX);
-                SPAN.min_bytes.store(least, Ordering::Release);
-            }
-            Err(fault) => stderr::print(&format!(
-                "{}; this process uses libc's malloc, and dormouse_runtime_create will fail",
-                fault.message
-            )),
-        });
-    });
+    // Most programs ask for little and set no variable. Reading the configuration for them would make 0.4 MiB of this
+    // library resident.
+    if is_variable_set() {
+        guarded((), open);
+    } else {
+        params::start_plain();
+        SPAN.min_bytes.store(HEAP_MIN_BUILT_IN_BYTES as usize, Ordering::Release);
+    }
     &raw const SPAN
+}
+
+fn open() {
+    match params::load(&[]) {
+        Ok(config) => {
+            let least = usize::try_from(config.number(Key::HeapMin)).unwrap_or(usize::MAX);
+            SPAN.min_bytes.store(least, Ordering::Release);
+        }
+        Err(fault) => stderr::print(&format!(
+            "{}; this process uses libc's malloc, and dormouse_runtime_create will fail",
+            fault.message
+        )),
+    }
+}
+
+/// Returns whether the environment has a variable of this library. Allocates nothing.
+fn is_variable_set() -> bool {
+    // SAFETY: called before the program's threads: nothing changes the array or its strings meanwhile. It is null, or
+    // ends with a null pointer, and its strings end with a zero, at which `strncmp` stops.
+    unsafe {
+        let mut variable = environ;
+        while !variable.is_null() && !(*variable).is_null() {
+            if libc::strncmp(*variable, PREFIX.as_ptr().cast(), PREFIX.len()) == 0 {
+                return true;
+            }
+            variable = variable.add(1);
+        }
+    }
+    false
 }
 
 /// Returns whether the preload library is loaded and serves requests.
 pub(crate) fn is_preloaded() -> bool {
-    OPENED.is_completed() && SPAN.min_bytes.load(Ordering::Relaxed) != usize::MAX
+    SPAN.min_bytes.load(Ordering::Relaxed) != usize::MAX
 }
 
 /// malloc(3), for requests of at least the minimum size.
@@ -126,9 +158,7 @@ pub unsafe extern "C" fn dormouse_heap_realloc(pointer: *mut c_void, bytes: usiz
         if !fresh.is_null() {
             // SAFETY: both are live, distinct blocks of at least the smaller size. The old one is awake,
             // and its owner is inside realloc.
-            unsafe {
-                fresh.cast::<u8>().copy_from_nonoverlapping(pointer.cast::<u8>(), has.min(bytes));
-            }
+            unsafe { move_bytes(fresh, pointer, has.min(bytes)) };
             if let Err(fault) = heap.free(pointer.addr(), 0) {
                 broken("realloc", &fault.message);
             }
@@ -149,6 +179,27 @@ pub unsafe extern "C" fn dormouse_heap_usable_size(pointer: *mut c_void) -> usiz
         }
         heap.allocator().lookup(pointer.addr()).map_or(0, |block| block.range.bytes)
     })
+}
+
+/// Copies `bytes` bytes. The pages of a large block go back to the kernel meanwhile: it is not resident twice.
+///
+/// # Safety
+/// `from` is a block of the heap, which has whole pages and is freed next; both are valid for `bytes` bytes and distinct.
+unsafe fn move_bytes(to: *mut c_void, from: *mut c_void, bytes: usize) {
+    let step_bytes = if bytes < NEW_PAGES_BYTES_MIN { bytes } else { MOVED_BYTES };
+    let mut at = 0;
+    while at < bytes {
+        let part = step_bytes.min(bytes - at);
+        // SAFETY: the caller's contract. What the kernel takes has been copied, and locked pages are refused.
+        unsafe {
+            let place = from.byte_add(at);
+            to.byte_add(at).cast::<u8>().copy_from_nonoverlapping(place.cast::<u8>(), part);
+            if part == MOVED_BYTES {
+                libc::madvise(place, part, libc::MADV_DONTNEED);
+            }
+        }
+        at += part;
+    }
 }
 
 /// Zeroes reused memory. A large block gets new pages from the kernel, which a sparse user never touches.

@@ -10,6 +10,8 @@ use crate::files;
 
 /// Maximum size of a configuration file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Names of all variables begin with this.
+pub(crate) const PREFIX: &str = "DORMOUSE_";
 
 /// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +106,11 @@ impl Config {
             return Ok((Self { settings: loader.settings }, loader.unknown));
         }
         Err(loader.bad.join("; "))
+    }
+
+    /// Returns the configuration of a process without variables.
+    pub(super) fn built_in() -> Self {
+        Self { settings: Loader::new(Process.memory_bytes()).settings }
     }
 
     pub(crate) fn setting(&self, key: Key) -> &Setting {
@@ -225,7 +232,7 @@ impl Sources for Process {
     fn environment(&self) -> Vec<(String, OsString)> {
         std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
-            .filter(|(name, _)| name.starts_with("DORMOUSE_"))
+            .filter(|(name, _)| name.starts_with(PREFIX))
             .collect()
     }
 
@@ -241,6 +248,7 @@ impl Sources for Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::params::HEAP_MIN_BUILT_IN_BYTES;
 
     struct Fake {
         environment: Vec<(&'static str, &'static str)>,
@@ -275,6 +283,7 @@ mod tests {
         }
         let (config, unknown) = load(&[], "", &[]).unwrap();
         assert_eq!(config.number(Key::AllocBudget), (8 << 30) * 9 / 10);
+        assert_eq!(config.number(Key::HeapMin), HEAP_MIN_BUILT_IN_BYTES);
         assert!(unknown.is_empty());
     }
 

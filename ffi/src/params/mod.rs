@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dormouse_device::sync::Mutex;
 
-pub(crate) use load::{Config, Override, Provenance};
-pub(crate) use table::Key;
+pub(crate) use load::{Config, Override, PREFIX, Provenance};
+pub(crate) use table::{HEAP_MIN_BUILT_IN_BYTES, Key};
 pub(crate) use values::{LOG_TARGETS, parse_filter};
 
 use crate::abi::c::dormouse_param_t;
@@ -34,6 +34,9 @@ const UNKNOWN_NOTES_MAX: usize = 8;
 
 static IN_EFFECT: Mutex<Option<Arc<Config>>> = Mutex::new(None);
 static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+/// Whether the process started without a variable of this library. The configuration is the built-in one then, until a
+/// runtime is created: reading the environment inside `malloc` could race with a `setenv` of the program.
+static STARTED_PLAIN: AtomicBool = AtomicBool::new(false);
 
 /// Loads the file, the environment and `overrides` as the configuration in effect. The help and
 /// warnings are written once per process.
@@ -48,10 +51,24 @@ pub(crate) fn load(overrides: &[Override]) -> Result<Arc<Config>, Fault> {
     Ok(config)
 }
 
+/// Notes that the process started without a variable of this library. Reads the size of memory and its limits: the
+/// program may have no right to open files when the heap needs them.
+pub(crate) fn start_plain() {
+    values::total_memory_bytes();
+    STARTED_PLAIN.store(true, Ordering::Relaxed);
+}
+
 /// Returns the configuration in effect. Loads it if necessary.
 pub(crate) fn in_effect() -> Result<Arc<Config>, Fault> {
-    let known = IN_EFFECT.lock().clone();
-    known.map_or_else(|| load(&[]), Ok)
+    let mut known = IN_EFFECT.lock();
+    if let Some(config) = &*known {
+        return Ok(Arc::clone(config));
+    }
+    if STARTED_PLAIN.load(Ordering::Relaxed) {
+        return Ok(Arc::clone(known.insert(Arc::new(Config::built_in()))));
+    }
+    drop(known);
+    load(&[])
 }
 
 /// Writes the help if requested, and warnings about unknown names.

@@ -90,6 +90,8 @@ fn ascii(text: &'static CStr) -> &'static str {
 }
 
 const KIB: u64 = 1 << 10;
+/// The built-in value of [`Key::HeapMin`] (tested).
+pub(crate) const HEAP_MIN_BUILT_IN_BYTES: u64 = 64 * KIB;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 

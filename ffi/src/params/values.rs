@@ -1,11 +1,12 @@
 //! Values: parsing and formatting.
 
-use super::cgroup;
+use std::ffi::CStr;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tracing_subscriber::filter::Targets;
 
+use super::cgroup;
 use super::table::{Kind, Param};
 
 /// Targets of log events.
@@ -103,17 +104,44 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// Memory of this machine that this process may use, in bytes: the physical memory, or less if a cgroup limits it.
+/// Memory of this machine that this process may use, in bytes: the physical memory, or less if a cgroup limits it. Read
+/// once. Allocates nothing.
+#[unsafe(link_section = ".text.constructor")]
 pub(crate) fn total_memory_bytes() -> u64 {
-    static TOTAL: OnceLock<u64> = OnceLock::new();
-    *TOTAL.get_or_init(|| {
-        // SAFETY: sysconf reads a number and takes any name.
-        let (pages, page) =
-            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-        let bytes = u64::try_from(pages).unwrap_or(1 << 20) * u64::try_from(page).unwrap_or(4096);
-        let limit = cgroup::limit_bytes(|path| std::fs::read_to_string(path).ok());
-        limit.map_or(bytes, |limit| limit.min(bytes))
-    })
+    static TOTAL: AtomicU64 = AtomicU64::new(0);
+    let known = TOTAL.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: sysconf reads a number and takes any name.
+    let (pages, page) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    let bytes = u64::try_from(pages).unwrap_or(1 << 20) * u64::try_from(page).unwrap_or(4096);
+    let bytes = cgroup::limit_bytes(read_start).map_or(bytes, |limit| limit.min(bytes));
+    TOTAL.store(bytes, Ordering::Relaxed);
+    bytes
+}
+
+/// Fills `buffer` from the file at `path`. `None` if it cannot be read.
+#[inline]
+fn read_start(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
+    // SAFETY: a string, and a buffer of that length; the descriptor is closed once.
+    unsafe {
+        let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return None;
+        }
+        let mut length = 0;
+        while length < buffer.len() {
+            let rest = &mut buffer[length..];
+            match usize::try_from(libc::read(file, rest.as_mut_ptr().cast(), rest.len())) {
+                Ok(0) | Err(_) => break,
+                Ok(read) => length += read,
+            }
+        }
+        libc::close(file);
+        Some(length)
+    }
 }
 
 #[cfg(test)]

@@ -211,3 +211,13 @@ print('child', os.waitpid(pid, 0)[1], 'parent', use())
         "x=$(head -c 1000000 /dev/zero | tr '\\0' x); ulimit -S -v 1000000; (y=$x$x; echo ${#y})";
     run(under("/bin/sh").args(["-c", script])).well().says("2000000");
 }
+
+#[test]
+fn the_first_large_request_opens_no_file() {
+    let program = test_program("sandboxed", &folder("sandboxed"), Links::Nothing);
+    let mut command = clean(&program);
+    run(command.arg("plain").env("LD_PRELOAD", preload())).well().says("all checks passed");
+    let mut command = clean(&program);
+    command.env("LD_PRELOAD", preload()).env("DORMOUSE_HEAP_MIN_BYTES", "4KiB");
+    run(&mut command).well().says("all checks passed");
+}
