@@ -122,12 +122,12 @@ pub(crate) fn join(first: f64, second: f64, base: LogBase, empty: Empty) -> Join
     let (top, below) = if second > first { (second, first) } else { (first, second) };
     let (other, log_sum) = match base {
         LogBase::E => {
-            let other = (below - top).exp();
-            (other, other.ln_1p())
+            let other = libm::exp(below - top);
+            (other, libm::log1p(other))
         }
         LogBase::Two => {
-            let other = (below - top).exp2();
-            (other, other.ln_1p() * std::f64::consts::LOG2_E)
+            let other = libm::exp2(below - top);
+            (other, libm::log1p(other) * std::f64::consts::LOG2_E)
         }
     };
     let (larger, smaller) = (1.0 / (1.0 + other), other / (1.0 + other));
