@@ -53,9 +53,9 @@ fuzz-alloc: ## random operations on the allocator; needs a nightly compiler and 
 		--sanitizer none operations $(CURDIR)/target/fuzz/found corpus/operations -- \
 		-max_total_time=$(FUZZ_SECONDS) -max_len=$(FUZZ_BYTES_MAX)
 
-campaign: ## random sequences on files and devices that fail, then processes killed; CAMPAIGN_SEED=… runs one again
-	CAMPAIGN_SEQUENCES=$(CAMPAIGN_SEQUENCES) CAMPAIGN_SEED=$(CAMPAIGN_SEED) CAMPAIGN_LENGTH=$(CAMPAIGN_LENGTH) \
-		$(CARGO) test --locked -p dormouse-offload --lib -- campaign --nocapture --test-threads=1
+campaign: ## random sequences on files and devices that fail, then processes killed; CAMPAIGN_SEED=… runs one again, CAMPAIGN_FIRST=… begins with a seed
+	CAMPAIGN_SEQUENCES=$(CAMPAIGN_SEQUENCES) CAMPAIGN_FIRST=$(CAMPAIGN_FIRST) CAMPAIGN_SEED=$(CAMPAIGN_SEED) \
+		CAMPAIGN_LENGTH=$(CAMPAIGN_LENGTH) $(CARGO) test --locked -p dormouse-offload --lib -- campaign --nocapture --test-threads=1
 	$(if $(CAMPAIGN_SEED),,CAMPAIGN_KILLS=$(CAMPAIGN_KILLS) $(CARGO) test --locked -p dormouse-offload --test killed -- \
 		--nocapture --test-threads=1)
 

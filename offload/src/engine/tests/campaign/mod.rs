@@ -10,6 +10,7 @@ pub(crate) mod errors;
 pub(crate) mod script;
 pub(crate) mod tally;
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,7 +38,8 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How many sequences, and of which seeds.
 struct Orders {
-    sequences: u64,
+    /// On each device.
+    seeds: Range<u64>,
     /// One seed, repeated, with its script cut to this many operations.
     replayed: Option<(u64, usize)>,
 }
@@ -50,8 +52,10 @@ impl Orders {
             })
         };
         let length = number("CAMPAIGN_LENGTH").map_or(usize::MAX, |length: u64| length as usize);
+        let first = number("CAMPAIGN_FIRST").unwrap_or(0);
+        let sequences = number("CAMPAIGN_SEQUENCES").unwrap_or(SEQUENCES_DEFAULT);
         Self {
-            sequences: number("CAMPAIGN_SEQUENCES").unwrap_or(SEQUENCES_DEFAULT).div_ceil(DEVICES),
+            seeds: first..first + sequences.div_ceil(DEVICES),
             replayed: number("CAMPAIGN_SEED").map(|seed| (seed, length)),
         }
     }
@@ -83,9 +87,10 @@ pub(crate) fn campaign(name: &str, run: impl Fn(&Script, &mut Tally)) -> Option<
         println!("{name}: seed {seed} ran {REPEATS} times: {script:?}");
         return None;
     }
-    for seed in 0..orders.sequences {
+    let last = orders.seeds.end.saturating_sub(1);
+    for seed in orders.seeds {
         go(seed, &Script::of(seed), &mut tally);
-        if (seed + 1).is_multiple_of(SAID_EVERY) && seed + 1 < orders.sequences {
+        if (seed + 1).is_multiple_of(SAID_EVERY) && seed != last {
             println!("{name}, so far: {tally}");
         }
     }
