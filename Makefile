@@ -63,7 +63,7 @@ test-disks: ## real file systems on loop devices that fill up, shut down, lose t
 	$(CARGO) build --release --locked -p dormouse-offload --example disk_faults
 	tests/disk-faults/run
 
-sanitize: ## tests under AddressSanitizer, ThreadSanitizer and Miri; needs a nightly toolchain with rust-src and miri
+sanitize: ## tests under AddressSanitizer, ThreadSanitizer, Miri and valgrind; needs a nightly toolchain with rust-src and miri
 	scripts/sanitize
 
 kernels: python ## compiles kernels/cuda/ into the fat binary that is committed beside it

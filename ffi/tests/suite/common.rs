@@ -86,9 +86,21 @@ pub(crate) fn test_program(name: &str, into: &Path, links: Links) -> PathBuf {
     compile(&root().join("tests/c").join(format!("{name}.c")), into, links)
 }
 
+/// Words of a command that runs each program, as valgrind does (`scripts/sanitize`). Not set: none.
+const RUNNER_VARIABLE: &str = "DORMOUSE_TEST_RUNNER";
+
 /// Returns a command without `DORMOUSE_*` variables and `LD_PRELOAD`.
 pub(crate) fn clean(program: &Path) -> Command {
-    let mut command = Command::new(program);
+    let runner = std::env::var(RUNNER_VARIABLE).unwrap_or_default();
+    let mut words = runner.split_whitespace();
+    let mut command = match words.next() {
+        Some(first) => {
+            let mut command = Command::new(first);
+            command.args(words).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DORMOUSE_") {
             command.env_remove(name);
