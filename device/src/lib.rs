@@ -5,6 +5,7 @@
 //!
 //! # Glossary
 //! - *page*: the unit of physical mapping ([`Device::page_bytes`]).
+//! - *large page*: an aligned run of pages that is mapped and unmapped as one ([`Device::large_page_bytes`]).
 //! - *range*: page-aligned device virtual addresses ([`AddressRange`]).
 //! - *mapped*: a range with pages; *unmapped*: reserved addresses without access.
 //! - *span*: a range that is falling asleep, asleep or waking ([`SpanId`]).
@@ -139,7 +140,11 @@ pub trait Device: Send + Sync + Debug + 'static {
     fn is_stream_ordered(&self) -> bool;
     /// Returns the unit of physical mapping, a power of two.
     fn page_bytes(&self) -> usize;
-    /// Returns the reserved range of all addresses of the device (I1). Its end can fall ([`host::HostDevice::shrink`]).
+    /// Returns the bytes of a large page, a power of two; those of a page if the device has none.
+    fn large_page_bytes(&self) -> usize {
+        self.page_bytes()
+    }
+    /// Returns the reserved range of all addresses of the device (I1). It starts at a multiple of the large page. Its end can fall ([`host::HostDevice::shrink`]).
     fn address_space(&self) -> AddressRange;
     /// Returns the capacity and the current use.
     fn memory_info(&self) -> MemoryInfo;
@@ -155,6 +160,20 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// `BadRange`; `WrongPages` unless all of it is unmapped; `OutOfMemory` beyond the
     /// capacity; `Refused` with the reason of the system. The range is unchanged.
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError>;
+    /// As [`Device::map`], with large pages in `large`, a part of `range`: each aligned one that lies wholly in it is
+    /// mapped as one, and can be unmapped or frozen only together with all of its pages. The rest is pages.
+    ///
+    /// # Errors
+    /// As `map`.
+    fn map_large(
+        &self,
+        range: AddressRange,
+        large: AddressRange,
+        fill: Fill,
+    ) -> Result<(), DeviceError> {
+        let _ = large;
+        self.map(range, fill)
+    }
     /// Limits the sum of mapped and parked bytes to `total_bytes` (or the capacity, if less): pages
     /// beyond it are not parked.
     fn limit_parked(&self, total_bytes: u64);
@@ -163,14 +182,14 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// Unmaps a mapped `range`; its contents are lost, its addresses stay reserved.
     ///
     /// # Errors
-    /// `BadRange`; `WrongPages` unless all of it is mapped and in no span; `Refused` by the system.
-    /// The range is unchanged.
+    /// `BadRange`; `WrongPages` unless all of it is mapped, in no span and whole large pages; `Refused` by the
+    /// system. The range is unchanged.
     fn unmap(&self, range: AddressRange) -> Result<(), DeviceError>;
 
     /// Starts putting a mapped `range` to sleep: its bytes can be copied out from now on.
     ///
     /// # Errors
-    /// `BadRange`; `WrongPages` unless all of it is mapped and in no span; `TooManySpans` at the
+    /// `BadRange`; `WrongPages` unless all of it is mapped, in no span and whole large pages; `TooManySpans` at the
     /// limit; `Refused` by the system. The range is unchanged.
     fn freeze(&self, range: AddressRange, label: SpanLabel) -> Result<SpanId, DeviceError>;
     /// Cancels a frozen span, written to or not: the range is writable, and the span ends.
@@ -193,6 +212,13 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// `WrongState` for a span that is not asleep; `OutOfMemory` beyond the capacity; `Refused`.
     /// The span is still asleep.
     fn stage(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError>;
+    /// As [`Device::stage`], with large pages as in [`Device::map_large`] in all of the span.
+    ///
+    /// # Errors
+    /// As `stage`.
+    fn stage_large(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError> {
+        self.stage(span, fill)
+    }
     /// Returns the address at which staged pages are filled: a separate one, or the span's own on a
     /// stream-ordered device, where users wait for the fill. Valid until publish or drop.
     fn staged_address(&self, staged: &Self::Staged) -> usize;

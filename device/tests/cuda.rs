@@ -8,6 +8,7 @@
 mod cuda {
     mod caller;
     mod faults;
+    mod large;
     mod own;
     mod pinned;
 }
@@ -64,7 +65,10 @@ impl Driver {
 fn device() -> CudaDevice {
     let capacity_bytes = (CAPACITY_PAGES * PAGE_BYTES) as u64;
     let reserve_bytes = 4 * CAPACITY_PAGES * PAGE_BYTES;
-    CudaDevice::new(&CudaConfig { reserve_bytes, capacity_bytes, ..CudaConfig::default() }).unwrap()
+    let large_page_bytes = 8 * PAGE_BYTES;
+    let config =
+        CudaConfig { reserve_bytes, capacity_bytes, large_page_bytes, ..CudaConfig::default() };
+    CudaDevice::new(&config).unwrap()
 }
 
 /// `count` pages of the space from page `first` on.

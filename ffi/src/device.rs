@@ -115,6 +115,10 @@ impl Device for AnyDevice {
         either!(self, device => device.page_bytes())
     }
 
+    fn large_page_bytes(&self) -> usize {
+        either!(self, device => device.large_page_bytes())
+    }
+
     fn address_space(&self) -> AddressRange {
         either!(self, device => device.address_space())
     }
@@ -129,6 +133,15 @@ impl Device for AnyDevice {
 
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         either!(self, device => device.map(range, fill))
+    }
+
+    fn map_large(
+        &self,
+        range: AddressRange,
+        large: AddressRange,
+        fill: Fill,
+    ) -> Result<(), DeviceError> {
+        either!(self, device => device.map_large(range, large, fill))
     }
 
     fn limit_parked(&self, total_bytes: u64) {
@@ -157,6 +170,10 @@ impl Device for AnyDevice {
 
     fn stage(&self, span: SpanId, fill: Fill) -> Result<AnyStaged, DeviceError> {
         either!(self, device => device.stage(span, fill) => Any)
+    }
+
+    fn stage_large(&self, span: SpanId, fill: Fill) -> Result<AnyStaged, DeviceError> {
+        either!(self, device => device.stage_large(span, fill) => Any)
     }
 
     fn staged_address(&self, staged: &AnyStaged) -> usize {

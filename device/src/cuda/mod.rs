@@ -1,7 +1,7 @@
 //! The `cuda` device: an NVIDIA GPU through the driver, which is loaded at run time.
 //!
-//! Its memory is one reserved range. A page is one physical handle, because only whole handles can be
-//! unmapped. Mapping and unmapping are host calls, not stream-ordered: **the caller of unmap or seal, or
+//! Its memory is one reserved range. A page, or a large page, is one physical handle, because only whole handles can
+//! be unmapped. Mapping and unmapping are host calls, not stream-ordered: **the caller of unmap or seal, or
 //! who drops staged pages, has waited for the last use**. An access to an unmapped page loses the GPU's
 //! context. The device uses the primary context, as PyTorch does, and creates none.
 
@@ -10,6 +10,7 @@ mod entries;
 mod error;
 mod event;
 mod launch;
+mod parked;
 mod physical;
 mod pinned;
 mod space;
@@ -39,6 +40,9 @@ use space::Space;
 /// Default of the reserved addresses, in capacities: asleep memory keeps its addresses.
 const RESERVE_PER_CAPACITY: u64 = 16;
 
+/// Default of the bytes of a large page: the driver's calls for one take less time than a link needs for its bytes.
+const LARGE_PAGE_BYTES: usize = 16 << 20;
+
 /// Configuration of a `cuda` device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaConfig {
@@ -50,6 +54,9 @@ pub struct CudaConfig {
     pub capacity_bytes: u64,
     /// Unit of mapping: a power of two, at least the driver's granularity; 0: that granularity.
     pub page_bytes: usize,
+    /// Bytes of a large page: a power of two, at least the page; 0: 16 MiB, or the page if that
+    /// is larger.
+    pub large_page_bytes: usize,
     /// Ordinals of GPUs with access to this one's memory.
     pub peers: Vec<u32>,
 }
@@ -62,6 +69,18 @@ impl CudaConfig {
         }
         let accepted = "0, or a power of two, at least the driver's granularity";
         Err(DeviceError::BadConfig { field: "page_bytes", seen: page_bytes as u64, accepted })
+    }
+
+    fn large_page_bytes(&self, page_bytes: usize) -> Result<usize, DeviceError> {
+        let seen = match self.large_page_bytes {
+            0 => LARGE_PAGE_BYTES.max(page_bytes),
+            bytes => bytes,
+        };
+        if seen.is_power_of_two() && seen >= page_bytes {
+            return Ok(seen);
+        }
+        let accepted = "0, or a power of two, at least the page";
+        Err(DeviceError::BadConfig { field: "large_page_bytes", seen: seen as u64, accepted })
     }
 
     fn reserve_bytes(&self, page_bytes: usize, capacity_bytes: u64) -> Result<usize, DeviceError> {
@@ -136,6 +155,10 @@ impl Device for CudaDevice {
         self.space.page_bytes
     }
 
+    fn large_page_bytes(&self) -> usize {
+        self.space.large_page_bytes
+    }
+
     fn address_space(&self) -> AddressRange {
         self.space.range
     }
@@ -151,7 +174,16 @@ impl Device for CudaDevice {
     }
 
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
-        self.space.map(range, fill)
+        self.space.map(range, AddressRange::default(), fill)
+    }
+
+    fn map_large(
+        &self,
+        range: AddressRange,
+        large: AddressRange,
+        fill: Fill,
+    ) -> Result<(), DeviceError> {
+        self.space.map(range, large, fill)
     }
 
     fn limit_parked(&self, total_bytes: u64) {
@@ -179,7 +211,11 @@ impl Device for CudaDevice {
     }
 
     fn stage(&self, span: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
-        spans::stage(&self.space, span, fill)
+        spans::stage(&self.space, span, fill, false)
+    }
+
+    fn stage_large(&self, span: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
+        spans::stage(&self.space, span, fill, true)
     }
 
     fn staged_address(&self, staged: &Staged) -> usize {

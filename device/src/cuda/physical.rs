@@ -1,17 +1,19 @@
-//! Physical pages: driver handles, and the page of the space at which each is mapped.
+//! Physical pages: driver handles, and the addresses at which each is mapped.
 //!
-//! Only whole handles can be unmapped, so a handle is one page. Unmapped handles are parked for the next
-//! range: creating one costs far more than mapping it. The driver's documentation does not say whether
+//! Only whole handles can be unmapped, so a handle is one page or one large page. Unmapped handles are parked for
+//! the next range: creating one costs far more than mapping it. The driver's documentation does not say whether
 //! one call may unmap several adjacent handles, so this is tested once.
 //!
-//! - **P1** A handle is mapped at exactly one page, or parked, or held by one call.
+//! - **P1** A handle is mapped at exactly one place, or parked, or held by one call.
 //! - **P2** The lock is not held during driver calls.
+//! - **P3** A large page is mapped at a multiple of its size.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::context::Gpu;
 use super::error::Code;
+use super::parked::Parked;
 use crate::AddressRange;
 use crate::sync::Mutex;
 
@@ -26,48 +28,87 @@ pub(super) struct Failed {
     pub(super) is_undone: bool,
 }
 
+/// A handle, and its addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) range: AddressRange,
+    pub(super) handle: u64,
+}
+
 /// All physical pages of one device.
 #[derive(Debug)]
 pub(super) struct Physical {
     page_bytes: usize,
-    /// Whether one call unmaps any number of adjacent pages.
+    /// Bytes of a large page; those of a page if there are none.
+    large_bytes: usize,
+    /// Whether one call unmaps any number of adjacent handles.
     unmaps_runs: bool,
     inner: Mutex<Inner>,
     /// Relaxed: a count.
     parked_bytes: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
-    /// By address of the page.
-    behind: HashMap<usize, u64>,
-    parked: Vec<u64>,
+    /// Handle and bytes, by first address.
+    behind: HashMap<usize, (u64, usize)>,
+    parked: Parked,
 }
 
 impl Physical {
-    /// Nothing is mapped in `space` yet.
-    pub(super) fn new(gpu: &Gpu<'_>, space: AddressRange, page_bytes: usize) -> Self {
-        let inner = Mutex::new(Inner::default());
+    /// Nothing is mapped in `space` yet, which starts at a multiple of `large_bytes`.
+    pub(super) fn new(
+        gpu: &Gpu<'_>,
+        space: AddressRange,
+        page_bytes: usize,
+        large_bytes: usize,
+    ) -> Self {
+        let inner = Inner { behind: HashMap::new(), parked: Parked::new(page_bytes, large_bytes) };
         let unmaps_runs = unmaps_runs(gpu, space, page_bytes);
-        Self { page_bytes, unmaps_runs, inner, parked_bytes: AtomicU64::new(0) }
+        let (inner, parked_bytes) = (Mutex::new(inner), AtomicU64::new(0));
+        Self { page_bytes, large_bytes, unmaps_runs, inner, parked_bytes }
     }
 
     pub(super) fn parked_bytes(&self) -> u64 {
         self.parked_bytes.load(Ordering::Relaxed)
     }
 
-    fn pages(&self, range: AddressRange) -> impl Iterator<Item = AddressRange> + use<> {
-        let page_bytes = self.page_bytes;
-        (range.start..range.end())
-            .step_by(page_bytes)
-            .map(move |at| AddressRange::new(at, page_bytes))
+    /// Returns the places of handles that make up `range`: large pages where they lie wholly in `large`.
+    fn places(&self, range: AddressRange, large: AddressRange) -> Vec<AddressRange> {
+        let (mut places, mut start) = (Vec::new(), range.start);
+        while start < range.end() {
+            let is_large = start.is_multiple_of(self.large_bytes)
+                && start >= large.start
+                && start + self.large_bytes <= large.end().min(range.end());
+            let bytes = if is_large { self.large_bytes } else { self.page_bytes };
+            places.push(AddressRange::new(start, bytes));
+            start += bytes;
+        }
+        places
+    }
+
+    /// Returns the pages of `place`.
+    fn pages(&self, place: AddressRange) -> Vec<AddressRange> {
+        self.places(place, AddressRange::default())
     }
 
     /// Returns the first unmapped page that overlaps `range`.
     pub(super) fn first_missing(&self, range: AddressRange) -> Option<usize> {
         let first = range.start / self.page_bytes * self.page_bytes;
         let inner = self.inner.lock();
-        (first..range.end()).step_by(self.page_bytes).find(|at| !inner.behind.contains_key(at))
+        let is_missing = |at: &usize| {
+            !inner.behind.contains_key(at) && inner.large_around(*at, self.large_bytes).is_none()
+        };
+        (first..range.end()).step_by(self.page_bytes).find(is_missing)
+    }
+
+    /// Returns the start of a large page that lies only partly in the mapped `range`.
+    pub(super) fn first_split(&self, range: AddressRange) -> Option<usize> {
+        let inner = self.inner.lock();
+        let large = |at: usize| inner.large_around(at, self.large_bytes);
+        let is_split =
+            |start: &usize| *start < range.start || start + self.large_bytes > range.end();
+        [range.start, range.end() - self.page_bytes].into_iter().filter_map(large).find(is_split)
     }
 
     /// Maps pages, parked ones first, at an unmapped `range`, with access. Releases further parked pages
@@ -76,49 +117,61 @@ impl Physical {
         &self,
         gpu: &Gpu<'_>,
         range: AddressRange,
+        large: AddressRange,
         keep_parked_bytes: u64,
     ) -> Result<(), Failed> {
-        let undone = |code| Failed { code, is_undone: true };
-        let count = range.bytes / self.page_bytes;
-        let mut handles = self.unpark(count);
-        self.shrink(gpu, keep_parked_bytes);
-        while handles.len() < count {
-            match gpu.create(self.page_bytes) {
-                Ok(handle) => handles.push(handle),
+        let (mut pieces, mut missing) = self.unpark(self.places(range, large));
+        // Parked handles of the other size make way, so that all handles together stay as few as with one size.
+        let missing_bytes: usize = missing.iter().map(|place| place.bytes).sum();
+        let left_bytes = self.parked_bytes().saturating_sub(missing_bytes as u64);
+        self.shrink(gpu, keep_parked_bytes.min(left_bytes));
+        while let Some(place) = missing.pop() {
+            match self.create(gpu, place.bytes) {
+                Ok(handle) => pieces.push(Piece { range: place, handle }),
+                // Memory may be left in smaller pieces.
+                Err(_) if place.bytes > self.page_bytes => missing.extend(self.pages(place)),
                 Err(code) => {
-                    self.park(handles);
-                    return Err(undone(code));
+                    self.park(pieces);
+                    return Err(Failed { code, is_undone: true });
                 }
             }
         }
-        self.map_and_open(gpu, range, &handles)?;
-        self.inner.lock().behind.extend(self.pages(range).map(|page| page.start).zip(handles));
+        self.map_and_open(gpu, range, &pieces)?;
+        self.put(pieces);
         Ok(())
     }
 
-    /// Maps `handles` at `range` with access. After an error they are parked.
+    /// Creates a handle. If memory is out, parked handles of the other size are released for it.
+    fn create(&self, gpu: &Gpu<'_>, bytes: usize) -> Result<u64, Code> {
+        match gpu.create(bytes) {
+            Err(Code::OUT_OF_MEMORY) if self.shrink(gpu, 0) > 0 => gpu.create(bytes),
+            created => created,
+        }
+    }
+
+    /// Maps `pieces`, which make up `range`, with access. After an error they are parked.
     fn map_and_open(
         &self,
         gpu: &Gpu<'_>,
         range: AddressRange,
-        handles: &[u64],
+        pieces: &[Piece],
     ) -> Result<(), Failed> {
         let mut mapped = 0;
         let mut outcome = Ok(());
-        for (page, handle) in self.pages(range).zip(handles) {
-            outcome = gpu.map(page, *handle);
+        for piece in pieces {
+            outcome = gpu.map(piece.range, piece.handle);
             if outcome.is_err() {
                 break;
             }
             mapped += 1;
         }
         let Err(code) = outcome.and_then(|()| gpu.open(range)) else { return Ok(()) };
-        let mut free = handles[mapped..].to_vec();
+        let mut free = pieces[mapped..].to_vec();
         let mut is_undone = true;
-        for (page, handle) in self.pages(range).zip(&handles[..mapped]) {
+        for piece in &pieces[..mapped] {
             // SAFETY: mapped above, without access: no work can use it.
-            match unsafe { gpu.unmap(page) } {
-                Ok(()) => free.push(*handle),
+            match unsafe { gpu.unmap(piece.range) } {
+                Ok(()) => free.push(*piece),
                 Err(_) => is_undone = false,
             }
         }
@@ -126,94 +179,127 @@ impl Physical {
         Err(Failed { code, is_undone })
     }
 
-    /// Unmaps the pages of `range` and parks them.
+    /// Unmaps the pages of `range` and parks them. No large page lies partly in it.
     ///
     /// # Safety
     /// No work that uses `range` is queued or running, and its contents are no longer needed.
     pub(super) unsafe fn detach(&self, gpu: &Gpu<'_>, range: AddressRange) -> Result<(), Failed> {
-        let handles: Vec<u64> = {
-            let mut inner = self.inner.lock();
-            self.pages(range).filter_map(|page| inner.behind.remove(&page.start)).collect()
+        let mut pieces = self.take(range);
+        let runs: Vec<AddressRange> = if self.unmaps_runs {
+            vec![range]
+        } else {
+            pieces.iter().map(|piece| piece.range).collect()
         };
-        debug_assert_eq!(handles.len(), range.bytes / self.page_bytes, "a page without a handle");
-        let step_bytes = if self.unmaps_runs { range.bytes } else { self.page_bytes };
-        for start in (range.start..range.end()).step_by(step_bytes) {
-            // SAFETY: the caller's contract; the pages are mappings of ours.
-            if let Err(code) = unsafe { gpu.unmap(AddressRange::new(start, step_bytes)) } {
-                let unmapped = (start - range.start) / self.page_bytes;
-                return Err(self.attach_again(gpu, range, unmapped, handles, code));
+        for (unmapped, run) in runs.into_iter().enumerate() {
+            // SAFETY: the caller's contract; the run consists of mappings of ours.
+            if let Err(code) = unsafe { gpu.unmap(run) } {
+                let left = pieces.split_off(unmapped);
+                return Err(self.attach_again(gpu, pieces, left, code));
             }
         }
-        self.park(handles);
+        self.park(pieces);
         Ok(())
     }
 
-    /// After a refused `detach`, maps the first `unmapped` pages of `range` again.
+    /// After a refused `detach`, maps the pieces that were unmapped again. The others are still mapped.
     fn attach_again(
         &self,
         gpu: &Gpu<'_>,
-        range: AddressRange,
-        unmapped: usize,
-        mut handles: Vec<u64>,
+        unmapped: Vec<Piece>,
+        left: Vec<Piece>,
         code: Code,
     ) -> Failed {
-        let (lost, left) = range.split_at(unmapped * self.page_bytes);
-        let left_handles = handles.split_off(unmapped);
-        let again = if unmapped == 0 { Ok(()) } else { self.map_and_open(gpu, lost, &handles) };
-        let mut inner = self.inner.lock();
-        inner.behind.extend(self.pages(left).map(|page| page.start).zip(left_handles));
-        if again.is_ok() {
-            inner.behind.extend(self.pages(lost).map(|page| page.start).zip(handles));
+        self.put(left);
+        let again = match (unmapped.first(), unmapped.last()) {
+            (Some(first), Some(last)) => {
+                let bytes = last.range.end() - first.range.start;
+                self.map_and_open(gpu, AddressRange::new(first.range.start, bytes), &unmapped)
+            }
+            _ => Ok(()),
+        };
+        let (count, is_undone) = (unmapped.len(), again.is_ok());
+        if is_undone {
+            self.put(unmapped);
         }
-        drop(inner);
-        tracing::warn!(target: "device", ?code, unmapped, is_undone = again.is_ok(), "unmapping refused");
-        Failed { code, is_undone: again.is_ok() }
+        tracing::warn!(target: "device", ?code, unmapped = count, is_undone, "unmapping refused");
+        Failed { code, is_undone }
     }
 
     /// Releases parked pages beyond `keep_bytes`. Returns the released bytes.
     pub(super) fn shrink(&self, gpu: &Gpu<'_>, keep_bytes: u64) -> u64 {
         let keep = usize::try_from(keep_bytes.min(PARKED_BYTES_MAX)).unwrap_or(usize::MAX);
-        let released = {
+        let (released, bytes) = {
             let mut inner = self.inner.lock();
-            let keep = (keep / self.page_bytes).min(inner.parked.len());
-            let released = inner.parked.split_off(keep);
+            let released = inner.parked.take_beyond(keep);
             self.count(&inner);
             released
         };
-        for handle in &released {
+        for handle in released {
             // Refused only if the driver is gone, and the memory with it.
-            let _ = gpu.release(*handle);
+            let _ = gpu.release(handle);
         }
-        (released.len() * self.page_bytes) as u64
+        bytes as u64
     }
 
     /// Takes all handles, and the addresses at which some are mapped.
     pub(super) fn take_all(&self) -> (Vec<AddressRange>, Vec<u64>) {
         let mut inner = self.inner.lock();
+        let (mut handles, _) = inner.parked.take_beyond(0);
         let behind = std::mem::take(&mut inner.behind);
-        let mut handles = std::mem::take(&mut inner.parked);
-        handles.extend(behind.values());
-        let pages = behind.keys().map(|at| AddressRange::new(*at, self.page_bytes)).collect();
-        (pages, handles)
+        handles.extend(behind.values().map(|(handle, _)| handle));
+        let places = behind.iter().map(|(at, (_, bytes))| AddressRange::new(*at, *bytes)).collect();
+        (places, handles)
     }
 
-    fn park(&self, handles: Vec<u64>) {
+    /// Records what is mapped.
+    fn put(&self, pieces: Vec<Piece>) {
+        let entry = |Piece { range, handle }| (range.start, (handle, range.bytes));
+        self.inner.lock().behind.extend(pieces.into_iter().map(entry));
+    }
+
+    /// Takes the pieces that make up `range`, in order of their addresses.
+    fn take(&self, range: AddressRange) -> Vec<Piece> {
         let mut inner = self.inner.lock();
-        inner.parked.extend(handles);
+        let (mut pieces, mut start) = (Vec::new(), range.start);
+        while start < range.end() {
+            let Some((handle, bytes)) = inner.behind.remove(&start) else { break };
+            pieces.push(Piece { range: AddressRange::new(start, bytes), handle });
+            start += bytes;
+        }
+        debug_assert_eq!(start, range.end(), "a page without a handle, or half of a large one");
+        pieces
+    }
+
+    fn park(&self, pieces: Vec<Piece>) {
+        let mut inner = self.inner.lock();
+        pieces.into_iter().for_each(|piece| inner.parked.put(piece));
         self.count(&inner);
     }
 
-    fn unpark(&self, count: usize) -> Vec<u64> {
+    /// Takes parked handles for `places`. Returns them, and the places without one.
+    fn unpark(&self, places: Vec<AddressRange>) -> (Vec<Piece>, Vec<AddressRange>) {
         let mut inner = self.inner.lock();
-        let kept = inner.parked.len().saturating_sub(count);
-        let handles = inner.parked.split_off(kept);
+        let (mut pieces, mut missing) = (Vec::new(), Vec::new());
+        for range in places {
+            match inner.parked.take(range.bytes) {
+                Some(handle) => pieces.push(Piece { range, handle }),
+                None => missing.push(range),
+            }
+        }
         self.count(&inner);
-        handles
+        (pieces, missing)
     }
 
     fn count(&self, inner: &Inner) {
-        let bytes = inner.parked.len() * self.page_bytes;
-        self.parked_bytes.store(bytes as u64, Ordering::Relaxed);
+        self.parked_bytes.store(inner.parked.bytes() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Inner {
+    /// Returns the start of the large page around page `at`.
+    fn large_around(&self, at: usize, large_bytes: usize) -> Option<usize> {
+        let start = at / large_bytes * large_bytes;
+        self.behind.get(&start).is_some_and(|(_, bytes)| *bytes == large_bytes).then_some(start)
     }
 }
 

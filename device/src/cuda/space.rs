@@ -21,6 +21,7 @@ const AWAIT_ATTEMPTS_MAX: u32 = 3;
 pub(super) struct Space {
     pub(super) range: AddressRange,
     pub(super) page_bytes: usize,
+    pub(super) large_page_bytes: usize,
     pub(super) accounts: Accounts,
     pub(super) states: PageStates,
     pub(super) physical: Physical,
@@ -40,6 +41,7 @@ impl Space {
         let refused = |code| context.error(code, OPERATION, AddressRange::default());
         let granularity_bytes = gpu.granularity_bytes().map_err(refused)?;
         let page_bytes = config.page_bytes(granularity_bytes)?;
+        let large_page_bytes = config.large_page_bytes(page_bytes)?;
         let capacity_bytes = match config.capacity_bytes {
             0 => gpu.total_memory_bytes().map_err(refused)?,
             bytes => bytes,
@@ -48,7 +50,7 @@ impl Space {
         let idle_stream = stream::create(context.entries).map_err(refused)?;
         // SAFETY: created above and unused.
         let destroy_stream = || unsafe { (context.entries.stream_destroy)(idle_stream) };
-        let range = gpu.reserve(bytes, page_bytes).map_err(|code| {
+        let range = gpu.reserve(bytes, large_page_bytes).map_err(|code| {
             destroy_stream();
             context.error(code, OPERATION, AddressRange::new(0, bytes))
         })?;
@@ -56,11 +58,12 @@ impl Space {
             destroy_stream();
             let _ = gpu.unreserve(range);
         })?;
-        let physical = Physical::new(&gpu, range, page_bytes);
+        let physical = Physical::new(&gpu, range, page_bytes, large_page_bytes);
         drop(gpu);
         Ok(Self {
             range,
             page_bytes,
+            large_page_bytes,
             accounts: Accounts::new(capacity_bytes),
             states,
             physical,
@@ -72,8 +75,13 @@ impl Space {
         })
     }
 
-    /// `Device::map`.
-    pub(super) fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
+    /// `Device::map` and `Device::map_large`.
+    pub(super) fn map(
+        &self,
+        range: AddressRange,
+        large: AddressRange,
+        fill: Fill,
+    ) -> Result<(), DeviceError> {
         const OPERATION: Operation = Operation::Map;
         range.check_pages(self.range, self.page_bytes, OPERATION)?;
         let gpu = match fill {
@@ -81,7 +89,7 @@ impl Space {
             Fill::Zero => self.context.enter(OPERATION)?,
         };
         self.states.change(range, PageState::Unmapped, PageState::Busy, OPERATION)?;
-        Refused::settle(self.attach(&gpu, range, fill, OPERATION), |is_mapped| {
+        Refused::settle(self.attach(&gpu, range, large, fill, OPERATION), |is_mapped| {
             let now = if is_mapped { PageState::Mapped } else { PageState::Unmapped };
             self.states.change(range, PageState::Busy, now, OPERATION)
         })
@@ -101,16 +109,18 @@ impl Space {
         })
     }
 
-    /// Maps pages with contents `fill` at an unmapped `range`, within the capacity.
+    /// Maps pages with contents `fill` at an unmapped `range`, within the capacity; large ones in `large`.
     pub(super) fn attach(
         &self,
         gpu: &Gpu<'_>,
         range: AddressRange,
+        large: AddressRange,
         fill: Fill,
         operation: Operation,
     ) -> Result<(), Refused> {
         self.accounts.take(range.bytes, operation).map_err(Refused::clean)?;
-        if let Err(failed) = self.physical.attach(gpu, range, self.accounts.parking_bytes()) {
+        if let Err(failed) = self.physical.attach(gpu, range, large, self.accounts.parking_bytes())
+        {
             let refused = self.give_up(range, failed, operation);
             // Handles created before the error are parked; they may exceed the limit.
             self.physical.shrink(gpu, self.accounts.parking_bytes());
@@ -143,6 +153,7 @@ impl Space {
         range: AddressRange,
         operation: Operation,
     ) -> Result<(), Refused> {
+        self.check_whole(range, operation).map_err(Refused::clean)?;
         // SAFETY: the caller's contract.
         unsafe { self.physical.detach(gpu, range) }.map_err(|Failed { code, is_undone }| {
             Refused { error: self.context.error(code, operation, range), is_undone }
@@ -151,6 +162,17 @@ impl Space {
         self.accounts.give(range.bytes);
         self.physical.shrink(gpu, self.accounts.parking_bytes());
         Ok(())
+    }
+
+    /// Refuses a mapped range with a part of a large page.
+    pub(super) fn check_whole(
+        &self,
+        range: AddressRange,
+        operation: Operation,
+    ) -> Result<(), DeviceError> {
+        let Some(start) = self.physical.first_split(range) else { return Ok(()) };
+        let (state, needed) = ("a large page of which a part is meant", "wholly in the range");
+        Err(DeviceError::WrongPages { operation, start, state, needed })
     }
 
     /// Returns the capacity of pages that were not mapped, unless some cannot be unmapped.

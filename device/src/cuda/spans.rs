@@ -116,6 +116,10 @@ impl Space {
         const OPERATION: Operation = Operation::Freeze;
         range.check_pages(self.range, self.page_bytes, OPERATION)?;
         self.states.change(range, PageState::Mapped, PageState::Span, OPERATION)?;
+        if let Err(error) = self.check_whole(range, OPERATION) {
+            self.states.change(range, PageState::Span, PageState::Mapped, OPERATION)?;
+            return Err(error);
+        }
         let mut spans = self.spans.lock();
         if spans.len() >= SPANS_MAX {
             drop(spans);
@@ -166,15 +170,21 @@ impl Space {
     }
 }
 
-/// `Device::stage`.
-pub(super) fn stage(space: &Arc<Space>, id: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
+/// `Device::stage` and `Device::stage_large`.
+pub(super) fn stage(
+    space: &Arc<Space>,
+    id: SpanId,
+    fill: Fill,
+    is_large: bool,
+) -> Result<Staged, DeviceError> {
     const OPERATION: Operation = Operation::Stage;
     let range = space.begin(id, State::Asleep, OPERATION)?;
+    let large = if is_large { range } else { AddressRange::default() };
     let outcome = space
         .context
         .enter(OPERATION)
         .map_err(Refused::clean)
-        .and_then(|gpu| space.attach(&gpu, range, fill, OPERATION));
+        .and_then(|gpu| space.attach(&gpu, range, large, fill, OPERATION));
     Refused::settle(outcome, |is_staged| {
         space.set(id, if is_staged { State::Staged } else { State::Asleep });
         Ok(())

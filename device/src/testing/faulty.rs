@@ -237,6 +237,10 @@ impl<D: Hold> Device for Faulty<D> {
         self.inner.page_bytes()
     }
 
+    fn large_page_bytes(&self) -> usize {
+        self.inner.large_page_bytes()
+    }
+
     fn address_space(&self) -> AddressRange {
         self.inner.address_space()
     }
@@ -252,6 +256,16 @@ impl<D: Hold> Device for Faulty<D> {
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         self.enter(Operation::Map)?;
         self.inner.map(range, fill)
+    }
+
+    fn map_large(
+        &self,
+        range: AddressRange,
+        large: AddressRange,
+        fill: Fill,
+    ) -> Result<(), DeviceError> {
+        self.enter(Operation::Map)?;
+        self.inner.map_large(range, large, fill)
     }
 
     fn limit_parked(&self, total_bytes: u64) {
@@ -285,6 +299,11 @@ impl<D: Hold> Device for Faulty<D> {
     fn stage(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError> {
         self.enter(Operation::Stage)?;
         self.inner.stage(span, fill)
+    }
+
+    fn stage_large(&self, span: SpanId, fill: Fill) -> Result<Self::Staged, DeviceError> {
+        self.enter(Operation::Stage)?;
+        self.inner.stage_large(span, fill)
     }
 
     fn staged_address(&self, staged: &Self::Staged) -> usize {

@@ -96,6 +96,10 @@ impl Device for Paced {
         self.inner.page_bytes()
     }
 
+    fn large_page_bytes(&self) -> usize {
+        self.inner.large_page_bytes()
+    }
+
     fn address_space(&self) -> AddressRange {
         self.inner.address_space()
     }
@@ -106,6 +110,15 @@ impl Device for Paced {
 
     fn map(&self, range: AddressRange, fill: Fill) -> Result<(), DeviceError> {
         self.inner.map(range, fill)
+    }
+
+    fn map_large(
+        &self,
+        range: AddressRange,
+        large: AddressRange,
+        fill: Fill,
+    ) -> Result<(), DeviceError> {
+        self.inner.map_large(range, large, fill)
     }
 
     fn limit_parked(&self, total_bytes: u64) {
@@ -134,6 +147,10 @@ impl Device for Paced {
 
     fn stage(&self, span: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
         self.inner.stage(span, fill)
+    }
+
+    fn stage_large(&self, span: SpanId, fill: Fill) -> Result<Staged, DeviceError> {
+        self.inner.stage_large(span, fill)
     }
 
     fn staged_address(&self, staged: &Staged) -> usize {

@@ -10,7 +10,7 @@ pub(super) struct Bench<D: Device> {
     pinned: AddressRange,
 }
 
-/// Pages that copies of this bench can hold.
+/// Pages that copies of this bench can hold, beside those of a large page.
 const PINNED_PAGES: usize = 16;
 
 impl<D: Device> Bench<D> {
@@ -21,7 +21,8 @@ impl<D: Device> Bench<D> {
         assert_eq!(device.memory_info().capacity_bytes % page as u64, 0, "capacity in pages");
         assert!(device.address_space().bytes as u64 >= 2 * device.memory_info().capacity_bytes);
         let stream = device.create_stream("bench").unwrap();
-        let pinned = device.allocate_pinned(PINNED_PAGES * page).unwrap();
+        let pinned =
+            device.allocate_pinned(PINNED_PAGES * page + device.large_page_bytes()).unwrap();
         Self { device, stream, pinned }
     }
 
@@ -29,6 +30,16 @@ impl<D: Device> Bench<D> {
     pub(super) fn range(&self, first: usize, count: usize) -> AddressRange {
         let page = self.device.page_bytes();
         AddressRange::new(self.device.address_space().start + first * page, count * page)
+    }
+
+    /// Number of pages of a large page.
+    pub(super) fn large_pages(&self) -> usize {
+        self.device.large_page_bytes() / self.device.page_bytes()
+    }
+
+    /// The second large page of the space, and a page on each side.
+    pub(super) fn around_large(&self) -> AddressRange {
+        self.range(self.large_pages() - 1, self.large_pages() + 2)
     }
 
     /// Maps `count` pages from page `first` on and fills them from `seed`.

@@ -46,6 +46,28 @@ pub(super) fn counts_follow<D: Device>(bench: &Bench<D>) {
     assert_eq!(bench.mapped_bytes(), 0);
 }
 
+pub(super) fn large_pages_hold_bytes_and_leave_whole<D: Device>(bench: &Bench<D>) {
+    let (range, large_pages) = (bench.around_large(), bench.large_pages());
+    bench.device.map_large(range, range, Fill::Zero).unwrap();
+    bench.assert_zero(range);
+    bench.write(range.start, &pattern(range.bytes, 3));
+    bench.assert_holds(range, 3);
+    assert_eq!(bench.mapped_bytes(), range.bytes as u64);
+    if large_pages > 1 {
+        let part = bench.range(large_pages, 1);
+        let refused = bench.device.unmap(part);
+        assert!(matches!(refused, Err(DeviceError::WrongPages { .. })), "{refused:?}");
+        bench.assert_holds(range, 3);
+    }
+    // Each alone, and the pages beside them.
+    let large = bench.range(large_pages, large_pages);
+    bench.device.unmap(large).unwrap();
+    bench.device.map(large, Fill::Zero).unwrap();
+    bench.assert_zero(large);
+    bench.device.unmap(range).unwrap();
+    assert_eq!(bench.mapped_bytes(), 0);
+}
+
 pub(super) fn capacity_is_never_passed<D: Device>(bench: &Bench<D>) {
     let page = bench.device.page_bytes();
     let capacity_bytes = bench.device.memory_info().capacity_bytes;

@@ -61,6 +61,21 @@ pub(super) fn staged_bytes_show_only_when_published<D: Device>(bench: &Bench<D>)
     bench.assert_holds(range, 43);
 }
 
+pub(super) fn a_wake_to_large_pages_keeps_bytes<D: Device>(bench: &Bench<D>) {
+    let range = bench.around_large();
+    bench.device.map(range, Fill::Any).unwrap();
+    for round in 0..3 {
+        let span = bench.sleep(range);
+        let staged = bench.device.stage_large(span, Fill::Any).unwrap();
+        let address = bench.device.staged_address(&staged);
+        bench.write(address, &pattern(range.bytes, 61 + round));
+        bench.device.publish(staged).map_err(|(error, _)| error).unwrap();
+        bench.assert_holds(range, 61 + round);
+    }
+    bench.device.unmap(range).unwrap();
+    assert_eq!(bench.mapped_bytes(), 0);
+}
+
 pub(super) fn a_forgotten_span_is_unmapped<D: Device>(bench: &Bench<D>) {
     let range = bench.mapped(1, 2, 51);
     let span = bench.sleep(range);
