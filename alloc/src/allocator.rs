@@ -85,7 +85,7 @@ impl<D: Device> Allocator<D> {
         let page_bytes = device.page_bytes();
         config.validate(page_bytes)?;
         let space = device.address_space();
-        let geometry = geometry(space, &config, page_bytes)?;
+        let geometry = geometry(space, &config, page_bytes, device.large_page_bytes())?;
         let is_stream_ordered = device.is_stream_ordered();
         let thread_cache = || Arc::new(ThreadCache::new(geometry.units, geometry.granule_bytes));
         let thread_cache = config.thread_cache.then(thread_cache);
@@ -494,6 +494,7 @@ fn geometry(
     space: AddressRange,
     config: &Config,
     page_bytes: usize,
+    large_page_bytes: usize,
 ) -> Result<Geometry, AllocError> {
     let granule_bytes = config.granule_bytes;
     let bad = AllocError::BadConfig {
@@ -501,7 +502,8 @@ fn geometry(
         value: space.bytes as u64,
         accepted: "at least one granule and one page",
     };
-    let Some(base) = space.start.checked_next_multiple_of(granule_bytes.max(page_bytes)) else {
+    let align_bytes = granule_bytes.max(page_bytes).max(large_page_bytes);
+    let Some(base) = space.start.checked_next_multiple_of(align_bytes) else {
         return Err(bad);
     };
     let page_units = (page_bytes / granule_bytes).max(1);
@@ -515,6 +517,7 @@ fn geometry(
             base,
             granule_bytes,
             page_units: small(page_units),
+            large_units: small((large_page_bytes / granule_bytes).max(1)),
             units,
             segment_units: small(config.segment_bytes / granule_bytes),
         }),

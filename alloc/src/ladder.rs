@@ -90,19 +90,45 @@ impl<D: Device> Allocator<D> {
         let stream = self.state.lock().state.slot_of(request.stream).ok();
         let may_wait = !is_choice && stream.is_some() && self.strongest_wait() == WaitMode::Wait;
         let wait_mode = if may_wait { WaitMode::OwnStream } else { WaitMode::Poll };
-        self.trim_once(&ladder, bytes, Trim { purpose: TrimPurpose::Move, wait_mode, stream })
+        self.trim_once(
+            &ladder,
+            bytes,
+            Trim { purpose: TrimPurpose::Move, wait_mode, stream, split: None },
+        )
+    }
+
+    /// Unmaps the large page that the request would split, if it is quiet. Otherwise the request grows elsewhere.
+    #[cold]
+    fn split_large<'a>(
+        &'a self,
+        locked: MutexGuard<'a, Locked<D>>,
+        request: &Request,
+        need: &Need,
+    ) -> MutexGuard<'a, Locked<D>> {
+        let stream = locked.state.slot_of(request.stream).ok();
+        drop(locked);
+        // If the ladder is held, memory is being freed already.
+        if let Some(ladder) = self.ladder.try_lock() {
+            let (purpose, wait_mode) = (TrimPurpose::Move, WaitMode::Poll);
+            let split = Some((request, need.fit));
+            self.trim_once(&ladder, 1, Trim { purpose, wait_mode, stream, split });
+        }
+        self.state.lock()
     }
 
     /// One attempt: a cached range, or a bare one that is mapped without the lock.
     #[inline]
-    fn attempt(
-        &self,
-        mut locked: MutexGuard<'_, Locked<D>>,
+    fn attempt<'a>(
+        &'a self,
+        mut locked: MutexGuard<'a, Locked<D>>,
         request: &Request,
         need: &Need,
         priority: Priority,
     ) -> Result<Result<Block, Shortage>, AllocError> {
         let short = |cause, bytes| Ok(Err(Shortage { cause, bytes, device: None }));
+        if priority == Priority::Normal && locked.state.must_split(request, need) {
+            locked = self.split_large(locked, request, need);
+        }
         let mapping = match locked.state.attempt(request, need, priority)? {
             Attempt::Cached(index) => {
                 let block = locked.state.publish(index, request, need, false);
@@ -115,14 +141,17 @@ impl<D: Device> Allocator<D> {
             Attempt::NoAddresses => return short(Cause::AddressSpace, u64::MAX),
         };
         // The range is in no list, and lookups do not find it.
-        let range = locked.state.pages_to_map(&mapping);
+        let (range, large) = locked.state.pages_to_map(&mapping);
         drop(locked);
         let mapped = self.device.during(|| {
             let is_short = mapping.move_bytes > 0
                 && self.move_away(mapping.move_bytes, request, mapping.is_choice)
                     < mapping.move_bytes;
             let is_given_up = is_short && mapping.is_choice;
-            (!is_given_up).then(|| self.device.map(range, request.fill))
+            (!is_given_up).then(|| match large {
+                Some(large) => self.device.map_large(range, large, request.fill),
+                None => self.device.map(range, request.fill),
+            })
         });
         let mut locked = self.state.lock();
         let Some(mapped) = mapped else {
@@ -220,7 +249,7 @@ impl<D: Device> Allocator<D> {
             let state = &self.state.lock().state;
             (state.slot_of(request.stream).ok(), state.stats.stream_waits)
         };
-        let trim = Trim { purpose: TrimPurpose::ForRequest, wait_mode, stream };
+        let trim = Trim { purpose: TrimPurpose::ForRequest, wait_mode, stream, split: None };
         let (outcome, made) = self.try_with_trims(&ladder, trim, |locked, is_last| {
             let priority = if is_last { Priority::LastResort } else { Priority::OnLadder };
             let outcome = self.attempt(locked, request, need, priority);

@@ -19,6 +19,8 @@
 //! - *range*: a part of a segment: a block, *cached* (free and mapped) or *bare* (free and unmapped,
 //!   always whole pages). *Gap*: the free ranges between two blocks. *Reach*: a bare range with the
 //!   cached ranges on both sides.
+//! - *large page*: an aligned run of pages that the device maps and unmaps as one. Blocks of at least two of them
+//!   have them where they cover them alone, if pages move; a block that wakes has them throughout.
 //! - *block*: an allocated range. *Claimed*: a claimant (the engine that puts it to sleep) delays its reuse.
 //!   *Deferred free*: the user has freed a claimed block; it is reused after the claim ends. Only the pages
 //!   that a block shares with no other block can sleep ([`BlockInfo::pages`]).
@@ -48,7 +50,8 @@
 //! use plus [`Config::margin`] first unmaps quiet pages elsewhere. If they do not suffice, it waits until
 //! pages of its own stream are quiet, those that were freed first. Near this maximum a large block is placed
 //! where it strands the fewest bytes, even if pages must move for it and a cached range would fit; nothing
-//! is waited for then.
+//! is waited for then. A block goes where it splits no large page. If there is no such place in the cache, the
+//! large page in the way is unmapped, if it is quiet, and the block maps what it needs of the gap.
 //!
 //! On a stream-ordered device the cache of the request's own stream is searched first, and completed
 //! pending blocks are collected before a bare range is mapped. A trim unmaps quiet pages of any
@@ -77,10 +80,12 @@
 //!   changes by one compare-and-swap on its word of the ownership table.
 //! - **I10** A page that held a block of a kept arena stays mapped and serves only that arena until the
 //!   arena is closed and, after that, every registered stream was idle or has passed an event.
+//! - **I11** A mapped large page lies in one block or in one cached range. So all whole pages of a cached
+//!   range can be unmapped, at most one large page more than was asked for. Kept arenas have no large pages.
 //!
 //! # Requirements on the device
-//! It maps any bare run of pages and unmaps any mapped run: a cached range may have been mapped by
-//! several calls, or published by a wake, and a trim may unmap only its upper end.
+//! It maps any bare run of pages and unmaps any mapped run that splits no large page: a cached range may have
+//! been mapped by several calls, or published by a wake, and a trim may unmap only its upper end.
 //!
 //! # Streams
 //! If the device is not stream-ordered ([`is_stream_ordered`]), all work runs on the calling thread:

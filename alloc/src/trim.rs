@@ -7,8 +7,10 @@
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
+use crate::core::Fit;
 use crate::state::{Priority, StreamSet, TrimPurpose};
 use crate::streams::{EventQueries, WaitMode};
+use crate::types::Request;
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{AddressRange, Device};
 
@@ -31,11 +33,13 @@ const REUSE_STEP_BYTES: u64 = 32 << 20;
 
 /// Parameters of a trim.
 #[derive(Clone, Copy)]
-pub(crate) struct Trim {
+pub(crate) struct Trim<'a> {
     pub(crate) purpose: TrimPurpose,
     pub(crate) wait_mode: WaitMode,
     /// Slot of the stream of the request, if any.
     pub(crate) stream: Option<u32>,
+    /// Only the large page that this request would split.
+    pub(crate) split: Option<(&'a Request, Fit)>,
 }
 
 /// Result of one step of the ladder.
@@ -90,7 +94,7 @@ impl<D: Device> Allocator<D> {
     /// `trim` under the ladder lock.
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
         let (purpose, wait_mode) = (TrimPurpose::Release, self.strongest_wait());
-        let trim = Trim { purpose, wait_mode, stream: None };
+        let trim = Trim { purpose, wait_mode, stream: None, split: None };
         let (mut given_bytes, mut is_exhausted) = (0, false);
         for round in 0..TRIM_ROUNDS_MAX {
             // Blocks may have been freed into the thread cache while the device was called.
@@ -130,7 +134,7 @@ impl<D: Device> Allocator<D> {
         &self,
         _ladder: &MutexGuard<'_, ()>,
         target_bytes: u64,
-        trim: Trim,
+        trim: Trim<'_>,
     ) -> u64 {
         let mut busy = self.query_marks();
         let (mut silent, mut waits) = (StreamSet::EMPTY, 0);
@@ -139,7 +143,7 @@ impl<D: Device> Allocator<D> {
         let mut refused = Vec::new();
         while given_bytes < target_bytes && refused.len() < TRIM_REFUSALS_MAX {
             let left_bytes = target_bytes - given_bytes;
-            let parts = self.begin_trims(&mut locked, left_bytes, trim.purpose, busy);
+            let parts = self.begin_trims(&mut locked, left_bytes, trim, busy);
             if parts.is_empty() {
                 let ends = locked.ends_to_wait_for(left_bytes, trim, silent);
                 if ends.is_empty() || waits == TRIM_WAITS_MAX {
@@ -193,7 +197,7 @@ impl<D: Device> Allocator<D> {
         &self,
         locked: &mut Locked<D>,
         bytes: u64,
-        purpose: TrimPurpose,
+        trim: Trim<'_>,
         busy: StreamSet,
     ) -> Vec<TrimRange> {
         let parts_max = if self.is_stream_ordered { TRIM_BATCH_MAX } else { 1 };
@@ -201,7 +205,10 @@ impl<D: Device> Allocator<D> {
         let mut taken_bytes = 0;
         while parts.len() < parts_max && taken_bytes < bytes {
             let state = &mut locked.state;
-            let begun = state.begin_trim(bytes - taken_bytes, purpose, busy);
+            let begun = match trim.split {
+                Some((request, fit)) => state.begin_split(request, fit, busy),
+                None => state.begin_trim(bytes - taken_bytes, trim.purpose, busy),
+            };
             let Some(index) = begun else { break };
             let (range, stream) = (state.address_range(index), state.stream_of(index));
             taken_bytes += range.bytes as u64;
@@ -253,7 +260,7 @@ impl<D: Device> Allocator<D> {
         }
         self.state.lock().state.stats.retries += 1;
         let (purpose, wait_mode) = (TrimPurpose::ForRequest, self.strongest_wait());
-        let trim = Trim { purpose, wait_mode, stream: None };
+        let trim = Trim { purpose, wait_mode, stream: None, split: None };
         let (excess_bytes, _) = self.try_with_trims(&ladder, trim, |mut locked, _| {
             let reserved = self.try_reserve(&mut locked, bytes, Priority::OnLadder);
             let excess_bytes = reserved.err().unwrap_or(0);
@@ -268,7 +275,7 @@ impl<D: Device> Allocator<D> {
     pub(crate) fn try_with_trims<T>(
         &self,
         ladder: &MutexGuard<'_, ()>,
-        trim: Trim,
+        trim: Trim<'_>,
         mut attempt: impl FnMut(MutexGuard<'_, Locked<D>>, bool) -> (T, u64),
     ) -> (T, RoomMade) {
         let (mut rounds, mut is_exhausted, mut total) = (0, false, RoomMade::default());
@@ -313,7 +320,12 @@ impl<D: Device> Allocator<D> {
         let ladder =
             if self.is_stream_ordered { self.ladder.try_lock() } else { self.lock_ladder() };
         let Some(ladder) = ladder else { return };
-        let trim = Trim { purpose: TrimPurpose::Reuse, wait_mode: WaitMode::Poll, stream: None };
+        let trim = Trim {
+            purpose: TrimPurpose::Reuse,
+            wait_mode: WaitMode::Poll,
+            stream: None,
+            split: None,
+        };
         self.trim_once(&ladder, target_bytes, trim);
     }
 
@@ -336,7 +348,7 @@ impl<D: Device> Allocator<D> {
         &self,
         ladder: &MutexGuard<'_, ()>,
         bytes: u64,
-        trim: Trim,
+        trim: Trim<'_>,
         round: u32,
     ) -> RoomMade {
         let look = Trim { wait_mode: WaitMode::Poll, ..trim };
@@ -360,7 +372,7 @@ impl<D: Device> Allocator<D> {
         ladder: &MutexGuard<'_, ()>,
         pending_bytes: u64,
         bytes: u64,
-        trim: Trim,
+        trim: Trim<'_>,
     ) -> RoomMade {
         let collected_bytes = self.collect(ladder, trim.wait_mode, pending_bytes);
         let trimmed_bytes =
@@ -404,7 +416,7 @@ const fn wait_bytes(bytes: u64, round: u32) -> u64 {
 
 impl<D: Device> Locked<D> {
     /// Returns what a trim may wait for, for `bytes` of pages.
-    fn ends_to_wait_for(&self, bytes: u64, trim: Trim, except: StreamSet) -> Vec<(u32, u64)> {
+    fn ends_to_wait_for(&self, bytes: u64, trim: Trim<'_>, except: StreamSet) -> Vec<(u32, u64)> {
         let only = match trim.wait_mode {
             WaitMode::OwnStream if trim.stream.is_some() => trim.stream,
             WaitMode::Wait => None,
@@ -414,7 +426,7 @@ impl<D: Device> Locked<D> {
     }
 
     /// Completes the trim of an unmapped range. Returns its bytes.
-    fn finish_trim(&mut self, part: &TrimRange, trim: Trim) -> u64 {
+    fn finish_trim(&mut self, part: &TrimRange, trim: Trim<'_>) -> u64 {
         let bytes = self.state.finish_trim(part.index);
         if trim.purpose == TrimPurpose::ForRequest {
             self.state.hold_back(bytes);

@@ -88,6 +88,8 @@ pub struct BlockInfo {
     pub tag: u32,
     /// [`Request::arena`], possibly closed since.
     pub arena: Option<ArenaId>,
+    /// Whether it must wake by `Device::stage_large`; otherwise by `stage`. The allocator counts its large pages.
+    pub wakes_large: bool,
     /// Owner key of the claimant, if any.
     pub claimed: Option<u64>,
     /// Whether it sleeps: its pages are unmapped, its addresses kept.

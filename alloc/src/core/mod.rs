@@ -4,10 +4,12 @@
 //! it. [`Tlsf`] is an offset allocator on top of it, for one line (a file's extents, an address space).
 
 mod bins;
+mod large;
 mod ranges;
 mod starts;
 mod tlsf;
 
+pub(crate) use large::LargePages;
 pub(crate) use ranges::{Fit, Ranges};
 pub(crate) use starts::Starts;
 pub use tlsf::{Extent, Tlsf};

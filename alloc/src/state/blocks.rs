@@ -133,6 +133,7 @@ impl State {
             scope: record.scope,
             tag: record.tag,
             arena: record.arena,
+            wakes_large: self.is_big(self.ranges.units(index)),
             claimed: record.claimed,
             asleep: record.asleep,
             free_deferred: record.free_deferred,
@@ -294,6 +295,9 @@ impl State {
             return Err(self.wrong_state(index, "set_asleep", "asleep", "awake"));
         }
         record.asleep = true;
+        let (first, units) = self.ranges.whole_pages(index, self.geometry.page_units);
+        self.large.remove(first, units);
+        let record = &self.records[index as usize];
         let is_free_deferred = record.free_deferred;
         if !is_free_deferred {
             self.settle_before_removal(bytes, 0);
@@ -324,6 +328,10 @@ impl State {
         record.asleep = false;
         if !record.free_deferred {
             self.stats.allocated_bytes.add(bytes);
+        }
+        if self.is_big(self.ranges.units(index)) {
+            let (first, units) = self.ranges.whole_pages(index, self.geometry.page_units);
+            self.large.add(first, units);
         }
         Ok(())
     }

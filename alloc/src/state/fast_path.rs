@@ -31,7 +31,11 @@ impl State {
         if pool == NONE {
             return None;
         }
-        let index = self.ranges.take_any(cached_list(pool), need.fit.units)?;
+        let index = if self.large.is_empty() {
+            self.ranges.take_any(cached_list(pool), need.fit.units)?
+        } else {
+            self.take_unsplit(pool, need.fit)?
+        };
         self.note_use();
         self.cached_to_used(index);
         Some(self.publish(index, request, need, false))

@@ -113,7 +113,7 @@ impl State {
             };
             for at in [start, start + left_units] {
                 let cost = cost + self.cost_beside(start, units, at, fit);
-                if cost < least {
+                if cost < least && !self.large.is_split_by(at, fit.units) {
                     (least, best) = (cost, Some(GapChoice::Cached(range, at)));
                 }
             }
@@ -134,7 +134,8 @@ impl State {
                 debug_assert!(mapped >= mapped_least, "{growth:?} maps less than it has to");
                 let cost = cost + mapped + self.cost_beside(start, units, at, fit);
                 // A place without pages to map is in a cached range, compared above.
-                if cost < least && !growth.is_cached() {
+                let is_new = cost < least && !growth.is_cached();
+                if is_new && !self.large.is_split_by(at, fit.units) {
                     (least, best) = (cost, Some(GapChoice::Bare(growth)));
                 }
             }

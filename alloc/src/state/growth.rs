@@ -43,6 +43,8 @@ pub(crate) struct Mapping {
     pub(crate) move_bytes: u64,
     /// A cached range would fit: it is used instead if fewer bytes can be unmapped.
     pub(crate) is_choice: bool,
+    /// Start and units of the pages that may be large.
+    large_part: Option<(u32, u32)>,
 }
 
 impl Growth {
@@ -54,12 +56,28 @@ impl Growth {
     pub(super) const fn map_units(&self) -> u32 {
         self.map_units
     }
+
+    pub(super) const fn bare(&self) -> u32 {
+        self.bare
+    }
+
+    pub(super) const fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// Returns start and units of the pages to map.
+    pub(super) const fn pages(&self) -> (u32, u32) {
+        (self.map_start, self.map_units)
+    }
 }
 
 impl State {
     /// Returns the growth of `fit` in `pool`.
     pub(super) fn plan_growth(&mut self, pool: u32, fit: Fit) -> Option<Growth> {
         self.ranges.settle_reach();
+        if !self.large.is_empty() {
+            return self.plan_unsplit(pool, fit);
+        }
         let bare = self.ranges.find(bare_list(pool), fit)?;
         if fit.align_units > 1 {
             return Some(self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit));
@@ -68,10 +86,16 @@ impl State {
     }
 
     /// Returns the growth in the reach of `bare`, at the end that needs fewer pages.
-    fn least_growth_in(&self, bare: u32, fit: Fit) -> Option<Growth> {
+    pub(super) fn least_growth_in(&self, bare: u32, fit: Fit) -> Option<Growth> {
         let first = self.growth_at(bare, self.ranges.start_in_reach(bare, fit)?, fit);
         let last = self.growth_at(bare, self.ranges.last_start_in_reach(bare, fit)?, fit);
-        Some(if last.map_units < first.map_units { last } else { first })
+        if self.large.is_empty() {
+            return Some(if last.map_units < first.map_units { last } else { first });
+        }
+        let own = self.ranges.start_in(bare, fit).map(|start| self.growth_at(bare, start, fit));
+        let places = [Some(first), Some(last), own].into_iter().flatten();
+        let unsplit = places.filter(|it| !self.large.is_split_by(it.start, fit.units));
+        unsplit.min_by_key(Growth::map_units)
     }
 
     /// Returns the growth in `pool` that needs the fewest pages. Examines every gap.
@@ -93,9 +117,10 @@ impl State {
     pub(super) fn take_any_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
         let list = Some(cached_list(pool));
         let mut cached = self.ranges_of(pool).filter(|&it| self.ranges.list(it) == list);
-        let found = cached.find(|&it| self.ranges.start_in_reach(it, fit).is_some())?;
+        let found = cached.find_map(|it| Some((it, self.unsplit_start(it, fit)?)));
         drop(cached);
-        let index = self.ranges.take(found, fit)?;
+        let (found, start) = found?;
+        let index = self.ranges.take_at(found, start, fit.units)?;
         self.cached_to_used(index);
         Some(index)
     }
@@ -158,6 +183,7 @@ impl State {
             return limit;
         }
         let Growth { bare, start, map_start, map_units } = growth;
+        let large_part = self.large_part(fit, growth);
         let (bare_start, end) = (self.ranges.start(bare), start + fit.units);
         let bare_end = bare_start + self.ranges.units(bare);
         let (before, after) = (self.ranges.before(bare), self.ranges.after(bare));
@@ -186,17 +212,17 @@ impl State {
         let record = self.record_mut(index);
         record.kind = RangeKind::Mapping;
         record.cached_units = cached_units;
-        Ok(Mapping { index, growth, move_bytes, is_choice: false })
+        Ok(Mapping { index, growth, move_bytes, is_choice: false, large_part })
     }
 
-    /// Returns the pages to map.
-    pub(crate) fn pages_to_map(&self, mapping: &Mapping) -> AddressRange {
-        let Growth { map_start, map_units, .. } = mapping.growth;
+    /// Returns the pages to map, and the part of them in which large pages are.
+    pub(crate) fn pages_to_map(&self, mapping: &Mapping) -> (AddressRange, Option<AddressRange>) {
         let granule_bytes = self.geometry.granule_bytes;
-        AddressRange::new(
-            self.geometry.base + map_start as usize * granule_bytes,
-            map_units as usize * granule_bytes,
-        )
+        let addresses = |(start, units): (u32, u32)| {
+            let start = self.geometry.base + start as usize * granule_bytes;
+            AddressRange::new(start, units as usize * granule_bytes)
+        };
+        (addresses(mapping.growth.pages()), mapping.large_part.map(addresses))
     }
 
     /// Makes a block of the pages, which the device has mapped and filled. Unneeded parts are cached.
@@ -208,6 +234,9 @@ impl State {
     ) -> Block {
         let Mapping { index, growth, .. } = mapping;
         let pages_bytes = self.bytes(growth.map_units);
+        if let Some((start, units)) = mapping.large_part {
+            self.large.add(start, units);
+        }
         let zeroed = request.fill == Fill::Zero && self.records[index as usize].cached_units == 0;
         self.mapping_bytes -= pages_bytes;
         self.stats.mapped_bytes.add(pages_bytes);

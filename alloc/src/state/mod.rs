@@ -17,6 +17,7 @@ mod blocks;
 mod fast_path;
 mod fill;
 mod growth;
+mod large;
 mod pools;
 mod quiet;
 mod segments;
@@ -28,7 +29,7 @@ mod tests;
 mod thread_cached;
 
 use crate::config::Margin;
-use crate::core::{Fit, Ranges, Starts, Tlsf};
+use crate::core::{Fit, LargePages, Ranges, Starts, Tlsf};
 use crate::stats::Stats;
 use crate::thread_cache::ThreadCache;
 use crate::types::{ArenaId, Request};
@@ -142,6 +143,8 @@ pub(crate) struct Geometry {
     pub(crate) granule_bytes: usize,
     /// Units of a page: 1 if a granule is at least a page.
     pub(crate) page_units: u32,
+    /// Units of a large page: those of a page if there are none.
+    pub(crate) large_units: u32,
     /// Number of units.
     pub(crate) units: u32,
     /// Units of a segment.
@@ -168,6 +171,7 @@ pub(crate) struct State {
     /// By slot.
     stream_keys: Vec<u64>,
     quiet: Quiet,
+    large: LargePages,
     pools: Vec<Pool>,
     pools_vacant: Vec<u32>,
     /// Pools other than the first of their family: family, place.
@@ -215,6 +219,10 @@ impl State {
         moves_beyond: Option<Margin>,
         thread_cache: Option<Arc<ThreadCache>>,
     ) -> Self {
+        // A page that a block would split leaves first, as pages that move do.
+        let large_units =
+            if moves_beyond.is_some() { geometry.large_units } else { geometry.page_units };
+        let geometry = Geometry { large_units, ..geometry };
         let align_units = ALIGN_BYTES_MAX / geometry.granule_bytes.min(ALIGN_BYTES_MAX);
         let phase = geometry.base / geometry.granule_bytes % align_units;
         Self {
@@ -238,6 +246,7 @@ impl State {
                 if is_stream_ordered { geometry.units } else { 0 },
                 geometry.page_units,
             ),
+            large: LargePages::new(geometry.units, geometry.page_units, geometry.large_units),
             pools: vec![Pool::fixed(POOL_GENERAL), Pool::fixed(POOL_SPARE)],
             pools_vacant: Vec::new(),
             members: BTreeMap::new(),
@@ -419,7 +428,7 @@ impl State {
             return Ok(Attempt::OverBudget(over_bytes));
         }
         if growth.is_none() && self.carve_segment(pool, fit) {
-            growth = self.plan_growth(pool, fit);
+            growth = self.plan_growth(pool, fit).or_else(|| self.least_growth(pool, fit));
         }
         let Some(growth) = growth else { return Ok(Attempt::NoAddresses) };
         let move_bytes = self.move_bytes(map_units, priority);

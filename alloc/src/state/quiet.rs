@@ -5,6 +5,7 @@
 //! is free in one range was freed at different times. On other streams this would be work at each free for nothing.
 
 use super::{State, StreamSet, TrimPurpose, cached_list};
+use crate::core::LargePages;
 
 /// A stream that was found busy is marked each time this part of the maximum use was freed on it, but at
 /// least a page: 1/32.
@@ -75,17 +76,26 @@ impl Quiet {
     }
 
     /// Returns when the whole pages `start`, `units` of a stream were freed: each of them, if it is marked, or all
-    /// at the time of their range.
+    /// at the time of their range. Those of a large page were freed with the last of them.
     fn times(
         &self,
         (start, units): (u32, u32),
+        large: &LargePages,
         stream: StreamTimes,
         range_freed_at: u64,
     ) -> impl DoubleEndedIterator<Item = u64> + ExactSizeIterator {
-        let first = (start >> self.page_log) as usize;
-        let pages = self.freed_at.get(first..first + (units >> self.page_log) as usize);
-        pages.unwrap_or_default().iter().map(move |&freed_at| {
-            if stream.is_marked() { freed_at.max(stream.marked_from) } else { range_freed_at }
+        let first = start >> self.page_log;
+        let count = if self.freed_at.is_empty() { 0 } else { units >> self.page_log };
+        (0..count).map(move |at| {
+            if !stream.is_marked() {
+                return range_freed_at;
+            }
+            let one = ((first + at) << self.page_log, 1 << self.page_log);
+            let (start, units) = large.around(one.0).unwrap_or(one);
+            let first = (start >> self.page_log) as usize;
+            let pages = self.freed_at.get(first..first + (units >> self.page_log) as usize);
+            let last = pages.unwrap_or_default().iter().copied().max().unwrap_or(NEVER);
+            last.max(stream.marked_from)
         })
     }
 }
@@ -159,11 +169,22 @@ impl State {
         self.quiet_pages(index, u32::MAX).is_some_and(|(_, quiet_units)| quiet_units == units)
     }
 
+    /// Whether the pages `start`, `units` of range `index` are known to be quiet.
+    pub(super) fn are_quiet(&self, index: u32, start: u32, units: u32) -> bool {
+        let stream = self.quiet.streams.get(self.stream_of(index) as usize);
+        stream.is_some_and(|&stream| {
+            let range_freed_at = self.ranges.freed_at(index);
+            let mut times = self.quiet.times((start, units), &self.large, stream, range_freed_at);
+            times.all(|freed_at| freed_at <= stream.quiet_at)
+        })
+    }
+
     /// Returns start and units of the last quiet pages of range `index`, up to `units_max` of them.
     pub(super) fn quiet_pages(&self, index: u32, units_max: u32) -> Option<(u32, u32)> {
         let stream = *self.quiet.streams.get(self.stream_of(index) as usize)?;
         let pages = self.ranges.whole_pages(index, self.geometry.page_units);
-        let mut times = self.quiet.times(pages, stream, self.ranges.freed_at(index));
+        let range_freed_at = self.ranges.freed_at(index);
+        let mut times = self.quiet.times(pages, &self.large, stream, range_freed_at);
         let end = times.rposition(|freed_at| freed_at <= stream.quiet_at)? + 1;
         let most = (units_max >> self.quiet.page_log).saturating_sub(1) as usize;
         // The last one has been taken.
@@ -171,7 +192,8 @@ impl State {
         // Both are at most the units of the range.
         let (end, count) = (u32::try_from(end).ok()?, u32::try_from(before.count() + 1).ok()?);
         let page_log = self.quiet.page_log;
-        Some((pages.0 + ((end - count) << page_log), count << page_log))
+        let start = self.large.floor(pages.0 + ((end - count) << page_log));
+        Some((start, pages.0 + (end << page_log) - start))
     }
 
     /// Returns what to wait for until `bytes` of pages are quiet: streams, each with the number of its free. They
@@ -194,7 +216,8 @@ impl State {
             let Some(&stream) = self.quiet.streams.get(it.stream as usize) else { continue };
             for index in self.ranges.no_smaller(cached_list(pool), page_units) {
                 let whole = self.ranges.whole_pages(index, page_units);
-                let times = self.quiet.times(whole, stream, self.ranges.freed_at(index));
+                let range_freed_at = self.ranges.freed_at(index);
+                let times = self.quiet.times(whole, &self.large, stream, range_freed_at);
                 let busy = times.filter(|&freed_at| freed_at > stream.quiet_at);
                 pages.extend(busy.map(|freed_at| (freed_at, it.stream)));
             }

@@ -46,7 +46,11 @@ impl State {
     /// Takes a cached range of `pool` for `fit`.
     #[inline]
     pub(super) fn take_cached(&mut self, pool: u32, fit: Fit) -> Option<u32> {
-        let index = self.ranges.take(self.find_cached(pool, fit)?, fit)?;
+        let index = if self.large.is_empty() {
+            self.ranges.take(self.find_cached(pool, fit)?, fit)?
+        } else {
+            self.take_unsplit(pool, fit)?
+        };
         self.cached_to_used(index);
         Some(index)
     }
@@ -96,11 +100,21 @@ impl State {
             let (start, units) = self.quiet_pages(index, units)?;
             self.ranges.take_at(index, start, units)?
         } else {
-            self.ranges.take_pages(index, units, page_units)?
+            let (start, units) = self.last_pages(index, units)?;
+            self.ranges.take_at(index, start, units)?
         };
         self.cached_to_used(index);
         self.record_mut(index).kind = RangeKind::Trimming;
         Some(index)
+    }
+
+    /// Returns start and units of the last whole pages of range `index`, `units` rounded up to whole large pages.
+    fn last_pages(&self, index: u32, units: u32) -> Option<(u32, u32)> {
+        let page_units = self.geometry.page_units;
+        let (first, all_units) = self.ranges.whole_pages(index, page_units);
+        let units = units.max(1).checked_next_multiple_of(page_units).unwrap_or(u32::MAX);
+        let start = self.large.floor(first + all_units - units.min(all_units));
+        (all_units > 0).then_some((start, first + all_units - start))
     }
 
     /// Whether the cached ranges of `pool` may be trimmed.
@@ -114,6 +128,7 @@ impl State {
     /// Ends a successful trim of `index`. Returns its bytes.
     pub(crate) fn finish_trim(&mut self, index: u32) -> u64 {
         let bytes = self.range_bytes(index);
+        self.large.remove(self.ranges.start(index), self.ranges.units(index));
         self.stats.mapped_bytes.remove(bytes);
         self.stats.unmaps += 1;
         self.give(index, false);
@@ -200,6 +215,11 @@ impl State {
         self.move_segment(key.2, pool);
         self.retire_pool(spare);
         true
+    }
+
+    /// Returns the pool of range `index`.
+    pub(super) fn pool_at(&self, index: u32) -> u32 {
+        self.segments[self.ranges.owner(index) as usize].as_ref().map_or(POOL_SPARE, |it| it.pool)
     }
 
     /// Adds a segment of new addresses for `fit` to `pool`: a multiple of the configured size, or just enough

@@ -8,8 +8,14 @@ use crate::types::Request;
 const PAGE: usize = 4096;
 
 fn state(budget_pages: u64) -> State {
-    let geometry =
-        Geometry { base: PAGE, granule_bytes: PAGE, page_units: 1, units: 256, segment_units: 16 };
+    let geometry = Geometry {
+        base: PAGE,
+        granule_bytes: PAGE,
+        page_units: 1,
+        large_units: 1,
+        units: 256,
+        segment_units: 16,
+    };
     State::new(geometry, budget_pages * PAGE as u64, false, None, None)
 }
 
@@ -66,7 +72,7 @@ fn a_range_being_mapped_is_not_a_block() {
     let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
         panic!("no room in an empty state");
     };
-    let address = state.pages_to_map(&mapping).start;
+    let address = state.pages_to_map(&mapping).0.start;
     assert_eq!(state.lookup(address), None);
     assert!(state.free(address, 0).is_err());
     assert!(state.blocks().is_empty());
@@ -79,8 +85,14 @@ fn a_range_being_mapped_is_not_a_block() {
 
 /// A state on a stream-ordered device that moves pages, and a stream of it.
 fn moving() -> (State, u64) {
-    let geometry =
-        Geometry { base: PAGE, granule_bytes: PAGE, page_units: 1, units: 256, segment_units: 16 };
+    let geometry = Geometry {
+        base: PAGE,
+        granule_bytes: PAGE,
+        page_units: 1,
+        large_units: 1,
+        units: 256,
+        segment_units: 16,
+    };
     let mut state = State::new(geometry, 100 * PAGE as u64, true, Some(Margin::TIGHT), None);
     state.register_stream(7).unwrap();
     (state, 7)

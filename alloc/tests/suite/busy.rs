@@ -19,7 +19,7 @@ fn run(calls: &[Call], run_ahead: Option<u64>) -> Stats {
         thread_cache: true,
         ..Config::new(1, (pages / 2 * PAGE) as u64)
     };
-    let (device, allocator) = uncounted(pages, config, STREAMS);
+    let (device, allocator) = uncounted(pages, config, STREAMS, 1);
     if let Some(launches) = run_ahead {
         device.gpu().set_run_ahead(launches);
     }

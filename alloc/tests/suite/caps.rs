@@ -13,6 +13,8 @@ use std::path::PathBuf;
 /// Sizes of traces are divided by this: their 2 MiB pages are the 4 KiB pages of the device.
 const SCALE: u64 = 512;
 const SEGMENT_PAGES: usize = 32;
+/// Pages of a large page: 16 MiB of a trace.
+const LARGE_PAGES: usize = 8;
 /// Addresses, in pages per page of the budget.
 const SPACE_FACTOR: usize = 8;
 /// Caps above the most live bytes, in thousandths: the first, the last, the step of a complete run.
@@ -130,7 +132,7 @@ fn run(name: &str, calls: &[Call], budget_pages: usize, setting: Setting) -> usi
         thread_cache: setting.thread_cache,
     };
     let pages = SPACE_FACTOR * budget_pages + SEGMENT_PAGES;
-    let (device, allocator) = uncounted(pages, config, setting.streams);
+    let (device, allocator) = uncounted(pages, config, setting.streams, LARGE_PAGES);
     if let Some(launches) = setting.run_ahead {
         device.gpu().set_run_ahead(launches);
     }

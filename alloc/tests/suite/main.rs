@@ -11,6 +11,7 @@ mod cut;
 mod faults;
 mod kept;
 mod ladder;
+mod large;
 mod margin;
 mod marks;
 mod model;

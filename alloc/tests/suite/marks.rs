@@ -23,7 +23,7 @@ impl Scene {
             moves_pages: true,
             ..Config::new(PAGE / UNITS, (budget_pages * PAGE) as u64)
         };
-        let (device, allocator) = uncounted(PAGES, config, 3);
+        let (device, allocator) = uncounted(PAGES, config, 3, 1);
         Self { device, allocator }
     }
 

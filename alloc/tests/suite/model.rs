@@ -204,6 +204,7 @@ impl Model {
             scope: request.scope,
             tag: request.tag,
             arena: request.arena,
+            wakes_large: false,
             claimed: None,
             asleep: false,
             free_deferred: false,

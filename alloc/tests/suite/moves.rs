@@ -220,7 +220,7 @@ fn blocks_that_grow_hold_no_more_than_the_spare_bytes() {
             margin: Margin { divisor, bytes_min },
             ..Config::new(PAGE, PAGES as u64 * PAGE_BYTES)
         };
-        let (device, allocator) = uncounted(PAGES, config, 0);
+        let (device, allocator) = uncounted(PAGES, config, 0, 1);
         let mut old: Option<Block> = None;
         let mut high_bytes = 0;
         for pages in 32..512 {

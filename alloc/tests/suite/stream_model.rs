@@ -340,6 +340,7 @@ impl Model {
             scope: request.scope,
             tag: 0,
             arena: request.arena,
+            wakes_large: false,
             claimed: None,
             asleep: false,
             free_deferred: false,

@@ -25,6 +25,8 @@ pub(crate) struct RegionBlock<D: Device> {
     pub(crate) start: usize,
     /// Its pages that sleep and wake; the whole block if its role never sleeps.
     pub(crate) range: AddressRange,
+    /// Whether it wakes to large pages.
+    pub(crate) wakes_large: bool,
     /// Offset of its bytes in the region's copy.
     pub(crate) offset_bytes: usize,
     /// Bytes of it in the copy.
@@ -208,8 +210,14 @@ impl<D: Device> Engine<D> {
                 self.reserve(id)?
             }
         }
-        for (at, span) in self.parts(id, |(at, part)| Some((at, part.span?))) {
-            match self.device.stage(span, fill) {
+        for (at, span, wakes_large) in
+            self.parts(id, |(at, part)| Some((at, part.span?, part.wakes_large)))
+        {
+            let staged = match wakes_large {
+                true => self.device.stage_large(span, fill),
+                false => self.device.stage(span, fill),
+            };
+            match staged {
                 Ok(staged) => self.part(id, at, |part| part.staged = Some(staged)),
                 Err(e) => {
                     drop(self.take_staged(id));

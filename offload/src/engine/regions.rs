@@ -106,11 +106,12 @@ impl<D: Device> Engine<D> {
                     let range = if sleeps { info.pages } else { info.range };
                     let (block, start) = (info.id, info.range.start);
                     let (offset_bytes, copy_bytes) = (total_copy_bytes, self.copied_bytes(&info));
-                    let (span, staged) = (None, None);
+                    let (span, staged, wakes_large) = (None, None, info.wakes_large);
                     blocks.push(RegionBlock {
                         block,
                         start,
                         range,
+                        wakes_large,
                         offset_bytes,
                         copy_bytes,
                         span,

@@ -334,6 +334,12 @@ impl Ranges {
         fit.start_in(start, units, self.phase)
     }
 
+    /// Returns the first start of `fit` in range `index` itself.
+    pub(crate) fn start_in(&self, index: u32, fit: Fit) -> Option<u32> {
+        let Range { start, units, .. } = self.ranges[index as usize];
+        fit.start_in(start, units, self.phase)
+    }
+
     /// Returns the last start of `fit` in the reach of range `index`.
     pub(crate) fn last_start_in_reach(&self, index: u32, fit: Fit) -> Option<u32> {
         let (start, units) = self.reach(index);
@@ -370,18 +376,6 @@ impl Ranges {
         // If there is a whole page, both lie in the range.
         let first = u32::try_from(first).unwrap_or(u32::MAX);
         (first, u32::try_from(end).unwrap_or(u32::MAX).saturating_sub(first))
-    }
-
-    /// Takes the last whole pages of the free range `index`, up to `units` of them (rounded up). The rest
-    /// stays free in the same list. `None` if there is no whole page, or at the limit of ranges.
-    pub(crate) fn take_pages(&mut self, index: u32, units: u32, page_units: u32) -> Option<u32> {
-        let (first, all_units) = self.whole_pages(index, page_units);
-        if all_units == 0 {
-            return None;
-        }
-        let units = units.max(1).checked_next_multiple_of(page_units).unwrap_or(u32::MAX);
-        let units = units.min(all_units);
-        self.take_at(index, first + (all_units - units), units)
     }
 
     /// Takes `units` from `start` on out of the free range `index`, which contains them.

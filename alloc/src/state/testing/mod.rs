@@ -28,6 +28,7 @@ struct Count {
     blocks: u64,
     ranges: u64,
     claims: u32,
+    large: u32,
 }
 
 impl State {
@@ -96,6 +97,7 @@ impl State {
                 return Err(format!("range {range} of segment {index} says it is another's"));
             }
             self.check_entry(range)?;
+            count.large += self.check_large(range)?;
             match self.ranges.list(range) {
                 None => {
                     used += range_units;
@@ -136,6 +138,24 @@ impl State {
             None => !is_registered,
         };
         if is_right { Ok(()) } else { Err(format!("range {range}: {entry:?}, {record:?}")) }
+    }
+
+    /// Large pages split no range and are mapped. Returns the number of those in the range.
+    fn check_large(&self, range: u32) -> Result<u32, String> {
+        let (start, units) = (self.ranges.start(range), self.ranges.units(range));
+        if self.large.is_split_by(start, units) {
+            return Err(format!("range {range} at {start} of {units} units splits a large page"));
+        }
+        let starts = (start..start + units)
+            .filter(|&unit| self.large.around(unit).is_some_and(|(first, _)| first == unit));
+        let count = u32::try_from(starts.count()).unwrap_or(u32::MAX);
+        let record = self.records.get(range as usize).filter(|_| self.ranges.is_used(range));
+        let is_asleep = record.is_some_and(|it| it.asleep);
+        let is_bare = self.ranges.list(range).is_some_and(|list| list % 2 == 1);
+        if count > 0 && (is_asleep || is_bare) {
+            return Err(format!("range {range} has {count} large pages that are not mapped"));
+        }
+        Ok(count)
     }
 
     /// A bare range consists of whole pages.
@@ -275,6 +295,10 @@ impl State {
         let promised = count.claims * RANGES_PER_CLAIM + count.mappings * RANGES_PER_MAP;
         if self.ranges.promised() != promised {
             return Err(format!("{} ranges promised, not {promised}", self.ranges.promised()));
+        }
+        if self.large.count() != count.large {
+            let (counted, found) = (self.large.count(), count.large);
+            return Err(format!("{counted} large pages, {found} found"));
         }
         if self.mapping_bytes != count.mapping * granule_bytes {
             return Err(format!("mapping: {} bytes, {} units", self.mapping_bytes, count.mapping));

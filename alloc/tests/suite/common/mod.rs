@@ -36,6 +36,8 @@ struct Page {
     mapped: bool,
     /// Handed out since it was mapped.
     dirty: bool,
+    /// Part of a large page.
+    is_large: bool,
 }
 
 type Hook = Box<dyn FnMut(Operation, AddressRange) + Send>;
@@ -65,6 +67,8 @@ pub(crate) struct Fake {
     inner: Mutex<Inner>,
     hook: Mutex<Option<Hook>>,
     is_stream_ordered: bool,
+    /// Pages of a large page; 0 as 1: there are none.
+    large_pages: usize,
     gpu: Mutex<Gpu>,
 }
 
@@ -172,11 +176,39 @@ impl Fake {
     /// What `sleep` and `wake` of another room do to the pages of a block.
     pub(crate) fn take_pages(&self, range: AddressRange) {
         self.gpu().must_be_idle(range);
+        assert!(!self.splits(range), "{range:x?} splits a large page");
         self.inner().set(range, true, false);
     }
 
     pub(crate) fn bring_pages(&self, range: AddressRange) {
         self.inner().set(range, false, true);
+    }
+
+    /// The large pages that lie wholly in `range` are one each from now on.
+    pub(crate) fn join(&self, range: AddressRange) {
+        let large_bytes = self.large_page_bytes();
+        let first = range.start.next_multiple_of(large_bytes);
+        let end = range.end() / large_bytes * large_bytes;
+        if large_bytes > PAGE && first < end {
+            let joined = AddressRange::new(first, end - first);
+            self.inner().pages[pages_of(joined)].iter_mut().for_each(|page| page.is_large = true);
+        }
+    }
+
+    /// Number of the large pages in `range`.
+    pub(crate) fn large_pages(&self, range: AddressRange) -> usize {
+        let inner = self.inner();
+        let pages = &inner.pages[pages_of(range)];
+        pages.iter().filter(|page| page.is_large).count() / self.large_pages.max(1)
+    }
+
+    /// Whether an end of `range` is inside of a large page.
+    fn splits(&self, range: AddressRange) -> bool {
+        let inner = self.inner();
+        let is_large =
+            |at: usize| inner.pages.get((at - BASE) / PAGE).is_some_and(|it| it.is_large);
+        let is_inside = |at: usize| !at.is_multiple_of(self.large_page_bytes()) && is_large(at);
+        is_inside(range.start) || is_inside(range.end())
     }
 
     /// A block's user writes to all of it. Returns (all were mapped, any was dirty before).
@@ -279,7 +311,7 @@ impl Inner {
                 self.violations.push(format!("{range:x?} is not all mapped == {from}"));
                 return;
             }
-            *page = Page { mapped: to, dirty: false };
+            *page = Page { mapped: to, ..Page::default() };
         }
         self.contents.set_mapped(pages_of(range), to);
         let pages = range.bytes / PAGE;
@@ -340,8 +372,9 @@ pub(crate) fn uncounted(
     pages: usize,
     config: Config,
     streams: usize,
+    large_pages: usize,
 ) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
-    let device = Fake { is_stream_ordered: streams > 0, ..Fake::with_pages(pages) };
+    let device = Fake { is_stream_ordered: streams > 0, large_pages, ..Fake::with_pages(pages) };
     device.inner().is_logged = false;
     let device = Arc::new(device);
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));
@@ -357,7 +390,17 @@ pub(crate) fn with_contents(
     config: Config,
     streams: usize,
 ) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
-    let device = Fake { is_stream_ordered: streams > 0, ..Fake::with_pages(pages) };
+    with_large_pages(pages, config, streams, 1)
+}
+
+/// The same with large pages of `large_pages`.
+pub(crate) fn with_large_pages(
+    pages: usize,
+    config: Config,
+    streams: usize,
+    large_pages: usize,
+) -> (Arc<Fake>, Arc<Allocator<Fake>>) {
+    let device = Fake { is_stream_ordered: streams > 0, large_pages, ..Fake::with_pages(pages) };
     {
         let mut inner = device.inner();
         inner.contents = Contents::new(pages, config.granule_bytes);
@@ -406,6 +449,23 @@ impl Device for Fake {
         }
         Ok(())
     }
+    fn large_page_bytes(&self) -> usize {
+        self.large_pages.max(1) * PAGE
+    }
+    fn map_large(
+        &self,
+        range: AddressRange,
+        large: AddressRange,
+        fill: Fill,
+    ) -> Result<(), DeviceError> {
+        assert!(
+            large.start >= range.start && large.end() <= range.end(),
+            "{large:x?} in {range:x?}"
+        );
+        self.map(range, fill)?;
+        self.join(large);
+        Ok(())
+    }
     fn limit_parked(&self, total_bytes: u64) {
         self.inner().parking_limit_bytes = total_bytes;
     }
@@ -413,6 +473,7 @@ impl Device for Fake {
         std::mem::take(&mut self.inner().parked_bytes)
     }
     fn unmap(&self, range: AddressRange) -> Result<(), DeviceError> {
+        assert!(!self.splits(range), "{range:x?} splits a large page");
         self.call(Operation::Unmap, range)
     }
     fn freeze(&self, _: AddressRange, _: SpanLabel) -> Result<SpanId, DeviceError> {

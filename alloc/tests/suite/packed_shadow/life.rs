@@ -96,6 +96,7 @@ impl Shadow {
                     scope: 0,
                     tag: request.tag,
                     arena: request.arena,
+                    wakes_large: self.setup.wakes_large(block.range),
                     claimed: None,
                     asleep: false,
                     free_deferred: false,
@@ -139,7 +140,7 @@ impl Shadow {
     fn is_spacious(&self, bytes: usize) -> bool {
         let mut segments = self.allocator.segments();
         segments.sort_by_key(|it| it.0.start);
-        let mut at = BASE;
+        let mut at = self.setup.space_start();
         let mut longest_bytes = 0;
         let end = BASE + self.setup.space_pages * PAGE;
         for range in segments.iter().map(|it| it.0).chain([AddressRange::new(end, 0)]) {
@@ -300,6 +301,9 @@ impl Shadow {
             }
             if pages.bytes > 0 {
                 self.device.bring_pages(pages);
+                if info.wakes_large {
+                    self.device.join(pages);
+                }
                 self.device.write(pages, tag);
                 self.device.touch(pages);
             }

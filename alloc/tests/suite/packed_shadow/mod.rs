@@ -12,7 +12,7 @@ mod sleeper;
 mod thread_cache;
 
 use super::common::gpu::{Call, Event};
-use super::common::{Fake, with_contents};
+use super::common::{Fake, with_large_pages};
 use dormouse_alloc::{Allocator, ArenaId, BlockId, BlockInfo, Config, Margin};
 use dormouse_device::AddressRange;
 use ops::{ARENAS, Op, Setup};
@@ -112,7 +112,8 @@ impl Shadow {
             margin: Margin::TIGHT,
             thread_cache: setup.thread_cache,
         };
-        let (device, allocator) = with_contents(setup.space_pages, config, setup.streams);
+        let (device, allocator) =
+            with_large_pages(setup.space_pages, config, setup.streams, setup.large_pages);
         device.set_capacity_pages(setup.capacity_pages);
         let sleeper = Sleeper::new(&allocator);
         let weak = Arc::downgrade(&sleeper);

@@ -21,6 +21,8 @@ pub(crate) struct Setup {
     pub(crate) thread_cache: bool,
     pub(crate) space_pages: usize,
     pub(crate) segment_pages: usize,
+    /// Pages of a large page; 1: there are none.
+    pub(crate) large_pages: usize,
     pub(crate) budget_bytes: u64,
     /// Pages that the device has.
     pub(crate) capacity_pages: usize,
@@ -152,6 +154,7 @@ fn setup(head: [u8; SETUP_BYTES]) -> Setup {
         thread_cache: head[2] & 2 == 2,
         space_pages,
         segment_pages: pick(&[16, 16, 4, 64, 1], head[5]),
+        large_pages: pick(&[1, 4, 2, 8], head[2] >> 2),
         budget_bytes: (budget_pages * PAGE) as u64,
         capacity_pages: if head[6] < 192 { space_pages } else { usize::from(head[6]) / 3 },
         compared_every: 1 + usize::from(head[7] % 8),

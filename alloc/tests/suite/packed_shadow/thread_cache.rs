@@ -1,6 +1,6 @@
 //! What a block has beside what was asked for, and blocks that the thread cache may have.
 
-use super::super::common::{PAGE, key};
+use super::super::common::{BASE, PAGE, key};
 use super::life::overlaps;
 use super::ops::Setup;
 use super::{GONE_MAX, Gone, Peaks, Shadow};
@@ -16,6 +16,16 @@ impl Setup {
     /// Whether the block has its pages to itself: half a page or less shares its page all the same.
     pub(super) fn is_whole(&self, request: &Request) -> bool {
         request.whole_pages && request.bytes > PAGE / WHOLE_PAGES_DIVISOR
+    }
+
+    /// Where the space begins: with a large page.
+    pub(super) fn space_start(&self) -> usize {
+        BASE.next_multiple_of(self.large_pages * PAGE)
+    }
+
+    /// Whether a block wakes to large pages: from two of them on, if pages move.
+    pub(super) fn wakes_large(&self, block: AddressRange) -> bool {
+        self.moves_pages && self.large_pages > 1 && block.bytes >= 2 * self.large_pages * PAGE
     }
 
     /// Whether it is a request that the thread cache may meet, and whose block it may keep.

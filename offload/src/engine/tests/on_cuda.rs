@@ -33,6 +33,8 @@ pub(crate) const ASLEEP_FIRST: RegionState = RegionState::Host;
 
 /// The stand-in's, so that sizes and page counts are those of the host device.
 const PAGE_BYTES: usize = 4096;
+/// Pages of a large page: the larger blocks have some.
+const LARGE_PAGES: usize = 16;
 const TOTAL_BYTES: u64 = 2 << 30;
 
 /// Between two looks at what is left.
@@ -121,7 +123,9 @@ impl Drop for Turn {
 }
 
 pub(crate) fn new_device(reserve_bytes: usize, capacity_bytes: u64) -> TestDevice {
-    let config = CudaConfig { reserve_bytes, capacity_bytes, ..CudaConfig::default() };
+    let large_page_bytes = LARGE_PAGES * PAGE_BYTES;
+    let config =
+        CudaConfig { reserve_bytes, capacity_bytes, large_page_bytes, ..CudaConfig::default() };
     Faulty::new(CudaDevice::new(&config).unwrap())
 }
 

@@ -72,6 +72,7 @@ fn new_allocator(budget_bytes: usize) -> Arc<Allocator<TestDevice>> {
     device.watch(|| held_count() > 0); // I8
     let mut config = Config::new(device.page_bytes(), budget_bytes as u64);
     config.segment_bytes = 16 * MIB;
+    config.moves_pages = true;
     let default = default_stream(&device);
     let allocator = Allocator::new(device, config, Arc::new(Timeline::new(1024))).unwrap();
     allocator.register_stream(0, default).unwrap();
