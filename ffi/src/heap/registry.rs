@@ -187,9 +187,11 @@ fn host(config: &Config) -> Result<Heap, Fault> {
 }
 
 fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {
+    let bytes = |key| usize::try_from(config.number(key)).unwrap_or(usize::MAX);
     let settings = CudaConfig {
         ordinal,
-        page_bytes: usize::try_from(config.number(Key::CudaPage)).unwrap_or(usize::MAX),
+        page_bytes: bytes(Key::CudaPage),
+        large_page_bytes: bytes(Key::CudaLargePage),
         ..CudaConfig::default()
     };
     with_device(Any::Cuda(CudaDevice::new(&settings)?), ordinal, config)

@@ -137,12 +137,19 @@ table! {
         "The equivalent of DORMOUSE_ALLOC_BUDGET_BYTES for GPUs. Leave room for other users of the \
          GPU: communication buffers, library workspaces, other processes."
     }
+    CudaLargePage c"DORMOUSE_CUDA_LARGE_PAGE_BYTES" {
+        PowerOfTwo { max: 1 << 30 }, c"0",
+        c"0 (16MiB, or the page if that is larger) to 1GiB, a power of two, at least the page",
+        c"large page size on a GPU, in bytes; that of the page: none",
+        "Blocks of two large pages and more have large pages: one driver call maps or unmaps each, which is what \
+         sleeping and waking costs. What is left at their ends has pages. Read when the heap is created."
+    }
     CudaPage c"DORMOUSE_CUDA_PAGE_BYTES" {
         PowerOfTwo { max: 1 << 30 }, c"0",
         c"0 (the driver's granularity, 2MiB) to 1GiB, a power of two",
         c"page size on a GPU, the unit of mapping, in bytes",
-        "Each page is mapped and unmapped by one driver call. Larger pages sleep and wake with fewer \
-         calls and waste more of the last page of each block. Read when the heap is created."
+        "Larger pages waste more of the last page of each block. Large blocks have large pages beside \
+         (DORMOUSE_CUDA_LARGE_PAGE_BYTES). Read when the heap is created."
     }
     HeapMin c"DORMOUSE_HEAP_MIN_BYTES" {
         Size { min: 4 * KIB, max: TIB, percent: false }, c"64KiB",
