@@ -78,15 +78,9 @@ OURS = Contender(
 )
 
 
-def with_pages(mib: int) -> Contender:
-    """Ours with pages of this size."""
-    pages = {"DORMOUSE_CUDA_PAGE_BYTES": f"{mib}MiB"}
-    return replace(OURS, name=f"ours, {mib} MiB", environment={**OURS.environment, **pages})
-
-
-# Pages of the driver's granularity, and pages whose calls stay behind copies.
-OURS_2_MIB = with_pages(2)
-OURS_16_MIB = with_pages(16)
+# Ours with pages of the driver's granularity alone.
+ALONE = {"DORMOUSE_CUDA_PAGE_BYTES": "2MiB", "DORMOUSE_CUDA_LARGE_PAGE_BYTES": "2MiB"}
+OURS_ALONE = replace(OURS, name="ours, 2 MiB", environment={**OURS.environment, **ALONE})
 # torch's libraries name the directory of the real runtime, so the stand-in has to be first.
 TORCH_ENVIRONMENT = {
     "LD_LIBRARY_PATH": f"{STANDIN}:{TORCH / 'lib'}",

@@ -15,8 +15,7 @@ from contenders import (
     EXPANDABLE,
     NATIVE,
     OURS,
-    OURS_2_MIB,
-    OURS_16_MIB,
+    OURS_ALONE,
     TORCH_ENVIRONMENT,
     Contender,
     Unavailable,
@@ -40,12 +39,11 @@ def utilisation(result: runs.Result) -> float:
     return result["peak_live_bytes"] / result["peak_device_bytes"]
 
 
-def at_both_pages(row: Row, one: Contender, run: Callable[[Contender], runs.Result]) -> float:
-    """The utilisation; ours with pages of 2 MiB, and in words with those of 16 MiB."""
-    if one is not OURS:
-        return utilisation(run(one))
-    row.how += f"; ours with pages of 16 MiB: {utilisation(run(OURS_16_MIB)):.4f}"
-    return utilisation(run(OURS_2_MIB))
+def with_and_alone(row: Row, one: Contender, run: Callable[[Contender], runs.Result]) -> float:
+    """The utilisation; of ours also, in words, without large pages."""
+    if one is OURS:
+        row.how += f"; ours without large pages: {utilisation(run(OURS_ALONE)):.4f}"
+    return utilisation(run(one))
 
 
 def utilisation_churn(setting: Setting, name: str, live: int) -> Row:
@@ -55,13 +53,12 @@ def utilisation_churn(setting: Setting, name: str, live: int) -> Row:
         f"run + {OVER_EXPANDABLE}"
     )
     row = Row(name, "ratio", HIGHER, how)
-    setting.fill(row, lambda one: at_both_pages(row, one, partial(setting.churned, live=live)))
+    setting.fill(row, lambda one: with_and_alone(row, one, partial(setting.churned, live=live)))
     expandable = row.peers.get(EXPANDABLE.name)
     row.bar = None if expandable is None else expandable + OVER_EXPANDABLE
     for contender in setting.contenders:
         if row.figure(contender.name) is not None:
-            shown = OURS_2_MIB if contender is OURS else contender
-            row.how += own_figure(shown, setting.churned(shown, live))
+            row.how += own_figure(contender, setting.churned(contender, live))
     return row
 
 
@@ -84,7 +81,7 @@ def replay(setting: Setting, name: str, path: Path) -> Row:
         def replayed(one: Contender) -> runs.Result:
             return runs.run(one, "replay", records)
 
-        return setting.fill(row, lambda one: at_both_pages(row, one, replayed))
+        return setting.fill(row, lambda one: with_and_alone(row, one, replayed))
 
 
 def replay_busy(setting: Setting, name: str, path: Path) -> Row:
@@ -106,11 +103,12 @@ def replay_busy(setting: Setting, name: str, path: Path) -> Row:
 
 
 def busy(row: Row, one: Contender, run: Callable[..., runs.Result]) -> float:
-    """The utilisation; of ours also, in words, farther behind, and the waits."""
+    """The utilisation; of ours also, in words: without large pages, farther behind, the waits."""
     if one is not OURS:
         return utilisation(run(one))
-    result, far = run(OURS_2_MIB), run(OURS_2_MIB, RUN_AHEAD_FAR)
+    result, far = run(OURS), run(OURS, RUN_AHEAD_FAR)
     row.how += (
+        f"; ours without large pages: {utilisation(run(OURS_ALONE)):.4f}"
         f"; ours {RUN_AHEAD_FAR} works ahead: {utilisation(far):.4f}; waits of ours: "
         f"{waits(result)} and {waits(far)} for {result['pairs']} blocks"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gpu_rows
-from gpu_rows import COSTS, FREE, PAGE_MIB_DEFAULT, PAGES_MIB, WORST, fill
+from gpu_rows import COSTS, FREE, LARGE_MIB, LARGE_MIB_DEFAULT, WORST, fill
 
 
 def a_step(step_ns: int) -> dict:
@@ -11,18 +11,18 @@ def a_step(step_ns: int) -> dict:
 
 
 def test_the_overhead_is_over_the_step_whose_calls_are_free():
-    steps = {page_mib: a_step(1000 + page_mib) for page_mib in PAGES_MIB}
+    steps = {large_mib: a_step(1000 + large_mib) for large_mib in LARGE_MIB}
     row = fill(a_step(1000), steps, a_step(1500))
-    assert row.ours == PAGE_MIB_DEFAULT / 1000
-    others = [page_mib for page_mib in PAGES_MIB if page_mib != PAGE_MIB_DEFAULT]
-    assert row.peers == {f"{page_mib} MiB": page_mib / 1000 for page_mib in others}
+    assert row.ours == LARGE_MIB_DEFAULT / 1000
+    others = [large_mib for large_mib in LARGE_MIB if large_mib != LARGE_MIB_DEFAULT]
+    assert row.peers == {f"{large_mib} MiB": large_mib / 1000 for large_mib in others}
     assert "0.50 s in calls" in row.how and "stall: 0.5000" in row.how
 
 
 def test_the_bar_is_two_percent():
-    steps = dict.fromkeys(PAGES_MIB, a_step(1021))
+    steps = dict.fromkeys(LARGE_MIB, a_step(1021))
     assert fill(a_step(1000), steps, a_step(1)).met is False
-    steps = dict.fromkeys(PAGES_MIB, a_step(1020))
+    steps = dict.fromkeys(LARGE_MIB, a_step(1020))
     assert fill(a_step(1000), steps, a_step(1)).met is True
 
 

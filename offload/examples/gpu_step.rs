@@ -1,6 +1,6 @@
 //! What mapping calls add to a training step on a GPU: prints one line of JSON.
 //!
-//! Argument: page size in MiB. The allocator, the `cuda` device and their calls of the stand-in driver are
+//! Argument: large page size in MiB; with the page's 2 there are none. The allocator, the `cuda` device and their calls of the stand-in driver are
 //! real; each call costs what `STANDIN_CUDA_COSTS` says on a virtual clock. Kernels, copies and the
 //! engine's threads are simulated, one timeline each, with the engine's default limits. The
 //! step is that of 32 responses of 2,048 tokens to a prompt of 10,240, on Llama-3-8B's geometry; its
@@ -86,8 +86,8 @@ struct Trainer {
 fn main() -> Outcome<()> {
     let numbers: Vec<usize> =
         std::env::args().skip(1).map(|word| word.parse()).collect::<Result<_, _>>()?;
-    let [page_mib] = numbers[..] else { return Err("accepted is: page MiB".into()) };
-    let mut trainer = Trainer::new(page_mib * MIB)?;
+    let [large_mib] = numbers[..] else { return Err("accepted is: large page MiB".into()) };
+    let mut trainer = Trainer::new(large_mib * MIB)?;
     let (mut begin_ns, mut calls_ns) = (0, 0);
     for _ in 0..STEPS {
         (begin_ns, calls_ns) = (trainer.times.gpu, trainer.times.calls);
@@ -103,9 +103,9 @@ fn main() -> Outcome<()> {
 }
 
 impl Trainer {
-    fn new(page_bytes: usize) -> Outcome<Self> {
+    fn new(large_page_bytes: usize) -> Outcome<Self> {
         let standin = standin::load();
-        let device = CudaDevice::new(&CudaConfig { page_bytes, ..CudaConfig::default() })?;
+        let device = CudaDevice::new(&CudaConfig { large_page_bytes, ..CudaConfig::default() })?;
         let budget_bytes = device.memory_info().capacity_bytes / 100 * BUDGET_PERCENT;
         let stream = device.create_stream("trainer")?;
         let config = Config {
@@ -290,7 +290,10 @@ impl Trainer {
             let ((), end_ns) = self.calls(from_ns, |allocator| {
                 let device = allocator.device();
                 allocator.reserve_awake(block.range.bytes as u64)?;
-                let staged = device.stage(span, Fill::Any)?;
+                let staged = match allocator.info(block.id)?.wakes_large {
+                    true => device.stage_large(span, Fill::Any)?,
+                    false => device.stage(span, Fill::Any)?,
+                };
                 device.publish(staged).map_err(|(error, _): (_, Staged)| error)?;
                 allocator.set_awake(block.id)?;
                 allocator.unclaim(block.id)?;
