@@ -22,7 +22,7 @@ use standin::{Exclusive, Live, Standin};
 
 use self::both::Fixture;
 use super::campaign::errors::REFUSED;
-use super::{Held, PATIENCE, soon};
+use super::{Held, PATIENCE};
 use crate::engine::transfers::CopyStream;
 use dormouse_residency::region::RegionState;
 
