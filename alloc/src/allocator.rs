@@ -3,6 +3,7 @@
 use crate::core::Fit;
 use crate::ladder::Reclaim;
 use crate::marks::Marks;
+use crate::run_ahead::RunAhead;
 use crate::state::{Geometry, Need, State};
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
@@ -54,6 +55,8 @@ pub(crate) struct Locked<D: Device> {
     pub(crate) pending_asked_at: usize,
     /// By slot of the stream.
     pub(crate) marks: Vec<Marks<D::Event>>,
+    /// By slot of the stream.
+    pub(crate) run_ahead: Vec<RunAhead<D::Event>>,
     /// The last error of an event call.
     pub(crate) last_error: Option<DeviceError>,
     /// Change after which a gauge is recorded again.
@@ -101,6 +104,7 @@ impl<D: Device> Allocator<D> {
             pending: Vec::new(),
             pending_asked_at: PENDING_ASKED_FROM,
             marks: Vec::new(),
+            run_ahead: Vec::new(),
             last_error: None,
             gauge_step_bytes: gauge_step_bytes(config.budget_bytes),
             awake_gauge_bytes: 0,

@@ -19,6 +19,9 @@ pub struct Config {
     pub moves_pages: bool,
     /// Mapped bytes beyond the maximum use before pages move.
     pub margin: Margin,
+    /// Limit of the bytes that the requests of a stream near the maximum use are ahead of its work, as soon as a block
+    /// with [`crate::Request::scope`] was requested: see Run-ahead on the crate page. `None`: no limit.
+    pub run_ahead: Option<Margin>,
     /// Whether freed small blocks are cached by thread for requests of the same or a slightly smaller
     /// size: blocks of up to 2048 granules of at most 4 KiB, in classes of a sixteenth, a few MiB for
     /// each thread and stream.
@@ -39,6 +42,9 @@ pub struct Margin {
 impl Margin {
     /// For memory that others could use: a GPU's.
     pub const TIGHT: Self = Self { divisor: 256, bytes_min: 0 };
+    /// For [`Config::run_ahead`] on a GPU. Less than what counts as near the maximum: requests wait before they exceed
+    /// it.
+    pub const RUN_AHEAD: Self = Self { divisor: 64, bytes_min: 32 << 20 };
 
     /// Returns the bytes of the margin for a use of `use_bytes`.
     pub(crate) const fn of(self, use_bytes: u64) -> u64 {
@@ -60,6 +66,7 @@ impl Config {
             segment_bytes: SEGMENT_BYTES_DEFAULT,
             moves_pages: false,
             margin: Margin::TIGHT,
+            run_ahead: None,
             thread_cache: false,
         }
     }
@@ -89,6 +96,9 @@ impl Config {
         }
         if self.margin.divisor == 0 {
             return bad("margin.divisor", 0, "at least 1");
+        }
+        if self.run_ahead.is_some_and(|limit| limit.divisor == 0) {
+            return bad("run_ahead.divisor", 0, "at least 1");
         }
         Ok(())
     }

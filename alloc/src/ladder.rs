@@ -77,6 +77,11 @@ impl<D: Device> Allocator<D> {
         if !locked.pending.is_empty() {
             locked = self.collect_before(locked, request, need);
         }
+        if let Some(limit) = self.config().run_ahead
+            && let Some(limit_bytes) = locked.state.run_ahead_bytes(limit, request, need)
+        {
+            locked = self.limit_run_ahead(locked, request, need.bytes, limit_bytes);
+        }
         let found = self.attempt(locked, request, need, Priority::Normal)?;
         found.or_else(|shortage| self.climb(request, need, shortage))
     }

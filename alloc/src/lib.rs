@@ -109,6 +109,11 @@
 //! quiet. A wait is for the oldest mark that suffices, and for all queued work only if there is none. Marking
 //! ends when the stream is found idle.
 //!
+//! **Run-ahead.** The host queues work long before a device does it. What it allocates meanwhile adds to what is to
+//! fall asleep. Once a block of a scope was requested, a request near the maximum use waits while its stream is
+//! further behind than [`Config::run_ahead`], counted in bytes of such requests. The stream keeps work of three
+//! quarters of the limit. A thread of the runtime never waits, and no request for a stream under capture.
+//!
 //! **Addresses and time.** While no block has uses, no kept arena was closed and the budget is not
 //! reached, addresses depend only on the order of operations, not on the speed of the device. Otherwise
 //! two results depend on device timing:
@@ -143,6 +148,7 @@ mod ladder;
 mod marks;
 pub mod pinned;
 mod report;
+mod run_ahead;
 mod state;
 mod stats;
 mod streams;

@@ -53,7 +53,7 @@ impl<E: Clone> Marks<E> {
         self.0.iter().find(|mark| mark.frees >= frees)
     }
 
-    /// Removes the marks up to free number `frees`: these frees are quiet.
+    /// Removes the marks up to free number `frees`: these frees are quiet, or covered by a later mark.
     pub(crate) fn pass(&mut self, frees: u64) {
         while self.0.front().is_some_and(|mark| mark.frees <= frees) {
             self.0.pop_front();
@@ -147,6 +147,16 @@ mod tests {
             quiet = quiet.max(query(&mut marks, stream.done));
             prop_assert_eq!(quiet, marked.last().map_or(0, |&(frees, _)| frees));
         }
+    }
+
+    /// Of two threads that mark, the one that recorded first may come last.
+    #[test]
+    fn an_older_mark_that_comes_late_is_dropped() {
+        let mut marks = Marks::default();
+        for frees in [5, 3, 5, 7] {
+            marks.add(Mark { frees, event: frees });
+        }
+        assert_eq!(marks.0.iter().map(|mark| mark.frees).collect::<Vec<_>>(), [5, 7]);
     }
 
     /// A stream that gets nothing done keeps its oldest mark, its newest, and some between them.

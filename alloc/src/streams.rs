@@ -7,6 +7,7 @@
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::marks::{MARKS_MAX, Mark, Marks};
+use crate::run_ahead::RunAhead;
 use crate::state::{Need, Release, ReleaseSubject, StreamSet};
 use crate::types::{BlockId, Request};
 use dormouse_device::sync::MutexGuard;
@@ -74,7 +75,7 @@ impl<D: Device> Locked<D> {
 
     /// Records that a stream was idle after free number `frees`.
     pub(crate) fn note_idle(&mut self, slot: u32, frees: u64) {
-        self.state.note_idle(slot, frees);
+        self.state.note_idle(slot);
         self.pass_mark(slot, frees);
     }
 
@@ -100,6 +101,7 @@ impl<D: Device> Allocator<D> {
         let mut locked = self.state.lock();
         if locked.state.register_stream(key)? {
             locked.marks.push(Marks::default());
+            locked.run_ahead.push(RunAhead::default());
             streams.push(stream);
         }
         Ok(())
@@ -210,11 +212,15 @@ impl<D: Device> Allocator<D> {
             for _ in 0..MARKS_QUERIED_MAX {
                 let mark = self.state.lock().marks[slot as usize].oldest().cloned();
                 let Some(Mark { frees, event }) = mark else { break };
-                if self.query_event(&event, WaitMode::Poll, &mut queries) != Some(true) {
-                    busy.insert(slot);
-                    break;
+                match self.query_event(&event, WaitMode::Poll, &mut queries) {
+                    Some(true) => self.state.lock().pass_mark(slot, frees),
+                    Some(false) => {
+                        busy.insert(slot);
+                        break;
+                    }
+                    // An event that a capture took is never complete. The next mark covers its frees.
+                    None => self.state.lock().marks[slot as usize].pass(frees),
                 }
-                self.state.lock().pass_mark(slot, frees);
             }
         }
         self.state.lock().note(queries);
@@ -246,6 +252,34 @@ impl<D: Device> Allocator<D> {
         }
         self.state.lock().note(queries);
         silent
+    }
+
+    /// Waits until a request near the maximum use is not too far ahead of its stream: see
+    /// [`Config::run_ahead`](crate::Config::run_ahead).
+    #[cold]
+    pub(crate) fn limit_run_ahead<'a>(
+        &'a self,
+        mut locked: MutexGuard<'a, Locked<D>>,
+        request: &Request,
+        bytes: u64,
+        limit_bytes: u64,
+    ) -> MutexGuard<'a, Locked<D>> {
+        let Ok(slot) = locked.state.slot_of(request.stream) else { return locked };
+        let Some(run_ahead) = locked.run_ahead.get_mut(slot as usize) else { return locked };
+        let is_due = run_ahead.count(bytes, limit_bytes);
+        if !is_due || self.strongest_wait() != WaitMode::Wait {
+            return locked;
+        }
+        drop(locked);
+        let mut queries = EventQueries::default();
+        // A stream under capture takes none.
+        if let Some(event) = self.record(slot, &mut queries) {
+            let oldest = self.state.lock().run_ahead[slot as usize].add(event);
+            oldest.map(|event| self.query_event(&event, WaitMode::Wait, &mut queries));
+        }
+        let mut locked = self.state.lock();
+        locked.note(queries);
+        locked
     }
 
     /// Queries `streams`. Returns those that are idle, and those that are busy: neither after an error of the
@@ -327,16 +361,26 @@ impl<D: Device> Allocator<D> {
         queries: &mut EventQueries,
     ) -> bool {
         self.record_ends(pending, queries);
-        pending.ends.retain(|(slot, end)| {
-            let is_skipped = wait_mode != WaitMode::Wait && busy.contains(*slot);
-            let is_complete =
-                !is_skipped && self.query_event(end, wait_mode, queries) == Some(true);
-            if !is_complete {
-                busy.insert(*slot);
+        let PendingRelease { release, ends } = pending;
+        ends.retain(|(slot, end)| {
+            if wait_mode != WaitMode::Wait && busy.contains(*slot) {
+                return true;
             }
-            !is_complete
+            match self.query_event(end, wait_mode, queries) {
+                Some(true) => false,
+                Some(false) => {
+                    busy.insert(*slot);
+                    true
+                }
+                // An event that a capture took is never complete. A later one follows the same uses.
+                None => {
+                    busy.insert(*slot);
+                    release.users.insert(*slot);
+                    false
+                }
+            }
         });
-        pending.release.users.is_empty() && pending.ends.is_empty()
+        release.users.is_empty() && ends.is_empty()
     }
 
     /// Before a request: collects completed pending blocks if the cache cannot serve it, or if many are pending.

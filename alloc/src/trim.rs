@@ -241,12 +241,17 @@ impl<D: Device> Allocator<D> {
     /// which serve no open pool, are unmapped for it even within the budget: the device can then reuse
     /// them for the staging. Never calls `Reclaim`: the caller chooses what sleeps.
     ///
+    /// On a stream-ordered device with [`Config::moves_pages`](crate::Config::moves_pages) free pages of any pool
+    /// move before the mapped total exceeds the most ever in use. If too few are quiet, it waits for those freed
+    /// first, on whatever stream, as long as twice as many are free: the device then has work left.
+    ///
     /// On a thread of the runtime it does not wait and may fail earlier; the thread that waits for the
     /// wake then tries again.
     ///
     /// # Errors
     /// `NoRoom`. Nothing is reserved.
     pub fn reserve_awake(&self, bytes: u64) -> Result<(), AllocError> {
+        self.move_to_wake(bytes);
         if self.try_reserve(&mut self.state.lock(), bytes, Priority::Normal).is_ok() {
             if self.device.memory_info().parked_bytes < bytes {
                 self.trim_idle(bytes.max(REUSE_STEP_BYTES));
@@ -267,6 +272,29 @@ impl<D: Device> Allocator<D> {
             (excess_bytes, excess_bytes)
         });
         if excess_bytes == 0 { Ok(()) } else { Err(self.no_room(bytes)) }
+    }
+
+    /// Moves free pages for a wake of `bytes`, as for a request.
+    fn move_to_wake(&self, bytes: u64) {
+        if !self.is_stream_ordered {
+            return;
+        }
+        let (over_bytes, free_bytes) = {
+            let state = &self.state.lock().state;
+            (state.over_goal_bytes(bytes), state.stats.cached_bytes.current)
+        };
+        if over_bytes == 0 {
+            return;
+        }
+        // If the ladder is held, memory is being freed already.
+        let Some(ladder) = self.ladder.try_lock() else { return };
+        let has_work_left = free_bytes / 2 >= over_bytes;
+        let wait_mode = if has_work_left { self.strongest_wait() } else { WaitMode::Poll };
+        self.trim_once(
+            &ladder,
+            over_bytes,
+            Trim { purpose: TrimPurpose::Release, wait_mode, stream: None, split: None },
+        );
     }
 
     /// Runs `attempt` under the ladder lock until it misses no bytes, and makes room in between, as long as

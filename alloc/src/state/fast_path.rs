@@ -23,7 +23,7 @@ impl State {
         }
         debug_assert_eq!(self.excess_bytes(0, Priority::OnLadder), 0, "the thread cache is open");
         // Another place may strand fewer bytes, even if it needs device calls.
-        if self.fills(need) {
+        if self.is_near_maximum(need) && (self.is_run_ahead_limited || self.fills(need)) {
             return None;
         }
         let place = place(self.slot_if_known(request.stream)?, self.is_small(need.fit));

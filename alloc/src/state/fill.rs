@@ -36,10 +36,16 @@ impl State {
     /// Whether a request is placed by the bytes it strands.
     #[inline]
     pub(super) fn fills(&mut self, need: &Need) -> bool {
+        self.is_near_maximum(need) && self.moves_beyond.is_some() && self.fills_now()
+    }
+
+    /// Whether a large block of this size may raise the maximum use, or nearly.
+    #[inline]
+    pub(super) fn is_near_maximum(&self, need: &Need) -> bool {
         // A block of whole pages strands nothing.
-        let is_near = self.geometry.page_units > 1
-            && self.in_use_bytes().saturating_add(need.bytes) >= self.near_high_bytes;
-        is_near && self.moves_beyond.is_some() && !self.is_small(need.fit) && self.fills_now()
+        self.geometry.page_units > 1
+            && self.in_use_bytes().saturating_add(need.bytes) >= self.near_high_bytes
+            && !self.is_small(need.fit)
     }
 
     #[cold]
@@ -88,7 +94,7 @@ impl State {
         let is_choice = self.find_cached(pool, fit).is_some();
         let bytes = self.bytes(growth.map_units());
         let move_bytes = self.move_bytes(growth.map_units(), Priority::Normal);
-        let is_too_much = is_choice && move_bytes < self.over_goal_bytes(growth.map_units());
+        let is_too_much = is_choice && move_bytes < self.over_goal_bytes(bytes);
         if is_too_much || self.excess_bytes(bytes, Priority::Normal) > 0 {
             return Ok(None);
         }

@@ -14,6 +14,7 @@
 use super::fill::NEAR_DIVISOR;
 use super::{Need, Priority, RANGES_MAX, RangeKind, State, bare_list, cached_list};
 use crate::AllocError;
+use crate::config::Margin;
 use crate::core::{Fit, NONE};
 use crate::types::{Block, Request};
 use dormouse_device::{AddressRange, Fill};
@@ -260,17 +261,16 @@ impl State {
         if priority != Priority::Normal {
             return 0;
         }
-        let over_bytes = self.over_goal_bytes(map_units);
+        let over_bytes = self.over_goal_bytes(self.bytes(map_units));
         if over_bytes > 0 && self.has_free_page() { over_bytes } else { 0 }
     }
 
-    /// Returns the bytes by which `map_units` more would exceed the intended maximum, at most all of them; 0 if
-    /// pages never move.
-    pub(super) fn over_goal_bytes(&self, map_units: u32) -> u64 {
+    /// Returns the bytes by which `bytes` more would exceed the intended maximum, at most all of them; 0 if pages
+    /// never move.
+    pub(crate) fn over_goal_bytes(&self, bytes: u64) -> u64 {
         let Some(margin) = self.moves_beyond else { return 0 };
         let held_bytes = self.stats.mapped_bytes.current + self.mapping_bytes;
         let goal_bytes = self.high_bytes + margin.of(self.high_bytes);
-        let bytes = self.bytes(map_units);
         (held_bytes + bytes).saturating_sub(goal_bytes).min(bytes)
     }
 
@@ -297,6 +297,20 @@ impl State {
             self.high_bytes = in_use_bytes;
             self.near_high_bytes = in_use_bytes - in_use_bytes / NEAR_DIVISOR;
         }
+    }
+
+    /// Returns the bytes of a limit of the run-ahead, if it applies to this request: near the maximum use, once
+    /// a block of a scope was requested.
+    #[inline]
+    pub(crate) fn run_ahead_bytes(
+        &mut self,
+        limit: Margin,
+        request: &Request,
+        need: &Need,
+    ) -> Option<u64> {
+        self.is_run_ahead_limited |= request.scope != 0;
+        let is_limited = self.is_run_ahead_limited && self.is_near_maximum(need);
+        is_limited.then(|| limit.of(self.high_bytes))
     }
 
     /// Returns the bytes of blocks and of staged pages.

@@ -192,6 +192,8 @@ pub(crate) struct State {
     held_back_bytes: u64,
     /// Bytes beyond the maximum use from which cached pages are moved; `None`: never.
     moves_beyond: Option<Margin>,
+    /// Requests near the maximum use may have to wait: blocks of scopes fall asleep while their streams go on.
+    is_run_ahead_limited: bool,
     /// The maximum of the bytes in use.
     high_bytes: u64,
     /// The use from which gaps are filled.
@@ -259,6 +261,7 @@ impl State {
             mapping_bytes: 0,
             held_back_bytes: 0,
             moves_beyond,
+            is_run_ahead_limited: false,
             high_bytes: 0,
             near_high_bytes: 0,
             fill_pause: 0,

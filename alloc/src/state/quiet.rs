@@ -121,9 +121,8 @@ impl State {
         }
     }
 
-    /// Records that a stream was idle after time `frees`. It is not marked until it is found busy.
-    pub(crate) fn note_idle(&mut self, slot: u32, frees: u64) {
-        self.note_quiet(slot, frees);
+    /// Records that a stream was idle. It is not marked until it is found busy.
+    pub(crate) fn note_idle(&mut self, slot: u32) {
         let stream = self.quiet.streams.get_mut(slot as usize);
         if let Some(stream) = stream.filter(|stream| stream.is_marked()) {
             stream.bytes_to_mark = NEVER;

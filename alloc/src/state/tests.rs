@@ -157,3 +157,24 @@ fn an_arena_that_lost_its_slot_settles_no_other() {
     assert_eq!(state.kept_bytes(), 0);
     state.check().unwrap();
 }
+
+/// What was found quiet stays so, though an older answer comes later.
+#[test]
+fn an_older_answer_takes_no_quiet_pages_back() {
+    let (mut state, stream) = moving();
+    let (request, need) = pages(6);
+    let request = Request { stream, ..request };
+    let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
+        panic!("no room in an empty state");
+    };
+    let block = state.complete_map(mapping, &request, &need);
+    let _ = state.free(block.range.start, stream).unwrap();
+    let mut busy = super::StreamSet::EMPTY;
+    busy.insert(state.slot_of(stream).unwrap());
+    let trim = |state: &mut State| state.begin_trim(1, super::TrimPurpose::Release, busy);
+    assert_eq!(trim(&mut state), None);
+    for frees in [state.frees(), state.frees() - 1] {
+        state.note_quiet(0, frees);
+    }
+    assert!(trim(&mut state).is_some());
+}

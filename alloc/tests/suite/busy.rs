@@ -2,8 +2,8 @@
 
 use crate::caps::{Call, live_bytes_max, traces};
 use crate::common::{PAGE, key, uncounted};
-use dormouse_alloc::{Config, Freed, Request, Stats};
-use std::collections::HashMap;
+use dormouse_alloc::{Block, Config, Freed, Margin, Request, Stats};
+use std::collections::{HashMap, VecDeque};
 
 const STREAMS: usize = 16;
 
@@ -89,4 +89,111 @@ fn what_other_streams_freed_serves_once_it_is_quiet() {
     let all_bytes = peak_bytes(u64::MAX / 2);
     assert!(peak_bytes(16) < all_bytes / 4);
     assert!(peak_bytes(64) < all_bytes / 2);
+}
+
+/// Layers that are allocated, used and fall asleep once the GPU is through with them.
+const LAYERS: usize = 400;
+const LAYER_PAGES: usize = 2;
+/// What stays awake.
+const AWAKE_PAGES: usize = 640;
+const AHEAD: usize = 64;
+/// The least work of the GPU counts from this layer on.
+const SETTLED: usize = 100;
+
+/// Pages at the peak, layers that the GPU had left at least, and waits.
+fn sleep_late(scope: u64, run_ahead: Option<Margin>) -> (usize, usize, u64) {
+    let config = Config {
+        segment_bytes: 32 * PAGE,
+        moves_pages: true,
+        run_ahead,
+        ..Config::new(PAGE / 8, (8 * AWAKE_PAGES * PAGE) as u64)
+    };
+    let (device, allocator) = uncounted(16 * AWAKE_PAGES, config, 1, 1);
+    device.gpu().set_run_ahead(AHEAD as u64);
+    let request = Request { stream: key(0), scope, whole_pages: true, ..Request::new(0) };
+    allocator.allocate(&Request { bytes: AWAKE_PAGES * PAGE, ..request }).unwrap();
+    let (mut falling, mut least_left) = (VecDeque::new(), usize::MAX);
+    for layer in 0..LAYERS {
+        let block = allocator.allocate(&Request { bytes: LAYER_PAGES * PAGE, ..request }).unwrap();
+        if layer >= SETTLED {
+            least_left = least_left.min(device.gpu().queued(0));
+        }
+        device.gpu().launch(0, block.range);
+        falling.push_back((block, device.gpu().end(0)));
+        while let Some(&(block, end)) = falling.front()
+            && device.gpu().is_complete(end)
+        {
+            falling.pop_front();
+            let info = allocator.claim(block.range.start, 1).unwrap();
+            device.take_pages(info.pages);
+            allocator.set_asleep(block.id).unwrap();
+        }
+        allocator.check().unwrap();
+    }
+    assert_eq!(device.violations(), Vec::<String>::new());
+    let stats = allocator.stats();
+    (stats.mapped_bytes.peak as usize / PAGE, least_left, stats.stream_waits)
+}
+
+/// What the host is ahead by cannot sleep yet. It is limited, and the GPU keeps work.
+#[test]
+fn what_is_to_sleep_is_allocated_no_farther_ahead_than_the_limit() {
+    let (peak_pages, least_left, waits) = sleep_late(1, None);
+    assert_eq!((peak_pages, waits), (AWAKE_PAGES + (AHEAD + 1) * LAYER_PAGES, 0));
+    assert_eq!(least_left, AHEAD);
+    // 12 to 13 pages: a quarter of it is two layers. Five quarters are ahead, and the layer that waits.
+    let limit = Some(Margin { divisor: 50, bytes_min: 0 });
+    let (peak_pages, least_left, waits) = sleep_late(1, limit);
+    assert_eq!(peak_pages, AWAKE_PAGES + (5 * 2 + 1) * LAYER_PAGES);
+    assert!(least_left >= 3 * 2, "{least_left} layers left");
+    assert!(waits > 0 && waits <= (LAYERS / 2) as u64, "{waits} waits");
+    // Nothing is to sleep: the host is not held up.
+    assert_eq!(sleep_late(0, limit), sleep_late(0, None));
+}
+
+#[test]
+fn only_requests_of_the_trainer_near_the_maximum_are_held_up() {
+    let config = Config {
+        segment_bytes: 32 * PAGE,
+        moves_pages: true,
+        run_ahead: Some(Margin { divisor: 50, bytes_min: 0 }),
+        ..Config::new(PAGE / 8, (8 * AWAKE_PAGES * PAGE) as u64)
+    };
+    let (device, allocator) = uncounted(16 * AWAKE_PAGES, config, 1, 1);
+    let allocate_at = |pages: usize, align: usize| {
+        let request = Request { stream: key(0), scope: 1, align, ..Request::new(pages * PAGE) };
+        let block = allocator.allocate(&request).unwrap();
+        device.gpu().launch(0, block.range);
+        block
+    };
+    let free = |block: Block| {
+        let _: Freed = allocator.free(block.range.start, key(0)).unwrap();
+    };
+    let allocate = |pages| allocate_at(pages, 1);
+    let churn = || (0..AHEAD).for_each(|_| free(allocate(LAYER_PAGES)));
+    let waits = || allocator.stats().stream_waits;
+    let most = allocate(AWAKE_PAGES);
+    // The use is noted when the next block is asked for.
+    allocate(1);
+    free(most);
+    // Aligned ones are looked for in another way.
+    for align in [1, PAGE] {
+        (0..AHEAD).for_each(|_| free(allocate_at(LAYER_PAGES, align)));
+        assert_eq!(waits(), 0, "far below the maximum");
+    }
+    allocate(AWAKE_PAGES);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            dormouse_device::register_runtime_thread();
+            churn();
+        });
+    });
+    assert_eq!(waits(), 0);
+    churn();
+    let before = waits();
+    assert!(before > 0);
+    // A stream under capture takes no event.
+    device.gpu().set_captured(0, true);
+    churn();
+    assert_eq!(waits(), before);
 }

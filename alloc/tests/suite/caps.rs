@@ -129,6 +129,7 @@ fn run(name: &str, calls: &[Call], budget_pages: usize, setting: Setting) -> usi
         segment_bytes: SEGMENT_PAGES * PAGE,
         moves_pages: setting.moves_pages,
         margin: setting.margin,
+        run_ahead: None,
         thread_cache: setting.thread_cache,
     };
     let pages = SPACE_FACTOR * budget_pages + SEGMENT_PAGES;

@@ -12,6 +12,7 @@ mod faults;
 mod kept;
 mod ladder;
 mod large;
+mod late_work;
 mod margin;
 mod marks;
 mod model;

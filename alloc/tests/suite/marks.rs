@@ -53,6 +53,18 @@ impl Scene {
         self.allocator.check().unwrap();
     }
 
+    /// Gives a block's pages away, as the engine does. It has no work left.
+    fn sleep(&self, block: &Block) {
+        let info = self.allocator.claim(block.range.start, 1).unwrap();
+        self.device.take_pages(info.pages);
+        self.allocator.set_asleep(block.id).unwrap();
+    }
+
+    fn reserve(&self, pages: usize) {
+        self.allocator.reserve_awake((pages * PAGE) as u64).unwrap();
+        self.allocator.check().unwrap();
+    }
+
     fn held_pages(&self) -> usize {
         self.device.mapped_bytes() as usize / PAGE
     }
@@ -171,6 +183,27 @@ fn streams_that_are_idle_when_they_are_asked_are_not_marked() {
     assert_eq!(scene.calls(Call::Record), records);
 }
 
+/// Nor are those that are idle again.
+#[test]
+fn marking_ends_when_a_stream_is_found_idle() {
+    let scene = Scene::new(PAGES);
+    // A mark comes with each four pages.
+    scene.allocate(0, 100);
+    let blocks = scene.islands(40);
+    scene.find_busy(&blocks[0]);
+    // No mark is behind it.
+    scene.use_and_free(0, &blocks[1]);
+    scene.device.gpu().drain();
+    let held_pages = scene.held_pages();
+    scene.allocate(1, 2);
+    assert_eq!(scene.held_pages(), held_pages);
+    let records = scene.calls(Call::Record);
+    for block in &blocks[2..] {
+        scene.use_and_free(0, block);
+    }
+    assert_eq!(scene.calls(Call::Record), records);
+}
+
 /// A block that comes free once a mark is recorded may be used behind it.
 #[test]
 fn a_mark_covers_only_the_frees_before_it() {
@@ -235,4 +268,76 @@ fn a_captured_stream_is_marked_after_its_capture() {
     scene.device.gpu().set_captured(0, false);
     scene.allocate(1, 1);
     assert_eq!((scene.held_pages(), scene.is_mapped(&blocks[1])), (held_pages + 1, false));
+}
+
+/// A capture that begins while a mark is recorded takes the event into its graph. It is never complete, and does not
+/// hide the marks behind it.
+#[test]
+fn a_mark_in_a_graph_does_not_hide_the_next() {
+    let scene = Scene::new(PAGES);
+    let blocks = scene.islands(5);
+    scene.find_busy(&blocks[0]);
+    scene.device.gpu().capture_next();
+    scene.use_and_free(0, &blocks[1]);
+    scene.use_and_free(0, &blocks[2]);
+    scene.device.gpu().drain();
+    scene.device.gpu().launch(0, AddressRange::default());
+    let held_pages = scene.held_pages();
+    scene.allocate(1, 3);
+    assert_eq!(scene.held_pages(), held_pages);
+    assert_eq!([0, 1, 2].map(|at| scene.is_mapped(&blocks[at])), [false; 3]);
+    assert_eq!(scene.device.violations(), Vec::<String>::new());
+}
+
+/// A wake takes the place of pages that are free. It waits for them only if that leaves the GPU as many to work on.
+#[test]
+fn a_wake_moves_free_pages_and_leaves_the_gpu_work() {
+    let scene = Scene::new(PAGES);
+    let asleep = scene.allocate(0, 5);
+    let blocks = scene.islands(8);
+    scene.sleep(&asleep);
+    scene.allocate(0, 5);
+    scene.find_busy(&blocks[0]);
+    for block in &blocks[1..4] {
+        scene.use_and_free(0, block);
+    }
+    assert!(scene.device.gpu().advance(0));
+    let held_pages = scene.held_pages();
+    let left = || [0, 1, 2, 3].map(|at| scene.is_mapped(&blocks[at]));
+    // One page is quiet, and three are left.
+    scene.reserve(1);
+    assert_eq!((left(), scene.calls(Call::Synchronize)), ([false, true, true, true], 0));
+    scene.reserve(1);
+    assert_eq!((left(), scene.calls(Call::Synchronize)), ([false, false, true, true], 1));
+    assert_eq!(scene.device.gpu().queued(0), 2);
+    // Both of what is left would be waited for.
+    scene.reserve(2);
+    assert_eq!((scene.held_pages(), scene.calls(Call::Synchronize)), (held_pages - 2, 1));
+    std::thread::scope(|scope| {
+        let wake = || {
+            dormouse_device::register_runtime_thread();
+            scene.reserve(1);
+        };
+        scope.spawn(wake);
+    });
+    assert_eq!((scene.held_pages(), scene.calls(Call::Synchronize)), (held_pages - 2, 1));
+    assert_eq!(scene.device.violations(), Vec::<String>::new());
+}
+
+/// What was in use at the maximum has room: a wake below it moves nothing.
+#[test]
+fn a_wake_below_the_maximum_moves_no_page() {
+    let scene = Scene::new(PAGES);
+    let asleep = scene.allocate(0, 5);
+    let blocks = scene.islands(8);
+    // The use is noted when the next block is asked for.
+    scene.allocate(0, 1);
+    scene.sleep(&asleep);
+    blocks[..4].iter().for_each(|block| scene.use_and_free(0, block));
+    scene.device.gpu().drain();
+    let left = || blocks[..4].iter().filter(|block| scene.is_mapped(block)).count();
+    scene.reserve(4);
+    assert_eq!(left(), 4);
+    scene.reserve(1);
+    assert_eq!(left(), 3, "one page more than was ever in use");
 }

@@ -216,6 +216,7 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         DeviceKind::Cuda => dormouse_alloc::Config {
             segment_bytes: GPU_SEGMENT_BYTES.max(device.page_bytes()),
             moves_pages: true,
+            run_ahead: Some(Margin::RUN_AHEAD),
             thread_cache: true,
             ..dormouse_alloc::Config::new(GPU_GRANULE_BYTES, budget_bytes)
         },

@@ -2,8 +2,10 @@
 //! so, or when a thread waits for an event. Pages that queued work uses must not change.
 //! With a run-ahead the GPU goes on by itself, a number of launches behind the host.
 
+use super::contents::Contents;
 use dormouse_device::{AddressRange, DeviceError, Operation};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// A point in a stream: complete when this number of items of the stream is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,9 +14,16 @@ pub(crate) struct Event {
     pub(crate) items: u64,
 }
 
+/// The items of an event that went into a graph: never complete, and refused by every call.
+const CAPTURED: u64 = u64::MAX;
+
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Use(AddressRange),
+    /// Writes a tag to every granule.
+    Write(AddressRange, u32),
+    /// Must find this tag in every granule.
+    Read(AddressRange, u32),
     WaitFor(Event),
 }
 
@@ -51,6 +60,10 @@ pub(crate) struct Gpu {
     is_lost: bool,
     /// Calls that failed.
     failed: u64,
+    /// What the pages hold when the work is done.
+    memory: Contents,
+    /// A capture begins between the check of a stream and the next record.
+    captures_next: bool,
 }
 
 impl Gpu {
@@ -97,10 +110,38 @@ impl Gpu {
         self.run_ahead = Some(launches);
     }
 
+    /// The contents of pages are kept from here on, by granule.
+    pub(crate) fn keep_contents(&mut self, pages: usize, granule_bytes: usize) {
+        self.memory = Contents::new(pages, granule_bytes);
+    }
+
+    pub(super) fn set_mapped(&mut self, pages: Range<usize>, is_mapped: bool) {
+        self.memory.set_mapped(pages, is_mapped);
+    }
+
+    /// The next event that is recorded goes into a graph.
+    pub(crate) fn capture_next(&mut self) {
+        self.captures_next = true;
+    }
+
     /// Queues work of `stream` on `range`.
     pub(crate) fn launch(&mut self, stream: usize, range: AddressRange) {
+        self.queue(stream, Work::Use(range));
+    }
+
+    /// Queues work that writes `tag` to `range`.
+    pub(crate) fn write(&mut self, stream: usize, range: AddressRange, tag: u32) {
+        self.queue(stream, Work::Write(range, tag));
+    }
+
+    /// Queues work that must find `tag` in `range` when it is done.
+    pub(crate) fn read(&mut self, stream: usize, range: AddressRange, tag: u32) {
+        self.queue(stream, Work::Read(range, tag));
+    }
+
+    fn queue(&mut self, stream: usize, work: Work) {
         self.launches += 1;
-        self.streams[stream].work.push_back((self.launches, Work::Use(range)));
+        self.streams[stream].work.push_back((self.launches, work));
         let Some(run_ahead) = self.run_ahead else { return };
         let is_behind = |queue: &Queue| {
             queue.work.front().is_some_and(|(launch, _)| launch + run_ahead <= self.launches)
@@ -116,6 +157,15 @@ impl Gpu {
     pub(crate) fn advance(&mut self, stream: usize) -> bool {
         match self.streams[stream].work.front() {
             Some((_, Work::WaitFor(event))) if !self.is_complete(*event) => return false,
+            Some(&(_, Work::Write(range, tag))) => self.memory.write(range, tag),
+            Some(&(_, Work::Read(range, tag))) => {
+                let other = self.memory.first_other(range, tag);
+                let is_first = !std::thread::panicking();
+                assert!(
+                    other.is_none() || !is_first,
+                    "late work of stream {stream} finds {other:x?} in {range:x?} instead of {tag:x}"
+                );
+            }
             Some(_) => {}
             None => return false,
         }
@@ -148,7 +198,9 @@ impl Gpu {
     /// Streams with work queued that uses part of `range`.
     pub(crate) fn users(&self, range: AddressRange) -> Vec<usize> {
         let overlaps = |(_, work): &(u64, Work)| match work {
-            Work::Use(used) => used.start < range.end() && range.start < used.end(),
+            Work::Use(used) | Work::Write(used, _) | Work::Read(used, _) => {
+                used.start < range.end() && range.start < used.end()
+            }
             Work::WaitFor(_) => false,
         };
         let is_user = |stream: &usize| self.streams[*stream].work.iter().any(overlaps);
@@ -194,7 +246,24 @@ impl Gpu {
                 reason: "the stream is being captured".into(),
             });
         }
+        if std::mem::take(&mut self.captures_next) {
+            return Ok(Event { stream, items: CAPTURED });
+        }
         Ok(self.end(stream))
+    }
+
+    fn must_not_be_captured(&mut self, event: Event) -> Result<(), DeviceError> {
+        if event.items != CAPTURED {
+            return Ok(());
+        }
+        self.failed += 1;
+        Err(DeviceError::Refused {
+            operation: Operation::Event,
+            start: 0,
+            bytes: 0,
+            code: 907,
+            reason: "the event was recorded in a capture".into(),
+        })
     }
 
     pub(crate) fn wait(&mut self, stream: usize, event: Event) {
@@ -203,12 +272,14 @@ impl Gpu {
 
     pub(crate) fn query(&mut self, event: Event) -> Result<bool, DeviceError> {
         self.call(Call::Query)?;
+        self.must_not_be_captured(event)?;
         Ok(self.is_complete(event))
     }
 
     /// While the caller waits, the GPU works: no more than it has to.
     pub(crate) fn synchronize(&mut self, event: Event) -> Result<(), DeviceError> {
         self.call(Call::Synchronize)?;
+        self.must_not_be_captured(event)?;
         self.streams[event.stream].waits += 1;
         self.finish(event);
         Ok(())

@@ -178,10 +178,12 @@ impl Fake {
         self.gpu().must_be_idle(range);
         assert!(!self.splits(range), "{range:x?} splits a large page");
         self.inner().set(range, true, false);
+        self.gpu().set_mapped(pages_of(range), false);
     }
 
     pub(crate) fn bring_pages(&self, range: AddressRange) {
         self.inner().set(range, false, true);
+        self.gpu().set_mapped(pages_of(range), true);
     }
 
     /// The large pages that lie wholly in `range` are one each from now on.
@@ -291,6 +293,7 @@ impl Fake {
         if inner.is_logged {
             inner.log.push((operation, range));
         }
+        self.gpu().set_mapped(pages_of(range), map);
         Ok(())
     }
 }
@@ -360,6 +363,7 @@ fn on(device: Arc<Fake>, budget_pages: usize) -> (Arc<Fake>, Arc<Allocator<Fake>
         segment_bytes: 16 * PAGE,
         moves_pages: false,
         margin: Margin::TIGHT,
+        run_ahead: None,
         thread_cache: false,
     };
     let allocator = Allocator::new(Arc::clone(&device), config, Arc::new(Timeline::new(64)));

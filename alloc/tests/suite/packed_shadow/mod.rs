@@ -110,6 +110,7 @@ impl Shadow {
             segment_bytes: setup.segment_pages * page_bytes,
             moves_pages: setup.moves_pages,
             margin: Margin::TIGHT,
+            run_ahead: None,
             thread_cache: setup.thread_cache,
         };
         let (device, allocator) =
