@@ -1,4 +1,4 @@
-"""The row of what mapping calls add to a step on a GPU, by their published costs."""
+"""Rows of a simulated step on a GPU: what mapping calls add by their published costs, and its peaks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ PAGE_MIB = 2
 LARGE_MIB = (2, 8, 16, 32, 64)
 LARGE_MIB_DEFAULT = 16
 BAR = 0.02
+# Layers that the host is ahead of the GPU: some 1,024 launches, all that a driver queues.
+RUN_AHEAD_LAYERS = 48
+# Works of the stand-in's GPU, more than a run has: they end as the simulation says.
+WORKS_MAX = 1 << 20
+PEAK_BAR = 1.1
+RUN_AHEAD_BAR = 1 << 30
 SECONDS_MAX = 120
 
 
@@ -55,19 +61,59 @@ def share(one: dict, free: dict) -> float:
     return (one["step_ns"] - free["step_ns"]) / free["step_ns"]
 
 
-def step(large_mib: int, costs: Path) -> dict:
+def c_peak() -> Row:
+    return fill_c_peak({large_mib: step(large_mib, COSTS) for large_mib in LARGE_MIB})
+
+
+def fill_c_peak(steps: dict[int, dict]) -> Row:
+    peaks = {large_mib: one["c_bytes"] / one["b_bytes"] for large_mib, one in steps.items()}
+    default = steps[LARGE_MIB_DEFAULT]
+    how = (
+        f"most bytes mapped in the prompt's backward over those in the microbatches, calls at the costs of "
+        f"{COSTS.name}, the host {RUN_AHEAD_LAYERS} layers ahead; large pages of {LARGE_MIB_DEFAULT} MiB, the default: "
+        f"{default['c_bytes'] / 1e9:.1f} GB and {default['b_bytes'] / 1e9:.1f} GB; peers: other large pages, at {PAGE_MIB} MiB none"
+    )
+    row = Row("gpu_c_peak_over_b_peak", "ratio", LOWER, how, bar=PEAK_BAR)
+    row.put("ours", peaks.pop(LARGE_MIB_DEFAULT))
+    for large_mib, ratio in peaks.items():
+        row.put(f"{large_mib} MiB", ratio)
+    return row
+
+
+def run_ahead() -> Row:
+    layers = (0, RUN_AHEAD_LAYERS)
+    return fill_run_ahead(*(step(LARGE_MIB_DEFAULT, FREE, ahead) for ahead in layers))
+
+
+def fill_run_ahead(beside: dict, ahead: dict) -> Row:
+    # Calls that cost nothing: with costs, the host is behind.
+    how = (
+        f"what a host that is {RUN_AHEAD_LAYERS} layers ahead of the GPU adds to the most bytes mapped, calls free; "
+        f"a step of {ahead['step_ns'] / 1e9:.2f} s, of {beside['step_ns'] / 1e9:.2f} s where it waits for each work"
+    )
+    row = Row("gpu_runahead_bytes", "bytes", LOWER, how, bar=RUN_AHEAD_BAR)
+    row.put("ours", peak_bytes(ahead) - peak_bytes(beside))
+    return row
+
+
+def peak_bytes(one: dict) -> int:
+    return max(one["a_bytes"], one["b_bytes"], one["c_bytes"])
+
+
+def step(large_mib: int, costs: Path, run_ahead_layers: int = RUN_AHEAD_LAYERS) -> dict:
     environment = {
         "STANDIN_CUDA_BACKED": "0",
         "STANDIN_CUDA_TOTAL_BYTES": str(MEMORY_BYTES),
         "STANDIN_CUDA_COSTS": str(costs),
+        "STANDIN_CUDA_RUN_AHEAD": str(WORKS_MAX),
     }
     output = subprocess.run(
-        [DRIVER, str(large_mib)],
+        [DRIVER, str(large_mib), str(run_ahead_layers)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
     )
     if output.returncode != 0:
-        raise Unavailable(f"{DRIVER} {large_mib}: {output.stderr.strip()[-300:]}")
+        raise Unavailable(f"{DRIVER} {large_mib} {run_ahead_layers}: {output.stderr.strip()[-300:]}")
     return json.loads(output.stdout)

@@ -1,9 +1,18 @@
-"""The row of mapping calls: what becomes of the figures, and the tables that it charges."""
+"""Rows of a simulated step: what becomes of the figures, and the tables that it charges."""
 
 from __future__ import annotations
 
 import gpu_rows
-from gpu_rows import COSTS, FREE, LARGE_MIB, LARGE_MIB_DEFAULT, WORST, fill
+from gpu_rows import (
+    COSTS,
+    FREE,
+    LARGE_MIB,
+    LARGE_MIB_DEFAULT,
+    WORST,
+    fill,
+    fill_c_peak,
+    fill_run_ahead,
+)
 
 
 def a_step(step_ns: int) -> dict:
@@ -26,6 +35,28 @@ def test_the_bar_is_two_percent():
     assert fill(a_step(1000), steps, a_step(1)).met is True
 
 
+def peaks(b_bytes: int, c_bytes: int) -> dict:
+    return a_step(1000) | {"a_bytes": 5, "b_bytes": b_bytes, "c_bytes": c_bytes}
+
+
+def test_the_peak_of_c_is_over_that_of_b():
+    steps = {large_mib: peaks(100, 100 + large_mib) for large_mib in LARGE_MIB}
+    row = fill_c_peak(steps)
+    assert row.ours == (100 + LARGE_MIB_DEFAULT) / 100
+    others = [large_mib for large_mib in LARGE_MIB if large_mib != LARGE_MIB_DEFAULT]
+    assert row.peers == {f"{large_mib} MiB": (100 + large_mib) / 100 for large_mib in others}
+    for c_bytes, is_met in ((110, True), (111, False)):
+        assert fill_c_peak(dict.fromkeys(LARGE_MIB, peaks(100, c_bytes))).met is is_met
+
+
+def test_a_run_ahead_adds_up_to_a_gibibyte():
+    gib = 1 << 30
+    beside = peaks(2 * gib, gib)
+    assert fill_run_ahead(beside, peaks(gib, 3 * gib)).ours == gib
+    assert fill_run_ahead(beside, peaks(gib, 3 * gib)).met is True
+    assert fill_run_ahead(beside, peaks(3 * gib + 1, gib)).met is False
+
+
 def lines(path) -> set[str]:
     stripped = (line.split("#")[0].strip() for line in path.read_text().splitlines())
     return {line for line in stripped if line}
@@ -45,6 +76,6 @@ def test_the_driver_s_failure_is_a_reason(monkeypatch):
     try:
         gpu_rows.step(2, FREE)
     except gpu_rows.Unavailable as reason:
-        assert "false 2" in str(reason)
+        assert "false 2 48" in str(reason)
     else:
         raise AssertionError("a failure went unseen")

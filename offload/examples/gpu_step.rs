@@ -1,17 +1,20 @@
 //! What mapping calls add to a training step on a GPU: prints one line of JSON.
 //!
-//! Argument: large page size in MiB; with the page's 2 there are none. The allocator, the `cuda` device and their calls of the stand-in driver are
-//! real; each call costs what `STANDIN_CUDA_COSTS` says on a virtual clock. Kernels, copies and the
-//! engine's threads are simulated, one timeline each, with the engine's default limits. The
-//! step is that of 32 responses of 2,048 tokens to a prompt of 10,240, on Llama-3-8B's geometry; its
+//! Arguments: large page size in MiB (with the page's 2 there are none), layers that the host may be ahead of the
+//! GPU. The allocator, the `cuda` device and their calls of the stand-in driver are real; each call costs what
+//! `STANDIN_CUDA_COSTS` says on a virtual clock. Kernels, copies and the engine's threads are simulated, one timeline
+//! each, with the engine's default limits. What the host frees is quiet once the GPU's timeline is there:
+//! `STANDIN_CUDA_RUN_AHEAD` has to be more than the works of the run. The step is that of 32 responses of 2,048
+//! tokens to a prompt of 10,240, on Llama-3-8B's geometry; its
 //! seconds are those of `python -m dormouse.headline arithmetic`.
 #![allow(clippy::print_stdout, reason = "its output")]
 
 use std::collections::VecDeque;
 use std::error::Error;
+use std::ptr;
 use std::sync::Arc;
 
-use dormouse_alloc::{Allocator, Block, Config, Request};
+use dormouse_alloc::{Allocator, ArenaId, Block, Config, Margin, Request};
 use dormouse_device::cuda::{CudaConfig, CudaDevice, Staged};
 use dormouse_device::{Device, Fill, SpanId, SpanLabel};
 use dormouse_offload::EngineConfig;
@@ -35,8 +38,6 @@ const C_NS: u64 = 580_000_000;
 const LINK: u64 = 55;
 /// A backward takes twice as long as its forward.
 const PARTS_PER_MICROBATCH: u64 = 3;
-/// Layers queued ahead of the GPU: some 1,024 launches.
-const RUN_AHEAD_LAYERS: usize = 48;
 /// Length of a kernel, for tables in which unmapping waits for one.
 const KERNEL_NS: u64 = 1_000_000;
 /// Steps of a run. The last one counts: the first one maps all memory anew.
@@ -52,6 +53,15 @@ struct Dormant {
     span: Option<SpanId>,
     /// When its copy out may begin.
     ready_ns: u64,
+}
+
+/// The most bytes mapped: in A, in all of B, in its last microbatch, and in C.
+#[derive(Clone, Copy, Default)]
+struct Peaks {
+    a: u64,
+    b: u64,
+    last_microbatch: u64,
+    c: u64,
 }
 
 /// The simulated timelines: the time at which each is free.
@@ -75,42 +85,58 @@ struct Trainer {
     stream: u64,
     engine: EngineConfig,
     times: Times,
-    /// Ends of the layers that the GPU was given last.
+    /// Works that the host may be ahead of the GPU.
+    run_ahead: usize,
+    /// Ends of the works that the GPU was given last, as far as the host has not waited for them.
     given: VecDeque<u64>,
+    /// Ends of all works of the GPU, from work `works_before` + 1 on.
+    work_ends: VecDeque<u64>,
+    works_before: u64,
+    /// The arena of the prompt's forward, while it runs.
+    arena: Option<ArenaId>,
+    peaks: Peaks,
     falling: VecDeque<(usize, usize)>,
     /// Regions that are being copied out or sealed: bytes, and when they end.
     inflight: VecDeque<(u64, u64)>,
     layers: Vec<Vec<Dormant>>,
+    /// When a layer's pages are there, and when its bytes are.
+    staged_ns: [u64; LAYERS],
+    arrived_ns: [u64; LAYERS],
 }
 
 fn main() -> Outcome<()> {
     let numbers: Vec<usize> =
         std::env::args().skip(1).map(|word| word.parse()).collect::<Result<_, _>>()?;
-    let [large_mib] = numbers[..] else { return Err("accepted is: large page MiB".into()) };
-    let mut trainer = Trainer::new(large_mib * MIB)?;
+    let [large_mib, run_ahead_layers] = numbers[..] else {
+        return Err("accepted are: large page MiB, layers".into());
+    };
+    let mut trainer = Trainer::new(large_mib * MIB, run_ahead_layers)?;
     let (mut begin_ns, mut calls_ns) = (0, 0);
     for _ in 0..STEPS {
         (begin_ns, calls_ns) = (trainer.times.gpu, trainer.times.calls);
         trainer.step()?;
     }
+    let Peaks { a, b, last_microbatch, c } = trainer.peaks;
     println!(
-        "{{\"step_ns\": {}, \"calls_ns\": {}, \"peak_bytes\": {}}}",
+        "{{\"step_ns\": {}, \"calls_ns\": {}, \"a_bytes\": {a}, \"b_bytes\": {b}, \
+         \"last_microbatch_bytes\": {last_microbatch}, \"c_bytes\": {c}}}",
         trainer.times.gpu - begin_ns,
         trainer.times.calls - calls_ns,
-        trainer.standin.peak_bytes()
     );
     Ok(())
 }
 
 impl Trainer {
-    fn new(large_page_bytes: usize) -> Outcome<Self> {
+    fn new(large_page_bytes: usize, run_ahead_layers: usize) -> Outcome<Self> {
         let standin = standin::load();
         let device = CudaDevice::new(&CudaConfig { large_page_bytes, ..CudaConfig::default() })?;
         let budget_bytes = device.memory_info().capacity_bytes / 100 * BUDGET_PERCENT;
-        let stream = device.create_stream("trainer")?;
+        // SAFETY: the legacy stream, which ends with the last work given to the device.
+        let stream = unsafe { device.foreign_stream(ptr::null_mut()) }?;
         let config = Config {
             segment_bytes: SEGMENT_BYTES,
             moves_pages: true,
+            run_ahead: Some(Margin::RUN_AHEAD),
             thread_cache: true,
             ..Config::new(GRANULE_BYTES, budget_bytes)
         };
@@ -123,19 +149,39 @@ impl Trainer {
             stream: 1,
             engine: EngineConfig::default(),
             times: Times::default(),
+            run_ahead: run_ahead_layers * SAVED_KIB.len(),
             given: VecDeque::new(),
+            work_ends: VecDeque::new(),
+            works_before: 0,
+            arena: None,
+            peaks: Peaks::default(),
             falling: VecDeque::new(),
             inflight: VecDeque::new(),
             layers: Vec::new(),
+            staged_ns: [0; LAYERS],
+            arrived_ns: [0; LAYERS],
         })
     }
 
     fn step(&mut self) -> Outcome<()> {
+        self.allocator.reset_peaks();
         self.phase_a()?;
-        for _ in 0..MICROBATCHES {
-            self.microbatch()?;
+        self.peaks = Peaks { a: self.mapped_peak_bytes(), ..Peaks::default() };
+        for after in (0..MICROBATCHES).rev() {
+            self.microbatch(after == 0)?;
+            self.peaks.last_microbatch = self.mapped_peak_bytes();
+            self.peaks.b = self.peaks.b.max(self.peaks.last_microbatch);
         }
-        self.phase_c()
+        self.phase_c()?;
+        self.peaks.c = self.mapped_peak_bytes();
+        Ok(())
+    }
+
+    /// Returns the most bytes mapped since the last call.
+    fn mapped_peak_bytes(&self) -> u64 {
+        let peak_bytes = self.allocator.stats().mapped_bytes.peak;
+        self.allocator.reset_peaks();
+        peak_bytes
     }
 
     /// Makes calls on a thread that is free at `from_ns`. Returns when they are over.
@@ -145,29 +191,46 @@ impl Trainer {
         calls: impl FnOnce(&Allocator<CudaDevice>) -> Outcome<T>,
     ) -> Outcome<(T, u64)> {
         self.standin.set_clock_ns(from_ns);
+        while self.work_ends.front().is_some_and(|&end_ns| end_ns <= from_ns) {
+            self.work_ends.pop_front();
+            self.works_before += 1;
+        }
+        self.standin.end_works(self.works_before);
+        let ended = self.standin.ended_works();
         self.standin.set_kernels_end_ns(from_ns.next_multiple_of(KERNEL_NS));
         let made = calls(&self.allocator)?;
-        let end_ns = self.standin.clock_ns();
+        let mut end_ns = self.standin.clock_ns();
+        // The thread waited for a work of the GPU.
+        let waited = Some(self.standin.ended_works()).filter(|&waited| waited > ended);
+        let place = waited.and_then(|waited| waited.checked_sub(self.works_before + 1));
+        if let Some(&waited_ns) = place.and_then(|place| self.work_ends.get(place as usize)) {
+            end_ns = end_ns.max(waited_ns);
+        }
         self.times.calls += end_ns - from_ns;
         Ok((made, end_ns))
     }
 
-    /// Allocates a layer's tensors as the trainer's thread, once the queue of the GPU has room.
-    fn allocate(&mut self, tokens: usize, whole_pages: bool) -> Outcome<Vec<Block>> {
-        if self.given.len() >= RUN_AHEAD_LAYERS {
-            self.times.host = self.times.host.max(self.given.pop_front().unwrap_or_default());
-        }
+    /// The forward of a layer: allocates each tensor as the trainer's thread, and gives the GPU its kernels.
+    fn forward(&mut self, tokens: usize, ns: u64) -> Outcome<Vec<Block>> {
+        SAVED_KIB.iter().map(|kib| self.forward_one(kib * 1024 * tokens, ns)).collect()
+    }
+
+    fn forward_one(&mut self, bytes: usize, layer_ns: u64) -> Outcome<Block> {
         self.fall_asleep(self.times.host)?;
-        let stream = self.stream;
-        let (blocks, end_ns) = self.calls(self.times.host, |allocator| {
-            let allocate = |kib: &usize| {
-                let bytes = kib * 1024 * tokens;
-                allocator.allocate(&Request { stream, whole_pages, ..Request::new(bytes) })
-            };
-            Ok(SAVED_KIB.iter().map(allocate).collect::<Result<Vec<_>, _>>()?)
-        })?;
+        let (stream, arena) = (self.stream, self.arena);
+        let is_dormant = arena.is_some();
+        let request = Request {
+            stream,
+            arena,
+            scope: is_dormant.into(),
+            whole_pages: is_dormant,
+            ..Request::new(bytes)
+        };
+        let (block, end_ns) =
+            self.calls(self.times.host, |allocator| Ok(allocator.allocate(&request)?))?;
         self.times.host = end_ns;
-        Ok(blocks)
+        self.launch(layer_ns / SAVED_KIB.len() as u64);
+        Ok(block)
     }
 
     fn free(&self, blocks: &[Block]) -> Outcome<()> {
@@ -177,19 +240,29 @@ impl Trainer {
         Ok(())
     }
 
-    /// Gives the GPU `ns` of kernels. Returns when they end.
-    fn compute(&mut self, ns: u64) -> u64 {
+    /// Gives the GPU the kernels of a layer.
+    fn compute(&mut self, ns: u64) {
+        SAVED_KIB.iter().for_each(|_| self.launch(ns / SAVED_KIB.len() as u64));
+    }
+
+    /// Gives the GPU `ns` of kernels, once its queue has room.
+    fn launch(&mut self, ns: u64) {
+        while self.given.len() > self.run_ahead {
+            self.times.host = self.times.host.max(self.given.pop_front().unwrap_or_default());
+        }
         self.times.gpu = self.times.gpu.max(self.times.host) + ns;
         self.given.push_back(self.times.gpu);
-        self.times.gpu
+        self.standin.give_work();
+        self.work_ends.push_back(self.times.gpu);
     }
 
     /// The prompt's forward. All layers but the last fall asleep.
     fn phase_a(&mut self) -> Outcome<()> {
         self.layers.clear();
+        self.arena = Some(self.allocator.arena_create()?);
         for layer in 0..LAYERS {
-            let blocks = self.allocate(PROMPT_TOKENS, true)?;
-            let ready_ns = self.compute(A_NS / LAYERS as u64);
+            let blocks = self.forward(PROMPT_TOKENS, A_NS / LAYERS as u64)?;
+            let ready_ns = self.times.gpu;
             let dormant = |(block, kib)| {
                 let bytes = (kib * 1024 * PROMPT_TOKENS) as u64;
                 Dormant { block, bytes, span: None, ready_ns }
@@ -199,6 +272,7 @@ impl Trainer {
                 self.falling.extend((0..SAVED_KIB.len()).map(|at| (layer, at)));
             }
         }
+        self.arena.take().into_iter().for_each(|arena| self.allocator.arena_close(arena));
         Ok(())
     }
 
@@ -240,16 +314,19 @@ impl Trainer {
     }
 
     /// Forward and backward of one microbatch.
-    fn microbatch(&mut self) -> Outcome<()> {
+    fn microbatch(&mut self, is_last: bool) -> Outcome<()> {
         let layer_ns = B_NS / (MICROBATCHES * LAYERS) as u64;
         let mut layers = Vec::new();
         for _ in 0..LAYERS {
-            layers.push(self.allocate(MICROBATCH_TOKENS, false)?);
-            self.compute(layer_ns / PARTS_PER_MICROBATCH);
+            layers.push(self.forward(MICROBATCH_TOKENS, layer_ns / PARTS_PER_MICROBATCH)?);
         }
         while let Some(blocks) = layers.pop() {
             self.compute(layer_ns - layer_ns / PARTS_PER_MICROBATCH);
             self.free(&blocks)?;
+            // As the first gradient of the last microbatch.
+            if is_last && self.falling.is_empty() {
+                self.wake_for(LAYERS - 1)?;
+            }
         }
         Ok(())
     }
@@ -258,38 +335,43 @@ impl Trainer {
     fn phase_c(&mut self) -> Outcome<()> {
         self.fall_asleep(u64::MAX)?;
         self.inflight.clear();
-        // When a layer's pages are there, and when its bytes are.
-        let (mut staged_ns, mut arrived_ns) = ([0; LAYERS], [0; LAYERS]);
-        let mut next = LAYERS;
         for layer in (0..LAYERS).rev() {
-            while next > layer.saturating_sub(self.engine.wake_window_layers as usize) {
-                next -= 1;
-                (staged_ns[next], arrived_ns[next]) = self.wake(next)?;
-            }
-            self.times.host = self.times.host.max(staged_ns[layer]);
-            self.times.gpu = self.times.gpu.max(arrived_ns[layer]);
+            // As the mark of a layer.
+            self.wake_for(layer)?;
+            self.times.host = self.times.host.max(self.staged_ns[layer]);
+            self.times.gpu = self.times.gpu.max(self.arrived_ns[layer]);
             self.compute(C_NS / LAYERS as u64);
-            // As the mark of a layer: the next window opens when the GPU gets here.
-            self.times.host = self.times.host.max(self.times.gpu - C_NS / LAYERS as u64);
             let blocks: Vec<Block> = self.layers[layer].iter().map(|one| one.block).collect();
             self.free(&blocks)?;
         }
         // A step ends with all gradients.
         self.times.host = self.times.host.max(self.times.gpu);
         self.given.clear();
+        (self.staged_ns, self.arrived_ns) = ([0; LAYERS], [0; LAYERS]);
         Ok(())
     }
 
-    /// Wakes a layer as the staging thread. Returns when its pages are there, and its bytes.
-    fn wake(&mut self, layer: usize) -> Outcome<(u64, u64)> {
-        let mut arrived_ns = 0;
+    /// Wakes the layers that the backward of `layer` reads, and those of its window.
+    fn wake_for(&mut self, layer: usize) -> Outcome<()> {
+        let window = self.engine.wake_window_layers as usize;
+        for ahead in (layer.saturating_sub(window)..=layer).rev() {
+            self.wake(ahead)?;
+        }
+        Ok(())
+    }
+
+    /// Wakes a layer, unless it is awake: the trainer's thread makes room, the staging thread maps.
+    fn wake(&mut self, layer: usize) -> Outcome<()> {
         for at in 0..SAVED_KIB.len() {
             let Dormant { block, bytes, span, .. } = self.layers[layer][at];
             let Some(span) = span else { continue };
+            let ((), reserved_ns) = self.calls(self.times.host, |allocator| {
+                Ok(allocator.reserve_awake(block.range.bytes as u64)?)
+            })?;
+            self.times.host = reserved_ns;
             let from_ns = self.times.stager.max(self.times.host);
             let ((), end_ns) = self.calls(from_ns, |allocator| {
                 let device = allocator.device();
-                allocator.reserve_awake(block.range.bytes as u64)?;
                 let staged = match allocator.info(block.id)?.wakes_large {
                     true => device.stage_large(span, Fill::Any)?,
                     false => device.stage(span, Fill::Any)?,
@@ -299,10 +381,12 @@ impl Trainer {
                 allocator.unclaim(block.id)?;
                 Ok(())
             })?;
+            self.layers[layer][at].span = None;
             self.times.stager = end_ns;
             self.times.copies_in = self.times.copies_in.max(end_ns) + bytes / LINK;
-            arrived_ns = self.times.copies_in;
+            self.staged_ns[layer] = end_ns;
+            self.arrived_ns[layer] = self.times.copies_in;
         }
-        Ok((self.times.stager, arrived_ns))
+        Ok(())
     }
 }

@@ -44,6 +44,11 @@ impl Ahead {
         self.waited.fetch_max(work, Ordering::Relaxed);
     }
 
+    /// The latest work that somebody waited for.
+    pub(crate) fn waited(&self) -> u64 {
+        self.waited.load(Ordering::Relaxed)
+    }
+
     /// Whether a work counts as done, as far as the run-ahead says. 0: no work.
     pub(crate) fn is_reached(&self, work: u64) -> bool {
         let is_waited = work <= self.waited.load(Ordering::Relaxed);

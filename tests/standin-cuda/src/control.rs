@@ -97,6 +97,28 @@ pub extern "C" fn standin_set_kernels_end_ns(ns: u64) {
     cost::set_kernels_end_ns(ns);
 }
 
+/// Gives the device one more work, on no stream. The legacy stream ends with the last work.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_give_work() {
+    if let Ok(driver) = state::driver() {
+        driver.ahead.give();
+    }
+}
+
+/// With a run-ahead: works up to this number are done.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_end_works(work: u64) {
+    if let Ok(driver) = state::driver() {
+        driver.ahead.wait(work);
+    }
+}
+
+/// With a run-ahead: the last work that somebody waited for, or that `standin_end_works` named.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_ended_works() -> u64 {
+    state::driver().map_or(0, |driver| driver.ahead.waited())
+}
+
 /// Loses the device: every entry point returns `code` from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_lose(code: c_int) {

@@ -34,6 +34,7 @@ const CASES: &[Case] = &[
     ("a call costs what the environment says", &[(COST_NS, "3000000")], calls_cost),
     ("a table of costs", &[(COSTS, "tests/costs/all")], costs_are_charged),
     ("a host that is ahead", &[(RUN_AHEAD, "2")], the_host_is_ahead),
+    ("a GPU that a test moves on", &[(RUN_AHEAD, "1000")], works_end_as_told),
     ("work that takes time", &[(WORK_NS, "3000000")], work_takes_time),
     ("the peak, and the sum of all calls", &[], the_peak_and_all_calls),
     ("addresses that are numbers", &[(BACKED, "0"), (TOTAL_BYTES, TOO_MUCH)], numbers),
@@ -221,6 +222,29 @@ fn the_host_is_ahead() {
     assert_eq!(cu.cuStreamQuery(second), NOT_READY);
     ok(cu.cuCtxSynchronize());
     ok(cu.cuStreamQuery(second));
+}
+
+fn works_end_as_told() {
+    let cu = plain();
+    let standin = standin::load();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let event = || {
+        standin.give_work();
+        let event = get::<usize>(|event| cu.cuEventCreate(event, 0));
+        ok(cu.cuEventRecord(event, 0));
+        event
+    };
+    let events = [event(), event(), event()];
+    let are_done = || events.map(|event| cu.cuEventQuery(event) == 0);
+    assert_eq!((are_done(), standin.ended_works()), ([false; 3], 0));
+    standin.end_works(1);
+    assert_eq!((are_done(), standin.ended_works()), ([true, false, false], 1));
+    ok(cu.cuEventSynchronize(events[1]));
+    assert_eq!((are_done(), standin.ended_works()), ([true, true, false], 2));
+    assert_eq!(cu.cuStreamQuery(0), NOT_READY);
+    standin.end_works(3);
+    ok(cu.cuStreamQuery(0));
 }
 
 extern "C" fn nothing(_: *mut c_void) {}

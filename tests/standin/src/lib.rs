@@ -118,6 +118,9 @@ doors! {
     clock_ns = "standin_clock_ns"() -> u64;
     set_clock_ns = "standin_set_clock_ns"(u64);
     set_kernels_end_ns = "standin_set_kernels_end_ns"(u64);
+    give_work = "standin_give_work"();
+    end_works = "standin_end_works"(u64);
+    ended_works = "standin_ended_works"() -> u64;
     lose = "standin_lose"(c_int);
     recover = "standin_recover"();
     live = "standin_live"(*const c_char) -> u64;
@@ -251,6 +254,25 @@ impl Standin {
     pub fn clock_ns(&self) -> u64 {
         // SAFETY: any time, from any thread.
         unsafe { (self.doors.clock_ns)() }
+    }
+
+    /// Gives the device one more work, on no stream. The legacy stream ends with the last work.
+    pub fn give_work(&self) {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.give_work)() };
+    }
+
+    /// With `STANDIN_CUDA_RUN_AHEAD`: works up to this number are done.
+    pub fn end_works(&self, work: u64) {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.end_works)(work) };
+    }
+
+    /// The last work that somebody waited for, or that [`Self::end_works`] named.
+    #[must_use]
+    pub fn ended_works(&self) -> u64 {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.ended_works)() }
     }
 
     /// Sets the virtual time of this thread.
