@@ -1184,16 +1184,18 @@ dormouse_status_t dormouse_tag_add(struct dormouse_tag_t *tag,
                                    uint64_t bytes);
 
 /// Moves the tag's memory to `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits for the copies. The
-/// addresses stay reserved. On the host device an access to sleeping memory wakes it; with
-/// `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a GPU it destroys the CUDA context. Memory
-/// that is written during the call stays awake.
+/// addresses stay reserved, and the pages are returned to the system or the driver. On the host device
+/// an access to sleeping memory wakes it; with `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a
+/// GPU it destroys the CUDA context. Memory that is written during the call stays awake.
 ///
 /// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
 /// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The
 /// message states the reason, for example a full tier. After `DORMOUSE_PARTIAL`, call
 /// `dormouse_tag_wake` before any access to the tag's memory.
 /// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `TIER` for a closed tier, `IO`.
-dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag, int32_t tier, void *stream);
+dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag,
+                                     int32_t tier,
+                                     void *stream);
 
 /// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
 /// then use it.
@@ -1543,6 +1545,16 @@ void dormouse_torch_free(void *ptr,
                          uintptr_t bytes,
                          int32_t device,
                          void *stream);
+
+/// Frees a block like `dormouse_torch_free` and returns all cached pages of its GPU to the driver, like
+/// `cudaFree`: PyTorch's own allocator shares the GPU with the pool.
+///
+/// Any-thread. Blocks until GPU work that uses these pages is complete. Errors: not returned; the first
+/// few are written to standard error.
+void dormouse_torch_pool_free(void *ptr,
+                              uintptr_t bytes,
+                              int32_t device,
+                              void *stream);
 
 /// Records that `stream` uses the block that contains `ptr` (`Tensor.record_stream`).
 ///

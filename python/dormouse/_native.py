@@ -519,6 +519,7 @@ _TORCH_PROTOTYPES = {
     "torch_get_out_of_memory_construction": (c_int, []),
     "torch_pool_malloc": (_PTR, [c_ssize_t, c_int32, _PTR]),
     "torch_free": (None, [_PTR, c_size_t, c_int32, _PTR]),
+    "torch_pool_free": (None, [_PTR, c_size_t, c_int32, _PTR]),
     "torch_record_stream": (None, [_PTR, _PTR]),
     "torch_empty_cache": (None, []),
     "torch_set_memory_fraction": (None, [c_double, c_int32]),

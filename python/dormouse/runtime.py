@@ -238,7 +238,8 @@ class Tag(_Handle):
         native.call("tag_add", self._handle, storage.data_ptr(), storage.nbytes())
 
     def sleep(self, tier: str = "nvme") -> StayedAwake | None:
-        """Moves the tag's memory to ``tier``; its addresses stay. Returns None if all of it sleeps.
+        """Moves the tag's memory to ``tier``; its addresses stay, its pages go back to the system or
+        the driver. Returns None if all of it sleeps.
 
         Otherwise returns the reason as a :class:`StayedAwake`. If its ``is_partial`` is true, a
         part of the memory sleeps: do not access any of it before :meth:`wake`.

@@ -139,7 +139,7 @@ def test_an_interrupt_after_activation_leaves_torch_with_a_working_allocator():
 
 @alone()
 def test_another_ones_allocator_stays_torchs():
-    torch.cuda.memory.change_current_allocator(allocator.pluggable("torch_malloc"))
+    torch.cuda.memory.change_current_allocator(allocator.pluggable("torch_malloc", "torch_free"))
     installed = dormouse.install()
     assert installed.mode == "copy"
     assert "accepts one only once" in said(installed, "mode allocator is unavailable")

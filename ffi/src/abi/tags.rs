@@ -181,9 +181,9 @@ pub unsafe extern "C" fn dormouse_tag_add(
 }
 
 /// Moves the tag's memory to `tier` (`DORMOUSE_TIER_HOST` or `_NVME`) and waits for the copies. The
-/// addresses stay reserved. On the host device an access to sleeping memory wakes it; with
-/// `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a GPU it destroys the CUDA context. Memory
-/// that is written during the call stays awake.
+/// addresses stay reserved, and the pages are returned to the system or the driver. On the host device
+/// an access to sleeping memory wakes it; with `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a
+/// GPU it destroys the CUDA context. Memory that is written during the call stays awake.
 ///
 /// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
 /// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The
@@ -218,6 +218,8 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
         };
         let regions = engine.tag_regions(*id)?;
         let _stall = engine.wait_settled(&regions)?;
+        // Memory is put to sleep for other users of the device, whom parked pages cannot serve.
+        engine.allocator().device().release_parked();
         // An accepted sleep can still fail: a disk write fails, or the memory is written meanwhile.
         let (mut awake_bytes, mut asleep_bytes) = (0, 0);
         for region in regions.iter().filter_map(|id| engine.region_info(*id).ok()) {
@@ -260,7 +262,11 @@ pub unsafe extern "C" fn dormouse_tag_wake(
         // SAFETY: the caller's promise (module docs).
         let _known = runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         // Waits for the bytes: any stream can use the memory afterwards.
-        let _stall = runtime.engine.tag_wait(*id)?;
+        let woken = runtime.engine.tag_wait(*id);
+        // A wake that found no room leaves the pages it did find parked.
+        let _stall = woken.inspect_err(|_| {
+            runtime.heap.allocator().device().release_parked();
+        })?;
         Ok(())
     })
 }

@@ -3,7 +3,7 @@
 //! Mode `allocator`: a `torch.cuda.memory.CUDAPluggableAllocator` of `dormouse_torch_malloc` and
 //! `dormouse_torch_free`, with `dormouse_torch_record_stream` set; without it torch silently ignores
 //! `record_stream`. Mode `pool`: the same with `dormouse_torch_pool_malloc`, whose failure torch
-//! handles.
+//! handles, and `dormouse_torch_pool_free`, since torch's own allocator needs the freed pages.
 //!
 //! CUDA graphs in mode `allocator`: `dormouse_torch_begin_pool`, `_end_pool` and `_release_pool` are
 //! set with `set_begin_allocate_to_pool`, `set_end_allocate_to_pool_fn` and `set_release_pool`, and
@@ -89,6 +89,23 @@ pub unsafe extern "C" fn dormouse_torch_free(
     if !torch::free_small(ptr, bytes, device, stream) {
         torch::free(ptr, device, stream);
     }
+}
+
+/// Frees a block like `dormouse_torch_free` and returns all cached pages of its GPU to the driver, like
+/// `cudaFree`: PyTorch's own allocator shares the GPU with the pool.
+///
+/// Any-thread. Blocks until GPU work that uses these pages is complete. Errors: not returned; the first
+/// few are written to standard error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_pool_free(
+    ptr: *mut c_void,
+    bytes: usize,
+    device: i32,
+    stream: *mut c_void,
+) {
+    let _ = bytes;
+    // SAFETY: the caller's promise (module docs).
+    torch::free_to_driver(ptr, device, unsafe { RawStream::new(stream) });
 }
 
 /// Records that `stream` uses the block that contains `ptr` (`Tensor.record_stream`).

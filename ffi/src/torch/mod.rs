@@ -41,6 +41,13 @@ pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStrea
 /// `dormouse_torch_pool_malloc`.
 pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
     malloc(bytes, device, stream).unwrap_or_else(|failure| {
+        if failure.is_out_of_memory {
+            // PyTorch's own allocator needs the pages that the request did find.
+            guarded("pool_malloc", || {
+                Heap::existing_gpu(device)?.allocator().device().release_parked();
+                Ok(())
+            });
+        }
         fault::set_last_error(&failure.text);
         null_mut()
     })
@@ -165,6 +172,18 @@ pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
             heap.free_on(pointer.addr(), stream)
         });
     }
+}
+
+/// `dormouse_torch_pool_free`.
+pub(crate) fn free_to_driver(pointer: *mut c_void, device: i32, stream: RawStream) {
+    free(pointer, device, stream);
+    if pointer.is_null() || fork::in_child() {
+        return;
+    }
+    guarded("pool_free", || {
+        Heap::existing_gpu(device)?.allocator().trim(u64::MAX);
+        Ok(())
+    });
 }
 
 /// The message of PyTorch's own allocator, which trainers search for "CUDA out of memory", and our

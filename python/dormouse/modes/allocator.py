@@ -60,7 +60,7 @@ def activate() -> list[str]:
 
     Requires :func:`unavailable_because` to be None. Raises RuntimeError if torch refuses.
     """
-    allocator = pluggable("torch_malloc")
+    allocator = pluggable("torch_malloc", "torch_free")
     lost = []
     for setter, (name, loss) in OPTIONAL_HOOKS.items():
         if hasattr(allocator.allocator(), setter):
@@ -81,10 +81,10 @@ def activate() -> list[str]:
     return [*lost, *exports.notice(), refused]
 
 
-def pluggable(malloc: str) -> torch.cuda.memory.CUDAPluggableAllocator:
+def pluggable(malloc: str, free: str) -> torch.cuda.memory.CUDAPluggableAllocator:
     """Returns torch's allocator object for our functions, with ``record_stream`` support."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
-        str(native.library_path()), f"dormouse_{malloc}", "dormouse_torch_free"
+        str(native.library_path()), f"dormouse_{malloc}", f"dormouse_{free}"
     )
     record_stream = getattr(allocator.allocator(), RECORD_STREAM)
     record_stream(native.address_of("torch_record_stream"))

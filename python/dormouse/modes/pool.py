@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..errors import StateError
+from ..errors import MemoryTierError, StateError
 from ..runtime import Runtime
 from .allocator import pluggable
 
@@ -30,8 +30,8 @@ class Pool:
 
     ``with pool.use():`` places the CUDA tensors this thread creates, such as a model or an
     optimizer, in the pool; torch's own allocator serves all others. If memory runs out, torch
-    raises ``torch.OutOfMemoryError``. With ``backup=False`` the bytes are dropped on sleep and
-    zero after wake.
+    raises ``torch.OutOfMemoryError``. Memory that torch frees goes back to the driver. With
+    ``backup=False`` the bytes are dropped on sleep and zero after wake.
 
     :meth:`sleep` and :meth:`wake` are not thread-safe.
     """
@@ -42,7 +42,7 @@ class Pool:
         self._name = name
         self._asleep = False
         # In some torch versions the pool only references the allocator, so keep it alive here.
-        self._allocator = pluggable("torch_pool_malloc")
+        self._allocator = pluggable("torch_pool_malloc", "torch_pool_free")
         self._pool = torch.cuda.MemPool(self._allocator.allocator())
 
     @property
@@ -62,7 +62,8 @@ class Pool:
             yield self
 
     def sleep(self, tier: str = "nvme") -> str | None:
-        """Waits for the GPU, then moves every byte of the pool off it; addresses stay valid.
+        """Waits for the GPU, then moves every byte of the pool off it; addresses stay valid. The
+        pages go back to the driver, for torch's own allocator and other processes.
 
         All or nothing: if the tiers have no room for some part, the rest is woken again. Returns
         the reason the pool stays awake, or None. Until :meth:`wake`, an access to the pool's
@@ -76,6 +77,15 @@ class Pool:
         return declined
 
     def wake(self) -> None:
-        """Restores every byte at its original address."""
-        self._tag.wake()
+        """Restores every byte at its original address.
+
+        Empties torch's cache if the GPU has no room. Raises :class:`MemoryTierError` if there is
+        still none; the pool stays asleep and keeps its bytes.
+        """
+        try:
+            self._tag.wake()
+        except MemoryTierError:
+            # Torch's allocator may cache what the pool has given back.
+            torch.cuda.empty_cache()
+            self._tag.wake()
         self._asleep = False
