@@ -106,12 +106,13 @@ def reuse_after(side, *, recorded: bool) -> tuple[bool, bool]:
     return early.data_ptr() == address, late.data_ptr() == address
 
 
-def settled(runtime) -> dict:
-    """The figures once host buffers are given back: a thread hears of their last copies' end."""
+def settled(runtime, host_bytes: int = 0) -> dict:
+    """The figures once all host buffers but ``host_bytes`` are given back: a thread hears of their
+    last copies' end."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         stats = runtime.stats()
-        if stats["tiers"]["host"]["current_bytes"] == 0 or time.monotonic() > deadline:
+        if stats["tiers"]["host"]["current_bytes"] <= host_bytes or time.monotonic() > deadline:
             return stats
         time.sleep(0.001)
 
