@@ -258,3 +258,23 @@ def test_tensors_of_another_device_stay(runtime):
         out = (2 * leaf).sin()
     assert seen.out == 0
     assert out.grad_fn._saved_self.device.type == "meta"
+
+
+def seeded_rrelu(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.nn.functional.rrelu(2 * x, training=True)
+
+
+def test_what_is_filled_after_its_save_is_right_inside_hooks_that_keep_it(runtime):
+    """The noise of rrelu: the documentation says so, and what it advises works."""
+    wanted = gradient(seeded_rrelu)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+            return seeded_rrelu(x)
+
+    def hooks():
+        return SavedTensorOffload(runtime, min_bytes=1).hooks()
+
+    assert torch.equal(gradient(kept, hooks()), wanted)
+    assert not torch.equal(gradient(seeded_rrelu, hooks()), wanted), "the docs say it is wrong"

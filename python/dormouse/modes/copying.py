@@ -279,6 +279,11 @@ class SavedTensorOffload:
     separately. If a backward returns a saved tensor with a history as a leaf's gradient, both share
     a storage, as with any saved-tensor hooks. Hooks entered inside these, such as those of
     activation checkpointing, take precedence.
+
+    An operation that fills a tensor after autograd has saved it, without a version bump, gets wrong
+    gradients: the copy has the bytes from before. Torch has one, ``F.rrelu(training=True)``. Run it
+    inside ``torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)``, so that what it
+    saves stays on the device.
     """
 
     def __init__(
