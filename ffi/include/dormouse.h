@@ -402,6 +402,16 @@ typedef struct dormouse_copies_t {
     uint64_t bytes;
 } dormouse_copies_t;
 
+/// A number of pieces with its current, peak and total values.
+typedef struct dormouse_amount_t {
+    /// Current value.
+    uint64_t current;
+    /// Highest value since creation or the latest reset of the peaks.
+    uint64_t peak;
+    /// Sum of all increases since creation.
+    uint64_t added_total;
+} dormouse_amount_t;
+
 /// Memory statistics of a runtime.
 typedef struct dormouse_stats_t {
     /// In: size of the struct. Out: number of bytes written.
@@ -445,6 +455,26 @@ typedef struct dormouse_stats_t {
     struct dormouse_gauge_t inactive_split;
     /// Number of times that sleeping memory was accessed and woke (`DORMOUSE_OFFLOAD_STRAY`).
     uint64_t stray_wakes;
+    /// Live blocks, asleep or awake.
+    struct dormouse_amount_t allocations;
+    /// Segments: runs of addresses that belong to one pool.
+    struct dormouse_amount_t segments;
+    /// Sum of all increases of `allocated`, in bytes.
+    uint64_t allocated_total_bytes;
+    /// Sum of all increases of `active`, in bytes.
+    uint64_t active_total_bytes;
+    /// Sum of all increases of `requested`, in bytes.
+    uint64_t requested_total_bytes;
+    /// Sum of all increases of `mapped`, in bytes.
+    uint64_t mapped_total_bytes;
+    /// Sum of all increases of `inactive_split`, in bytes.
+    uint64_t inactive_split_total_bytes;
+    /// Number of successful map calls of the device.
+    uint64_t map_calls;
+    /// Number of successful unmap calls of the device.
+    uint64_t unmap_calls;
+    /// Number of waits for a stream to free memory.
+    uint64_t stream_waits;
 } dormouse_stats_t;
 
 /// The block that contains an address.
@@ -1610,6 +1640,14 @@ void dormouse_torch_end_pool(int device, unsigned long long id_first, unsigned l
 void dormouse_torch_release_pool(int device,
                                  unsigned long long id_first,
                                  unsigned long long id_second);
+
+/// Returns the id of the pool that holds the block around `ptr`, as given to `dormouse_torch_begin_pool`.
+/// Both parts are 0 for a block of no pool or of a released one, and if no live block contains `ptr`.
+///
+/// Any-thread. The results must not be NULL. Never fails.
+void dormouse_torch_get_pool_id(const void *ptr,
+                                unsigned long long *id_first_out,
+                                unsigned long long *id_second_out);
 
 /// Returns the start of the block that contains `ptr`. `bytes_out` receives its length and may be
 /// NULL.

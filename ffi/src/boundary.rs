@@ -151,6 +151,7 @@ shared! {
 /// Array elements and nested structs have no `size` field: their layout is fixed.
 const _: () = {
     assert!(size_of::<c::dormouse_gauge_t>() == 24);
+    assert!(size_of::<c::dormouse_amount_t>() == 24);
     assert!(size_of::<c::dormouse_copies_t>() == 16);
     assert!(size_of::<c::dormouse_block_t>() == 40);
     assert!(size_of::<c::dormouse_member_t>() == 56);

@@ -187,6 +187,12 @@ class Gauge(ctypes.Structure):
     _fields_ = _all(c_uint64, "current_bytes", "peak_bytes", "count")
 
 
+class Amount(ctypes.Structure):
+    """``dormouse_amount_t``"""
+
+    _fields_ = _all(c_uint64, "current", "peak", "added_total")
+
+
 class Copies(ctypes.Structure):
     """``dormouse_copies_t``"""
 
@@ -205,6 +211,10 @@ class Stats(_Struct):
         *_all(c_uint64, "nvme_written_bytes", "nvme_write_budget_bytes", "nvme_write_left_bytes"),
         *_all(Gauge, "active", "inactive_split"),
         ("stray_wakes", c_uint64),
+        *_all(Amount, "allocations", "segments"),
+        *_all(c_uint64, "allocated_total_bytes", "active_total_bytes", "requested_total_bytes"),
+        *_all(c_uint64, "mapped_total_bytes", "inactive_split_total_bytes"),
+        *_all(c_uint64, "map_calls", "unmap_calls", "stream_waits"),
     )
 
 
@@ -525,6 +535,7 @@ _TORCH_PROTOTYPES = {
     "torch_set_memory_fraction": (None, [c_double, c_int32]),
     "torch_get_memory_fraction": (c_double, [c_int32]),
     "torch_get_base": (_PTR, [_PTR, POINTER(c_size_t)]),
+    "torch_get_pool_id": (None, [_PTR, POINTER(c_ulonglong), POINTER(c_ulonglong)]),
     "torch_set_graph_hooks": (None, [c_int]),
     "torch_begin_pool": (None, [c_int, c_ulonglong, c_ulonglong, _PTR]),
     "torch_end_pool": (None, [c_int, c_ulonglong, c_ulonglong]),

@@ -84,3 +84,57 @@ def test_memory_for_other_frameworks():
     assert torch.cuda.memory_allocated() == before + 4 * MIB
     torch.cuda.caching_allocator_delete(address)
     assert torch.cuda.memory_allocated() == before
+
+
+# The profiler writes its start and stop to standard error.
+QUIET = {"KINETO_LOG_LEVEL": "99"}
+
+
+def profiled_bytes() -> int:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        held = filled(30)
+    assert held.is_cuda
+    return sum(each.self_device_memory_usage for each in profile.key_averages())
+
+
+@alone(**QUIET)
+def test_the_profilers_bytes_are_torchs_own_allocators():
+    installed = dormouse.install(mode="pool")
+    assert profiled_bytes() == 30 * MIB
+    assert not any("torch.profiler" in said for said in installed.why)
+
+
+@alone(**QUIET)
+def test_the_profiler_has_no_bytes_of_ours_and_why_says_so():
+    installed = dormouse.install()
+    assert profiled_bytes() == 0
+    (said,) = [each for each in installed.why if each.startswith("unavailable with any")]
+    assert "CUDA bytes in torch.profiler" in said
+
+
+@alone()
+def test_a_snapshot_of_a_pool_has_the_blocks_of_its_graphs():
+    dormouse.install()
+    outside, graphs, inside = filled(30), [], []
+    for mib in (20, 10):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            inside.append(outside[: mib * MIB].clone())
+    pools = [graph.pool() for graph in graphs]
+    for pool, block in zip(pools, inside, strict=True):
+        (segment,) = torch.cuda.memory_snapshot(pool)
+        assert (segment["address"], segment["segment_pool_id"]) == (block.data_ptr(), pool)
+        assert segment["allocated_size"] == block.nbytes
+
+    def ids() -> dict:
+        return {each["address"]: each["segment_pool_id"] for each in torch.cuda.memory_snapshot()}
+
+    wanted = {outside.data_ptr(): (0, 0)}
+    wanted |= {block.data_ptr(): pool for block, pool in zip(inside, pools, strict=True)}
+    assert wanted.items() <= ids().items()
+    assert torch.cuda.memory_snapshot((7, 7)) == []
+    graphs[0].reset()
+    assert torch.cuda.memory_snapshot(pools[0]) == []
+    assert ids()[inside[0].data_ptr()] == (0, 0)

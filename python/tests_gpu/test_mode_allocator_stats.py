@@ -15,6 +15,13 @@ MIB = 1 << 20
 BYTES = ("allocated", "active", "requested", "reserved", "inactive_split")
 
 
+# Names that torch 2.11 does not have.
+NEW = {"num_oom_rejections"}
+
+# Of 40 and 24 MiB: current, peak, allocated, freed.
+KIB = [mib << 10 for mib in (40, 64, 64, 24)]
+
+
 def filled(mib: int) -> torch.Tensor:
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
 
@@ -77,13 +84,14 @@ def test_what_other_streams_use_is_active_and_what_is_left_of_pages_is_split():
 
 
 @alone()
-def test_every_name_is_one_of_torchs_own():
+def test_the_names_are_torchs_own():
     before = torch.empty(1, device="cuda")
     own = torch.cuda.memory_stats()
     dormouse.install()
     ours = dormouse.memory_stats()
     assert before.is_cuda
-    assert ours.keys() <= own.keys()
+    assert ours.keys() - NEW == own.keys() - NEW
+    assert ours["max_split_size"] == own["max_split_size"]
 
 
 @alone()
@@ -101,14 +109,43 @@ def test_accumulated_figures_start_again():
 
 
 @alone()
-def test_the_summary_and_what_there_is_not():
+def test_torchs_own_summary_has_the_figures():
     dormouse.install()
     held = [filled(40), filled(24)]
     del held[1]
-    for summary in (torch.cuda.memory_summary, torch.cuda.memory.memory_summary):
-        lines = {line.split()[0]: line.split()[1:] for line in summary().splitlines()}
-        assert lines["allocated"] == ["40.0", "64.0"]
+    for abbreviated in (False, True):
+        lines = torch.cuda.memory_summary(abbreviated=abbreviated).splitlines()
+        (row,) = [line.split("|")[2:6] for line in lines if "Allocated memory" in line]
+        assert [cell.split() for cell in row] == [[str(kib), "KiB"] for kib in KIB]
     assert "CUDA OOMs: 0" in torch.cuda.memory_summary(abbreviated=True)
+
+
+@alone()
+def test_totals_count_what_came_and_went():
+    dormouse.install()
+    held = filled(30)
+    for _ in range(2):
+        filled(10)
+    stats = torch.cuda.memory_stats()
+
+    def of(name: str) -> tuple[int, ...]:
+        keys = ("current", "peak", "allocated", "freed")
+        return tuple(stats[f"{name}.all.{key}"] for key in keys)
+
+    assert of("allocated_bytes") == (30 * MIB, 40 * MIB, 50 * MIB, 20 * MIB)
+    assert of("requested_bytes") == of("allocated_bytes") == of("active_bytes")
+    assert of("allocation") == of("active") == (1, 2, 3, 2)
+    assert of("reserved_bytes")[2] >= 40 * MIB
+    assert of("segment")[0] == of("segment")[2] - of("segment")[3] >= 1
+    assert stats["num_device_alloc"] >= 2 and stats["num_device_free"] == 0
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["num_device_free"] >= 1
+    torch.cuda.reset_accumulated_memory_stats()
+    del held
+    stats = torch.cuda.memory_stats()
+    assert of("allocated_bytes") == (0, 40 * MIB, 0, 30 * MIB)
+    assert of("allocation") == of("active") == (0, 2, 0, 1)
+    assert stats["num_device_alloc"] == stats["num_device_free"] == 0
 
 
 @alone()
@@ -149,7 +186,7 @@ def test_other_devices():
 @alone()
 def test_before_anything_was_allocated_all_is_zero():
     stats = dormouse.memory_stats()
-    assert set(stats.values()) == {0}
+    assert {key: value for key, value in stats.items() if value} == {"max_split_size": -1}
     held = torch.empty(MIB, device="cuda")
     assert held.is_cuda
     assert dormouse.memory_stats() == stats, "torch's own memory is not dormouse's"
@@ -157,7 +194,7 @@ def test_before_anything_was_allocated_all_is_zero():
 
 @alone()
 def test_torch_gets_its_functions_back():
-    own = torch.cuda.memory_summary
+    own = torch._C._cuda_memoryStats
     installed = dormouse.install()
     held = filled(2)
     assert memory_allocated() == held.nbytes
@@ -165,7 +202,7 @@ def test_torch_gets_its_functions_back():
     installed.uninstall_stats()
     with pytest.raises(RuntimeError, match="does not yet support getDeviceStats"):
         memory_allocated()
-    assert torch.cuda.memory_summary is torch.cuda.memory.memory_summary is own
+    assert torch._C._cuda_memoryStats is own
     assert dormouse.memory_stats()["allocated_bytes.all.current"] == held.nbytes
 
 

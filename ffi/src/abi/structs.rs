@@ -228,6 +228,18 @@ pub struct dormouse_gauge_t {
     pub count: u64,
 }
 
+/// A number of pieces with its current, peak and total values.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct dormouse_amount_t {
+    /// Current value.
+    pub current: u64,
+    /// Highest value since creation or the latest reset of the peaks.
+    pub peak: u64,
+    /// Sum of all increases since creation.
+    pub added_total: u64,
+}
+
 /// Completed copies in one direction.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -283,6 +295,26 @@ pub struct dormouse_stats_t {
     pub inactive_split: dormouse_gauge_t,
     /// Number of times that sleeping memory was accessed and woke (`DORMOUSE_OFFLOAD_STRAY`).
     pub stray_wakes: u64,
+    /// Live blocks, asleep or awake.
+    pub allocations: dormouse_amount_t,
+    /// Segments: runs of addresses that belong to one pool.
+    pub segments: dormouse_amount_t,
+    /// Sum of all increases of `allocated`, in bytes.
+    pub allocated_total_bytes: u64,
+    /// Sum of all increases of `active`, in bytes.
+    pub active_total_bytes: u64,
+    /// Sum of all increases of `requested`, in bytes.
+    pub requested_total_bytes: u64,
+    /// Sum of all increases of `mapped`, in bytes.
+    pub mapped_total_bytes: u64,
+    /// Sum of all increases of `inactive_split`, in bytes.
+    pub inactive_split_total_bytes: u64,
+    /// Number of successful map calls of the device.
+    pub map_calls: u64,
+    /// Number of successful unmap calls of the device.
+    pub unmap_calls: u64,
+    /// Number of waits for a stream to free memory.
+    pub stream_waits: u64,
 }
 
 /// The block that contains an address.

@@ -235,6 +235,29 @@ pub extern "C" fn dormouse_torch_release_pool(
     captures::release(device, (id_first, id_second));
 }
 
+/// Returns the id of the pool that holds the block around `ptr`, as given to `dormouse_torch_begin_pool`.
+/// Both parts are 0 for a block of no pool or of a released one, and if no live block contains `ptr`.
+///
+/// Any-thread. The results must not be NULL. Never fails.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_torch_get_pool_id(
+    ptr: *const c_void,
+    id_first_out: *mut c_ulonglong,
+    id_second_out: *mut c_ulonglong,
+) {
+    let find = || {
+        let heap = Heap::gpu_around(ptr.addr())?;
+        captures::pool_of(heap, heap.allocator().lookup(ptr.addr())?.arena?)
+    };
+    let found = if fork::in_child() { None } else { catch_unwind(find).ok().flatten() };
+    let (first, second) = found.unwrap_or_default();
+    // SAFETY: the caller's promise: writable.
+    unsafe {
+        id_first_out.write(first);
+        id_second_out.write(second);
+    }
+}
+
 /// Returns the start of the block that contains `ptr`. `bytes_out` receives its length and may be
 /// NULL.
 ///

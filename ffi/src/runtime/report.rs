@@ -107,6 +107,16 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
         ),
         inactive_split: gauge(memory.inactive_split_bytes, 0),
         stray_wakes: engine.stray.count,
+        allocations: amount(memory.allocations),
+        segments: amount(memory.segments),
+        allocated_total_bytes: memory.allocated_bytes.added_total,
+        active_total_bytes: memory.active_bytes.added_total,
+        requested_total_bytes: memory.requested_bytes.added_total,
+        mapped_total_bytes: memory.mapped_bytes.added_total,
+        inactive_split_total_bytes: memory.inactive_split_bytes.added_total,
+        map_calls: memory.maps,
+        unmap_calls: memory.unmaps,
+        stream_waits: memory.stream_waits,
         ..c::dormouse_stats_t::default()
     }
 }
@@ -138,6 +148,11 @@ pub(crate) fn figures_of(heap: &Heap) -> Figures {
 
 fn gauge(amount: Amount, count: u64) -> c::dormouse_gauge_t {
     c::dormouse_gauge_t { current_bytes: amount.current, peak_bytes: amount.peak, count }
+}
+
+fn amount(amount: Amount) -> c::dormouse_amount_t {
+    let Amount { current, peak, added_total } = amount;
+    c::dormouse_amount_t { current, peak, added_total }
 }
 
 fn gauge_of_level(level: Level) -> c::dormouse_gauge_t {

@@ -82,6 +82,13 @@ pub(crate) fn release(device: i32, id: PoolId) {
     on_gpu("release_pool", device, Heap::existing_gpu, |_, graphs| graphs.release(id));
 }
 
+/// Returns the pool of an arena, unless it is released.
+pub(crate) fn pool_of(heap: &Heap, arena: ArenaId) -> Option<PoolId> {
+    let (_, ordinal) = heap.device();
+    let graphs = GRAPHS[ordinal as usize].lock();
+    graphs.pools.iter().find(|pool| pool.arena == arena).map(|pool| pool.id)
+}
+
 /// Runs `body` on the pools of a GPU, whose heap is found by `find`, and closes the arena that it
 /// returns.
 fn on_gpu(

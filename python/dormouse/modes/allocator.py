@@ -28,11 +28,12 @@ GRAPH_HOOKS = {
 }
 
 
-# What torch refuses to any pluggable allocator.
+# What torch refuses to any pluggable allocator, or does not report of it.
 REFUSED = (
     "allocation history (torch.cuda.memory._record_memory_history)",
     "checkpoints of pools (torch.compile with graph trees)",
     "tensors shared between processes (IPC)",
+    "CUDA bytes in torch.profiler (profile_memory=True)",
 )
 
 

@@ -2,8 +2,7 @@
 
 Torch provides no statistics for a pluggable allocator. In mode ``"allocator"`` the functions of
 ``torch._C`` behind them are replaced, so ``torch.cuda.memory_allocated`` and its siblings report
-dormouse's figures, even if they were imported by name before. ``memory_summary`` is replaced as
-well, because torch's version needs counts that dormouse does not keep.
+dormouse's figures, even if they were imported by name before.
 """
 
 from __future__ import annotations
@@ -20,31 +19,54 @@ from ..runtime import Runtime
 # Extra capacity for blocks allocated during the listing, by attempt.
 _SPARE_BLOCKS = (64, 1024, 16384)
 
-# Retries and failures per GPU at the last reset of its accumulated statistics.
-_counted_before: dict[int, tuple[int, int]] = {}
+# Statistics per GPU at the last reset of its accumulated statistics.
+_before: dict[int, native.Stats] = {}
+
+# Torch's figures of bytes, and dormouse's name for each.
+_GAUGES = {
+    "allocated_bytes": "allocated",
+    "active_bytes": "active",
+    "requested_bytes": "requested",
+    "reserved_bytes": "mapped",
+    "inactive_split_bytes": "inactive_split",
+}
+
+_FIGURE = ("current", "peak", "allocated", "freed")
+_POOLS = ("all", "large_pool", "small_pool")
 
 
 def nested(ordinal: int) -> dict:
     """Returns memory statistics of GPU ``ordinal`` in bytes and counts, shaped like
-    ``torch.cuda.memory_stats_as_nested_dict``.
+    ``torch.cuda.memory_stats_as_nested_dict``, with all of its keys.
 
-    Contains only keys that dormouse has a figure for: allocated, active, requested, reserved and
-    inactive split bytes with their peaks, live allocations, retries and failures. ``active_bytes``
-    counts allocated blocks and freed blocks that another stream may still use. Whole pages within
-    ``inactive_split_bytes`` can be released nevertheless. Any-thread.
+    Zero, because dormouse has no figure for it: everything of ``large_pool`` and ``small_pool``,
+    the number of inactive split blocks, everything oversize, and ``num_oom_rejections``.
+
+    ``active_bytes`` counts allocated blocks and freed blocks that another stream may still use; the
+    peak of their number is that of the allocated blocks, or the current number if that is higher.
+    Whole pages within ``inactive_split_bytes`` can be released nevertheless. ``allocated`` and
+    ``freed`` of bytes count a sleep as freed and a wake as allocated. Any-thread.
     """
-    stats = _stats(ordinal)
-    retries, failures = _counted_before.get(ordinal, (0, 0))
-    return {
-        "allocated_bytes": _gauge(stats.allocated),
-        "active_bytes": _gauge(stats.active),
-        "requested_bytes": _gauge(stats.requested),
-        "reserved_bytes": _gauge(stats.mapped),
-        "inactive_split_bytes": _gauge(stats.inactive_split),
-        "allocation": {"all": {"current": stats.allocated.count}},
-        "active": {"all": {"current": stats.active.count}},
-        "num_alloc_retries": stats.alloc_retries - retries,
-        "num_ooms": stats.alloc_failures - failures,
+    stats, before = _stats(ordinal), _before.get(ordinal, native.Stats())
+    figures = {name: _gauge(stats, before, field) for name, field in _GAUGES.items()}
+    blocks, active = stats.allocations, stats.active.count
+    active_blocks = native.Amount(active, max(active, blocks.peak), blocks.added_total)
+    before_active = native.Amount(before.active.count, 0, before.allocations.added_total)
+    return figures | {
+        "allocation": _pools(_figure(blocks, before.allocations)),
+        "active": _pools(_figure(active_blocks, before_active)),
+        "segment": _pools(_figure(stats.segments, before.segments)),
+        "inactive_split": _pools(dict.fromkeys(_FIGURE, 0)),
+        "oversize_allocations": dict.fromkeys(_FIGURE, 0),
+        "oversize_segments": dict.fromkeys(_FIGURE, 0),
+        "max_split_size": -1,
+        "num_alloc_retries": stats.alloc_retries - before.alloc_retries,
+        "num_ooms": stats.alloc_failures - before.alloc_failures,
+        "num_oom_rejections": 0,
+        "num_sync_all_streams": stats.stream_waits - before.stream_waits,
+        "num_device_alloc": stats.map_calls - before.map_calls,
+        "num_device_free": stats.unmap_calls - before.unmap_calls,
+        "reserved_bytes_by_private_pools": {},
     }
 
 
@@ -57,8 +79,24 @@ def flat(figures: dict, prefix: str = "") -> dict[str, int]:
     return result
 
 
-def _gauge(gauge: native.Gauge) -> dict:
-    return {"all": {"current": gauge.current_bytes, "peak": gauge.peak_bytes}}
+def _gauge(stats: native.Stats, before: native.Stats, field: str) -> dict:
+    def amount(of: native.Stats) -> native.Amount:
+        gauge = getattr(of, field)
+        total = getattr(of, f"{field}_total_bytes")
+        return native.Amount(gauge.current_bytes, gauge.peak_bytes, total)
+
+    return _pools(_figure(amount(stats), amount(before)))
+
+
+def _figure(now: native.Amount, before: native.Amount) -> dict[str, int]:
+    allocated = now.added_total - before.added_total
+    # Whatever was added and is not there any more.
+    freed = allocated - (now.current - before.current)
+    return dict(zip(_FIGURE, (now.current, now.peak, allocated, freed), strict=True))
+
+
+def _pools(figure: dict[str, int]) -> dict:
+    return {pool: figure if pool == "all" else dict.fromkeys(_FIGURE, 0) for pool in _POOLS}
 
 
 def _stats(ordinal: int) -> native.Stats:
@@ -90,8 +128,6 @@ class TorchStats:
         self._replace(torch._C, "_accelerator_resetPeakStats", self._reset_peaks)
         self._replace(torch._C, "_accelerator_resetAccumulatedStats", _reset_accumulated)
         self._replace(torch._C, "_accelerator_emptyCache", _empty_cache)
-        for module in (torch.cuda, torch.cuda.memory):
-            self._replace(module, "memory_summary", summary)
 
     def uninstall(self) -> None:
         """Restores torch's own functions. Idempotent."""
@@ -123,20 +159,25 @@ def _empty_cache() -> None:
 
 
 def _reset_accumulated(ordinal: int) -> None:
-    stats = _stats(ordinal)
-    _counted_before[ordinal] = (stats.alloc_retries, stats.alloc_failures)
+    _before[ordinal] = _stats(ordinal)
 
 
-def snapshot(*_) -> dict:
+def snapshot(mempool: tuple | None = None) -> dict:
     """Returns a snapshot like ``torch.cuda.memory._snapshot`` of all GPUs with dormouse memory.
+
+    ``mempool``: begins with the id of a pool of CUDA graphs, whose blocks alone are returned;
+    (0, 0) and None for all blocks.
 
     Each block is a segment of its own, in whole pages, at its fixed address; blocks that are asleep
     count zero bytes on the GPU and are ``inactive``. Contains no allocation traces:
     ``runtime.dump(path)`` writes the timeline. Any-thread; all blocks are of one moment.
     """
+    wanted = tuple(mempool[:2]) if mempool else (0, 0)
     segments = []
     for ordinal in range(torch.cuda.device_count()):
         segments += [_segment(ordinal, block) for block in _blocks(ordinal)]
+    if any(wanted):
+        segments = [each for each in segments if each["segment_pool_id"] == wanted]
     return {
         "segments": segments,
         "device_traces": [[] for _ in range(torch.cuda.device_count())],
@@ -164,11 +205,19 @@ def _segment(ordinal: int, block: native.Block) -> dict:
         "requested_size": block.requested_bytes,
         "stream": block.stream or 0,
         "segment_type": "large",
-        "segment_pool_id": (0, 0),
+        "segment_pool_id": _pool_id(block.base),
         "is_expandable": False,
         "frames": [],
         "blocks": [piece],
     }
+
+
+def _pool_id(address: int) -> tuple[int, int]:
+    """Returns the id of the pool of CUDA graphs that the block belongs to, or (0, 0)."""
+    first, second = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    pointers = ctypes.byref(first), ctypes.byref(second)
+    native.library().dormouse_torch_get_pool_id(address, *pointers)
+    return first.value, second.value
 
 
 def _blocks(ordinal: int) -> list[native.Block]:
@@ -191,19 +240,3 @@ def _blocks(ordinal: int) -> list[native.Block]:
         f"CUDA device {ordinal}: other threads allocated more than {_SPARE_BLOCKS[-1]} blocks "
         "during the listing; accepted: a snapshot while fewer allocations are under way"
     )
-
-
-def summary(device=None, abbreviated: bool = False) -> str:
-    """Returns the figures of :func:`nested` as a table in MiB: current and peak."""
-    ordinal = torch.cuda._utils._get_device_index(device, optional=True)
-    figures = nested(ordinal)
-    lines = [
-        f"dormouse CUDA memory summary, device {ordinal}",
-        f"CUDA OOMs: {figures['num_ooms']}, retries: {figures['num_alloc_retries']}",
-        f"{'MiB':<22}{'now':>14}{'peak':>14}",
-    ]
-    for name, value in figures.items():
-        if name.endswith("_bytes"):
-            now, peak = (value["all"][key] / (1 << 20) for key in ("current", "peak"))
-            lines.append(f"{name.removesuffix('_bytes'):<22}{now:>14.1f}{peak:>14.1f}")
-    return "\n".join(lines) + "\n"
