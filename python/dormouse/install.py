@@ -130,9 +130,9 @@ def memory_stats(device=None) -> dict[str, int]:
     ``torch.cuda.memory_stats``.
 
     ``device`` defaults to the GPU dormouse is installed for. Works in every mode: the figures are
-    the library's own. All values are zero for a GPU without allocations. Any-thread. Raises
-    :class:`ArgumentError` for a device that is not a GPU of this machine, :class:`StateError` in a
-    forked child.
+    the library's own. All values but ``max_split_size``, which is -1, are zero for a GPU without
+    allocations. Any-thread. Raises :class:`ArgumentError` for a device that is not a GPU of this
+    machine, :class:`StateError` in a forked child.
     """
     target = _installed.runtime.device if device is None and _installed else _device(device)
     if target.type != "cuda":

@@ -281,9 +281,10 @@ class SavedTensorOffload:
     activation checkpointing, take precedence.
 
     An operation that fills a tensor after autograd has saved it, without a version bump, gets wrong
-    gradients: the copy has the bytes from before. Torch has one, ``F.rrelu(training=True)``. Run it
-    inside ``torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)``, so that what it
-    saves stays on the device.
+    gradients: the copy has the bytes from before, and nothing shows it. One is known,
+    ``F.rrelu(training=True)``, which saves its noise. Run it inside
+    ``torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)``, so that what it saves
+    stays on the device.
     """
 
     def __init__(
