@@ -1617,6 +1617,14 @@ double dormouse_torch_get_memory_fraction(int32_t device);
 /// Any-thread; call it before the first request. Never fails.
 void dormouse_torch_set_graph_hooks(int registered);
 
+/// Declares that PyTorch's profiler runs (1) or has ended (0). While it runs, `dormouse_torch_malloc` and
+/// `dormouse_torch_free` report every block to the profiler of the calling thread, which records it if it
+/// was started with `profile_memory`. Returns 1 if the loaded PyTorch exports the functions for it, else
+/// 0, and nothing is reported.
+///
+/// Any-thread. Never fails.
+int dormouse_torch_set_profiled(int profiled);
+
 /// Begins a graph capture on GPU `device`. Until its end, requests on captured streams are served
 /// from the pool of this id; the pool is reserved until it is released. Successive captures can share
 /// an id. A second capture on a GPU during the first is refused: neither receives memory while both

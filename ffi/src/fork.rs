@@ -6,7 +6,7 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use crate::torch::capture_flags;
+use crate::torch::request_flags;
 
 const IN_CHILD: u32 = 0;
 const IN_PARENT: u32 = 1;
@@ -83,7 +83,7 @@ fn wiped_page() -> Option<*mut AtomicU32> {
 extern "C" fn child() {
     word().store(IN_CHILD, Ordering::Relaxed);
     // The fast allocation path checks these flags only; set, they send every request to the slow one.
-    capture_flags::set_announced(false);
+    request_flags::set_announced(false);
     // Open descriptors would keep the parent's disk space and pinned memory after its end.
     dormouse_storage::close_in_child();
 }

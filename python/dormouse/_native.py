@@ -537,6 +537,7 @@ _TORCH_PROTOTYPES = {
     "torch_get_base": (_PTR, [_PTR, POINTER(c_size_t)]),
     "torch_get_pool_id": (None, [_PTR, POINTER(c_ulonglong), POINTER(c_ulonglong)]),
     "torch_set_graph_hooks": (None, [c_int]),
+    "torch_set_profiled": (c_int, [c_int]),
     "torch_begin_pool": (None, [c_int, c_ulonglong, c_ulonglong, _PTR]),
     "torch_end_pool": (None, [c_int, c_ulonglong, c_ulonglong]),
     "torch_release_pool": (None, [c_int, c_ulonglong, c_ulonglong]),

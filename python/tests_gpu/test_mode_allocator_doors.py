@@ -86,34 +86,6 @@ def test_memory_for_other_frameworks():
     assert torch.cuda.memory_allocated() == before
 
 
-# The profiler writes its start and stop to standard error.
-QUIET = {"KINETO_LOG_LEVEL": "99"}
-
-
-def profiled_bytes() -> int:
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profile:
-        held = filled(30)
-    assert held.is_cuda
-    return sum(each.self_device_memory_usage for each in profile.key_averages())
-
-
-@alone(**QUIET)
-def test_the_profilers_bytes_are_torchs_own_allocators():
-    installed = dormouse.install(mode="pool")
-    assert profiled_bytes() == 30 * MIB
-    assert not any("torch.profiler" in said for said in installed.why)
-
-
-@alone(**QUIET)
-def test_the_profiler_has_no_bytes_of_ours_and_why_says_so():
-    installed = dormouse.install()
-    assert profiled_bytes() == 0
-    (said,) = [each for each in installed.why if each.startswith("unavailable with any")]
-    assert "CUDA bytes in torch.profiler" in said
-
-
 @alone()
 def test_a_snapshot_of_a_pool_has_the_blocks_of_its_graphs():
     dormouse.install()

@@ -23,7 +23,7 @@ use crate::heap::Heap;
 use crate::runtime::report::stats_of;
 use crate::status::dormouse_status_t;
 use crate::stderr::guarded;
-use crate::torch::{self, capture_flags, captures};
+use crate::torch::{self, captures, profiler, request_flags};
 use crate::{convert, fork};
 
 /// Allocates `bytes` bytes on GPU `device` for use on `stream`. Returns NULL for 0 bytes or less. If
@@ -86,7 +86,9 @@ pub unsafe extern "C" fn dormouse_torch_free(
 ) {
     // SAFETY: the caller's promise (module docs).
     let stream = unsafe { RawStream::new(stream) };
-    if !torch::free_small(ptr, bytes, device, stream) {
+    if request_flags::is_profiled(device) {
+        torch::free_profiled(ptr, device, stream);
+    } else if !torch::free_small(ptr, bytes, device, stream) {
         torch::free(ptr, device, stream);
     }
 }
@@ -190,7 +192,18 @@ pub extern "C" fn dormouse_torch_get_memory_fraction(device: i32) -> f64 {
 /// Any-thread; call it before the first request. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_set_graph_hooks(registered: c_int) {
-    capture_flags::set_announced(registered != 0);
+    request_flags::set_announced(registered != 0);
+}
+
+/// Declares that PyTorch's profiler runs (1) or has ended (0). While it runs, `dormouse_torch_malloc` and
+/// `dormouse_torch_free` report every block to the profiler of the calling thread, which records it if it
+/// was started with `profile_memory`. Returns 1 if the loaded PyTorch exports the functions for it, else
+/// 0, and nothing is reported.
+///
+/// Any-thread. Never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn dormouse_torch_set_profiled(profiled: c_int) -> c_int {
+    c_int::from(profiler::set_profiled(profiled != 0))
 }
 
 /// Begins a graph capture on GPU `device`. Until its end, requests on captured streams are served

@@ -19,7 +19,7 @@ mod tests;
 use dormouse_alloc::ArenaId;
 use dormouse_device::sync::Mutex;
 
-use super::capture_flags;
+use super::request_flags;
 use crate::device::{AnyStream, GPUS_MAX};
 use crate::fault::Fault;
 use crate::heap::Heap;
@@ -105,7 +105,7 @@ fn on_gpu(
         let (_, ordinal) = heap.device();
         let mut graphs = GRAPHS[ordinal as usize].lock();
         let outcome = body(heap, &mut graphs);
-        capture_flags::set_open(ordinal as usize, graphs.open_count());
+        request_flags::set_open(ordinal as usize, graphs.open_count());
         drop(graphs);
         // Without the lock: it queries events of the device.
         if let Some(arena) = outcome? {

@@ -3,8 +3,10 @@
 //! The first request creates the heap from the environment. A later runtime of the same GPU adds its
 //! tiers. Memory for CUDA graphs: [`captures`].
 
-pub(crate) mod capture_flags;
 pub(crate) mod captures;
+mod library;
+pub(crate) mod profiler;
+pub(crate) mod request_flags;
 mod throw;
 
 use std::ffi::c_void;
@@ -32,9 +34,20 @@ const ALIGN_BYTES: usize = 512;
 #[inline(never)]
 pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
     match malloc(bytes, device, stream) {
-        Ok(pointer) => pointer,
-        // SAFETY: the caller's contract; nothing here needs a drop.
-        Err(failure) => unsafe { throw(&failure) },
+        Ok(pointer) => {
+            if request_flags::is_profiled(device) {
+                // SAFETY: the caller's contract.
+                unsafe { profiler::report_usage(pointer, profiler::bytes_of(pointer), device) };
+            }
+            pointer
+        }
+        // SAFETY: the caller's contract.
+        Err(failure) => unsafe {
+            if failure.is_out_of_memory && request_flags::is_profiled(device) {
+                profiler::report_out_of_memory(bytes, device);
+            }
+            throw(&failure)
+        },
     }
 }
 
@@ -65,8 +78,8 @@ fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, F
 /// fail; `None` if [`malloc`] is needed.
 #[inline]
 pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
-    // Also set in a forked child.
-    if capture_flags::must_query_driver(device) {
+    // Never in a forked child.
+    if !request_flags::is_plain(device) {
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
@@ -79,7 +92,7 @@ pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Opti
 #[inline]
 fn malloc_cached(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
     // Also set in a forked child.
-    if capture_flags::must_query_driver(device) || bytes <= 0 {
+    if request_flags::must_query_driver(device) || bytes <= 0 {
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
@@ -107,7 +120,7 @@ fn malloc_uncached(bytes: isize, device: i32, stream: RawStream) -> Result<*mut 
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = Heap::gpu(device)?;
     // A graph replays on the addresses of its capture: no other request may get them.
-    let arena = if capture_flags::must_query_driver(device) {
+    let arena = if request_flags::must_query_driver(device) {
         captures::arena_for(heap, &heap.stream(stream)?)?
     } else {
         None
@@ -172,6 +185,19 @@ pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
             heap.free_on(pointer.addr(), stream)
         });
     }
+}
+
+/// `dormouse_torch_free` while PyTorch's profiler runs.
+#[cold]
+pub(crate) fn free_profiled(pointer: *mut c_void, device: i32, stream: RawStream) {
+    // A forked child has no profiler, nor a lock to look its block up.
+    if pointer.is_null() || fork::in_child() {
+        return;
+    }
+    let bytes = profiler::bytes_of(pointer);
+    free(pointer, device, stream);
+    // SAFETY: a C++ exception ends the process at the caller, which is called by C++ destructors.
+    unsafe { profiler::report_usage(pointer, -bytes, device) };
 }
 
 /// `dormouse_torch_pool_free`.

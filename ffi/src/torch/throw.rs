@@ -8,6 +8,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
+use super::library::Library;
 use crate::fault::Fault;
 use crate::stderr;
 
@@ -100,31 +101,6 @@ pub(crate) fn construction_code() -> c_int {
         None => 0,
         Some(Construction::Own { .. }) => 1,
         Some(Construction::Base { .. }) => 2,
-    }
-}
-
-/// A library that is already loaded.
-struct Library(*mut c_void);
-
-impl Library {
-    fn loaded(name: &CStr) -> Option<Self> {
-        // SAFETY: a NUL-terminated name; NOLOAD only finds loaded libraries.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        (!handle.is_null()).then_some(Self(handle))
-    }
-
-    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: a live handle and a NUL-terminated name.
-        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        (!found.is_null()).then_some(found)
-    }
-
-    /// # Safety
-    /// `F` is the type of the function of that name.
-    unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: a function pointer, of the type that the caller names.
-        self.symbol(name).map(|found| unsafe { std::mem::transmute_copy(&found) })
     }
 }
 

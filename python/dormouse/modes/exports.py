@@ -1,7 +1,8 @@
-"""Which symbols each torch version exports for its out-of-memory error.
+"""Which symbols torch exports for its out-of-memory error and for its profiler.
 
 libdormouse throws ``c10::OutOfMemoryError`` through what the loaded torch exports, which differs by
-version. ``scripts/check-torch-exports`` compares :data:`VERSIONS` with wheels of torch.
+version. ``scripts/check-torch-exports`` compares :data:`VERSIONS` and :data:`PROFILER` with wheels of
+torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ RUNTIME_ERROR, OWN, BASE = 0, 1, 2
 SYMBOLS = {
     OWN: {"libc10.so": {_MAKE_OWN, _TYPE}},
     BASE: {"libc10.so": {_MAKE_BASE}, "libc10_cuda.so": {_TYPE, _TABLE}},
+}
+
+# What reports memory to the profiler, in every version of the table.
+PROFILER = {
+    "libc10.so": {
+        "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+        "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
+    }
 }
 
 # The construction of each version, checked against its wheel; of 2.15 against an installed one.

@@ -15,6 +15,7 @@ import torch
 from .. import _native as native
 from ..errors import ArgumentError, MemoryTierError, StateError
 from ..runtime import Runtime
+from . import profiling
 
 # Extra capacity for blocks allocated during the listing, by attempt.
 _SPARE_BLOCKS = (64, 1024, 16384)
@@ -128,9 +129,13 @@ class TorchStats:
         self._replace(torch._C, "_accelerator_resetPeakStats", self._reset_peaks)
         self._replace(torch._C, "_accelerator_resetAccumulatedStats", _reset_accumulated)
         self._replace(torch._C, "_accelerator_emptyCache", _empty_cache)
+        for name, replacement in profiling.replacements().items():
+            self._replace(torch.autograd.profiler, name, replacement)
+        profiling.tell(profiling.is_running())
 
     def uninstall(self) -> None:
-        """Restores torch's own functions. Idempotent."""
+        """Restores torch's own functions, and ends reports to its profiler. Idempotent."""
+        profiling.tell(False)
         while self._before:
             module, name, function = self._before.pop()
             setattr(module, name, function)

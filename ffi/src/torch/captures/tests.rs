@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use standin::{Exclusive, Standin};
 
-use super::capture_flags::{must_query_driver, set_announced};
+use super::request_flags::{must_query_driver, set_announced};
 use super::*;
 use crate::abi::torch::{dormouse_torch_empty_cache as empty_cache, dormouse_torch_record_stream};
 use crate::boundary::RawStream;
