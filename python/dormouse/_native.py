@@ -478,6 +478,7 @@ _PROTOTYPES = {
     "runtime_set_budget": [_PTR, c_int32, c_uint64],
     "runtime_dump": [_PTR, c_int32, c_char_p],
     "mem_query": [_PTR, _PTR, POINTER(MemInfo)],
+    "mem_read": [_PTR, _PTR, c_uint64, _PTR, _PTR],
     "tag_create": [_PTR, c_char_p, c_uint64, _OUT],
     "tag_destroy": [_PTR],
     "tag_enter": [_PTR],

@@ -181,6 +181,24 @@ class Runtime(_Handle):
             "name": info.text("name"),
         }
 
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy on the CPU of a tensor that sleeps in host memory; the tensor stays asleep.
+
+        Synchronizes the GPU first. Do not free the tensor during the call. Raises
+        :class:`StateError` for a tensor that is awake or wakes, is in the file, or has no backup.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        source = tensor.untyped_storage()
+        nbytes = source.nbytes()
+        storage = torch.UntypedStorage(nbytes)
+        if nbytes:
+            address, destination = source.data_ptr(), storage.data_ptr()
+            native.call("mem_read", self._handle, address, nbytes, destination, self.stream())
+        copy = torch.empty(0, dtype=tensor.dtype)
+        copy.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return copy.conj() if tensor.is_conj() else copy
+
     def tag(self, name: str, *, backup: bool = True) -> Tag:
         """Creates a tag. Without ``backup``, bytes are dropped on sleep and zero after wake."""
         return Tag(self, name, backup=backup)

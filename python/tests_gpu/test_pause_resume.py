@@ -248,6 +248,42 @@ def test_tensors_are_freed_while_asleep():
     assert settled(runtime)["asleep"]["current_bytes"] == 0
 
 
+def corner(data: torch.Tensor) -> torch.Tensor:
+    return data.view(torch.float32).view(1024, -1)[:, 3:].t()
+
+
+@alone()
+def test_what_sleeps_is_read_and_stays_asleep():
+    runtime = dormouse.install().runtime
+    weights, cache = runtime.tag("weights"), runtime.tag("kv_cache", backup=False)
+    with weights.collect():
+        whole = data_of(5, 0).cuda()
+        other = data_of(4, 1).cuda()
+    with cache.collect():
+        block = filled(4)
+    floats, wanted = corner(other), corner(data_of(4, 1))
+    with pytest.raises(dormouse.StateError, match="asleep in host memory"):
+        runtime.read(whole)
+    assert weights.sleep("host") is None and cache.sleep("host") is None
+    before = free_mib()
+    assert torch.equal(runtime.read(whole), data_of(5, 0))
+    seen = runtime.read(floats)
+    assert seen.stride() == floats.stride() == wanted.stride()
+    assert torch.equal(seen.view(torch.int32), wanted.view(torch.int32))
+    turned = runtime.read(whole.view(torch.complex64).conj())
+    assert turned.is_conj() and torch.equal(turned.conj().view(torch.uint8), data_of(5, 0))
+    assert runtime.read(torch.empty(0, 3, device="cuda")).size() == (0, 3)
+    with pytest.raises(dormouse.StateError, match="Empty"):
+        runtime.read(block)
+    assert runtime.query(whole.data_ptr())["state"] == "host"
+    assert free_mib() == before
+    seen.zero_()
+    weights.wake()
+    cache.wake()
+    assert holds(whole, 5, 0)
+    assert holds(other, 4, 1)
+
+
 @alone()
 def test_many_cycles_keep_the_bytes_and_leave_nothing():
     runtime = dormouse.install().runtime

@@ -74,6 +74,23 @@ def test_without_backup_the_bytes_are_dropped():
 
 
 @alone()
+def test_what_sleeps_is_read_and_stays_asleep():
+    installed = dormouse.install(mode="pool")
+    pool = installed.pool("weights")
+    # Torch places the small ones in one segment.
+    held = [filled_in(pool, mib, seed) for seed, mib in enumerate((20, 1, 1))]
+    before = free_mib()
+    assert pool.sleep("host") is None
+    asleep = free_mib()
+    assert asleep > before
+    for seed, each in enumerate(held):
+        assert torch.equal(installed.runtime.read(each), data_of(each.nbytes // MIB, seed))
+    assert free_mib() == asleep
+    pool.wake()
+    assert all(holds(each, each.nbytes // MIB, seed) for seed, each in enumerate(held))
+
+
+@alone()
 def test_an_empty_pool_and_one_that_sleeps_twice():
     installed = dormouse.install(mode="pool")
     pool = installed.pool("weights")

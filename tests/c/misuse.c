@@ -32,6 +32,8 @@ static void null_pointers(dormouse_runtime_t *runtime)
     RETURNS(dormouse_mem_alloc(runtime, 4096, 0, NULL, NULL), DORMOUSE_ERR_NULL, "ptr_out");
     RETURNS(dormouse_mem_query(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "info_out");
     RETURNS(dormouse_mem_record_stream(runtime, NULL, NULL), DORMOUSE_ERR_NULL, "ptr");
+    RETURNS(dormouse_mem_read(runtime, NULL, 8, &number, NULL), DORMOUSE_ERR_NULL, "ptr");
+    RETURNS(dormouse_mem_read(runtime, &number, 8, NULL, NULL), DORMOUSE_ERR_NULL, "dst");
     RETURNS(dormouse_tag_create(runtime, NULL, 0, &tag), DORMOUSE_ERR_NULL, "name");
     RETURNS(dormouse_tag_create(runtime, "x", 0, NULL), DORMOUSE_ERR_NULL, "tag_out");
     RETURNS(dormouse_tag_enter(NULL), DORMOUSE_ERR_NULL, "tag");
@@ -151,6 +153,8 @@ static void memory(dormouse_runtime_t *runtime)
     RETURNS(dormouse_mem_query(runtime, &local, &info), DORMOUSE_ERR_NOT_OURS, "no live block");
     RETURNS(dormouse_mem_free(runtime, &local, NULL), DORMOUSE_ERR_NOT_OURS, "");
     RETURNS(dormouse_mem_free(runtime, (char *)block + 4096, NULL), DORMOUSE_ERR_NOT_OURS, "start");
+    RETURNS(dormouse_mem_read(runtime, &local, 4, &info, NULL), DORMOUSE_ERR_NOT_OURS, "");
+    RETURNS(dormouse_mem_read(runtime, block, 4, &info, NULL), DORMOUSE_ERR_STATE, "awake");
     OK(dormouse_mem_record_stream(runtime, block, NULL));
     OK(dormouse_mem_free(runtime, block, NULL));
     RETURNS(dormouse_mem_free(runtime, block, NULL), DORMOUSE_ERR_NOT_OURS, "");

@@ -37,6 +37,8 @@ typedef struct {
 static void *slots[KINDS][SLOTS];
 static void *blocks[BLOCKS];
 static uint64_t last_id, kept_id; /* of the stash: the latest, and one that lives as long as its runtime */
+static void *asleep;              /* a block that is never freed, and sleeps under `keeper` of each runtime */
+static dormouse_tag_t *keeper;
 static const char *folder, *dump;
 static int focus; /* the kind whose handles are destroyed; KINDS: all */
 static int made[KINDS], successes, is_over;
@@ -109,6 +111,7 @@ static dormouse_status_t destroy(int kind, void *it)
     switch (kind) {
     case RUNTIME:
         dormouse_stash_drop(it, __atomic_load_n(&kept_id, __ATOMIC_RELAXED));
+        dormouse_tag_destroy(__atomic_load_n(&keeper, __ATOMIC_ACQUIRE));
         return dormouse_runtime_destroy(it);
     case TAG:
         return dormouse_tag_destroy(it);
@@ -243,6 +246,12 @@ static void make(context_t *c, int kind)
             void *memory = NULL;
             if (dormouse_mem_alloc(runtime, 65536, 0, NULL, &memory) == DORMOUSE_OK) {
                 after_mem_alloc(c, runtime, memory);
+            }
+            if ((asleep != NULL || dormouse_mem_alloc(runtime, 65536, 0, NULL, &asleep) == DORMOUSE_OK) &&
+                dormouse_tag_create(runtime, "asleep", 0, &tag) == DORMOUSE_OK) {
+                OK(dormouse_tag_add(tag, asleep, 65536));
+                OK(dormouse_tag_sleep(tag, DORMOUSE_TIER_HOST, NULL));
+                __atomic_store_n(&keeper, tag, __ATOMIC_RELEASE);
             }
             for (int at = 0; at < SLOTS; at++) {
                 __atomic_store_n(&slots[RUNTIME][at], runtime, __ATOMIC_RELEASE);

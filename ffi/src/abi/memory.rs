@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use dormouse_device::Fill;
+use dormouse_device::{AddressRange, Fill};
 
 use super::c::*;
 use crate::boundary::{Out, RawStream, enter, usize_of};
@@ -84,6 +84,38 @@ pub unsafe extern "C" fn dormouse_mem_record_stream(
         }
         let start = heap.block_at(ptr.addr())?.range.start;
         Ok(heap.allocator().record_stream(start, stream.key())?)
+    })
+}
+
+/// Copies `bytes` bytes at `ptr`, inside one sleeping block, to host memory at `dst`. The block stays
+/// asleep; its bytes must be in host memory (`DORMOUSE_STATE_HOST`). Parts of the block that never sleep are
+/// copied behind the work on `stream`.
+///
+/// Any-thread, but do not free the block during the call. Blocks. `dst` must have room for `bytes` bytes, and
+/// is undefined after an error. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS`, `STATE` if the block is not
+/// asleep in host memory or wakes during the call, `ARGUMENT` for more bytes than the block was allocated
+/// with or a stream of another device, `OUT_OF_MEMORY` if no pinned staging memory is available, `DEVICE`, and
+/// `PANIC` after a device failure that left copies incomplete.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_mem_read(
+    runtime: *mut dormouse_runtime_t,
+    ptr: *const c_void,
+    bytes: u64,
+    dst: *mut c_void,
+    stream: *mut c_void,
+) -> dormouse_status_t {
+    enter(|| {
+        let runtime = Runtime::get(runtime)?;
+        // SAFETY: the caller's promise (module docs).
+        let stream = runtime.heap.stream(unsafe { RawStream::new(stream) })?;
+        for (pointer, name) in [(ptr, "ptr"), (dst.cast_const(), "dst")] {
+            if pointer.is_null() {
+                return Err(Fault::null(name));
+            }
+        }
+        let range = AddressRange::new(ptr.addr(), usize_of(bytes, "bytes")?);
+        // SAFETY: as above: `dst` is writable for `bytes`, and the block is live.
+        Ok(unsafe { runtime.engine.read_asleep(range, dst.expose_provenance(), &stream) }?)
     })
 }
 

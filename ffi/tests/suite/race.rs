@@ -17,6 +17,7 @@ const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix"];
 /// Values of arguments in C, by function (or `*`), type and name (or `*`). The first match counts.
 const VALUES: &[(&str, &str, &str, &str)] = &[
     ("dormouse_mem_free", "void *", "ptr", "own_block(c)"),
+    ("dormouse_mem_read", "const void *", "ptr", "asleep"),
     ("dormouse_stash_put", "const void *", "ptr", "c->source"),
     ("dormouse_prefix_add_boundary", "const void *", "ptr", "c->source"),
     ("dormouse_prefix_add_boundary", "uint64_t", "bytes", "4096"),

@@ -15,6 +15,7 @@ mod executor;
 mod host_pool;
 mod profiles;
 pub(crate) mod raw_memory;
+mod read;
 mod reclaim;
 mod region_blocks;
 mod region_data;

@@ -37,6 +37,15 @@ pub(crate) fn copy<D: Device>(
     unsafe { device.copy(destination, source, bytes, stream) }
 }
 
+/// Copies host memory to a caller's.
+pub(crate) fn copy_on_host(destination: usize, source: usize, bytes: usize) {
+    let source: *const u8 = std::ptr::with_exposed_provenance(source);
+    let destination: *mut u8 = std::ptr::with_exposed_provenance_mut(destination);
+    // SAFETY: the source is a bounce buffer of the call, or a valid host copy, held by the table's lock; the
+    // destination is lent by the caller of `Engine::read_asleep`.
+    unsafe { std::ptr::copy_nonoverlapping(source, destination, bytes) };
+}
+
 /// Zeroes a fresh block in stream order.
 pub(crate) fn zero<D: Device>(
     device: &D,

@@ -309,7 +309,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Calls `each(bounce address, offset, length)` for every chunk, with one bounce buffer.
-    fn in_chunks(
+    pub(super) fn in_chunks(
         &self,
         bytes: usize,
         mut each: impl FnMut(usize, usize, usize) -> Result<(), OffloadError>,
@@ -340,13 +340,17 @@ impl<D: Device> Engine<D> {
     }
 
     /// Makes our copies wait for the work queued on `stream`.
-    fn order_behind(&self, way: CopyStream, stream: &D::Stream) -> Result<(), OffloadError> {
+    pub(super) fn order_behind(
+        &self,
+        way: CopyStream,
+        stream: &D::Stream,
+    ) -> Result<(), OffloadError> {
         let reached = self.device.record(stream)?;
         Ok(self.device.wait(&self.stream(way)?, &reached)?)
     }
 
     /// Copies and waits. After `Broken` neither end of the copy may be reused.
-    fn copy_now(
+    pub(super) fn copy_now(
         &self,
         destination: usize,
         source: usize,

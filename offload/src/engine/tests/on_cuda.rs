@@ -8,6 +8,7 @@ pub(crate) mod both;
 mod event_waits;
 mod loss;
 mod queues;
+mod reads;
 mod refusals;
 pub(crate) mod side;
 mod stress;

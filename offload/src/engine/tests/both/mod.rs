@@ -8,6 +8,7 @@ mod figures;
 mod life;
 mod notes;
 mod probes;
+pub(crate) mod read;
 mod room;
 mod stash;
 mod stress;
@@ -49,6 +50,8 @@ pub(crate) struct Plan {
     pub(crate) file_bytes: usize,
     pub(crate) config: EngineConfig,
     pub(crate) io_engine: IoEngine,
+    /// Changes the allocator's configuration. By default blocks share no page.
+    pub(crate) change: fn(&mut Config),
 }
 
 /// Requests of one thread at a time.
@@ -63,16 +66,22 @@ impl Default for Plan {
             ..EngineConfig::default()
         };
         let io_engine = IoEngine::Auto;
-        Self { budget_bytes: 64 * MIB, file_bytes: 64 * MIB, config, io_engine }
+        let (budget_bytes, file_bytes) = (64 * MIB, 64 * MIB);
+        Self { budget_bytes, file_bytes, config, io_engine, change: |_| () }
     }
 }
 
 fn new_allocator(budget_bytes: usize) -> Arc<Allocator<TestDevice>> {
+    allocator_with(budget_bytes, |_| ())
+}
+
+fn allocator_with(budget_bytes: usize, change: fn(&mut Config)) -> Arc<Allocator<TestDevice>> {
     let device = Arc::new(new_device(1 << 30, budget_bytes as u64));
     device.watch(|| held_count() > 0); // I8
     let mut config = Config::new(device.page_bytes(), budget_bytes as u64);
     config.segment_bytes = 16 * MIB;
     config.moves_pages = true;
+    change(&mut config);
     let default = default_stream(&device);
     let allocator = Allocator::new(device, config, Arc::new(Timeline::new(1024))).unwrap();
     allocator.register_stream(0, default).unwrap();
@@ -99,7 +108,7 @@ impl Plan {
     /// As [`Plan::build`], over a file of that length.
     fn build_over(self, faults: Faults) -> Fixture {
         let turn = Turn::take();
-        let allocator = new_allocator(self.budget_bytes);
+        let allocator = allocator_with(self.budget_bytes, self.change);
         let (bytes, checksums) = (self.file_bytes as u64, self.config.checksums);
         let nvme = match self.io_engine {
             IoEngine::Threads => Nvme::with_storage(Arc::new(faults.clone()), bytes, checksums),

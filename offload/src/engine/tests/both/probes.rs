@@ -145,7 +145,8 @@ fn full_disk(io_threads: usize, queue_depth: usize) {
     for io_engine in [IoEngine::Auto, IoEngine::Threads] {
         let (budget_bytes, file_bytes) = (160 * MIB, 96 * MIB);
         let config = EngineConfig { host_bytes_max: HOST_BYTES, ..Plan::default().config };
-        let fixture = Plan { budget_bytes, file_bytes, config, io_engine }.build();
+        let fixture =
+            Plan { budget_bytes, file_bytes, config, io_engine, ..Plan::default() }.build();
         let give_out = || fixture.faults.fail_writes_after(FREE_BYTES, libc::ENOSPC);
         overfill(&fixture.engine, libc::ENOSPC, None, give_out);
     }
