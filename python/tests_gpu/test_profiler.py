@@ -12,6 +12,7 @@ import torch
 from alone import alone
 
 import dormouse
+from dormouse.modes import profiling
 
 MIB = 1 << 20
 SMALL_BYTES = 512
@@ -127,6 +128,18 @@ def test_only_a_profiler_of_memory_that_runs_gets_reports():
     held.append(filled(10))
     assert bytes_by_name(profile) == {"aten::empty": 20 * MIB}
     assert all(each.is_cuda for each in held)
+
+
+@alone(**QUIET)
+def test_the_library_is_told_of_every_start_and_stop():
+    dormouse.install()
+    told = []
+    profiling.tell = told.append
+    for _ in range(2):
+        with profiled():
+            assert torch.autograd.profiler._is_profiler_enabled, "torch's own function ran too"
+        assert not torch.autograd.profiler._is_profiler_enabled
+    assert told == [True, False] * 2
 
 
 @alone(**QUIET)
