@@ -1,6 +1,6 @@
 """One rank of test_token_scores.py: a differentiable call inside DistributedDataParallel over gloo.
 
-``python token_scores_worker.py RANK RANKS DIRECTORY GRAPHS`` leaves ``gradients.RANK`` there.
+``python token_scores_worker.py RANK RANKS DIRECTORY GRAPHS [window]`` leaves ``gradients.RANK`` there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,24 @@ from torch.nn.parallel import DistributedDataParallel
 from dormouse.hf import SharedPrefix
 
 
-def main(rank: int, ranks: int, directory: Path, graphs: str) -> None:
+def run_calls(shared, model, ids, mask, options) -> None:
+    """Accumulation: the first backward is not reduced, the second reduces the sum."""
+    for synchronises in (False, True):
+        model.require_backward_grad_sync = synchronises
+        shared.score(ids, mask, **options).log_probabilities.sum().backward()
+
+
+def run_windows(shared, model, ids, mask, options) -> None:
+    """Two steps of two microbatches: the last part of each is reduced."""
+    for _ in range(2):
+        model.require_backward_grad_sync = False
+        window = shared.window(ids, mask, **options)
+        window.part(slice(0, 1), is_last=False).log_probabilities.sum().backward()
+        model.require_backward_grad_sync = True
+        window.part(slice(1, None), is_last=True).log_probabilities.sum().backward()
+
+
+def main(rank: int, ranks: int, directory: Path, graphs: str, kind: str = "calls") -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=ranks
@@ -29,14 +46,11 @@ def main(rank: int, ranks: int, directory: Path, graphs: str) -> None:
     own = slice(0, 3) if rank == 0 else slice(3, None)
     with a_runtime(64 << 20) as runtime:
         shared = SharedPrefix(model, runtime)
-        # Accumulation: the first backward is not reduced, the second reduces the sum.
-        for synchronises in (False, True):
-            model.require_backward_grad_sync = synchronises
-            scores = shared.score(ids[own], mask[own], keep=keep, graphs=graphs)
-            scores.log_probabilities.sum().backward()
+        run = run_windows if kind == "window" else run_calls
+        run(shared, model, ids[own], mask[own], {"keep": keep, "graphs": graphs})
     torch.save(take_gradients(model.module), directory / f"gradients.{rank}")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

@@ -11,6 +11,8 @@ from ..schedule import Op, Score
 from .step import Step, StepReport
 
 Values = tuple[torch.Tensor, ...]
+Gradients = tuple[torch.Tensor | None, ...]
+"""Of values; None for one that no loss depends on."""
 
 
 class HeldStep(Step):
@@ -42,7 +44,7 @@ class HeldStep(Step):
         parts = zip(kept.parts(output, op.scores), op.scores, strict=True)
         return list(op.scores), [read(part.logits, score) for part, score in parts]
 
-    def backward(self, gradients_of: Callable[[Score], Values]) -> StepReport:
+    def backward(self, gradients_of: Callable[[Score], Gradients]) -> StepReport:
         """Runs the backwards in the plan's order. ``gradients_of(score)``: of the values that
         ``read`` returned."""
         for at, op in enumerate(self._ops):
@@ -57,7 +59,7 @@ class HeldStep(Step):
             (value, gradient)
             for score, given in zip(scores, values, strict=True)
             for value, gradient in zip(given, gradients_of(score), strict=True)
-            if value.requires_grad
+            if value.requires_grad and gradient is not None
         ]
         values.clear()
         if pairs:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -29,6 +31,7 @@ from .token_scores import (
     TwiceCall,
     differentiable,
 )
+from .window import Window
 
 AUTO = "auto"
 # Share of the free memory that graphs of microbatches may take in the mode "kept".
@@ -48,6 +51,7 @@ class ScoredModel(CheckedModel):
         entropy: bool = False,
         microbatch_tokens: int = 256,
         graphs: str = AUTO,
+        context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> TokenScores | GroupScores:
         """Returns log-probabilities of tokens, each shared prompt computed once.
 
@@ -64,7 +68,9 @@ class ScoredModel(CheckedModel):
         ``"kept"`` runs one forward and keeps the graphs of all microbatches, logits included, until
         the backward; ``"twice"`` runs the forward again in the backward, and keeps one microbatch's
         at a time; ``"auto"`` keeps them if they take at most half of the free memory. Values and
-        gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
+        gradients do not depend on it. Under ``torch.no_grad()`` there is no graph. ``context``:
+        entered around all passes, those of the backward included; the model is checked and run as
+        it is in there.
 
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
         weight 0 are scored in microbatches of their own.
@@ -80,10 +86,40 @@ class ScoredModel(CheckedModel):
         """
         has_graph = torch.is_grad_enabled()
         # The first call checks the model, which needs autograd whatever the caller is in.
-        with torch.inference_mode(False), torch.set_grad_enabled(has_graph):
-            return self._score(ids, mask, keep, graphs, temperature, entropy, microbatch_tokens)
+        with torch.inference_mode(False), torch.set_grad_enabled(has_graph), context():
+            own = (ids, mask, keep, graphs, context)
+            return self._score(*own, temperature, entropy, microbatch_tokens)
 
-    def _score(self, ids, mask, keep, graphs: str, temperature: float, *options):
+    def window(
+        self, ids: torch.Tensor, mask: torch.Tensor, *, keep: int, **options
+    ) -> Window:
+        """Returns the scores of the rows of several microbatches, to be taken in parts.
+
+        Arguments are those of :meth:`score` for a padded batch. Rows with equal prompts share them
+        whichever microbatches they are in::
+
+            window = shared.window(ids, mask, keep=keep)
+            for rows in microbatches:
+                scores = window.part(rows, is_last=rows is microbatches[-1])
+                loss_fn(scores.log_probabilities, rows).backward()
+
+        The last part's backward runs the passes and gives parameters their gradients, those before
+        it give them none. In DistributedDataParallel it alone is reduced; call ``window`` under
+        ``no_sync()``.
+        """
+        return Window(self._wrapped, self.score(ids, mask, keep=keep, **options))
+
+    @contextlib.contextmanager
+    def unreduced(self) -> Iterator[None]:
+        """Context of calls of :meth:`score` whose gradients the caller takes by
+        ``torch.autograd.grad``: DistributedDataParallel does not prepare to reduce them."""
+        wrapped, self._wrapped = self._wrapped, self._model
+        try:
+            yield
+        finally:
+            self._wrapped = wrapped
+
+    def _score(self, ids, mask, keep, graphs: str, context, temperature: float, *options):
         check_temperature(temperature)
         weights = self._ready()
         if weights.passes_hold_collectives:
@@ -98,7 +134,8 @@ class ScoredModel(CheckedModel):
             raise ArgumentError("score() of a tensor without mask or keep; accepted: both")
         if graphs not in (AUTO, KEPT, TWICE):
             raise ArgumentError(f"graphs is {graphs!r}; accepted: {AUTO!r}, {KEPT!r}, {TWICE!r}")
-        return self._score_rows(groups_of(ids, mask, keep), (len(ids), keep), graphs, *options)
+        places = groups_of(ids, mask, keep)
+        return self._score_rows(places, (len(ids), keep), graphs, context, *options)
 
     def _score_group(
         self,
@@ -132,6 +169,7 @@ class ScoredModel(CheckedModel):
         places: list[Places],
         shape: tuple[int, int],
         graphs: str,
+        context: Callable[[], contextlib.AbstractContextManager],
         weights: ReplicatedWeights,
         temperature: float,
         entropy: bool,
@@ -153,6 +191,7 @@ class ScoredModel(CheckedModel):
             step_of,
             temperature,
             entropy,
+            context,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         if not has_graph:
@@ -160,8 +199,10 @@ class ScoredModel(CheckedModel):
         elif graphs == AUTO:
             graphs = self._graphs_that_fit(places)
         call: Call = (KeptCall if graphs == KEPT else TwiceCall)(passes, places, shape)
-        run = functools.partial(differentiable, call) if has_graph else call.forward
-        values = sharding.inside(self._wrapped, run)
+        if has_graph:
+            values = sharding.inside(self._wrapped, functools.partial(differentiable, call))
+        else:
+            values = call.forward()
         return TokenScores(
             values[0],
             values[1] if entropy else None,

@@ -21,7 +21,7 @@ from ..group import Group
 from ..schedule import Plan
 from .batch import GroupBatch
 from .check import Checked
-from .held_step import HeldStep, Values
+from .held_step import Gradients, HeldStep, Values
 from .likelihood import entropies, log_probabilities
 from .outputs import Losses
 from .padded import Places
@@ -64,11 +64,17 @@ class Passes:
     """``(batch, plan, kind)``: a step of the class ``kind``."""
     temperature: float
     with_entropies: bool
+    context: Callable[[], contextlib.AbstractContextManager]
+    """Around all passes."""
 
-    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> Values:
-        """Returns what is computed from the logits of a response."""
-        found = (log_probabilities(logits, labels, self.temperature),)
-        return (*found, entropies(logits, self.temperature)) if self.with_entropies else found
+    def values(
+        self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Returns what is computed from the logits of a response; None for what is not needed."""
+        found = (log_probabilities(logits, labels, self.temperature) if needed[0] else None,)
+        if not self.with_entropies:
+            return found
+        return (*found, entropies(logits, self.temperature) if needed[1] else None)
 
 
 class Call:
@@ -94,14 +100,15 @@ class Call:
         """Returns values in the layout of the batch."""
         raise NotImplementedError
 
-    def backward(self, gradients: Values) -> None:
+    def backward(self, gradients: Gradients) -> None:
         """Runs the passes that the gradients of the values need. Twins collect the result."""
         raise NotImplementedError
 
-    def gradients(self, of_values: Values) -> list[torch.Tensor | None]:
+    def gradients(self, of_values: Gradients) -> list[torch.Tensor | None]:
         """Returns the gradient of each of :attr:`parameters`."""
         enabled, dtype = self._autocast
         with (
+            self._passes.context(),
             torch.enable_grad(),
             torch.autocast(self._kind, dtype=dtype, enabled=enabled),
             self._twins.in_place(),
@@ -123,8 +130,10 @@ class Call:
             places.of_response(to, number).copy_(value.detach())
 
     @staticmethod
-    def _of(gradients: Values, places: Places, number: int) -> Values:
-        return tuple(places.of_response(each, number) for each in gradients)
+    def _of(gradients: Gradients, places: Places, number: int) -> Gradients:
+        return tuple(
+            None if each is None else places.of_response(each, number) for each in gradients
+        )
 
     def _count(self, counts: dict) -> None:
         for name in COUNTS:
@@ -206,14 +215,20 @@ class TwiceCall(Call):
         group = places.group
         if not self._random.matters:
             # What no loss depends on is not run again.
-            weights = [float(any(bool(each.any()) for each in of_row)) for of_row in own]
+            weights = [
+                float(any(each is not None and bool(each.any()) for each in of_row))
+                for of_row in own
+            ]
             if not any(weights):
                 return
             group = Group(group.prompt, group.responses, weights)
 
+        needed = [any(of_row[kind] is not None for of_row in own) for kind in range(len(own[0]))]
+
         def loss_fn(logits, labels, i):
-            pairs = zip(self._passes.values(logits, labels), own[i], strict=True)
-            return sum((value * gradient).sum() for value, gradient in pairs)
+            values = self._passes.values(logits, labels, needed)
+            pairs = zip(values, own[i], strict=True)
+            return sum((value * grad).sum() for value, grad in pairs if grad is not None)
 
         batch = GroupBatch(group, Losses(loss_fn))
         with (
@@ -255,6 +270,8 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, *parameters):
         ctx.call = call
+        # Entropies that a trainer only logs have no gradient, and cost nothing in the backward.
+        ctx.set_materialize_grads(False)
         ctx.versions = [parameter._version for parameter in parameters]
         return call.forward()
 

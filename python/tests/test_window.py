@@ -1,0 +1,103 @@
+"""One call for the rows of several microbatches, and a trainer that goes through them one by one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from models import distance, take_gradients, tiny
+from test_token_scores import GRAPHS, WORKER, WORKER_SECONDS_MAX, a_batch, dense, loss_of
+
+from dormouse.hf import SharedPrefix
+
+PARTS = (slice(0, 2), slice(2, 5), slice(5, 7))
+
+
+def losses(values, mask, keep, rows):
+    """Each microbatch's loss has a normaliser of its own."""
+    return loss_of(*(each[rows] for each in values), mask[rows, -keep:])
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_gradients_are_those_of_dense_microbatches(graphs, order, runtime):
+    model = tiny()
+    ids, mask, keep = a_batch()
+    for at in order:
+        losses(dense(model, ids, mask, keep, 0.7), mask, keep, PARTS[at]).backward()
+    wanted = take_gradients(model)
+    options = {"entropy": True, "temperature": 0.7, "graphs": graphs, "microbatch_tokens": 7}
+    window = SharedPrefix(model, runtime).window(ids, mask, keep=keep, **options)
+    for at in order:
+        assert not any(p.grad is not None for p in model.parameters())
+        rows = PARTS[at]
+        part = window.part(rows, is_last=at == order[-1])
+        assert part.graphs == graphs and part.counts["groups"] == 2
+        loss_of(part.log_probabilities, part.entropies, mask[rows, -keep:]).backward()
+    assert distance(take_gradients(model), wanted) < 1e-10
+    with pytest.raises(RuntimeError, match="after its last"):
+        window.part(PARTS[0], is_last=False)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_parts_that_no_loss_reads_have_no_gradient(graphs, runtime):
+    """Of entropies that are only logged, and of microbatches that the trainer leaves out."""
+    model = tiny()
+    ids, mask, keep = a_batch()
+    values = dense(model, ids, mask, keep, 1.0)
+    (values[0][PARTS[0]].sum() + (values[0][PARTS[2]] ** 2).sum()).backward()
+    wanted = take_gradients(model)
+    window = SharedPrefix(model, runtime).window(ids, mask, keep=keep, entropy=True, graphs=graphs)
+    window.part(PARTS[0], is_last=False).log_probabilities.sum().backward()
+    window.part(PARTS[1], is_last=False)
+    (window.part(PARTS[2], is_last=True).log_probabilities ** 2).sum().backward()
+    assert distance(take_gradients(model), wanted) < 1e-10
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_gradients_of_entropies_alone(graphs, runtime):
+    model = tiny()
+    ids, mask, keep = a_batch()
+    (dense(model, ids, mask, keep, 1.0)[1] ** 2).sum().backward()
+    wanted = take_gradients(model)
+    scores = SharedPrefix(model, runtime).score(ids, mask, keep=keep, entropy=True, graphs=graphs)
+    (scores.entropies**2).sum().backward()
+    assert distance(take_gradients(model), wanted) < 1e-10
+
+
+def test_without_a_graph(runtime):
+    model = tiny()
+    ids, mask, keep = a_batch()
+    shared = SharedPrefix(model, runtime)
+    with torch.no_grad():
+        window = shared.window(ids, mask, keep=keep)
+        whole = window.scores.log_probabilities
+        for rows in PARTS:
+            part = window.part(rows, is_last=rows is PARTS[-1])
+            assert torch.equal(part.log_probabilities, whole[rows])
+            assert part.entropies is None and not part.log_probabilities.requires_grad
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_distributed_data_parallel_reduces_the_last_part(graphs, tmp_path):
+    ranks = 2
+    commands = [
+        [sys.executable, str(WORKER), str(rank), str(ranks), str(tmp_path), graphs, "window"]
+        for rank in range(ranks)
+    ]
+    workers = [subprocess.Popen(command) for command in commands]
+    try:
+        codes = [worker.wait(WORKER_SECONDS_MAX) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert codes == [0] * ranks
+    model = tiny()
+    ids, mask, keep = a_batch()
+    # Two windows: the second is of a step of its own.
+    (2 * dense(model, ids, mask, keep, 1.0)[0].sum() / ranks).backward()
+    wanted = take_gradients(model)
+    for rank in range(ranks):
+        assert distance(torch.load(tmp_path / f"gradients.{rank}"), wanted) < 1e-10
