@@ -1,0 +1,116 @@
+"""Whether a trainer's own log-probabilities, entropies and gradients are the shared ones, found by
+computing a small batch both ways.
+
+The shared step is checked against the model's own forward (:mod:`dormouse.hf.check`). A trainer may
+do more than call it: precision contexts, temperatures, heads of its own, positions of padded rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..hf import SharedPrefix, checkpointing
+from ..hf.check import undisturbed
+from ..hf.dropout import NoDropout
+from .refusals import UnsupportedTrainerError
+
+# Two prompts, the shorter one padded on the left, and responses of several lengths.
+PROMPTS = (9, 9, 6, 6)
+RESPONSES = (5, 2, 4, 5)
+
+# Relative distances that rounding explains. TRL computes in FP32 whatever the model's dtype.
+TOLERANCE = 1e-4
+# Below FP32, or under autocast: log-probabilities and entropies, and gradients.
+TOLERANCE_LOW = 0.03
+TOLERANCE_LOW_GRADIENTS = 0.1
+
+Values = tuple[torch.Tensor, torch.Tensor | None]
+Scores = Callable[..., Values]
+"""``(ids, mask, keep)``: log-probabilities and entropies, or None."""
+
+
+def compare(
+    model: torch.nn.Module, shared: SharedPrefix, own: Scores, ours: Scores
+) -> None:
+    """Compares both ways, with gradients unless they are disabled. Changes neither ``.grad`` nor
+    the state of random generators.
+
+    ``model``: the trainer's, without wrappers.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    device = next(model.parameters()).device
+    has_graph = torch.is_grad_enabled()
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    is_low = torch.is_autocast_enabled(device.type) or min(map(_itemsize, dtypes)) < 4
+    batch = _batch(model.get_input_embeddings().weight.shape[0], device)
+    with undisturbed(device), torch.set_grad_enabled(has_graph), NoDropout():
+        with checkpointing.use(model, None):
+            wanted = _computed(own, batch, model, has_graph)
+        with shared.unreduced():
+            got = _computed(ours, batch, model, has_graph)
+    for name, value in wanted.items():
+        low = TOLERANCE_LOW_GRADIENTS if name == "gradients" else TOLERANCE_LOW
+        tolerance = low if is_low else TOLERANCE
+        error = _distance(got[name], value)
+        if not error <= tolerance:
+            raise UnsupportedTrainerError(
+                f"the trainer's own {name} of a small batch are at a relative distance of "
+                f"{error:.2g} from those with shared prompts; accepted: {tolerance:.2g}. The rows "
+                "are padded on the left, and the trainer's forward, patches and precision apply"
+            )
+
+
+def _batch(vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> torch.Tensor:
+        return torch.randint(vocab, (count,), generator=generator)
+
+    keep, start = max(RESPONSES), max(PROMPTS)
+    texts = {length: draw(length) for length in dict.fromkeys(PROMPTS)}
+    ids = torch.zeros(len(PROMPTS), start + keep, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        ids[row, start - prompt : start] = texts[prompt]
+        ids[row, start : start + response] = draw(response)
+        mask[row, start - prompt : start + response] = 1
+    return ids.to(device), mask.to(device), keep
+
+
+def _computed(scores: Scores, batch, model, has_graph: bool) -> dict[str, list[torch.Tensor]]:
+    """Returns tensors to be compared, by what they are."""
+    logps, entropies = scores(*batch)
+    mask = batch[1][:, -batch[2] :]
+    found = {"log-probabilities": [logps.detach() * mask]}
+    if entropies is not None:
+        found["entropies"] = [entropies.detach() * mask]
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if has_graph and trainable:
+        # Rows and columns differ, so that those that are mixed up are seen.
+        weights = torch.linspace(-1, 2, logps.numel(), device=logps.device).view_as(mask) * mask
+        total = (logps * weights).sum()
+        if entropies is not None:
+            total = total + (entropies * weights.flip(0) * mask).sum()
+        gradients = torch.autograd.grad(total, trainable, allow_unused=True)
+        found["gradients"] = [
+            torch.zeros_like(p) if gradient is None else gradient
+            for p, gradient in zip(trainable, gradients, strict=True)
+        ]
+    return found
+
+
+def _itemsize(dtype: torch.dtype) -> int:
+    return dtype.itemsize
+
+
+def _distance(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """Returns the relative distance of all tensors as a whole."""
+    errors, norms = 0.0, 0.0
+    for ours, own in zip(got, wanted, strict=True):
+        errors += float((ours.double() - own.double()).norm()) ** 2
+        norms += float(own.double().norm()) ** 2
+    return math.sqrt(errors / norms) if norms else math.sqrt(errors)

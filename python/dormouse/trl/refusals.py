@@ -1,0 +1,67 @@
+"""What a trainer must be for its prompts to be shared; everything else is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+
+METHOD = "_get_per_token_logps_and_entropies"
+# Of TRL 1.16's method, after self; those of images follow.
+PARAMETERS = (
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
+    "compute_aux_loss",
+)
+
+
+class UnsupportedTrainerError(ValueError):
+    """The trainer cannot share prompts exactly; says what was seen and what is accepted."""
+
+
+def check_class(trainer_class: type) -> None:
+    """Checks that the class computes its log-probabilities by the method that is replaced."""
+    own = getattr(trainer_class, METHOD, None)
+    found = () if own is None else tuple(inspect.signature(own).parameters)[1:]
+    if found[: len(PARAMETERS)] != PARAMETERS:
+        raise UnsupportedTrainerError(
+            f"{trainer_class.__name__} has no {METHOD}({', '.join(PARAMETERS)}, ...); accepted: "
+            "GRPOTrainer and RLOOTrainer of TRL 1.16"
+        )
+
+
+def check_trainer(trainer) -> None:
+    """Checks a trainer after its construction."""
+    reasons = {
+        "images": (
+            getattr(trainer, "_is_vlm", False),
+            "the processing class is that of a model with images",
+            "a tokenizer",
+        ),
+        "liger": (
+            getattr(trainer.args, "use_liger_kernel", False),
+            "use_liger_kernel replaces the layers' functions",
+            "use_liger_kernel=False",
+        ),
+        "router": (
+            getattr(trainer, "aux_loss_enabled", False),
+            "the routers' auxiliary loss needs router logits with a graph",
+            "router_aux_loss_coef=0.0",
+        ),
+        "compiled": (
+            getattr(trainer.args, "torch_compile", False),
+            "torch_compile wraps the whole model",
+            "torch_compile=False",
+        ),
+        "sharded": (
+            getattr(trainer, "is_fsdp_enabled", False)
+            or getattr(trainer, "is_deepspeed_enabled", False),
+            "weights or gradients are sharded by FSDP or DeepSpeed",
+            "one process, or DistributedDataParallel",
+        ),
+    }
+    for applies, seen, accepted in reasons.values():
+        if applies:
+            raise UnsupportedTrainerError(f"{seen}; accepted: {accepted}")

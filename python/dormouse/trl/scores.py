@@ -1,0 +1,195 @@
+"""Log-probabilities of a trainer's batches, each shared prompt computed once per window."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import ArgumentError
+from ..hf import SharedPrefix, sharding
+from ..hf.check import Checked
+from ..hf.padded import Places, groups_of
+from ..hf.token_scores import TokenScores
+from ..hf.window import Window
+from ..runtime import Runtime
+from . import probe
+from .own_forward import own_forward
+from .refusals import UnsupportedTrainerError
+
+_log = logging.getLogger(__name__)
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and their mask, ``[rows, columns]``, of one microbatch."""
+
+_of_process: list[Runtime] = []
+
+
+@dataclass(frozen=True)
+class Options:
+    """What :func:`dormouse.trl.share` was called with."""
+
+    runtime: Runtime | None
+    model: dict
+    """Of :class:`SharedPrefix`."""
+    score: dict
+    """Of :meth:`SharedPrefix.score`."""
+
+
+@dataclass
+class Sharing:
+    """Counts of the rows that losses were computed of."""
+
+    rows: int = 0
+    prompts: int = 0
+    """Prompts that were computed for them: the fewest that windows allow."""
+    prompts_of_microbatches: int = 0
+    """Those that microbatches by themselves would have computed."""
+
+
+@dataclass
+class _Open:
+    """A window of which parts are left."""
+
+    window: Window
+    batches: list[Batch]
+    """Microbatches that are left."""
+    row: int = 0
+
+
+@dataclass
+class SharedRows:
+    """Computes the log-probabilities of one trainer."""
+
+    options: Options
+    sharing: Sharing = field(default_factory=Sharing)
+    _models: dict[torch.nn.Module, SharedPrefix] = field(default_factory=dict)
+    _probed: dict[tuple[int, bool], Checked] = field(default_factory=dict)
+    """By identity of a check, which is kept alive, and whether gradients were compared."""
+    _open: _Open | None = None
+    _noticed: set[str] = field(default_factory=set)
+
+    def next_part(self, batch: Batch, *, is_last: bool) -> TokenScores | None:
+        """Returns the scores of a microbatch from the open window; None if it is not the next.
+
+        ``is_last``: whether gradients are reduced after it, so that nothing may wait.
+        """
+        opened = self._open
+        if opened is None or not _are_equal(opened.batches[0], batch):
+            self._open = None
+            return None
+        opened.batches.pop(0)
+        first, opened.row = opened.row, opened.row + len(batch[0])
+        is_last = is_last or not opened.batches
+        if is_last:
+            self._open = None
+        return opened.window.part(slice(first, opened.row), is_last=is_last)
+
+    def start(
+        self, model: torch.nn.Module, batches: list[Batch], own: probe.Scores, **options
+    ) -> TokenScores | None:
+        """Returns the scores of the first of ``batches``, the microbatches of a window, with a
+        graph; None if no prompt is shared. ``own``: the trainer's way; ``options``: of
+        :meth:`SharedPrefix.score`."""
+        joined = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+        places = self._places(joined, options["keep"])
+        if places is None:
+            return None
+        self.sharing.rows += sum(len(each.rows) for each in places)
+        self.sharing.prompts += len(places)
+        self.sharing.prompts_of_microbatches += _prompts_of(places, batches)
+        shared = self._shared(model)
+        if len(batches) == 1:
+            return self._scored(model, shared, joined, own, options)
+        arguments = self._arguments(model, options)
+        window = shared.window(*joined, **arguments)
+        self._compare_if_new(model, shared, window.scores, own, options)
+        self._open = _Open(window, list(batches))
+        return self.next_part(batches[0], is_last=False)
+
+    def without_graph(
+        self, model: torch.nn.Module, batch: Batch, own: probe.Scores, **options
+    ) -> TokenScores | None:
+        """Returns the scores of rows without a graph; None if no prompt is shared."""
+        if self._places(batch, options["keep"]) is None:
+            return None
+        return self._scored(model, self._shared(model), batch, own, options)
+
+    def _scored(self, model, shared: SharedPrefix, batch: Batch, own, options) -> TokenScores:
+        scores = shared.score(*batch, **self._arguments(model, options))
+        self._compare_if_new(model, shared, scores, own, options)
+        return scores
+
+    def _arguments(self, model: torch.nn.Module, options: dict) -> dict:
+        plain = sharding.unwrapped(model)
+        return {**self.options.score, **options, "context": lambda: own_forward(plain)}
+
+    def _places(self, batch: Batch, keep: int) -> list[Places] | None:
+        try:
+            places = groups_of(*batch, keep)
+        except ArgumentError as error:
+            self._notice(f"a batch runs as in the trainer: {error}")
+            return None
+        if len(places) == sum(len(each.rows) for each in places):
+            self._notice(
+                f"no prompt is shared by the {len(batch[0])} rows of a window, so it runs as in "
+                "the trainer: raise gradient_accumulation_steps or num_generations"
+            )
+            return None
+        return places
+
+    def _notice(self, text: str) -> None:
+        """Logs a text once; what differs in figures is the same."""
+        kind = text.partition(":")[2] or text
+        if kind not in self._noticed:
+            self._noticed.add(kind)
+            _log.warning(text)
+
+    def _shared(self, model: torch.nn.Module) -> SharedPrefix:
+        found = self._models.get(model)
+        if found is None:
+            runtime = self.options.runtime or _runtime(next(model.parameters()).device)
+            with own_forward(sharding.unwrapped(model)):
+                found = SharedPrefix(model, runtime, **self.options.model)
+            self._models[model] = found
+        return found
+
+    def _compare_if_new(
+        self, model, shared: SharedPrefix, scores: TokenScores, own: probe.Scores, options: dict
+    ) -> None:
+        key = (id(scores.checked), torch.is_grad_enabled())
+        if key in self._probed:
+            return
+        plain = sharding.unwrapped(model)
+
+        def ours(ids, mask, keep):
+            arguments = self._arguments(model, {**options, "keep": keep})
+            found = shared.score(ids, mask, **arguments)
+            return found.log_probabilities, found.entropies
+
+        probe.compare(plain, shared, own, ours)
+        self._probed[key] = scores.checked
+
+
+def _runtime(device: torch.device) -> Runtime:
+    """Returns the process's own runtime of a CPU."""
+    if device.type != "cpu":
+        raise UnsupportedTrainerError(
+            f"the model is on {device} and share() has no runtime; accepted: "
+            "runtime=dormouse.install().runtime, called before the first CUDA tensor"
+        )
+    if not _of_process:
+        _of_process.append(Runtime())
+    return _of_process[0]
+
+
+def _are_equal(one: Batch, other: Batch) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def _prompts_of(places: list[Places], batches: list[Batch]) -> int:
+    """Returns the number of pairs of a prompt and a microbatch with rows of it."""
+    of_row = [number for number, (ids, _) in enumerate(batches) for _ in range(len(ids))]
+    return sum(len({of_row[row] for row in each.rows}) for each in places)
