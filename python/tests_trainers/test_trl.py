@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 from models import distance
-from transformers import LlamaForCausalLM
-from trl_runs import Fp64Head, PlainGRPO, PlainRLOO, exact_layers, run, same_logs, saved
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from trl import GRPOConfig, GRPOTrainer
+from trl_runs import (
+    CONFIGS,
+    Fp64Head,
+    PlainGRPO,
+    PlainRLOO,
+    exact_all,
+    run,
+    same_logs,
+    saved,
+)
 
 import dormouse.trl
+from dormouse.hf import UnsupportedModelError
+from dormouse.hf.check import Check
+from dormouse.trl import UnsupportedTrainerError
 
 
 @pytest.fixture
 def exact(monkeypatch):
-    """FP64 throughout."""
-    exact_layers(monkeypatch)
-    monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", Fp64Head)
+    exact_all(monkeypatch)
 
 
 def both(kind, directory, runtime, *, model=None, **changes):
@@ -63,3 +81,235 @@ def test_grpo(changes, exact, runtime, tmp_path):
     sharing = assert_equal(plain, shared)
     # Eight rows of two prompts in each window; TRL's shuffle puts few of a prompt together.
     assert (sharing.rows, sharing.prompts) == (24, 6) or "mask_truncated_completions" in changes
+
+
+RLOO = {"plain": {}, "kl": {"beta": 0.1, "perturb": 0.02}}
+
+
+@pytest.mark.parametrize("changes", RLOO.values(), ids=RLOO)
+def test_rloo(changes, exact, runtime, tmp_path):
+    changes = {"num_iterations": 2, "learning_rate": 3e-4, **changes}
+    assert_equal(*both(PlainRLOO, tmp_path, runtime, **changes))
+
+
+# A window of one microbatch; windows shorter and longer than a generation; an epoch's short last
+# window; evaluation between steps.
+WINDOWS = {
+    "one": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+    "shorter": {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
+    "longer": {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
+    "unaligned": {"gradient_accumulation_steps": 3, "steps_per_generation": 4},
+    "epochs": {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "max_steps": -1},
+    "evaluated": {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4},
+}
+
+
+@pytest.mark.parametrize("changes", WINDOWS.values(), ids=WINDOWS)
+def test_windows(changes, exact, runtime, tmp_path):
+    plain, shared = both(PlainGRPO, tmp_path, runtime, loss_type="bnpo", **changes)
+    (_, wanted), (_, got) = plain, shared
+    assert wanted.gradients and len(wanted.gradients) == len(got.gradients)
+    for ours, dense in zip(got.gradients, wanted.gradients, strict=True):
+        assert distance(ours, dense) < 1e-10
+    assert not same_logs(wanted.logs, got.logs, 1e-6)
+
+
+def lora(directory):
+    return peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], lora_dropout=0.0)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_lora_and_its_reference(beta, exact, runtime, tmp_path):
+    """The reference of an adapter is the model without it."""
+    changes = {"beta": beta, "perturb": 0.05, "peft_config": lora(tmp_path), "num_iterations": 2}
+    plain, shared = both(PlainGRPO, tmp_path, runtime, **changes)
+    assert_equal(plain, shared)
+    assert all("lora" in name for each in shared[1].gradients for name in each)
+
+
+def counted(monkeypatch) -> list[str]:
+    """The reasons of checks, as they run."""
+    reasons, own = [], Check.run
+
+    def run(self, reason):
+        reasons.append(reason)
+        return own(self, reason)
+
+    monkeypatch.setattr(Check, "run", run)
+    return reasons
+
+
+def test_each_state_is_checked_once(exact, runtime, tmp_path, monkeypatch):
+    """Although TRL switches gradient checkpointing off and on around every generation."""
+    reasons = counted(monkeypatch)
+    path = saved(tmp_path / "model")
+    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float64)
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
+    changes = {"max_steps": 4, "num_iterations": 2, "beta": 0.1}
+    run(trainer_class, model, tmp_path / "shared", **changes)
+    assert reasons == ["the first step"] * 2, "of the policy and of the reference"
+
+
+def test_generation_with_the_model_itself(runtime, tmp_path):
+    """Nothing is recorded: TRL's own generation, and checkpointing as it is by default."""
+    path = saved(tmp_path / "model", torch.float32)
+    kinds = {"plain": GRPOTrainer, "shared": dormouse.trl.share(GRPOTrainer, runtime=runtime)}
+    CONFIGS[GRPOTrainer] = GRPOConfig
+    logs = []
+    for name, kind in kinds.items():
+        model = LlamaForCausalLM.from_pretrained(path)
+        logs.append(run(kind, model, tmp_path / name, max_steps=2)[1].logs)
+    assert not same_logs(*logs, 1e-3)
+
+
+def test_nothing_shared_runs_as_in_the_trainer(exact, runtime, tmp_path, monkeypatch, caplog):
+    """A microbatch of two in windows of one: TRL's shuffle rarely puts equal prompts together."""
+    changes = {"gradient_accumulation_steps": 1, "steps_per_generation": 4, "max_steps": 4}
+    (_, wanted), (trainer, got) = both(PlainGRPO, tmp_path, runtime, **changes)
+    for ours, dense in zip(got.gradients, wanted.gradients, strict=True):
+        assert distance(ours, dense) < 1e-10
+    assert 0 < trainer.sharing.rows < 8, "of some steps, and not of others"
+    notices = [r for r in caplog.records if "no prompt is shared" in r.getMessage()]
+    assert len(notices) == 1
+
+
+def test_bf16_is_followed(runtime, tmp_path):
+    """Accelerate's autocast, TRL's default: as close to FP64 as the plain trainer is."""
+    path = saved(tmp_path / "model", torch.float32)
+    found = {}
+    for name, kind, bf16 in [
+        ("truth", PlainGRPO, False),
+        ("plain", PlainGRPO, True),
+        ("shared", dormouse.trl.share(PlainGRPO, runtime=runtime), True),
+    ]:
+        model = LlamaForCausalLM.from_pretrained(path)
+        _, recorder = run(kind, model, tmp_path / name, bf16=bf16, max_steps=1)
+        found[name] = recorder.gradients[0]
+    own = distance(found["plain"], found["truth"])
+    assert own > 1e-3, "autocast acts"
+    assert distance(found["shared"], found["truth"]) <= 1.25 * own
+
+
+class Hotter:
+    """A head with another temperature than the trainer says."""
+
+    @staticmethod
+    def apply(hidden, weight, bias, labels, temperature, *others):
+        return Fp64Head.apply(hidden, weight, bias, labels, 0.9 * temperature, *others)
+
+
+class Louder:
+    """A head whose values are right and whose gradients are not."""
+
+    @staticmethod
+    def apply(hidden, *others):
+        return Fp64Head.apply(1.01 * hidden - 0.01 * hidden.detach(), *others)
+
+
+@pytest.mark.parametrize(
+    ("head", "name"), [(Hotter, "log-probabilities"), (Louder, "gradients")]
+)
+def test_what_the_trainer_does_otherwise_is_refused(
+    head, name, exact, runtime, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", head)
+    path = saved(tmp_path / "model")
+    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float64)
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
+    with pytest.raises(UnsupportedTrainerError, match=f"own {name} of a small batch"):
+        run(trainer_class, model, tmp_path / "shared")
+
+
+def test_positions_of_padded_rows_are_refused(runtime, tmp_path):
+    """TRL numbers the columns: with learned positions a padded row's log-probabilities depend on
+    its padding. Shared prompts begin at position 0."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = GPT2LMHeadModel(config)
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
+    with pytest.raises(UnsupportedTrainerError, match="padded on the left"):
+        run(trainer_class, model, tmp_path / "shared")
+
+
+def test_lora_dropout_is_refused_on_the_prompt(runtime, tmp_path):
+    path = saved(tmp_path / "model", torch.float32)
+    config = lora(tmp_path)
+    config.lora_dropout = 0.1
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
+    model = LlamaForCausalLM.from_pretrained(path)
+    with pytest.raises(UnsupportedModelError, match="dropout 0.1"):
+        run(trainer_class, model, tmp_path / "refused", peft_config=config)
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime, prompt_dropout=False)
+    model = LlamaForCausalLM.from_pretrained(path)
+    trainer, _ = run(trainer_class, model, tmp_path / "accepted", peft_config=config)
+    assert trainer.sharing.rows
+
+
+@pytest.mark.parametrize("name", ["use_liger_kernel", "torch_compile"])
+def test_refused_by_name(name, runtime, tmp_path):
+    path = saved(tmp_path / "model", torch.float32)
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
+    model = LlamaForCausalLM.from_pretrained(path)
+    with pytest.raises(UnsupportedTrainerError, match=f"{name}.*accepted"):
+        run(trainer_class, model, tmp_path / "shared", **{name: True})
+
+
+def test_a_moe_with_an_auxiliary_loss_is_refused(runtime, tmp_path):
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
+    with pytest.raises(UnsupportedTrainerError, match="router_aux_loss_coef=0.0"):
+        run(trainer_class, Qwen3MoeForCausalLM(config), tmp_path / "refused")
+    model = Qwen3MoeForCausalLM(config)
+    trainer, _ = run(trainer_class, model, tmp_path / "accepted", router_aux_loss_coef=0.0)
+    assert trainer.sharing.rows
+
+
+STEPS = 20
+
+
+def test_twenty_steps_of_adam_in_fp32(runtime, tmp_path, monkeypatch):
+    """As close to the plain trainer's steps in FP64 as its own in FP32 are (docs/method.md §10)."""
+    path = saved(tmp_path / "model", torch.float32)
+    settings = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-4,
+        "max_grad_norm": 0.5,
+        "loss_type": "dapo",
+        "num_iterations": 2,
+        "max_steps": STEPS,
+    }
+
+    def moved(name, kind, dtype=torch.float32, **changes):
+        model = LlamaForCausalLM.from_pretrained(path, dtype=dtype)
+        start = {n: p.detach().clone() for n, p in model.named_parameters()}
+        _, recorder = run(kind, model, tmp_path / name, **settings, **changes)
+        own = {n: (p.detach() - start[n]).double() for n, p in model.named_parameters()}
+        return own, recorder.logs
+
+    plain, logs = moved("plain", PlainGRPO)
+    shared, shared_logs = moved("shared", dormouse.trl.share(PlainGRPO, runtime=runtime))
+    other = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    split, _ = moved("split", PlainGRPO, **other)
+    with monkeypatch.context() as patches:
+        exact_all(patches)
+        truth, _ = moved("truth", PlainGRPO, torch.float64)
+    own, ours = distance(plain, truth), distance(shared, truth)
+    print(
+        f"{STEPS} updates, relative to FP64: plain {own:.2e}, shared {ours:.2e}; "
+        f"plain with other microbatches, relative to plain: {distance(split, plain):.2e}"
+    )
+    assert not same_logs(logs, shared_logs, 1e-3)
+    assert 0 < ours <= 1.25 * own

@@ -121,6 +121,7 @@ def run(trainer_class, model, directory, *, peft_config=None, perturb=0.0, **cha
         reward_funcs=reward,
         args=config_of(trainer_class, directory, **changes),
         train_dataset=prompts(),
+        eval_dataset=prompts(),
         processing_class=tokenizer(),
         callbacks=[recorder],
         peft_config=peft_config,
@@ -146,6 +147,12 @@ class Fp64Head:
         entropy = -(logps.exp() * logps).sum(-1) if "entropy" in outputs else None
         chosen = logps.gather(1, labels.clamp(min=0)[:, None])[:, 0]
         return chosen, entropy, None, None, None
+
+
+def exact_all(monkeypatch) -> None:
+    """FP64 throughout."""
+    exact_layers(monkeypatch)
+    monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", Fp64Head)
 
 
 def exact_layers(monkeypatch) -> None:

@@ -1,7 +1,8 @@
-"""Rows of a padded batch as groups: rows with equal prompts share one."""
+"""Rows of a padded or packed batch as groups: rows with equal prompts share one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,19 +10,22 @@ import torch
 from ..errors import ArgumentError
 from ..group import PROMPT_TOKENS_MIN, Group
 
+Index = tuple[int | slice, ...]
+"""Of a response's values in the batch's layout."""
+
 
 @dataclass(frozen=True)
 class Places:
-    """A group of a padded batch, and the rows of its responses: each begins in the first column
-    that is kept."""
+    """A group of a batch, and where its responses are."""
 
     group: Group
     rows: list[int]
     """The row of each response."""
+    indices: list[Index]
 
     def of_response(self, values: torch.Tensor, number: int) -> torch.Tensor:
-        """Returns the part of ``values``, ``[rows, keep]``, that belongs to a response."""
-        return values[self.rows[number], : len(self.group.responses[number])]
+        """Returns the part of ``values``, in the batch's layout, that belongs to a response."""
+        return values[self.indices[number]]
 
 
 def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
@@ -30,7 +34,7 @@ def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
     ``ids``: token ids ``[rows, columns]``. ``mask``: of the same shape, nonzero for tokens, which
     are consecutive in each row: padding is on the left, on the right, or both. ``keep``: a row's
     response is its tokens in the last ``keep`` columns, its prompt those before. Rows without a
-    response are in no group.
+    response are in no group. Values are ``[rows, keep]``; each response begins in the first column.
 
     Raises :class:`dormouse.ArgumentError`.
     """
@@ -38,33 +42,90 @@ def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
     # One copy to the host: which rows share a prompt is known before anything runs.
     ids, mask = ids.cpu(), mask.cpu() != 0
     start = ids.shape[1] - keep
-    found: dict[bytes, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
-    for row, (tokens, has) in enumerate(zip(ids, mask, strict=True)):
-        at = has.nonzero().flatten()
-        if len(at) == 0 or int(at[-1]) < start:
-            continue
-        first, end = int(at[0]), int(at[-1]) + 1
-        if end - first != len(at):
-            raise ArgumentError(
-                f"row {row} has {len(at)} tokens within {end - first} columns; accepted: "
-                "consecutive tokens, padded on either side"
-            )
-        if start - first < PROMPT_TOKENS_MIN:
-            raise ArgumentError(
-                f"row {row} has {max(0, start - first)} tokens before the last {keep} columns; "
-                f"accepted: a prompt of at least {PROMPT_TOKENS_MIN}"
-            )
-        prompt = tokens[first:start].to(torch.int64)
-        _, responses = found.setdefault(prompt.numpy().tobytes(), (prompt, {}))
-        responses[row] = tokens[start:end]
-    return [
-        Places(Group(prompt, list(responses.values()), [1.0] * len(responses)), list(responses))
-        for prompt, responses in found.values()
-    ]
+
+    def rows():
+        for row, (tokens, has) in enumerate(zip(ids, mask, strict=True)):
+            at = has.nonzero().flatten()
+            if len(at) == 0 or int(at[-1]) < start:
+                continue
+            first, end = int(at[0]), int(at[-1]) + 1
+            if end - first != len(at):
+                raise ArgumentError(
+                    f"row {row} has {len(at)} tokens within {end - first} columns; accepted: "
+                    "consecutive tokens, padded on either side"
+                )
+            if start - first < PROMPT_TOKENS_MIN:
+                raise ArgumentError(
+                    f"row {row} has {max(0, start - first)} tokens before the last {keep} columns; "
+                    f"accepted: a prompt of at least {PROMPT_TOKENS_MIN}"
+                )
+            yield row, tokens[first:start], tokens[start:end], (row, slice(0, end - start))
+
+    return _grouped(rows())
+
+
+def groups_of_packed(
+    ids: torch.Tensor, cu_seqlens: torch.Tensor, prompt_lengths: torch.Tensor
+) -> list[Places]:
+    """Returns the groups of a packed batch, in the order of their first sequences.
+
+    ``ids``: token ids ``[tokens]`` of all sequences, one after another. ``cu_seqlens``: where each
+    begins, and the end, ``[sequences + 1]``. ``prompt_lengths``: tokens of each sequence's prompt,
+    ``[sequences]``. Sequences without a response are in no group. Values are ``[tokens]``.
+
+    Raises :class:`dormouse.ArgumentError`.
+    """
+    if ids.dim() != 1 or not _is_integer(ids):
+        raise ArgumentError(
+            f"ids are {ids.dtype} of shape {list(ids.shape)}; accepted: integers [tokens]"
+        )
+    bounds, prompts = cu_seqlens.tolist(), prompt_lengths.tolist()
+    if bounds[:1] != [0] or bounds[-1] != len(ids) or bounds != sorted(bounds):
+        raise ArgumentError(
+            f"cu_seqlens are {bounds} with {len(ids)} tokens; accepted: ascending, from 0 to the "
+            "number of tokens"
+        )
+    if len(prompts) != len(bounds) - 1:
+        raise ArgumentError(
+            f"prompt_lengths are {len(prompts)} for {len(bounds) - 1} sequences; accepted: one each"
+        )
+    ids = ids.cpu()
+
+    def rows():
+        for row, prompt in enumerate(prompts):
+            first, end = bounds[row], bounds[row + 1]
+            if end - first <= prompt:
+                continue
+            if prompt < PROMPT_TOKENS_MIN:
+                raise ArgumentError(
+                    f"prompt_lengths[{row}] is {prompt}; accepted: at least {PROMPT_TOKENS_MIN}"
+                )
+            start = first + prompt
+            yield row, ids[first:start], ids[start:end], (slice(start, end),)
+
+    return _grouped(rows())
+
+
+def _grouped(rows: Iterable[tuple[int, torch.Tensor, torch.Tensor, Index]]) -> list[Places]:
+    """``rows``: number, prompt, response, and the index of the response's values."""
+    found: dict[bytes, tuple[torch.Tensor, list[tuple]]] = {}
+    for row, prompt, response, index in rows:
+        prompt = prompt.to(torch.int64)
+        _, own = found.setdefault(prompt.numpy().tobytes(), (prompt, []))
+        own.append((row, response, index))
+    places = []
+    for prompt, own in found.values():
+        numbers, responses, indices = map(list, zip(*own, strict=True))
+        places.append(Places(Group(prompt, responses, [1.0] * len(own)), numbers, indices))
+    return places
+
+
+def _is_integer(ids: torch.Tensor) -> bool:
+    return not ids.is_floating_point() and ids.dtype is not torch.bool
 
 
 def _check(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> None:
-    if ids.dim() != 2 or ids.is_floating_point() or ids.dtype is torch.bool:
+    if ids.dim() != 2 or not _is_integer(ids):
         raise ArgumentError(
             f"ids are {ids.dtype} of shape {list(ids.shape)}; accepted: integers [rows, columns]"
         )

@@ -17,7 +17,7 @@ from .checked_model import CheckedModel
 from .likelihood import check_temperature
 from .model_shape import model_shape
 from .outputs import PLAIN
-from .padded import Places, groups_of
+from .padded import Places, groups_of, groups_of_packed
 from .score import GroupScores, score_group
 from .sharding import ReplicatedWeights
 from .step import Step
@@ -84,11 +84,41 @@ class ScoredModel(CheckedModel):
         ``fully_shard`` is refused with :class:`UnsupportedModelError`; arguments of other shapes
         raise :class:`dormouse.ArgumentError`.
         """
-        has_graph = torch.is_grad_enabled()
-        # The first call checks the model, which needs autograd whatever the caller is in.
-        with torch.inference_mode(False), torch.set_grad_enabled(has_graph), context():
-            own = (ids, mask, keep, graphs, context)
-            return self._score(*own, temperature, entropy, microbatch_tokens)
+        own = (context, temperature, entropy, microbatch_tokens)
+        if isinstance(ids, Group):
+            return self._ready_for(*own, self._score_group, ids)
+        if mask is None or keep is None:
+            raise ArgumentError("score() of a tensor without mask or keep; accepted: both")
+        return self._call(lambda: groups_of(ids, mask, keep), (len(ids), keep), graphs, *own)
+
+    def score_packed(
+        self,
+        ids: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        *,
+        prompt_lengths: torch.Tensor,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        microbatch_tokens: int = 256,
+        graphs: str = AUTO,
+        context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ) -> TokenScores:
+        """Returns log-probabilities of a packed batch, as :meth:`score` of a padded one.
+
+        ``ids``: token ids of all sequences, one after another, ``[tokens]``. ``cu_seqlens``: where
+        each begins, and the end, ``[sequences + 1]``. ``prompt_lengths``: tokens of each sequence's
+        prompt, ``[sequences]``. Values are ``[tokens]``: each at the place of its own token, not of
+        the one before, and 0 in prompts.
+        """
+        return self._call(
+            lambda: groups_of_packed(ids, cu_seqlens, prompt_lengths),
+            tuple(ids.shape),
+            graphs,
+            context,
+            temperature,
+            entropy,
+            microbatch_tokens,
+        )
 
     def window(
         self, ids: torch.Tensor, mask: torch.Tensor, *, keep: int, **options
@@ -119,23 +149,29 @@ class ScoredModel(CheckedModel):
         finally:
             self._wrapped = wrapped
 
-    def _score(self, ids, mask, keep, graphs: str, context, temperature: float, *options):
-        check_temperature(temperature)
-        weights = self._ready()
-        if weights.passes_hold_collectives:
-            raise support.UnsupportedModelError(
-                "score() runs one rank alone, and this model's weights are gathered over ranks; "
-                "accepted: a plain model or DistributedDataParallel"
-            )
-        options = (weights, temperature, *options)
-        if isinstance(ids, Group):
-            return self._score_group(ids, *options)
-        if mask is None or keep is None:
-            raise ArgumentError("score() of a tensor without mask or keep; accepted: both")
+    def _call(self, find_places, shape: tuple[int, ...], graphs: str, context, *options):
+        """``find_places()``: the groups of the batch, whose values have ``shape``."""
         if graphs not in (AUTO, KEPT, TWICE):
             raise ArgumentError(f"graphs is {graphs!r}; accepted: {AUTO!r}, {KEPT!r}, {TWICE!r}")
-        places = groups_of(ids, mask, keep)
-        return self._score_rows(places, (len(ids), keep), graphs, context, *options)
+        own = (find_places, shape, graphs, context)
+        return self._ready_for(context, *options, self._score_rows, *own)
+
+    def _ready_for(
+        self, context, temperature: float, entropy: bool, microbatch_tokens: int, work, *own
+    ):
+        """Returns ``work(*own, weights, temperature, entropy, microbatch_tokens)``, run with the
+        model as it is in ``context``."""
+        has_graph = torch.is_grad_enabled()
+        # The first call checks the model, which needs autograd whatever the caller is in.
+        with torch.inference_mode(False), torch.set_grad_enabled(has_graph), context():
+            check_temperature(temperature)
+            weights = self._ready()
+            if weights.passes_hold_collectives:
+                raise support.UnsupportedModelError(
+                    "score() runs one rank alone, and this model's weights are gathered over "
+                    "ranks; accepted: a plain model or DistributedDataParallel"
+                )
+            return work(*own, weights, temperature, entropy, microbatch_tokens)
 
     def _score_group(
         self,
@@ -166,8 +202,8 @@ class ScoredModel(CheckedModel):
 
     def _score_rows(
         self,
-        places: list[Places],
-        shape: tuple[int, int],
+        find_places: Callable[[], list[Places]],
+        shape: tuple[int, ...],
         graphs: str,
         context: Callable[[], contextlib.AbstractContextManager],
         weights: ReplicatedWeights,
@@ -175,6 +211,7 @@ class ScoredModel(CheckedModel):
         entropy: bool,
         microbatch_tokens: int,
     ) -> TokenScores:
+        places = find_places()
         batches = [GroupBatch(each.group) for each in places]
         if batches:
             self._check_if_needed(weights, batches, microbatch_tokens, PLAIN)

@@ -1,4 +1,4 @@
-"""Log-probabilities of a padded batch with a graph: the way into a trainer that has its own loss.
+"""Log-probabilities of a padded or packed batch with a graph: the way into a trainer that has its own loss.
 
 The trainer computes its loss from the values and calls its own ``backward``; the shared step runs
 inside one node of that graph. Two modes:
@@ -36,11 +36,11 @@ KEPT, TWICE = "kept", "twice"
 
 @dataclass
 class TokenScores:
-    """Values of the kept columns of a padded batch, on the model's device."""
+    """Values of the responses of a batch, in its layout, on the model's device."""
 
     log_probabilities: torch.Tensor
-    """``[rows, keep]``, FP64 for FP64 models, else FP32; 0 where a row has no token. With a graph,
-    unless gradients are disabled or nothing is trainable."""
+    """``[rows, keep]``, of a packed batch ``[tokens]``; FP64 for FP64 models, else FP32; 0 where
+    there is no response. With a graph, unless gradients are disabled or nothing is trainable."""
     entropies: torch.Tensor | None
     """Entropies of the distributions that the tokens were drawn from, in nats, likewise; None if
     not asked for."""
@@ -80,8 +80,8 @@ class Passes:
 class Call:
     """One differentiable call over the groups of a batch. Its backward runs once."""
 
-    def __init__(self, passes: Passes, places: Sequence[Places], shape: tuple[int, int]):
-        """``shape``: rows and kept columns of the batch."""
+    def __init__(self, passes: Passes, places: Sequence[Places], shape: tuple[int, ...]):
+        """``shape``: of the values."""
         self._passes, self._places, self._shape = passes, places, shape
         self._twins = Twins(passes.view.model)
         self._kind = passes.device.type

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import torch
 
-# Attributes of modules that transformers sets for checkpointing. Hooks of the embedding make its
-# output require gradients, without which the reentrant kind has none.
-_FUNCTION = "_gradient_checkpointing_func"
-_HOOKS = ("_require_grads_hooks", "_require_grads_hook")
+# Attributes of modules that transformers sets for checkpointing.
+_ATTRIBUTES = ("_gradient_checkpointing_func", "_require_grads_hooks", "_require_grads_hook")
+# Name of its hooks that make the embedding's output require gradients, without which the reentrant
+# kind has none. It loses the handles of some.
+_HOOK = "make_inputs_require_grads"
 
 
 @contextlib.contextmanager
@@ -33,9 +34,9 @@ def own_forward(model: torch.nn.Module) -> Iterator[None]:
         for module in model.modules():
             if vars(module).get("gradient_checkpointing"):
                 stack.enter_context(_without(module, "gradient_checkpointing", instead=False))
-            for hook in vars(module).get(_HOOKS[0]) or ():
-                stack.enter_context(_unhooked(hook))
-            for name in (_FUNCTION, *_HOOKS):
+            if any(map(_is_for_checkpointing, module._forward_hooks.values())):
+                stack.enter_context(_unhooked(module._forward_hooks))
+            for name in _ATTRIBUTES:
                 if name in vars(module):
                     stack.enter_context(_without(module, name))
         yield
@@ -64,17 +65,20 @@ def _without(module: torch.nn.Module, name: str, **replacement) -> Iterator[None
         attributes[name] = own
 
 
+def _is_for_checkpointing(hook) -> bool:
+    is_transformers = getattr(hook, "__module__", "").startswith("transformers.")
+    return is_transformers and hook.__qualname__.endswith(_HOOK)
+
+
 @contextlib.contextmanager
-def _unhooked(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
-    """Context in which a hook is not called; it keeps its place among the others."""
-    hooks = handle.hooks_dict_ref()
-    if hooks is None or handle.id not in hooks:
-        yield
-        return
-    all_hooks = dict(hooks)
-    del hooks[handle.id]
+def _unhooked(hooks: dict) -> Iterator[None]:
+    """Context in which hooks for checkpointing are not called; they keep their place."""
+    own = dict(hooks)
+    for key, hook in own.items():
+        if _is_for_checkpointing(hook):
+            del hooks[key]
     try:
         yield
     finally:
         hooks.clear()
-        hooks.update(all_hooks)
+        hooks.update(own)

@@ -1,0 +1,257 @@
+"""The adapter for TRL with a stand-in for its trainers; python/tests_trainers has the real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from models import distance, take_gradients, tiny
+from test_token_scores import a_batch, dense, loss_of
+
+import dormouse.trl
+from dormouse.trl import UnsupportedTrainerError
+from dormouse.trl.own_forward import own_forward
+
+ROWS = (slice(0, 2), slice(2, 5), slice(5, 7))
+
+
+class Trainer:
+    """Goes through microbatches as TRL does, with a loss of each microbatch's own."""
+
+    _is_vlm = aux_loss_enabled = False
+    temperature = 0.7
+
+    def __init__(self, model, rows=ROWS, windows=(3,)):
+        ids, mask, self._keep = a_batch()
+        self.model, self._windows, self._step = model, windows, 0
+        self.args = SimpleNamespace(steps_per_generation=len(rows))
+        self.accelerator = SimpleNamespace(autocast=contextlib.nullcontext, sync_gradients=False)
+        split = ids.shape[1] - self._keep
+        self._buffered_inputs = [
+            {
+                "prompt_ids": ids[each, :split],
+                "prompt_mask": mask[each, :split],
+                "completion_ids": ids[each, split:],
+                "completion_mask": mask[each, split:],
+            }
+            for each in rows
+        ]
+        self.own_calls = 0
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        compute_aux_loss=False,
+        pixel_values=None,
+    ):
+        self.own_calls += 1
+        found = dense(model, input_ids, attention_mask, logits_to_keep, self.temperature)
+        return found[0], found[1] if compute_entropy else None, None
+
+    def batch(self, inputs):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+
+    def microbatch(self):
+        ids, mask = self.batch(self._buffered_inputs[self._step % len(self._buffered_inputs)])
+        logps, entropies, aux = self._get_per_token_logps_and_entropies(
+            self.model, ids, mask, self._keep, compute_entropy=True, pixel_values=None
+        )
+        assert aux is None
+        loss_of(logps, entropies, mask[:, -self._keep :]).backward()
+        self._step += 1
+
+    def train(self):
+        """Returns the gradients of each window."""
+        found = []
+        for count in self._windows:
+            self.current_gradient_accumulation_steps = count
+            for number in range(count):
+                self.accelerator.sync_gradients = number == count - 1
+                self.microbatch()
+            found.append(take_gradients(self.model))
+        return found
+
+
+def both(runtime, **settings):
+    wanted = Trainer(tiny(), **settings).train()
+    trainer = dormouse.trl.share(Trainer, runtime=runtime, microbatch_tokens=7)(tiny(), **settings)
+    return wanted, trainer.train(), trainer
+
+
+@pytest.mark.parametrize(
+    ("windows", "prompts"),
+    [
+        # Rows of two prompts meet in one window; the row without a response is in no count.
+        ((3,), 2),
+        # The first microbatch shares nothing; the prompts of the other two are of both kinds.
+        ((1, 2), 2),
+        # A generation is used twice.
+        ((3, 3), 4),
+        # A window that is longer than a generation is one of its own after it; the last microbatch
+        # has one row with a response.
+        ((5, 1), 4),
+    ],
+)
+def test_gradients_are_those_of_the_trainer(windows, prompts, runtime):
+    wanted, got, trainer = both(runtime, windows=windows)
+    for ours, own in zip(got, wanted, strict=True):
+        assert distance(ours, own) < 1e-10
+    assert trainer.sharing.prompts == prompts
+
+
+def test_without_a_graph(runtime):
+    trainer = dormouse.trl.share(Trainer, runtime=runtime)(tiny())
+    ids, mask, keep = a_batch()
+    wanted = dense(trainer.model, ids, mask, keep, trainer.temperature)
+    with torch.no_grad():
+        logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, keep, compute_entropy=True
+        )
+    torch.testing.assert_close(logps, wanted[0].detach(), rtol=0, atol=1e-11)
+    torch.testing.assert_close(entropies, wanted[1].detach(), rtol=0, atol=1e-11)
+    assert trainer.own_calls == 1, "by the comparison"
+    assert trainer.sharing.rows == 0
+
+
+def test_microbatches_that_a_subclass_changes_run_by_themselves(runtime):
+    """The window's other rows are not those of its scores."""
+
+    class Changing(Trainer):
+        def batch(self, inputs):
+            ids, mask = super().batch(inputs)
+            return ids.flip(0), mask.flip(0)
+
+    wanted = Changing(tiny()).train()
+    trainer = dormouse.trl.share(Changing, runtime=runtime)(tiny())
+    assert distance(trainer.train()[0], wanted[0]) < 1e-10
+
+
+def test_a_window_that_was_left_is_forgotten(runtime):
+    """An error between microbatches: the next window begins anew."""
+    wanted = Trainer(tiny()).train()
+    trainer = dormouse.trl.share(Trainer, runtime=runtime)(tiny())
+    trainer.current_gradient_accumulation_steps = 3
+    trainer.microbatch()
+    trainer._step, trainer._seen_of_window = 0, 0
+    assert distance(trainer.train()[0], wanted[0]) < 1e-10
+
+
+def test_nothing_shared_is_said_once(runtime, caplog):
+    rows = [slice(i, i + 1) for i in range(5)]
+    wanted, got, trainer = both(runtime, rows=rows, windows=(1,) * 5)
+    for ours, own in zip(got, wanted, strict=True):
+        assert distance(ours, own) < 1e-12
+    assert trainer.own_calls == 5 and trainer.sharing.rows == 0
+    (notice,) = caplog.records
+    assert "no prompt is shared" in notice.getMessage()
+
+
+def otherwise(change):
+    """A trainer that changes its log-probabilities."""
+
+    class Otherwise(Trainer):
+        def _get_per_token_logps_and_entropies(
+            self,
+            model,
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            batch_size=None,
+            compute_entropy=False,
+            compute_aux_loss=False,
+        ):
+            logps, *rest = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, compute_entropy=compute_entropy
+            )
+            return change(logps), *rest
+
+    return Otherwise
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda logps: 1.001 * logps, "log-probabilities"),
+        (lambda logps: 1.001 * logps - 0.001 * logps.detach(), "gradients"),
+    ],
+)
+def test_a_trainer_that_computes_otherwise_is_refused(change, what, runtime):
+    trainer = dormouse.trl.share(otherwise(change), runtime=runtime)(tiny())
+    with pytest.raises(UnsupportedTrainerError, match=f"own {what} of a small batch"):
+        trainer.train()
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_a_class_with_another_method_is_refused():
+    class Other:
+        def _get_per_token_logps_and_entropies(self, model, input_ids):
+            """Of another release."""
+
+    for each in (Other, object):
+        with pytest.raises(UnsupportedTrainerError, match="accepted: GRPOTrainer and RLOOTrainer"):
+            dormouse.trl.share(each)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"_is_vlm": True}, "images; accepted: a tokenizer"),
+        ({"aux_loss_enabled": True}, "router_aux_loss_coef=0.0"),
+        ({"is_fsdp_enabled": True}, "sharded by FSDP"),
+        ({"is_deepspeed_enabled": True}, "sharded by FSDP or DeepSpeed"),
+    ],
+)
+def test_trainers_refused_by_name(attributes, message):
+    trainer_class = type("Trainer", (Trainer,), attributes)
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        dormouse.trl.share(trainer_class)(tiny())
+
+
+def test_images_are_refused(runtime):
+    trainer = dormouse.trl.share(Trainer, runtime=runtime)(tiny())
+    ids, mask, keep = a_batch()
+    with pytest.raises(UnsupportedTrainerError, match="pixel_values given; accepted: text"):
+        trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, keep, pixel_values=torch.zeros(1)
+        )
+
+
+def test_own_forward_leaves_the_model_as_it_was():
+    """Wrappers of the forward and what transformers attaches for checkpointing come back."""
+    model = tiny()
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    inner = model.forward
+
+    @functools.wraps(type(model).forward)
+    def wrapper(*args, **named):
+        return inner(*args, **named)
+
+    model.forward = wrapper
+    embedding = model.get_input_embeddings()
+    other = embedding.register_forward_hook(lambda *_: None)
+    before = {module: dict(vars(module)) for module in model.modules()}
+    hooks = list(embedding._forward_hooks.items())
+    with pytest.raises(KeyError), own_forward(model):
+        assert "forward" not in vars(model)
+        assert not model.model.gradient_checkpointing
+        assert list(embedding._forward_hooks) == [other.id]
+        raise KeyError
+    assert {module: dict(vars(module)) for module in model.modules()} == before
+    assert list(embedding._forward_hooks.items()) == hooks
+
+
+def test_a_forward_that_wraps_no_other_stays():
+    model = tiny()
+    model.forward = lambda *args, **named: None
+    with own_forward(model):
+        assert "forward" in vars(model)
