@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,8 @@ import dormouse.trl
 from dormouse.trl import UnsupportedTrainerError
 from dormouse.trl.own_forward import own_forward
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "trl"
+SCRIPTS = ("grpo.py", "grpo_shared.py")
 ROWS = (slice(0, 2), slice(2, 5), slice(5, 7))
 
 
@@ -255,3 +259,15 @@ def test_a_forward_that_wraps_no_other_stays():
     model.forward = lambda *args, **named: None
     with own_forward(model):
         assert "forward" in vars(model)
+
+
+def test_the_examples_differ_in_ten_lines_at_most():
+    plain, shared = ((EXAMPLES / name).read_text().splitlines() for name in SCRIPTS)
+    assert max(len(plain), len(shared)) <= 60
+    changed = [
+        line
+        for line in difflib.unified_diff(plain, shared, n=0, lineterm="")
+        if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
+    ]
+    assert 0 < len(changed) <= 10
+    assert any("dormouse.trl.share(GRPOTrainer)(" in line for line in changed)

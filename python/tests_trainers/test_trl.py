@@ -281,7 +281,8 @@ STEPS = 20
 
 
 def test_twenty_steps_of_adam_in_fp32(runtime, tmp_path, monkeypatch):
-    """As close to the plain trainer's steps in FP64 as its own in FP32 are (docs/method.md §10)."""
+    """Measured from the plain trainer in FP64, by the bounds of docs/method.md §10: the first
+    gradient's as a whole, and for what Adam made of its rounding the bound of single parameters."""
     path = saved(tmp_path / "model", torch.float32)
     settings = {
         "optim": "adamw_torch",
@@ -297,7 +298,8 @@ def test_twenty_steps_of_adam_in_fp32(runtime, tmp_path, monkeypatch):
         start = {n: p.detach().clone() for n, p in model.named_parameters()}
         _, recorder = run(kind, model, tmp_path / name, **settings, **changes)
         own = {n: (p.detach() - start[n]).double() for n, p in model.named_parameters()}
-        return own, recorder.logs
+        gradient = {n: g.double() for n, g in recorder.gradients[0].items()}
+        return (gradient, own), recorder.logs
 
     plain, logs = moved("plain", PlainGRPO)
     shared, shared_logs = moved("shared", dormouse.trl.share(PlainGRPO, runtime=runtime))
@@ -306,10 +308,10 @@ def test_twenty_steps_of_adam_in_fp32(runtime, tmp_path, monkeypatch):
     with monkeypatch.context() as patches:
         exact_all(patches)
         truth, _ = moved("truth", PlainGRPO, torch.float64)
-    own, ours = distance(plain, truth), distance(shared, truth)
-    print(
-        f"{STEPS} updates, relative to FP64: plain {own:.2e}, shared {ours:.2e}; "
-        f"plain with other microbatches, relative to plain: {distance(split, plain):.2e}"
-    )
     assert not same_logs(logs, shared_logs, 1e-3)
-    assert 0 < ours <= 1.25 * own
+    for what, number, bound in (("the first gradient", 0, 1.25), (f"{STEPS} updates", 1, 4)):
+        own = distance(plain[number], truth[number])
+        ours = distance(shared[number], truth[number])
+        other = distance(split[number], truth[number])
+        print(f"{what}: plain {own:.2e}, with other microbatches {other:.2e}, shared {ours:.2e}")
+        assert 0 < ours <= bound * own
