@@ -42,9 +42,9 @@ class _Handle:
             if error is None:
                 raise
 
-    def __del__(self):
-        # At interpreter exit the library may be unloaded already.
-        with contextlib.suppress(Exception):
+    def __del__(self, suppress=contextlib.suppress):
+        # At interpreter exit the library and this module's names may be gone already.
+        with suppress(Exception):
             self.close()
 
     def close(self) -> None:

@@ -293,3 +293,13 @@ def test_no_interrupt_leaves_a_thread_inside_a_tag(runtime):
     finally:
         signal.signal(signal.SIGALRM, before)
     assert cuts > 0
+
+
+def test_collection_at_the_interpreters_exit_is_silent(runtime, monkeypatch):
+    """The names of the module are None by then."""
+    tag = dormouse.Tag(runtime, "left")
+    with monkeypatch.context() as exiting:
+        for name in ("contextlib", "native"):
+            exiting.setattr(f"dormouse.runtime.{name}", None)
+        tag.__del__()
+    tag.close()

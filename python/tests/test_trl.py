@@ -149,6 +149,36 @@ def test_a_window_that_was_left_is_forgotten(runtime):
     assert distance(trainer.train()[0], wanted[0]) < 1e-10
 
 
+def test_training_again_forgets_the_window_that_was_left(runtime):
+    """The trainer drops the gradients of its microbatches, so those that wait are dropped."""
+
+    class Interrupted(Trainer):
+        def train(self):
+            if self._step == 0:
+                self.current_gradient_accumulation_steps = 3
+                self.microbatch()
+                self.model.zero_grad()
+                return None
+            return super().train()
+
+    def run(trainer):
+        trainer.train()
+        return trainer.train()
+
+    wanted = run(Interrupted(tiny()))
+    got = run(dormouse.trl.share(Interrupted, runtime=runtime)(tiny()))
+    assert distance(got[0], wanted[0]) < 1e-10
+
+
+def test_another_temperature_is_compared_anew(runtime):
+    trainer = dormouse.trl.share(Trainer, runtime=runtime)(tiny(), windows=(3,))
+    trainer.train()
+    compared = trainer.own_calls
+    trainer.temperature = 0.5
+    trainer.train()
+    assert trainer.own_calls == compared + 1
+
+
 def test_nothing_shared_is_said_once(runtime, caplog):
     rows = [slice(i, i + 1) for i in range(5)]
     wanted, got, trainer = both(runtime, rows=rows, windows=(1,) * 5)
@@ -218,6 +248,22 @@ def test_trainers_refused_by_name(attributes, message):
     trainer_class = type("Trainer", (Trainer,), attributes)
     with pytest.raises(UnsupportedTrainerError, match=message):
         dormouse.trl.share(trainer_class)(tiny())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"attn_temperature_tuning": True},
+        {"rope_parameters": {"rope_type": "yarn", "llama_4_scaling_beta": 0.1}},
+    ],
+)
+def test_attention_scaled_by_positions_is_refused(values):
+    """Only rows that are longer than those of the comparison would show it."""
+    model = tiny()
+    for name, value in values.items():
+        setattr(model.config, name, value)
+    with pytest.raises(UnsupportedTrainerError, match="without attn_temperature_tuning"):
+        dormouse.trl.share(Trainer)(model)
 
 
 def test_images_are_refused(runtime):

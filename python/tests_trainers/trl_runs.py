@@ -113,8 +113,15 @@ def saved(directory, dtype=torch.float64, kind: str = "llama"):
     return directory
 
 
-def run(trainer_class, model, directory, *, peft_config=None, perturb=0.0, **changes):
+def run(*arguments, **changes):
     """Trains; returns the trainer, and the :class:`Recorder`."""
+    trainer, recorder = made(*arguments, **changes)
+    trainer.train()
+    return trainer, recorder
+
+
+def made(trainer_class, model, directory, *, peft_config=None, perturb=0.0, **changes):
+    """Returns the trainer, and the :class:`Recorder`."""
     recorder = Recorder()
     trainer = trainer_class(
         model=model,
@@ -133,7 +140,6 @@ def run(trainer_class, model, directory, *, peft_config=None, perturb=0.0, **cha
                 # The policy differs from the reference.
                 noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
                 parameter.add_(perturb * noise)
-    trainer.train()
     return trainer, recorder
 
 

@@ -86,9 +86,9 @@ class _Copy:
         )
         self.is_declined = status == native.DECLINED
 
-    def __del__(self):
-        # At interpreter exit the library may be unloaded already.
-        with contextlib.suppress(Exception):
+    def __del__(self, suppress=contextlib.suppress):
+        # At interpreter exit the library and this module's names may be gone already.
+        with suppress(Exception):
             if self._id.value:
                 native.call("stash_drop", self._runtime._handle, self._id.value)
 

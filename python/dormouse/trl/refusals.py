@@ -55,6 +55,12 @@ def check_trainer(trainer) -> None:
             "torch_compile wraps the whole model",
             "torch_compile=False",
         ),
+        "positions": (
+            _scales_by_position(trainer.model),
+            "queries are scaled by their positions, and the trainer numbers those of rows that are "
+            "padded on the left by column",
+            "a model without attn_temperature_tuning and llama_4_scaling_beta",
+        ),
         "sharded": (
             getattr(trainer, "is_fsdp_enabled", False)
             or getattr(trainer, "is_deepspeed_enabled", False),
@@ -65,3 +71,14 @@ def check_trainer(trainer) -> None:
     for applies, seen, accepted in reasons.values():
         if applies:
             raise UnsupportedTrainerError(f"{seen}; accepted: {accepted}")
+
+
+def _scales_by_position(model) -> bool:
+    """Whether attention depends on absolute positions from some length on, so that short rows do
+    not show it."""
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    tables = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
+    return bool(getattr(config, "attn_temperature_tuning", False)) or any(
+        table.get("llama_4_scaling_beta") for table in tables
+    )

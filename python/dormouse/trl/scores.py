@@ -66,10 +66,15 @@ class SharedRows:
     options: Options
     sharing: Sharing = field(default_factory=Sharing)
     _models: dict[torch.nn.Module, SharedPrefix] = field(default_factory=dict)
-    _probed: dict[tuple[int, bool], Checked] = field(default_factory=dict)
-    """By identity of a check, which is kept alive, and whether gradients were compared."""
+    _probed: dict[tuple[int, bool, float], Checked] = field(default_factory=dict)
+    """By identity of a check, which is kept alive, whether gradients were compared, and the
+    temperature: TRL's head has one of its own."""
     _open: _Open | None = None
     _noticed: set[str] = field(default_factory=set)
+
+    def forget(self) -> None:
+        """Forgets an open window, and the gradients that wait in it."""
+        self._open = None
 
     def next_part(self, batch: Batch, *, is_last: bool) -> TokenScores | None:
         """Returns the scores of a microbatch from the open window; None if it is not the next.
@@ -159,7 +164,7 @@ class SharedRows:
     def _compare_if_new(
         self, model, shared: SharedPrefix, scores: TokenScores, own: probe.Scores, options: dict
     ) -> None:
-        key = (id(scores.checked), torch.is_grad_enabled())
+        key = (id(scores.checked), torch.is_grad_enabled(), options["temperature"])
         if key in self._probed:
             return
         plain = sharding.unwrapped(model)

@@ -31,6 +31,13 @@ class SharedScores:
         """Counts since the construction."""
         return self._shared_rows.sharing
 
+    def train(self, *args, **named):
+        # A run that was interrupted between microbatches may have left a window open, and the
+        # trainer drops the gradients of its microbatches too.
+        self._shared_rows.forget()
+        self._seen_of_window = 0
+        return super().train(*args, **named)
+
     def _get_per_token_logps_and_entropies(
         self,
         model,
