@@ -42,6 +42,7 @@ if __name__ == "__main__":
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir="target/examples/grpo",
+            use_cpu=True,
             per_device_train_batch_size=4,
             gradient_accumulation_steps=4,
             num_generations=8,
