@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use dormouse_alloc::Request;
 use dormouse_kernels::DType;
 
 use super::bench::both::{Fixture, Plan};
 use super::bench::side::{Read, Side};
-use super::both::trainer::{LABEL, LAYERS, Trainer, free_whole, tensor};
+use super::both::trainer::{LABEL, LAYER_BYTES, LAYERS, Trainer, free_whole, tensor};
 use crate::config::ResidencyPolicy;
 use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
 use crate::error::OffloadError;
@@ -33,10 +34,22 @@ fn read(trainer: &Trainer<'_>, side: &Side<'_>, layer: u32) -> Vec<(Read, u64)> 
     saved.iter().map(|&(at, bytes, seed)| (side.read(at, bytes), seed)).collect()
 }
 
+/// Raises the maximum use, near which wakes wait for freed pages (decision 0049).
+fn make_room(fixture: &Fixture) {
+    let bytes = [2 * LAYERS as usize * LAYER_BYTES as usize, MIB];
+    // The use is noted with the next request.
+    let blocks = bytes.map(|bytes| fixture.allocator.allocate(&Request::new(bytes)).unwrap());
+    for block in blocks {
+        fixture.engine.free(block.range.start, 0).unwrap();
+    }
+    fixture.allocator.trim(u64::MAX);
+}
+
 #[test]
 fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
     let fixture = Plan::default().build();
     let mut trainer = in_phase_b(&fixture);
+    make_room(&fixture);
     let side = Side::on(&fixture, trainer.stream.clone(), 0);
     let held = fixture.hold_copies_in();
     trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
