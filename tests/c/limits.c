@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
-#define BLOCKS_MAX 200000
+#define BLOCKS_MAX 20000
 #define REFUSALS_MAX 50
 #define CHILD_SECONDS_MAX 60u
 
