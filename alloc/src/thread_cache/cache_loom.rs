@@ -176,6 +176,7 @@ fn state_with_one_block() -> (State, std::sync::Arc<ThreadCache>, usize) {
         base: 0,
         granule_bytes: GRANULE_BYTES,
         page_units: 1,
+        large_units: 1,
         units: 4,
         segment_units: 4,
     };
