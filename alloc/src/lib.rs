@@ -109,8 +109,8 @@
 //! quiet. A wait is for the oldest mark that suffices, and for all queued work only if there is none. Marking
 //! ends when the stream is found idle.
 //!
-//! **Run-ahead.** The host queues work long before a device does it. What it allocates meanwhile adds to what is to
-//! fall asleep. Once a block of a scope was requested, a request near the maximum use waits while its stream is
+//! **Run-ahead.** The host queues work long before a device does it. Memory that the host allocates ahead of the device
+//! is mapped together with memory that is still to fall asleep. Once a block of a scope was requested, a request near the maximum use waits while its stream is
 //! further behind than [`Config::run_ahead`], counted in bytes of such requests. The stream keeps work of three
 //! quarters of the limit. A thread of the runtime never waits, and no request for a stream under capture.
 //!

@@ -51,9 +51,13 @@ def fill(free: dict, steps: dict[int, dict], worst: dict) -> Row:
         f"{PAGE_MIB} MiB none"
     )
     row = Row("gpu_sleep_wake_overhead", "ratio", LOWER, how, bar=BAR)
-    row.put("ours", added.pop(LARGE_MIB_DEFAULT))
-    for large_mib, ratio in added.items():
-        row.put(f"{large_mib} MiB", ratio)
+    return put_sizes(row, added)
+
+
+def put_sizes(row: Row, ratios: dict[int, float]) -> Row:
+    """Puts the ratio of the default size of large pages, and those of the others beside it."""
+    for large_mib, ratio in ratios.items():
+        row.put("ours" if large_mib == LARGE_MIB_DEFAULT else f"{large_mib} MiB", ratio)
     return row
 
 
@@ -74,10 +78,7 @@ def fill_c_peak(steps: dict[int, dict]) -> Row:
         f"{default['c_bytes'] / 1e9:.1f} GB and {default['b_bytes'] / 1e9:.1f} GB; peers: other large pages, at {PAGE_MIB} MiB none"
     )
     row = Row("gpu_c_peak_over_b_peak", "ratio", LOWER, how, bar=PEAK_BAR)
-    row.put("ours", peaks.pop(LARGE_MIB_DEFAULT))
-    for large_mib, ratio in peaks.items():
-        row.put(f"{large_mib} MiB", ratio)
-    return row
+    return put_sizes(row, peaks)
 
 
 def run_ahead() -> Row:

@@ -26,7 +26,7 @@ def padded(prompt: int, responses: int, length: int) -> tuple[torch.Tensor, torc
 
 
 def of_prompts(prompts: int, prompt: int, responses: int, length: int):
-    """Token ids ``[responses, prompt + length]`` of so many prompts in turn, and their mask."""
+    """Token ids ``[responses, prompt + length]`` of several prompts, interleaved, and their mask."""
     texts = [draw(prompt, seed) for seed in range(prompts)]
     rows = [torch.cat([texts[r % prompts], draw(length, 100 + r)]) for r in range(responses)]
     ids = torch.stack(rows)

@@ -11,7 +11,8 @@ use super::{Need, RangeKind, State, StreamSet, bare_list, cached_list};
 use crate::core::Fit;
 use crate::types::Request;
 
-/// Blocks of at least so many large pages have them: one that ends anywhere has at least one.
+/// Minimum size of a block with large pages, in large pages. A block of this size contains a whole large page at any
+/// start address.
 const BLOCK_LARGE_PAGES_MIN: u32 = 2;
 /// Limit of the ranges that are examined for a place, smallest first.
 const LOOKS_MAX: usize = 64;

@@ -6,17 +6,17 @@ use crate::core::Fit;
 use crate::types::Request;
 
 const PAGE: usize = 4096;
+const GEOMETRY: Geometry = Geometry {
+    base: PAGE,
+    granule_bytes: PAGE,
+    page_units: 1,
+    large_units: 1,
+    units: 256,
+    segment_units: 16,
+};
 
 fn state(budget_pages: u64) -> State {
-    let geometry = Geometry {
-        base: PAGE,
-        granule_bytes: PAGE,
-        page_units: 1,
-        large_units: 1,
-        units: 256,
-        segment_units: 16,
-    };
-    State::new(geometry, budget_pages * PAGE as u64, false, None, None)
+    State::new(GEOMETRY, budget_pages * PAGE as u64, false, None, None)
 }
 
 fn pages(units: u32) -> (Request, Need) {
@@ -85,15 +85,7 @@ fn a_range_being_mapped_is_not_a_block() {
 
 /// A state on a stream-ordered device that moves pages, and a stream of it.
 fn moving() -> (State, u64) {
-    let geometry = Geometry {
-        base: PAGE,
-        granule_bytes: PAGE,
-        page_units: 1,
-        large_units: 1,
-        units: 256,
-        segment_units: 16,
-    };
-    let mut state = State::new(geometry, 100 * PAGE as u64, true, Some(Margin::TIGHT), None);
+    let mut state = State::new(GEOMETRY, 100 * PAGE as u64, true, Some(Margin::TIGHT), None);
     state.register_stream(7).unwrap();
     (state, 7)
 }

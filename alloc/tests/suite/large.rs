@@ -28,7 +28,7 @@ impl Scene {
         Self { device, allocator }
     }
 
-    /// After `pages` were in use at the most: so many are mapped without a move.
+    /// A scene whose maximum use was `pages`. Up to that number, pages are mapped without a move.
     fn with_room(pages: usize) -> Self {
         let scene = Self::new();
         // The use is noted at the next request.
@@ -121,7 +121,7 @@ fn the_large_page_in_the_way_leaves_and_the_block_covers_the_gap() {
     let block = scene.allocate(LARGE + 3);
     assert_eq!(block.range.start, big.range.start, "a place is where it would be without them");
     assert_eq!(scene.large_pages(block.range), 1, "the second one has left");
-    // Its last page is not there: nobody needs it.
+    // Its last page is unmapped, because no block uses it.
     assert_eq!(scene.held_pages(), 4 * LARGE - 1 + 1);
     // Cached are large pages alone: the next one leaves, and the block has the page that was left over.
     let next = scene.allocate(1);

@@ -310,7 +310,7 @@ fn a_wake_moves_free_pages_and_leaves_the_gpu_work() {
     scene.reserve(1);
     assert_eq!((left(), scene.calls(Call::Synchronize)), ([false, false, true, true], 1));
     assert_eq!(scene.device.gpu().queued(0), 2);
-    // Both of what is left would be waited for.
+    // The wake would have to wait for both pages that are left.
     scene.reserve(2);
     assert_eq!((scene.held_pages(), scene.calls(Call::Synchronize)), (held_pages - 2, 1));
     std::thread::scope(|scope| {

@@ -141,8 +141,8 @@ table! {
         PowerOfTwo { max: 1 << 30 }, c"0",
         c"0 (16MiB, or the page if that is larger) to 1GiB, a power of two, at least the page",
         c"large page size on a GPU, in bytes; that of the page: none",
-        "Blocks of two large pages and more have large pages: one driver call maps or unmaps each, which is what \
-         sleeping and waking costs. What is left at their ends has pages. Read when the heap is created."
+        "Blocks of at least two large pages have large pages. One driver call maps or unmaps a large page, so sleep \
+         and wake cost fewer calls. The ends of a block have pages. Read when the heap is created."
     }
     CudaPage c"DORMOUSE_CUDA_PAGE_BYTES" {
         PowerOfTwo { max: 1 << 30 }, c"0",
