@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from models import distance, take_gradients, tiny
-from test_token_scores import GRAPHS, WORKER, WORKER_SECONDS_MAX, a_batch, dense, loss_of
+from test_token_scores import GRAPHS, a_batch, check_ranks, dense, loss_of
 
 from dormouse.hf import SharedPrefix
 
@@ -82,22 +79,4 @@ def test_without_a_graph(runtime):
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_distributed_data_parallel_reduces_the_last_part(graphs, tmp_path):
-    ranks = 2
-    commands = [
-        [sys.executable, str(WORKER), str(rank), str(ranks), str(tmp_path), graphs, "window"]
-        for rank in range(ranks)
-    ]
-    workers = [subprocess.Popen(command) for command in commands]
-    try:
-        codes = [worker.wait(WORKER_SECONDS_MAX) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert codes == [0] * ranks
-    model = tiny()
-    ids, mask, keep = a_batch()
-    # Two windows: the second is of a step of its own.
-    (2 * dense(model, ids, mask, keep, 1.0)[0].sum() / ranks).backward()
-    wanted = take_gradients(model)
-    for rank in range(ranks):
-        assert distance(torch.load(tmp_path / f"gradients.{rank}"), wanted) < 1e-10
+    check_ranks(graphs, tmp_path, "window")
