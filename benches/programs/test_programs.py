@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from program_rows import Found
+from program_rows import Found, Glibc
 from programs import PROGRAMS, Program
 from running import TIMED_OUT, Result, build, difference, run
 
@@ -66,13 +66,24 @@ def test_a_grandchild_is_counted_and_the_bench_itself_is_not() -> None:
 
 def test_rows_count_failures_and_what_did_not_run() -> None:
     found = Found()
-    found.add(Program("good", []), [(result(cpu=3.0, peak=400), result(cpu=2.0, peak=200))])
-    found.add(Program("bad", []), [(result(1), result(0))])
-    found.add(Program("broken", []), [(result(1), result(1))])
+    good = Glibc(result(cpu=2.0, peak=200), {"peer": result(cpu=5.0, peak=300)})
+    found.add(Program("good", []), [(result(cpu=3.0, peak=400), good)])
+    found.add(Program("bad", []), [(result(1), Glibc(result(0)))])
+    found.add(Program("broken", []), [(result(1), Glibc(result(1)))])
     rows = {row.name: row for row in found.rows()}
     assert (rows["programs_failed"].ours, rows["programs_failed"].met) == (1, False)
     assert rows["programs_missing"].ours == 1
-    assert (rows["cpu_over_glibc_worst"].ours, rows["rss_over_glibc_worst"].ours) == (1.5, 2.0)
+    cpu, rss = rows["cpu_over_glibc_worst"], rows["rss_over_glibc_worst"]
+    assert (cpu.ours, rss.ours) == (1.5, 2.0)
+    assert (cpu.peers, rss.peers) == ({"peer": 2.5}, {"peer": 1.5})
+
+
+def test_a_program_that_fails_under_a_peer_has_no_figure_there() -> None:
+    found = Found()
+    glibc = Glibc(result(cpu=2.0), {"peer": result(-11, cpu=0.1)})
+    found.add(Program("p", []), [(result(cpu=3.0), glibc)])
+    rows = {row.name: row for row in found.rows()}
+    assert (rows["cpu_over_glibc_worst"].ours, rows["cpu_over_glibc_worst"].peers) == (1.5, {})
 
 
 def test_a_battery_of_nothing_is_no_success() -> None:
