@@ -23,6 +23,9 @@ use std::sync::Weak;
 /// Limit of the [`crate::Reclaim`] calls for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
 
+/// A request within the budget waits for other streams if at most this part of the maximum use is missing: 1/32.
+const TOP_UP_DIVISOR: u64 = 32;
+
 /// Result of a [`Reclaim`] call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
@@ -87,19 +90,32 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Unmaps up to `bytes` of quiet cached pages. Unless the place is a choice, waits for the stream of the
-    /// request if they do not suffice. Returns the unmapped bytes.
+    /// request if they do not suffice, then for other streams if little is missing and they have work left. Returns
+    /// the unmapped bytes.
     #[cold]
     fn move_away(&self, bytes: u64, request: &Request, is_choice: bool) -> u64 {
         // If the ladder is held, memory is being freed already.
         let Some(ladder) = self.ladder.try_lock() else { return 0 };
         let stream = self.state.lock().state.slot_of(request.stream).ok();
         let may_wait = !is_choice && stream.is_some() && self.strongest_wait() == WaitMode::Wait;
-        let wait_mode = if may_wait { WaitMode::OwnStream } else { WaitMode::Poll };
-        self.trim_once(
-            &ladder,
-            bytes,
-            Trim { purpose: TrimPurpose::Move, wait_mode, stream, split: None },
-        )
+        let move_with = |wait_mode, bytes| {
+            self.trim_once(
+                &ladder,
+                bytes,
+                Trim { purpose: TrimPurpose::Move, wait_mode, stream, split: None },
+            )
+        };
+        if !may_wait {
+            return move_with(WaitMode::Poll, bytes);
+        }
+        let moved_bytes = move_with(WaitMode::OwnStream, bytes);
+        let missing_bytes = bytes.saturating_sub(moved_bytes);
+        // Streams that take turns would otherwise wait for each other at each turn.
+        let is_little = missing_bytes <= self.state.lock().state.high_bytes() / TOP_UP_DIVISOR;
+        if missing_bytes == 0 || !is_little || !self.leaves_work(missing_bytes) {
+            return moved_bytes;
+        }
+        moved_bytes + move_with(WaitMode::Wait, missing_bytes)
     }
 
     /// Unmaps the large page that the request would split, if it is quiet. Otherwise the request grows elsewhere.

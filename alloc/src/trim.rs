@@ -91,6 +91,21 @@ impl<D: Device> Allocator<D> {
         trimmed_bytes
     }
 
+    /// Unmaps all cached pages if there are more than `bytes`, and releases the device's parked pages. Returns the
+    /// unmapped bytes. Does nothing while a lock of the allocator is held, so it cannot wait for its own thread.
+    pub fn try_trim_above(&self, bytes: u64) -> u64 {
+        let Some(ladder) = self.ladder.try_lock() else { return 0 };
+        let Some(locked) = self.state.try_lock() else { return 0 };
+        let is_above = locked.state.stats.cached_bytes.current > bytes;
+        drop(locked);
+        if !is_above {
+            return 0;
+        }
+        let trimmed_bytes = self.trim_all(&ladder, u64::MAX);
+        self.device.release_parked();
+        trimmed_bytes
+    }
+
     /// `trim` under the ladder lock.
     fn trim_all(&self, ladder: &MutexGuard<'_, ()>, target_bytes: u64) -> u64 {
         let (purpose, wait_mode) = (TrimPurpose::Release, self.strongest_wait());
@@ -274,22 +289,25 @@ impl<D: Device> Allocator<D> {
         if excess_bytes == 0 { Ok(()) } else { Err(self.no_room(bytes)) }
     }
 
+    /// Whether the device has work left after a wait for the `bytes` that were freed first: as many were freed
+    /// behind them.
+    pub(crate) fn leaves_work(&self, bytes: u64) -> bool {
+        self.state.lock().state.stats.cached_bytes.current / 2 >= bytes
+    }
+
     /// Moves free pages for a wake of `bytes`, as for a request.
     fn move_to_wake(&self, bytes: u64) {
         if !self.is_stream_ordered {
             return;
         }
-        let (over_bytes, free_bytes) = {
-            let state = &self.state.lock().state;
-            (state.over_goal_bytes(bytes), state.stats.cached_bytes.current)
-        };
+        let over_bytes = self.state.lock().state.over_goal_bytes(bytes);
         if over_bytes == 0 {
             return;
         }
         // If the ladder is held, memory is being freed already.
         let Some(ladder) = self.ladder.try_lock() else { return };
-        let has_work_left = free_bytes / 2 >= over_bytes;
-        let wait_mode = if has_work_left { self.strongest_wait() } else { WaitMode::Poll };
+        let wait_mode =
+            if self.leaves_work(over_bytes) { self.strongest_wait() } else { WaitMode::Poll };
         self.trim_once(
             &ladder,
             over_bytes,

@@ -280,6 +280,11 @@ impl State {
         self.stats.cached_bytes.current.saturating_sub(margin.of(self.in_use_bytes()))
     }
 
+    /// Returns the most bytes that were ever in use.
+    pub(crate) const fn high_bytes(&self) -> u64 {
+        self.high_bytes
+    }
+
     /// Whether a whole cached page may be unmapped.
     fn has_free_page(&self) -> bool {
         let page_units = self.geometry.page_units;

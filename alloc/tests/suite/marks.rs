@@ -133,8 +133,35 @@ fn a_move_waits_for_its_own_stream_and_only_for_the_mark_that_suffices() {
     assert_eq!(scene.device.violations(), Vec::<String>::new());
 }
 
+/// Near the maximum a request that misses little waits for other streams, as long as they have work left.
 #[test]
-fn no_request_waits_for_another_stream_while_there_is_room() {
+fn a_move_tops_up_with_what_another_stream_freed_first() {
+    let scene = Scene::new(PAGES);
+    let blocks = scene.islands(40);
+    scene.find_busy(&blocks[0]);
+    blocks[1..9].iter().for_each(|block| scene.use_and_free(0, block));
+    let held_pages = scene.held_pages();
+    let left = || blocks[..9].iter().filter(|block| scene.is_mapped(block)).count();
+    let seen = || (scene.held_pages() - held_pages, left(), scene.calls(Call::Synchronize));
+    scene.allocate(1, 1);
+    assert_eq!(seen(), (0, 8, 1));
+    assert!(!scene.is_mapped(&blocks[0]), "the page that was freed first");
+    // More than 1/32 of the maximum of 82 pages.
+    scene.allocate(1, 3);
+    assert_eq!(seen(), (3, 8, 1));
+    // A mark covers three pages.
+    for wanted in [(3, 6, 2), (3, 4, 3), (3, 2, 3)] {
+        scene.allocate(1, 2);
+        assert_eq!(seen(), wanted);
+    }
+    // Both pages that are left: nothing would be behind them.
+    scene.allocate(1, 2);
+    assert_eq!(seen(), (5, 2, 3));
+    assert_eq!(scene.device.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn no_request_waits_for_another_stream_that_has_little_work() {
     let scene = Scene::new(PAGES);
     let blocks = scene.islands(4);
     scene.find_busy(&blocks[0]);

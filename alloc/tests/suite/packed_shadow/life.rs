@@ -66,11 +66,16 @@ impl Shadow {
         let is_easy =
             has_room && self.is_spacious(block_bytes.unwrap_or(bytes).saturating_add(align));
         let calls = self.calls_for_room(stream);
+        let may_top_up = self.may_exceed_peak(block_bytes.unwrap_or(bytes));
         let outcome = self.allocator.allocate(&request);
         self.settle();
-        // With enough room nothing is unmapped except moved pages, and no other stream is waited for.
+        // With enough room nothing is unmapped except moved pages, and below the maximum use no other stream is waited
+        // for.
         if is_easy && self.refusals() == before {
-            assert_eq!(self.calls_for_room(stream), calls, "there was room for {request:?}");
+            let [waits, others @ ..] = self.calls_for_room(stream);
+            let [waits_before, others_before @ ..] = calls;
+            assert_eq!(others, others_before, "there was room for {request:?}");
+            assert!(may_top_up || waits == waits_before, "waits for others: {request:?}");
         }
         match outcome {
             Ok(block) => {
@@ -133,6 +138,15 @@ impl Shadow {
         let unmaps = if self.setup.moves_pages { 0 } else { self.device.unmaps() };
         let stats = if self.is_lazy() { Stats::default() } else { self.allocator.stats() };
         [waits, stats.retries, stats.reclaims, unmaps]
+    }
+
+    /// Whether pages for a block of `bytes` may make what is held more than was ever in use, so that pages move.
+    fn may_exceed_peak(&self, bytes: usize) -> bool {
+        // It begins and ends within a page each.
+        let pages_bytes = bytes.saturating_add(2 * PAGE) as u64;
+        let stats = if self.is_lazy() { Stats::default() } else { self.allocator.stats() };
+        self.setup.moves_pages
+            && self.mapped_bytes().saturating_add(pages_bytes) > stats.active_bytes.peak
     }
 
     /// Whether neither the device is full before the budget is, nor the space short of runs that a
