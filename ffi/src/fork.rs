@@ -6,6 +6,7 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
+use crate::heap;
 use crate::torch::request_flags;
 
 const IN_CHILD: u32 = 0;
@@ -54,9 +55,9 @@ extern "C" fn watch() {
         unsafe { (*page).store(IN_PARENT, Ordering::Relaxed) };
         WORD.store(page, Ordering::Release);
     }
-    // SAFETY: the handler stores to statics and closes files, and this library is never unloaded
-    // (`-z nodelete`). A failure (no memory for a list entry) has no remedy.
-    let _ignored = unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    // SAFETY: the handlers catch panics or have none, and this library is never unloaded (`-z nodelete`).
+    // A failure (no memory for a list entry) has no remedy.
+    let _ignored = unsafe { libc::pthread_atfork(Some(prepare), None, Some(child)) };
 }
 
 /// Maps a page that is zero in children. `None` if the system refuses it.
@@ -78,6 +79,12 @@ fn wiped_page() -> Option<*mut AtomicU32> {
         }
     }
     Some(page.cast())
+}
+
+extern "C" fn prepare() {
+    if !in_child() {
+        heap::before_fork();
+    }
 }
 
 extern "C" fn child() {

@@ -57,6 +57,12 @@ pub(crate) fn deferred<T>(body: impl FnOnce() -> T) -> T {
     })
 }
 
+/// Returns whether this thread is inside `malloc` or `free`.
+#[inline]
+pub(crate) fn is_deferred() -> bool {
+    DEFERRED.get()
+}
+
 /// Installs the subscriber. Idempotent.
 pub(crate) fn install(config: &Config) -> Result<(), Fault> {
     if INSTALLED.get().is_some() {

@@ -193,6 +193,9 @@ unsafe fn move_bytes(to: *mut c_void, from: *mut c_void, bytes: usize) {
         // SAFETY: the caller's contract. What the kernel takes has been copied, and locked pages are refused.
         unsafe {
             let place = from.byte_add(at);
+            if part == MOVED_BYTES {
+                populate(to.byte_add(at), part);
+            }
             to.byte_add(at).cast::<u8>().copy_from_nonoverlapping(place.cast::<u8>(), part);
             if part == MOVED_BYTES {
                 libc::madvise(place, part, libc::MADV_DONTNEED);
@@ -200,6 +203,18 @@ unsafe fn move_bytes(to: *mut c_void, from: *mut c_void, bytes: usize) {
         }
         at += part;
     }
+}
+
+/// Maps the pages of memory about to be written, all at once: by faults one at a time they take half as long again. Does
+/// nothing before Linux 5.14.
+///
+/// # Safety
+/// `place` is in a live block of libc, valid for `bytes` bytes.
+unsafe fn populate(place: *mut c_void, bytes: usize) {
+    let start = place.map_addr(|address| address & !(os_page_bytes() - 1));
+    let end = (place.addr() + bytes) & !(os_page_bytes() - 1);
+    // SAFETY: no byte changes. The first page has the block's start or header, the others are its own.
+    unsafe { libc::madvise(start, end.saturating_sub(start.addr()), libc::MADV_POPULATE_WRITE) };
 }
 
 /// Zeroes reused memory. A large block gets new pages from the kernel, which a sparse user never touches.

@@ -121,6 +121,12 @@ fn a_forked_child_resizes_all_of_a_block() {
     }
 }
 
+#[test]
+fn a_fork_leaves_free_memory_behind() {
+    let program = test_program("fork_cached", &folder("fork-cached"), Links::Nothing);
+    run(clean(&program).env("LD_PRELOAD", preload())).well().says("all checks passed");
+}
+
 /// Kind of limit, when it is set, and the limits in MiB: first, last, step. For `maps`, mappings.
 const LIMITS: [(&str, &str, [u32; 3]); 8] = [
     ("as", "fresh", [0, 8, 1]),
