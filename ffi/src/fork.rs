@@ -4,9 +4,9 @@
 //! never waited for (decision 0031).
 
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use crate::heap;
 use crate::torch::request_flags;
 
 const IN_CHILD: u32 = 0;
@@ -20,6 +20,9 @@ static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const PLAIN).cast_mut()
 
 /// The process that loaded the library.
 static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// What to do in the parent before each fork. It does not panic.
+static BEFORE: OnceLock<fn()> = OnceLock::new();
 
 /// Before the program's threads, and before most fork handlers of others.
 #[used]
@@ -36,6 +39,11 @@ pub(crate) fn in_child() -> bool {
 pub(crate) fn borrows_memory() -> bool {
     // SAFETY: getpid has no precondition.
     !in_child() && unsafe { libc::getpid() } != OWNER.load(Ordering::Relaxed)
+}
+
+/// Has `before` called in the parent before each fork from now on. The first one stays.
+pub(crate) fn set_before(before: fn()) {
+    let _first = BEFORE.set(before);
 }
 
 #[inline]
@@ -82,8 +90,8 @@ fn wiped_page() -> Option<*mut AtomicU32> {
 }
 
 extern "C" fn prepare() {
-    if !in_child() {
-        heap::before_fork();
+    if let Some(before) = BEFORE.get().filter(|_| !in_child()) {
+        before();
     }
 }
 

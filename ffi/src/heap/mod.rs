@@ -11,6 +11,7 @@ mod registry;
 pub(crate) mod symbols;
 
 use std::collections::HashMap;
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -58,8 +59,9 @@ pub(crate) struct Heap {
 
 /// Gives back the host heap's free pages before a fork: the child would get them too, and the parent pay for each of
 /// them again. Not in a process that has had a runtime. Not inside the allocator, where a signal handler may fork.
-pub(crate) fn before_fork() {
-    symbols::guarded((), || {
+fn before_fork() {
+    // libc calls this: a panic must not reach it.
+    let _outcome = catch_unwind(|| {
         if let Some(heap) = Heap::get().filter(|heap| !heap.had_engine.load(Ordering::Relaxed))
             && !log::is_deferred()
         {

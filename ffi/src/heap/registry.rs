@@ -19,7 +19,7 @@ use super::{Heap, is_budget_chosen};
 use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
 use crate::params::{self, Config, Key};
-use crate::status;
+use crate::{fork, status};
 
 /// Blocks on a GPU are multiples of this and aligned to it, as PyTorch's kernels expect.
 const GPU_GRANULE_BYTES: usize = 512;
@@ -106,6 +106,7 @@ impl Heap {
             // Begin before end: a reader between the two sees an empty range.
             SPAN.begin.store(space.start, Ordering::Release);
             SPAN.end.store(space.end(), Ordering::Release);
+            fork::set_before(super::before_fork);
             Ok(heap)
         })
     }
