@@ -151,7 +151,8 @@ def grouped_attention(
 NAMES = {"prefixgrouper": Grouper, "awake": Dormouse, "asleep": Asleep}
 
 
-def main(name: str) -> None:
+def main(kind: type[Contender], name: str) -> None:
+    """Runs a contender on standard input and output."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -162,10 +163,10 @@ def main(name: str) -> None:
     torch.set_num_threads(1)
     NVME_DIR.mkdir(parents=True, exist_ok=True)
     with dormouse.Runtime(nvme_dir=NVME_DIR, nvme_file_bytes=NVME_FILE_BYTES) as runtime:
-        contender = NAMES[name](runtime)
+        contender = kind(runtime)
         emit({"reply": {"ready": name}})
         serve(contender, sys.stdin, emit)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(NAMES[sys.argv[1]], sys.argv[1])

@@ -170,11 +170,11 @@ class Offload:
         # All but the latest, whose end a GPU may not have reached.
         self._finish(1)
         report = OffloadReport(self._report.way)
-        awake_from = max(0, self._calls - self._window_layers)
+        expected = self._runtime, report, self._calls, self._window_layers
         if self._copying is None:
-            self._pass = InPlace(self._runtime, report, awake_from, self._calls)
+            self._pass = InPlace(*expected)
         else:
-            self._pass = ByCopy(self._runtime, report, awake_from, self._copying)
+            self._pass = ByCopy(*expected, self._copying)
         self._root = module
 
     def _end(self, module: torch.nn.Module) -> None:
@@ -213,7 +213,9 @@ class Offload:
         for each in over:
             each.finish()
             self._report = replace(each.report, forwards=self._report.forwards + 1)
-            self._warn_if_awake()
+            # A forward with more calls of layers than expected tells the next one how many.
+            if each.report.layer_calls <= each.calls_expected:
+                self._warn_if_awake()
 
     def _warn_if_awake(self) -> None:
         report = self._report

@@ -31,11 +31,13 @@ LOOKS_MAX = 3
 class Pass:
     """One forward, and its backward. One thread runs the forward; backward may run on any thread."""
 
-    def __init__(self, runtime: Runtime, report: OffloadReport, awake_from: int):
-        """``awake_from``: the first call of a layer whose saved tensors stay awake."""
+    def __init__(self, runtime: Runtime, report: OffloadReport, calls: int, window_layers: int):
+        """``calls``: expected calls of layers, of which the last ``window_layers`` stay awake."""
         self.report = report
+        self.calls_expected = calls
         self._device = runtime.device
-        self._awake_from = awake_from
+        # The first call whose saved tensors stay awake.
+        self._awake_from = max(0, calls - window_layers)
         self._storages: dict[int, _Storage] = {}
         # Saved tensors hold it, so that it tells when the last of them is freed.
         self._graph: _Graph | None = _Graph(self)
@@ -94,23 +96,22 @@ class Pass:
 class InPlace(Pass):
     """Saved tensors sleep at their addresses."""
 
-    def __init__(self, runtime: Runtime, report: OffloadReport, awake_from: int, calls_max: int):
-        """``calls_max``: calls of layers that have marks; what later ones save stays awake."""
-        super().__init__(runtime, report, awake_from)
-        self._calls_max = calls_max
+    def __init__(self, runtime: Runtime, report: OffloadReport, calls: int, window_layers: int):
+        """What calls after the expected ones save stays awake: they have no marks."""
+        super().__init__(runtime, report, calls, window_layers)
         self._pending: list[_Storage] = []
         self._lock = threading.Lock()
         self._phase = native.Phase.A
         # The call between its marks.
         self._open: int | None = None
         # What this call and later ones saved is awake.
-        self._reached = calls_max
-        self._prefix = Prefix(runtime, None, calls_max)
+        self._reached = calls
+        self._prefix = Prefix(runtime, None, calls)
         self._prefix.enter(native.Phase.A)
 
     def begin_layer(self):
         super().begin_layer()
-        if self._call < self._calls_max:
+        if self._call < self.calls_expected:
             self._prefix.mark(native.Edge.FORWARD_BEGIN, self._call)
             self._open = self._call
 
@@ -197,9 +198,14 @@ class ByCopy(Pass):
     """Saved tensors are copied out of memory that stays torch's."""
 
     def __init__(
-        self, runtime: Runtime, report: OffloadReport, awake_from: int, copying: SavedTensorOffload
+        self,
+        runtime: Runtime,
+        report: OffloadReport,
+        calls: int,
+        window_layers: int,
+        copying: SavedTensorOffload,
     ):
-        super().__init__(runtime, report, awake_from)
+        super().__init__(runtime, report, calls, window_layers)
         self._copying = copying
 
     def _keep(self, tensor, storage):
