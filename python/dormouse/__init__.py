@@ -11,6 +11,7 @@ A thin package over ``libdormouse.so``; no compiled parts of its own.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
 
+from .activations.report import OffloadReport
 from .errors import (
     ArgumentError,
     DeviceError,
@@ -39,6 +40,7 @@ __all__ = [
     "InternalError",
     "MemoryTierError",
     "Offload",
+    "OffloadReport",
     "Prefix",
     "Plan",
     "Runtime",

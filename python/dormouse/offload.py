@@ -95,6 +95,7 @@ class Offload:
         self._model = model
         self._runtime = runtime
         self._layers = layers
+        self._around = modules_around(model, layers)
         self._report = OffloadReport(way)
         self._window_layers = runtime.info()["window_layers"]
         # Calls of layers in a forward: the most seen so far.
@@ -127,7 +128,7 @@ class Offload:
         with contextlib.ExitStack() as stack:
             _managed.update(self._layers)
             stack.callback(_managed.difference_update, self._layers)
-            for module in modules_around(self._model, self._layers):
+            for module in self._around:
                 self._hook(stack, module, self._begin, self._end)
             for layer in self._layers:
                 self._hook(stack, layer, self._begin_layer, self._end_layer)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from models import tiny
+from test_sleep import ASLEEP_WAIT_S, nvme_fd
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -84,6 +88,13 @@ def same(a, b) -> bool:
     return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
+def share(report) -> float:
+    """The part of the saved bytes outside the last layers that may sleep. In place a busy disk may
+    not have all of it before backward begins."""
+    outside = report.saved_bytes - report.window_bytes
+    return report.prefix.get("dormant_bytes", report.asleep_bytes) / outside
+
+
 def left(runtime) -> int:
     gc.collect()
     stats = runtime.stats()
@@ -106,15 +117,14 @@ def test_a_step_is_the_plain_one_bit_for_bit(runtime, in_place):
             report = off.report()
             assert report.forwards == forwards and report.layer_calls == LAYERS
             # By copy, masks of dropout are smaller than what leaves.
-            assert report.asleep_share >= (0.9 if in_place else 0.8)
+            assert share(report) >= (0.9 if in_place else 0.8)
             assert 0 < report.window_bytes < report.saved_bytes
             assert report.stray_wakes == 0
-    if in_place:
-        assert report.file_bytes == report.asleep_bytes == report.prefix["dormant_bytes"]
     assert left(runtime) == 0
 
 
-def test_a_language_model_of_transformers(runtime):
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+def test_a_language_model_of_transformers(runtime, use_reentrant):
     model = tiny(
         dtype=torch.float32,
         hidden_size=256,
@@ -124,6 +134,8 @@ def test_a_language_model_of_transformers(runtime):
         num_hidden_layers=LAYERS,
         attention_dropout=0.1,
     ).train()
+    if use_reentrant is not None:
+        model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
     ids = torch.randint(0, 97, (2, 300), generator=torch.Generator().manual_seed(0))
 
     def run():
@@ -135,23 +147,40 @@ def test_a_language_model_of_transformers(runtime):
     plain = run()
     with dormouse.offload(model, runtime) as off:
         assert same(run(), plain)
-    assert off.report().asleep_share >= 0.9
-    assert off.report().stray_wakes == 0
+    report, input_bytes = off.report(), ids.numel() * 256 * 4
+    assert report.stray_wakes == 0
+    if use_reentrant is None:
+        assert share(report) >= 0.9
+    else:
+        # The input of the first layer was made before it.
+        assert report.prefix["dormant_bytes"] == (LAYERS - WINDOW) * input_bytes
 
 
 def test_memory_is_gone_between_forward_and_backward(runtime):
     model = seeded()
+    plain = step(model)
     with dormouse.offload(model, runtime) as off:
-        out = model(rows())
-        pass_bytes = off._ended[-1].report.saved_bytes
-        assert pass_bytes > 20 << 20
-        # Calling report() between the two counts nothing as finished.
-        assert off.report().forwards == 0
-        seen = runtime.stats()["asleep"]["current_bytes"]
-        out.square().mean().backward()
-    assert seen >= 0.9 * off.report().asleep_bytes > 0
-    del out
+        step(model)
+        most_bytes = off.report().prefix["dormant_bytes"]
+        assert most_bytes > 16 << 20
+
+        def wait(out):
+            # A forward whose graph is alive is not in the report.
+            assert off.report().forwards == 1
+            sleep_until(runtime, most_bytes)
+
+        assert same(step(model, between=wait), plain)
+    report = off.report()
+    assert report.asleep_bytes == report.file_bytes == most_bytes
+    assert report.asleep_share == share(report) >= 0.9
     assert left(runtime) == 0
+
+
+def sleep_until(runtime, asleep_bytes: int) -> None:
+    deadline = time.monotonic() + ASLEEP_WAIT_S
+    while runtime.stats()["asleep"]["current_bytes"] < asleep_bytes:
+        assert time.monotonic() < deadline, runtime.stats()["asleep"]
+        time.sleep(0.001)
 
 
 @WAYS
@@ -215,7 +244,7 @@ def test_an_error_between_forward_and_backward_leaves_nothing(runtime, in_place)
         step(model, between=broken)
     with off:
         assert same(step(model), plain)
-    assert off.report().asleep_share >= 0.8
+    assert share(off.report()) >= 0.8
     assert left(runtime) == 0
 
 
@@ -244,7 +273,7 @@ def test_an_interrupt_in_a_layer(runtime):
         with pytest.raises(KeyboardInterrupt):
             step(model)
         assert same(step(model), plain)
-    assert off.report().asleep_share >= 0.9
+    assert share(off.report()) >= 0.9
     assert left(runtime) == 0
 
 
@@ -257,8 +286,11 @@ def test_checkpointed_layers_have_their_inputs_asleep(runtime, use_reentrant, in
         assert same(step(model), plain)
         assert same(step(model), plain)
     report, input_bytes = off.report(), ROWS * WIDTH * 4
-    # The caller holds the input of the first layer.
-    assert report.asleep_bytes == pytest.approx((LAYERS - WINDOW - 1) * input_bytes, abs=input_bytes)
+    # The input of the first layer was made before it. What reentrant checkpoints save counts as the
+    # layer's, though an input is memory of the layer before: by copy there is one less.
+    fewer = not in_place and use_reentrant
+    got = report.prefix["dormant_bytes"] if in_place else report.asleep_bytes
+    assert got == (LAYERS - WINDOW - fewer) * input_bytes
     assert report.stray_wakes == 0
     assert left(runtime) == 0
 
@@ -276,7 +308,7 @@ def test_layers_that_are_called_twice(runtime, in_place):
             assert same(step(model), plain)
     report = off.report()
     assert report.layer_calls == len(order)
-    assert report.asleep_share >= 0.8
+    assert share(report) >= 0.8
     assert report.stray_wakes == 0
 
 
@@ -286,7 +318,7 @@ def test_a_sequential_of_blocks_and_chosen_layers(runtime):
     for layers in (None, list(model)[:-1]):
         with dormouse.offload(model, runtime, layers=layers) as off:
             assert same(step(model), plain)
-        assert off.report().asleep_share >= 0.9
+        assert share(off.report()) >= 0.9
 
 
 class Experts(nn.Module):
@@ -308,7 +340,7 @@ def test_distributed_data_parallel(runtime, tmp_path):
         wrapped = DistributedDataParallel(model)
         with dormouse.offload(wrapped, runtime) as off:
             assert same(step(wrapped), plain)
-        assert off.report().asleep_share >= 0.9
+        assert share(off.report()) >= 0.9
     finally:
         dist.destroy_process_group()
 
@@ -334,7 +366,7 @@ def test_what_the_caller_holds_stays_awake(runtime, where):
     report = off.report()
     assert report.stray_wakes == 0
     # Of each of the four layers what the hook kept is a quarter or more.
-    assert 0 < report.asleep_share < 0.8
+    assert 0 < share(report) < 0.8
 
 
 def test_casts_that_autocast_reuses_stay_awake(runtime):
@@ -351,7 +383,7 @@ def test_casts_that_autocast_reuses_stay_awake(runtime):
     with dormouse.offload(model, runtime) as off:
         assert same(run(), plain)
     assert off.report().stray_wakes == 0
-    assert off.report().asleep_bytes > 4 << 20
+    assert off.report().prefix["dormant_bytes"] > 4 << 20
 
 
 @WAYS
@@ -369,7 +401,7 @@ def test_backward_after_the_context_and_twice(runtime, in_place):
     plain = run(warnings.catch_warnings())
     off = dormouse.offload(model, runtime, in_place=in_place)
     assert same(run(off), plain)
-    assert off.report().asleep_share >= 0.8
+    assert share(off.report()) >= 0.8
     assert left(runtime) == 0
 
 
@@ -420,6 +452,30 @@ def test_a_change_of_what_was_saved_is_the_error_of_autograd(runtime, in_place):
             kept.pop().zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+def test_a_changed_byte_is_an_error_and_never_a_wrong_gradient(runtime):
+    model = seeded()
+    plain = step(model)
+
+    def damage(out):
+        sleep_until(runtime, most_bytes)
+        fd = nvme_fd()
+        with Path(f"/proc/self/fd/{fd}").open("r+b", buffering=0) as file:
+            for offset in range(0, min(os.fstat(fd).st_size, 64 << 20), 4096):
+                file.seek(offset)
+                byte = file.read(1)
+                file.seek(offset)
+                file.write(bytes([byte[0] ^ 0x40]))
+
+    with dormouse.offload(model, runtime) as off:
+        step(model)
+        most_bytes = off.report().prefix["dormant_bytes"]
+        with pytest.raises(dormouse.StorageError, match="(?i)checksum|crc"):
+            step(model, between=damage)
+        model.zero_grad(set_to_none=True)
+        assert same(step(model), plain)
+    assert left(runtime) == 0
 
 
 def test_another_threads_forward_meanwhile(runtime):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-import torch
 from torch.nn import Module, ModuleList, Sequential
 
 from ..errors import ArgumentError
@@ -60,9 +60,11 @@ def modules_around(model: Module, layers: Sequence[Module]) -> list[Module]:
 def check_not_compiled(model: Module) -> None:
     """Raises :class:`ArgumentError` for a model that torch.compile has compiled, wholly or in part:
     compiled code runs no hooks at the borders of its layers."""
+    # Not loaded: nothing is compiled. Loading it takes a second.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
     for name, module in model.named_modules():
-        is_compiled = isinstance(module, torch._dynamo.OptimizedModule)
-        if is_compiled or module._compiled_call_impl is not None:
+        is_wrapped = compiler is not None and isinstance(module, compiler.OptimizedModule)
+        if is_wrapped or module._compiled_call_impl is not None:
             raise ArgumentError(
                 f"{name or 'the model'} is compiled by torch.compile; accepted: a model that is not"
             )

@@ -106,6 +106,8 @@ class InPlace(Pass):
         self._open: int | None = None
         # What this call and later ones saved is awake.
         self._reached = calls
+        # The stream that the latest wake was ordered before.
+        self._woken_on: torch.cuda.Stream | None = None
         self._prefix = Prefix(runtime, None, calls)
         self._prefix.enter(native.Phase.A)
 
@@ -130,11 +132,14 @@ class InPlace(Pass):
             self._phase = native.Phase.B
 
     def reach(self, call: int) -> None:
-        """Waits until what ``call`` saved is awake. Backward calls it in falling order."""
+        """Waits until what ``call`` saved is awake, on a GPU in the order of this thread's current
+        stream. Backward calls it in falling order."""
         if call >= self._reached:
+            self._order_streams()
             return
         with self._lock:
             if call >= self._reached:
+                self._order_streams()
                 return
             if self._phase is native.Phase.A:
                 self._allow_in_forward()
@@ -145,6 +150,8 @@ class InPlace(Pass):
             self._close_mark(native.Edge.BACKWARD_END)
             self._prefix.mark(native.Edge.BACKWARD_BEGIN, call)
             self._open = self._reached = call
+            if self._device.type == "cuda":
+                self._woken_on = torch.cuda.current_stream(self._device)
 
     def finish(self):
         self._close_mark(native.Edge.BACKWARD_END)
@@ -184,6 +191,12 @@ class InPlace(Pass):
         self._pending = pending
         for call, addresses in named.items():
             self._prefix.dormant(call, addresses)
+
+    def _order_streams(self) -> None:
+        if self._woken_on is not None:
+            stream = torch.cuda.current_stream(self._device)
+            if stream != self._woken_on:
+                stream.wait_stream(self._woken_on)
 
     def _allow_in_forward(self) -> None:
         # On the host device an access wakes what sleeps.
