@@ -22,9 +22,8 @@ PEERS = ("plain_libc", "offload_by_copy", "torch_save_on_cpu")
 UNLOADED = ("plain_libc",)
 # Peers that cannot run here, with the reason.
 MISSING = {
-    "trl_activation_offloading": "TRL's context offloads tensors of a GPU alone",
-    "deepspeed_checkpoint_offload": "DeepSpeed is not in the environment, and its CPU checkpointing "
-    "moves tensors of a GPU",
+    "trl_offload_activations": "TRL's context leaves tensors of the CPU where they are",
+    "deepspeed_cpu_checkpointing": "DeepSpeed is not in the environment",
 }
 BATCH = {"rows": 2, "length": 512}
 ROUNDS = 5

@@ -221,7 +221,9 @@ class Offload:
     def _warn_if_awake(self) -> None:
         report = self._report
         has_saved = report.saved_bytes > 0 or report.layer_calls == 0
-        if self._has_warned or report.asleep_bytes or not has_saved:
+        # Backward may have begun before anything was written.
+        came_late = report.prefix.get("dormant_bytes") and not report.prefix["declined"]
+        if self._has_warned or report.asleep_bytes or came_late or not has_saved:
             return
         self._has_warned = True
         reason = why_awake(report, self._runtime, self._window_layers)

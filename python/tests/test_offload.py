@@ -519,6 +519,19 @@ def test_nothing_that_can_sleep_is_one_warning_that_says_why(runtime):
     ):
         model(rows()[:4]).sum().backward()
 
+    info = runtime.info()
+    try:
+        runtime.set_budget("nvme", 0)
+        runtime.set_budget("host", 0)
+        with (
+            pytest.warns(RuntimeWarning, match="no tier is open .* pass nvme_dir="),
+            dormouse.offload(model, runtime),
+        ):
+            step(model)
+    finally:
+        runtime.set_budget("nvme", info["nvme_file_bytes"])
+        runtime.set_budget("host", info["host_budget_bytes"])
+
     class Around(nn.Module):
         """Reaches its layers by their ``forward``, so that no hook sees them."""
 
