@@ -105,9 +105,11 @@ def described(rounds: list[dict[str, dict]]) -> str:
 
     parts = [
         f"{name} {middle(name, 'seconds'):.2f} s, of the CPU {middle(name, 'cpu_seconds'):.2f} s, "
+        f"of it the trainer's thread {middle(name, 'thread_seconds'):.2f} s, "
         f"{middle(name, 'peak_bytes') / 2**30:.2f} GiB above idle"
         for name in rounds[0]
     ]
+    parts.append(f"the trainer's thread over plain {ratio(rounds, OURS, 'thread_seconds'):.3f}")
     saved, window = (middle(OURS, f"{name}_bytes") / 2**20 for name in ("saved", "window"))
     write, read = (middle(OURS, f"{name}_bytes_per_s") / 1e9 for name in ("write", "read"))
     parts.append(

@@ -369,6 +369,44 @@ def test_what_the_caller_holds_stays_awake(runtime, where):
     assert 0 < share(report) < 0.8
 
 
+class Skipping(nn.Module):
+    """Each block's input is read by the block after it too."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([SkipBlock() for _ in range(LAYERS)])
+
+    def forward(self, x):
+        before = x
+        for block in self.blocks:
+            x, before = block(x, before), x
+        return x
+
+
+class SkipBlock(Block):
+    def forward(self, x, before):
+        return super().forward(x.sin()) + before.cos()
+
+
+def test_what_a_layer_after_the_next_one_saves_stays_awake(runtime):
+    """Its backward waits for its own layer and for the one below alone."""
+    model = seeded(Skipping)
+    plain = step(model)
+    outputs = []
+    for block in model.blocks[:2]:
+        block.register_forward_hook(lambda module, args, out: outputs.append(out.data_ptr()))
+    roles = []
+
+    def look(out):
+        roles.extend(runtime.query(address)["role"] for address in outputs)
+
+    with dormouse.offload(model, runtime) as off:
+        assert same(step(model, between=look), plain)
+    assert roles == ["none", "none"]
+    assert off.report().stray_wakes == 0
+    assert share(off.report()) > 0.6
+
+
 def test_casts_that_autocast_reuses_stay_awake(runtime):
     model = seeded()
 
