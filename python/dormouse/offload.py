@@ -201,11 +201,7 @@ class Offload:
             self._pass.end_layer()
 
     def _save(self, tensor: torch.Tensor):
-        return Awake.of(tensor) if self._is_idle() else self._pass.save(tensor)
-
-    def _is_idle(self) -> bool:
-        """Whether what is saved now is not the forward's: backward computes something again."""
-        return self._pass is None or torch._C._current_graph_task_id() != -1
+        return Awake.of(tensor) if self._pass is None else self._pass.save(tensor)
 
     def _finish(self, latest: int) -> None:
         """Completes the reports of forwards whose graphs are freed, but for the ``latest``."""

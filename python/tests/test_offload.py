@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import NVME_DIR
+from hooked import ALONE_SECONDS_MAX
 from models import tiny
 from test_sleep import ASLEEP_WAIT_S, nvme_fd
 from torch import nn
@@ -293,6 +297,22 @@ def test_checkpointed_layers_have_their_inputs_asleep(runtime, use_reentrant, in
     assert got == (LAYERS - WINDOW - fewer) * input_bytes
     assert report.stray_wakes == 0
     assert left(runtime) == 0
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_around_the_model_is_run_again_awake(runtime, use_reentrant):
+    """Backward follows at once. Only the first run of it has a graph, or none."""
+    model = seeded()
+
+    def around(x):
+        return checkpoint(model, x, use_reentrant=use_reentrant)
+
+    around.parameters, around.zero_grad = model.parameters, model.zero_grad
+    plain = step(around)
+    with dormouse.offload(model, runtime) as off:
+        assert same(step(around), plain)
+    assert off.report().forwards == (not use_reentrant)
+    assert off.report().saved_bytes == 0
 
 
 @WAYS
@@ -588,6 +608,36 @@ def test_nothing_that_can_sleep_is_one_warning_that_says_why(runtime):
         dormouse.offload(model, runtime),
     ):
         model(rows()).sum().backward()
+
+
+def without_preload():
+    """Runs in a process of its own, with dormouse installed and no runtime named."""
+    torch.set_num_threads(1)
+    model = seeded()
+    plain = step(model)
+    dormouse.install("host", nvme_dir=NVME_DIR, nvme_file_bytes=1 << 28)
+    with dormouse.offload(model) as off:
+        assert same(step(model), plain)
+    report = off.report()
+    assert (report.way, report.forwards) == ("by copy", 1)
+    assert share(report) >= 0.8
+    with pytest.raises(ArgumentError, match="in_place=True is not possible: .*LD_PRELOAD"):
+        dormouse.offload(model, in_place=True)
+
+
+def test_a_process_without_the_preload_library_copies(runtime):
+    here = Path(__file__).resolve().parent
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent)])
+    code = "import test_offload; test_offload.without_preload()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=ALONE_SECONDS_MAX,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_refusals(runtime):
