@@ -159,12 +159,12 @@ class Offload:
                 after(module)
 
         stack.callback(module.register_forward_pre_hook(pre_hook, prepend=True).remove)
-        stack.callback(module.register_forward_hook(hook, always_call=True).remove)
+        stack.callback(module.register_forward_hook(hook).remove)
 
     def _begin(self, module: torch.nn.Module) -> None:
         if self._pass is not None and module is not self._root:
             return
-        # A call that an interrupt ended.
+        # A call that an error ended.
         self._leave()
         if not torch.is_grad_enabled() or is_capturing(self._runtime.device):
             return

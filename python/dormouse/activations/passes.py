@@ -53,10 +53,10 @@ class Pass:
         self.report.layer_calls += 1
 
     def end_layer(self) -> None:
-        """Called after a layer's forward, also if it raised."""
+        """Called after a layer's forward, unless it raised."""
 
     def end(self) -> None:
-        """Called after the forward, also if it raised."""
+        """Called after the forward; if it raised, before the next one or when the context is left."""
         self._graph = None
         self._storages.clear()
 
