@@ -121,7 +121,7 @@ def test_a_step_is_the_plain_one_bit_for_bit(runtime, in_place):
             report = off.report()
             assert report.forwards == forwards and report.layer_calls == LAYERS
             # By copy, masks of dropout are smaller than what leaves.
-            assert share(report) >= (0.9 if in_place else 0.8)
+            assert (0.9 if in_place else 0.8) <= share(report) <= 1.05
             assert 0 < report.window_bytes < report.saved_bytes
             assert report.stray_wakes == 0
     assert left(runtime) == 0
@@ -273,12 +273,24 @@ def test_an_interrupt_in_a_layer(runtime):
             raise interrupts.pop()
 
     model.blocks[4].drop.register_forward_hook(interrupt)
+    before = block_bytes(runtime)
     with dormouse.offload(model, runtime) as off:
         with pytest.raises(KeyboardInterrupt):
             step(model)
         assert same(step(model), plain)
+    assert off.report().layer_calls == LAYERS
     assert share(off.report()) >= 0.9
+    interrupts.append(KeyboardInterrupt())
+    with off, pytest.raises(KeyboardInterrupt):
+        step(model)
+    assert block_bytes(runtime) == before
     assert left(runtime) == 0
+
+
+def block_bytes(runtime) -> int:
+    """Bytes of a block that this thread allocates. Inside a layer it would have whole pages."""
+    tensor = torch.empty(300_001, dtype=torch.uint8)
+    return runtime.query(tensor.data_ptr())["bytes"]
 
 
 @WAYS
@@ -320,10 +332,10 @@ def test_layers_that_are_called_twice(runtime, in_place):
     order = [0, 1, 2, 0, 1, 2, 2, 1, 0]
     model = seeded(layers=3, order=order)
     plain = step(model)
-    with dormouse.offload(model, runtime, in_place=in_place) as off:
-        # The first forward tells how many calls there are.
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with dormouse.offload(model, runtime, in_place=in_place) as off:
+            # The first forward tells how many calls there are.
             assert same(step(model), plain)
             assert same(step(model), plain)
     report = off.report()
