@@ -273,7 +273,6 @@ def test_an_interrupt_in_a_layer(runtime):
             raise interrupts.pop()
 
     model.blocks[4].drop.register_forward_hook(interrupt)
-    before = block_bytes(runtime)
     with dormouse.offload(model, runtime) as off:
         with pytest.raises(KeyboardInterrupt):
             step(model)
@@ -283,14 +282,9 @@ def test_an_interrupt_in_a_layer(runtime):
     interrupts.append(KeyboardInterrupt())
     with off, pytest.raises(KeyboardInterrupt):
         step(model)
-    assert block_bytes(runtime) == before
+    # Else what this thread allocates from here on would be the layer's.
+    assert off._pass is None
     assert left(runtime) == 0
-
-
-def block_bytes(runtime) -> int:
-    """Bytes of a block that this thread allocates. Inside a layer it would have whole pages."""
-    tensor = torch.empty(300_001, dtype=torch.uint8)
-    return runtime.query(tensor.data_ptr())["bytes"]
 
 
 @WAYS
