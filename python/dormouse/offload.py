@@ -50,7 +50,7 @@ def offload(
     gradient checkpointing or not (then the inputs of layers sleep). ``runtime``: whose tiers hold
     what sleeps; defaults to that of :func:`dormouse.install`. ``layers``: the modules of ``model``
     whose saved activations sleep, none inside another; the default is the longest ModuleList or
-    Sequential that repeats its classes. A layer may be called several times in a forward, as with
+    Sequential that repeats its classes, so of an encoder and a decoder name both. A layer may be called several times in a forward, as with
     shared weights: each call counts as one layer, from the second forward on.
 
     What the last layers of a forward saved stays awake, because backward needs it first: as many as

@@ -650,8 +650,10 @@ def test_refusals(runtime):
     model = seeded()
     with pytest.raises(ArgumentError, match=r"Block has no ModuleList .* accepted: layers="):
         dormouse.offload(model.blocks[0], runtime)
-    with pytest.raises(ArgumentError, match="a Block is no module of the model"):
+    with pytest.raises(ArgumentError, match="a Block is not inside the model"):
         dormouse.offload(model, runtime, layers=[Block()])
+    with pytest.raises(ArgumentError, match="a Net is not inside the model"):
+        dormouse.offload(model, runtime, layers=[model])
     with pytest.raises(ArgumentError, match="layers has 2 entries and 1 modules"):
         dormouse.offload(model, runtime, layers=[model.blocks[0]] * 2)
     with pytest.raises(ArgumentError, match="a Linear is inside a Block"):

@@ -30,11 +30,11 @@ def find_layers(model: Module) -> list[Module]:
 
 def check_layers(model: Module, layers: Sequence[Module]) -> list[Module]:
     """Returns the layers that a caller names. Raises :class:`ArgumentError` unless they are
-    different modules of ``model``, none inside another."""
-    inside = set(model.modules())
+    different modules inside ``model``, none inside another."""
+    inside = set(model.modules()) - {model}
     for layer in layers:
         if layer not in inside:
-            raise ArgumentError(f"{_named(layer)} is no module of the model; accepted: its modules")
+            raise ArgumentError(f"{_named(layer)} is not inside the model; accepted: its modules")
     if len(set(layers)) < max(len(layers), 1):
         raise ArgumentError(
             f"layers has {len(layers)} entries and {len(set(layers))} modules; accepted: each "
