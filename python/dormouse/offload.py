@@ -50,8 +50,9 @@ def offload(
     gradient checkpointing or not (then the inputs of layers sleep). ``runtime``: whose tiers hold
     what sleeps; defaults to that of :func:`dormouse.install`. ``layers``: the modules of ``model``
     whose saved activations sleep, none inside another; the default is the longest ModuleList or
-    Sequential that repeats its classes, so of an encoder and a decoder name both. A layer may be called several times in a forward, as with
-    shared weights: each call counts as one layer, from the second forward on.
+    Sequential that repeats its classes, so of an encoder and a decoder name both. A layer may be
+    called several times in a forward, as with shared weights: each call counts as one layer, from
+    the second forward on.
 
     What the last layers of a forward saved stays awake, because backward needs it first: as many as
     the runtime wakes ahead (``Runtime(window_layers=)``, 3). So do storages below 64 KiB in place
@@ -122,7 +123,8 @@ class Offload:
         check_not_compiled(self._model)
         if not _managed.isdisjoint(self._layers):
             raise StateError(
-                "the model's layers are in another dormouse.offload context; accepted: one at a time"
+                "the model's layers are in another dormouse.offload context; accepted: one at a "
+                "time"
             )
         self._thread = threading.get_ident()
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""dormouse.offload: any step's saved activations sleep, and loss and gradients stay the same bits."""
+"""dormouse.offload: a step's saved activations sleep; loss and gradients stay the same bits."""
 
 from __future__ import annotations
 
@@ -610,7 +610,7 @@ def test_nothing_that_can_sleep_is_one_warning_that_says_why(runtime):
 
     model = seeded(Around)
     with (
-        pytest.warns(RuntimeWarning, match="no layer ran inside a call of the model"),
+        pytest.warns(RuntimeWarning, match="no layer ran in a call of the model"),
         dormouse.offload(model, runtime),
     ):
         model(rows()).sum().backward()

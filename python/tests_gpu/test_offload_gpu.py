@@ -1,5 +1,5 @@
-"""dormouse.offload on a GPU: saved activations sleep in place and come back unchanged, in the order of
-the stream that reads them.
+"""dormouse.offload on a GPU: saved activations sleep in place and come back unchanged, in the order
+of the stream that reads them.
 
 Kernels do nothing on the stand-in; the bytes of what sleeps are put there by copies.
 """

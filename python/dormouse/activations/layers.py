@@ -50,7 +50,7 @@ def check_layers(model: Module, layers: Sequence[Module]) -> list[Module]:
 
 
 def modules_around(model: Module, layers: Sequence[Module]) -> list[Module]:
-    """Returns ``model`` and its modules that contain a layer: a forward is a call of any of them."""
+    """Returns ``model`` and its modules that contain a layer. A forward is a call of any."""
     wanted = set(layers)
     return [
         module for module in model.modules() if wanted.intersection(module.modules()) - {module}

@@ -1,10 +1,10 @@
 """One forward of a model: which saved tensors sleep, and when its backward needs them.
 
 What may sleep is decided by ownership. A storage that only saved tensors hold can be accessed by
-nothing but backward, which asks for it by the hook of the saved tensor. A storage that anything else
-holds stays awake: a parameter, an input, an output, a local of the model's forward, a cache of a
-module or of autocast. Locals are gone soon, so it is looked at again when the next layers end. This
-needs neither a miniature of the step nor a walk of the graph, which would compute checkpointed
+nothing but backward, which asks for it by the hook of the saved tensor. A storage that anything
+else holds stays awake: a parameter, an input, an output, a local of the model's forward, a cache of
+a module or of autocast. Locals are gone soon, so it is looked at again when the next layers end.
+This needs neither a miniature of the step nor a walk of the graph, which would compute checkpointed
 layers again.
 """
 
@@ -29,7 +29,7 @@ LOOKS_MAX = 3
 
 
 class Pass:
-    """One forward, and its backward. One thread runs the forward; backward may run on any thread."""
+    """One forward and its backward. One thread runs the forward; backward runs on any thread."""
 
     def __init__(self, runtime: Runtime, report: OffloadReport, calls: int, window_layers: int):
         """``calls``: expected calls of layers, of which the last ``window_layers`` stay awake."""
@@ -56,7 +56,7 @@ class Pass:
         """Called after a layer's forward, unless it raised."""
 
     def end(self) -> None:
-        """Called after the forward; if it raised, before the next one or when the context is left."""
+        """Called after the forward; if it raised, before the next one or when the context ends."""
         self._graph = None
         self._storages.clear()
 

@@ -50,7 +50,7 @@ def why_awake(report: OffloadReport, runtime: Runtime, window_layers: int) -> st
             "nvme_dir=, a directory on a local disk, to dormouse.Runtime or dormouse.install()"
         )
     if report.layer_calls == 0:
-        return "no layer ran inside a call of the model; call the model itself, or pass layers=[...]"
+        return "no layer ran in a call of the model; call the model itself, or pass layers=[...]"
     if report.saved_bytes == report.window_bytes:
         return (
             f"{report.layer_calls} layers ran and saved {report.saved_bytes} bytes, and the last "
