@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches"), str(HERE)]
 
+import offload_rows
 import small_model
 from rows import LOWER, Row, measure
 
@@ -54,7 +55,6 @@ MISSING = (
         (f"lines_{name}", "lines", LINES_MAX, "no adapter is built")
         for name in ("verl", "openrlhf", "nemo_rl", "deepspeed")
     ),
-    ("offload_step_over_plain", "ratio", 1.05, "dormouse.offload(model) is not built"),
     ("dead_rank_seconds", "s", 10, "no rank is killed in this benchmark"),
 )
 
@@ -70,6 +70,9 @@ def main() -> int:
     makers = [(("lines_trl",), lambda: [lines_row("trl", "grpo.py", "grpo_shared.py")])]
     makers += [((name,), lambda name=name: [ratio_row(name)]) for name in RATIOS]
     makers += [(grouper_names(shape), lambda shape=shape: grouper_rows(shape)) for shape in SHAPES]
+    makers += [
+        (offload_rows.NAMES, lambda: offload_rows.offload_rows(model_text(), PRELOAD, LOGS))
+    ]
     makers += [((each[0],), lambda each=each: [missing_row(*each)]) for each in MISSING]
     return measure(makers, options.only, OUT)
 

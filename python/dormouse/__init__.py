@@ -3,6 +3,7 @@
 A thin package over ``libdormouse.so``; no compiled parts of its own.
 
 - :func:`install`: selects how dormouse manages torch's memory in this process.
+- :func:`offload`: any training step with its saved activations asleep between forward and backward.
 - :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
 - :class:`Group`: a prompt and its responses; :class:`Tree`: conversations that share beginnings.
 - :class:`Forest`: the prefix trees of token sequences; :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
@@ -10,6 +11,7 @@ A thin package over ``libdormouse.so``; no compiled parts of its own.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
 
+from .activations.report import OffloadReport
 from .errors import (
     ArgumentError,
     DeviceError,
@@ -22,6 +24,7 @@ from .errors import (
 from .group import Group
 from .install import Installed, install, memory_stats
 from .log import log_to_logging
+from .offload import Offload, offload
 from .runtime import Prefix, Runtime, StayedAwake, Tag
 from .schedule import Forest, Plan, query
 from .tree import Conversation, Tree
@@ -36,6 +39,8 @@ __all__ = [
     "Installed",
     "InternalError",
     "MemoryTierError",
+    "Offload",
+    "OffloadReport",
     "Prefix",
     "Plan",
     "Runtime",
@@ -48,4 +53,5 @@ __all__ = [
     "install",
     "log_to_logging",
     "memory_stats",
+    "offload",
 ]

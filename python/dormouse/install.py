@@ -125,6 +125,11 @@ def install(device=None, *, mode: str | None = None, **runtime_options) -> Insta
     return _installed
 
 
+def installed() -> Installed | None:
+    """Returns what :func:`install` has installed in this process, or None."""
+    return _installed
+
+
 def memory_stats(device=None) -> dict[str, int]:
     """Returns a GPU's memory statistics, in bytes and counts, keyed as in
     ``torch.cuda.memory_stats``.

@@ -34,7 +34,7 @@ MIN_BYTES = 1 << 20
 _keys = itertools.count(1)
 
 
-class _Version(NamedTuple):
+class Version(NamedTuple):
     """The version of a tensor when it was saved. Hooks disable autograd's own check."""
 
     # Has no memory; shares the version counter of the saved tensor and all its views.
@@ -42,7 +42,7 @@ class _Version(NamedTuple):
     saved: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Version:
+    def of(cls, tensor: torch.Tensor) -> Version:
         counter = tensor.detach()
         counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return cls(counter, counter._version)
@@ -64,7 +64,7 @@ class _Copy:
         storage = tensor.untyped_storage()
         self._version = tensor._version
         # These weak references prevent reuse of the identities.
-        self._base = torch._C._WeakTensorRef(_base(tensor))
+        self._base = torch._C._WeakTensorRef(base_of(tensor))
         self._original = StorageWeakRef(storage)
         self._address = storage.data_ptr()
         self._nbytes = storage.nbytes()
@@ -132,7 +132,7 @@ class _Copy:
         return restored if is_used else None
 
     def _fetch(self) -> torch.UntypedStorage:
-        if _is_capturing(self._runtime.device):
+        if is_capturing(self._runtime.device):
             raise StateError(
                 f"{self._nbytes} saved bytes are off the GPU, and a copy back cannot be captured "
                 "in a CUDA graph; accepted: forward and backward in one capture, or neither"
@@ -169,7 +169,7 @@ class _View:
 
     def __init__(self, copy: _Copy, tensor: torch.Tensor, geometry: _Geometry):
         self._copy = copy
-        self.version = _Version.of(tensor)
+        self.version = Version.of(tensor)
         self._geometry = geometry
         # This weak reference prevents reuse of the identity.
         self._identity = torch._C._WeakTensorRef(tensor)
@@ -244,21 +244,21 @@ class _Saved:
         return tensor
 
 
-class _Awake(NamedTuple):
+class Awake(NamedTuple):
     """A saved tensor that stays on the device."""
 
     tensor: torch.Tensor
     saved: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Awake:
+    def of(cls, tensor: torch.Tensor) -> Awake:
         with torch._C.DisableTorchFunctionSubclass():
             # Its own graph node would keep a result alive in a cycle.
             kept = tensor if tensor.is_leaf else tensor.detach()
             return cls(kept, kept._version)
 
     def restore(self) -> torch.Tensor:
-        _Version(self.tensor, self.saved).check()
+        Version(self.tensor, self.saved).check()
         return self.tensor
 
 
@@ -307,28 +307,28 @@ class SavedTensorOffload:
         long as the graph that holds it. Forward and backward raise :class:`DeviceError` and
         :class:`StateError`; backward also raises :class:`StorageError`.
         """
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _restore):
+        with torch.autograd.graph.saved_tensors_hooks(self.save, _restore):
             yield self
 
-    def _pack(self, tensor: torch.Tensor) -> _Saved | _Awake:
+    def save(self, tensor: torch.Tensor) -> _Saved | Awake:
         copy = self._copy(tensor) if self._may_leave(tensor) else None
-        return _Awake.of(tensor) if copy is None else copy.save(tensor)
+        return Awake.of(tensor) if copy is None else copy.save(tensor)
 
     def _may_leave(self, tensor: torch.Tensor) -> bool:
-        if not _is_plain(tensor) or tensor.device != self._runtime.device:
+        if not is_plain(tensor) or tensor.device != self._runtime.device:
             return False
-        if _is_held(tensor) or _is_held(_base(tensor)):
+        if is_held(tensor) or is_held(base_of(tensor)):
             return False
         storage = tensor.untyped_storage()
         return (
             storage.nbytes() >= max(self._min_bytes, 1)
             and storage._cdata not in self._keep
-            and not _is_capturing(tensor.device)
+            and not is_capturing(tensor.device)
         )
 
     def _copy(self, tensor: torch.Tensor) -> _Copy | None:
         # One version counter: aliases with another (``detach``, ``unsafe_split``) miss its changes.
-        identity = tensor.untyped_storage()._cdata, _base(tensor)._cdata
+        identity = tensor.untyped_storage()._cdata, base_of(tensor)._cdata
         with self._lock:
             copy = self._copies.get(identity)
             if copy is not None and copy.is_of(tensor):
@@ -343,7 +343,7 @@ class SavedTensorOffload:
             return copy
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether dtype, offset, size and stride define the tensor on its storage."""
     return (
         type(tensor) is torch.Tensor
@@ -353,17 +353,17 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _base(tensor: torch.Tensor) -> torch.Tensor:
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the base of a view, which shares its version counter, or the tensor itself."""
     return tensor._base if tensor._is_view() else tensor
 
 
-def _is_held(tensor: torch.Tensor) -> bool:
+def is_held(tensor: torch.Tensor) -> bool:
     """Whether the tensor stays alive anyway: graphs hold leaves, models their parameters."""
     return isinstance(tensor, torch.nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
 
 
-def _is_capturing(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -373,5 +373,5 @@ def _live(reference: StorageWeakRef | None) -> torch.UntypedStorage | None:
     return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
 
 
-def _restore(packed: _Saved | _Awake) -> torch.Tensor:
+def _restore(packed: _Saved | Awake) -> torch.Tensor:
     return packed.restore()
