@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # Models of the other tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -19,8 +20,7 @@ import dormouse
 
 ROOT = Path(__file__).resolve().parents[2]
 # DeepSpeed compiles an operator for shared memory when it first starts ranks on a CPU.
-ON_CPU = {
-    "DS_ACCELERATOR": "cpu",
+TO_COMPILE = {
     "TORCH_EXTENSIONS_DIR": str(ROOT / "target" / "torch-extensions"),
     "PATH": os.pathsep.join([sysconfig.get_path("purelib") + "/bin", os.environ["PATH"]]),
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import deepspeed
 import torch
+from deepspeed.utils import safe_get_full_grad
 from models import take_gradients, tiny
 from test_token_scores import a_batch
 
@@ -71,6 +73,7 @@ CASES = {
     "stage 2, offload": Case(2, accumulation=2, clipping=5.0, zero=OFFLOAD),
     "stage 2, torch's backward": Case(2, accumulation=2, direct=True),
     "stage 2, autocast": Case(2, config=AUTOCAST),
+    "stage 2, timers": Case(2, config={"wall_clock_breakdown": True}),
     "stage 2, partly frozen": Case(2, partly_frozen=True),
     "stage 3": Case(3, zero=NO_PERSISTENT),
     "stage 3, accumulated, clipped": Case(
@@ -81,6 +84,26 @@ CASES = {
     "stage 3, partly frozen": Case(3, partly_frozen=True, zero=NO_PERSISTENT, graphs="twice"),
     "stage 3, offload": Case(3, accumulation=2, zero=OFFLOAD | NO_PERSISTENT),
 }
+
+
+def join_ranks() -> None:
+    """Joins the ranks over gloo, or the process group that is there."""
+    # Its operators for shared memory would be compiled first, and gloo does the same.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo", verbose=False)
+
+
+def engine_of(case: Case, model: torch.nn.Module | None = None):
+    """``model``: None: that of the case."""
+    model = model_of(case) if model is None else model
+    engine, *_ = deepspeed.initialize(model=model, config=case.engine_config)
+    return engine
+
+
+def gradients(engine) -> Tensors:
+    """Whole reduced gradients."""
+    named = engine.module.named_parameters()
+    return {name: safe_get_full_grad(p).clone() for name, p in named if p.requires_grad}
 
 
 def model_of(case: Case) -> torch.nn.Module:

@@ -10,10 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["DS_ACCELERATOR"] = "cpu"
-
 import conftest
-import deepspeed
 import deepspeed_cases as cases
 import torch
 
@@ -22,11 +19,10 @@ from dormouse.hf import SharedPrefix
 
 def main(directory: Path, stage: int) -> None:
     torch.set_num_threads(1)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo", verbose=False)
+    cases.join_ranks()
     rank = int(os.environ["RANK"])
     case = cases.Case(stage)
-    engine, *_ = deepspeed.initialize(model=cases.model_of(case), config=case.engine_config)
+    engine = cases.engine_of(case)
     ids, mask, keep = cases.batch_of(rank, 2)
     with conftest.a_runtime(64 << 20) as runtime:
         shared = SharedPrefix(engine, runtime)

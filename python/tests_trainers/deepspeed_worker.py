@@ -10,25 +10,19 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["DS_ACCELERATOR"] = "cpu"
-
 import conftest
 import deepspeed
 import deepspeed_cases as cases
 import torch
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+from deepspeed.utils import safe_get_full_fp32_param
 
 import dormouse
 from dormouse.hf import SharedPrefix
 
-# Its operators for shared memory would be compiled first, and gloo does the same.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
 
 def trained(case: cases.Case, runtime: dormouse.Runtime | None) -> dict:
     """Gradients before each update, and weights after it. ``runtime``: with shared prompts."""
-    model = cases.model_of(case)
-    engine, *_ = deepspeed.initialize(model=model, config=case.engine_config)
+    engine = cases.engine_of(case)
     ids, mask, keep = cases.batch_of(engine.global_rank, engine.dp_world_size)
     values_of = padded_scores(engine, ids, mask, keep)
     if runtime is not None:
@@ -43,18 +37,11 @@ def trained(case: cases.Case, runtime: dormouse.Runtime | None) -> dict:
             else:
                 engine.backward(loss)
             if engine.is_gradient_accumulation_boundary():
-                found["gradients"].append(gradients(engine))
+                found["gradients"].append(cases.gradients(engine))
             engine.step()
-        found["weights"].append(weights(model))
+        found["weights"].append(weights(engine.module))
     engine.destroy()
     return found
-
-
-def gradients(engine) -> cases.Tensors:
-    """Whole reduced gradients, without the scale of the loss."""
-    scale = getattr(engine.optimizer, "loss_scale", 1.0)
-    named = engine.module.named_parameters()
-    return {n: safe_get_full_grad(p).double() / scale for n, p in named if p.requires_grad}
 
 
 def weights(model: torch.nn.Module) -> cases.Tensors:
@@ -86,7 +73,7 @@ def shared_scores(shared: SharedPrefix, case: cases.Case, ids, mask, keep):
 
 def main(directory: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
-    deepspeed.init_distributed("gloo", verbose=False)
+    cases.join_ranks()
     chosen = {name: cases.CASES[name] for name in names or cases.CASES}
     found = {}
     with conftest.a_runtime() as runtime:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+import deepspeed
 import deepspeed_cases as cases
 import pytest
 import torch
 import torch.distributed as dist
-from models import group
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from models import group, tiny
 from rank_workers import run_ranks
+from test_token_scores import padded
 
 from dormouse.hf import SharedPrefix, UnsupportedModelError
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-import deepspeed
-from deepspeed.pipe import PipelineModule
-from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
-
 FAILING = Path(__file__).with_name("deepspeed_failing_worker.py")
 FAILING_SECONDS_MAX = 200
+# Large enough that a layer's saved tensors are blocks of the heap.
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
+ASLEEP_BYTES_MIN = 8 << 20
+ASLEEP_SECONDS_MAX = 60
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +32,8 @@ def world(tmp_path_factory):
     """A process group of one rank."""
     meeting = tmp_path_factory.mktemp("world") / "meeting"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     os.environ.setdefault("LOCAL_RANK", "0")
-    deepspeed.init_distributed("gloo", verbose=False)
+    cases.join_ranks()
     yield
     dist.destroy_process_group()
 
@@ -40,11 +43,10 @@ def engines(world):
     """Makes engines of a stage; they are destroyed after the test."""
     made = []
 
-    def make(stage: int, **config):
-        case = cases.Case(stage, zero=cases.NO_PERSISTENT if stage == 3 else {}, config=config)
-        engine, *_ = deepspeed.initialize(model=cases.model_of(case), config=case.engine_config)
-        made.append(engine)
-        return engine
+    def make(stage: int, model: torch.nn.Module | None = None):
+        case = cases.Case(stage, zero=cases.NO_PERSISTENT if stage == 3 else {})
+        made.append(cases.engine_of(case, model))
+        return made[-1]
 
     yield make
     for engine in made:
@@ -75,6 +77,7 @@ def test_the_engine_runs_its_own_forward_between_calls(stage, engines, runtime):
     shared = SharedPrefix(engine, runtime)
     before = hooks_of(engine.module)
     assert any(before)
+    ids, mask, keep = cases.batch_of(0, 1)
     checks = set()
     for _ in range(2):
         engine.backward(padded_loss(engine))
@@ -86,8 +89,8 @@ def test_the_engine_runs_its_own_forward_between_calls(stage, engines, runtime):
         engine.step()
         assert hooks_of(engine.module) == before
     assert engine.global_steps == 4
-    # The engine's first forward adds attributes to modules.
-    assert checks == {'the first step'}
+    # The engine's hooks count in attributes of modules, which is no change of the model.
+    assert checks == {"the first step"}
 
 
 def test_all_weights_are_gathered_in_passes_alone(engines, runtime):
@@ -100,10 +103,12 @@ def test_all_weights_are_gathered_in_passes_alone(engines, runtime):
 
     seen = []
     handle = model.model.layers[1].register_forward_hook(lambda *call: seen.append(held()))
-    values = shared_values(shared, graphs="twice")
+    ids, mask, keep = cases.batch_of(0, 1)
+    scores = shared.score(ids, mask, keep=keep)
     forward = len(seen)
+    assert scores.graphs == "twice", "kept graphs would keep weights"
     assert held() == {ZeroParamStatus.NOT_AVAILABLE}
-    engine.backward(values.sum())
+    engine.backward(scores.log_probabilities.sum())
     handle.remove()
     assert held() == {ZeroParamStatus.NOT_AVAILABLE}
     assert 0 < forward < len(seen)
@@ -120,6 +125,22 @@ def test_weights_that_the_optimizer_changed_are_noticed(stage, graphs, engines, 
     engine.step()
     with pytest.raises(UnsupportedModelError, match="weights were changed"):
         engine.backward(values.sum())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_asleep_equals_awake_bit_for_bit(stage, engines, runtime):
+    ids, mask, keep = padded([600] * 3, [16, 9, 12])
+    found = []
+    for sleep in (False, True):
+        engine = engines(stage, tiny(dtype=torch.float32, **WIDE))
+        values = SharedPrefix(engine, runtime, sleep=sleep).score(ids, mask, keep=keep, graphs="kept")
+        deadline = time.monotonic() + ASLEEP_SECONDS_MAX
+        while sleep and runtime.stats()["asleep"]["current_bytes"] < ASLEEP_BYTES_MIN:
+            assert time.monotonic() < deadline, "the prompt did not fall asleep"
+            time.sleep(0.001)
+        engine.backward(values.log_probabilities.sum())
+        found.append(cases.gradients(engine))
+    assert all(torch.equal(found[1][name], awake) for name, awake in found[0].items())
 
 
 def test_scores_without_a_graph(engines, runtime):
@@ -186,14 +207,11 @@ def test_engines_refused_by_name(stage, attribute, value, message, engines, runt
     monkeypatch.undo()
 
 
-def test_leaf_modules_are_refused(world, runtime):
-    case = cases.Case(3, zero=cases.NO_PERSISTENT)
-    model = cases.model_of(case)
+def test_leaf_modules_are_refused(engines, runtime):
+    model = tiny(dtype=torch.float32)
     deepspeed.utils.set_z3_leaf_modules(model, [type(model.model.layers[0].mlp)])
-    engine, *_ = deepspeed.initialize(model=model, config=case.engine_config)
     with pytest.raises(UnsupportedModelError, match="leaf module"):
-        SharedPrefix(engine, runtime)
-    engine.destroy()
+        SharedPrefix(engines(3, model), runtime)
 
 
 def test_a_pipeline_is_refused(world, runtime):
