@@ -82,6 +82,7 @@ CASES = {
     "stage 3, persistent weights": Case(3, accumulation=2, graphs="auto"),
     "stage 3, BF16": Case(3, BF16, accumulation=2, zero=NO_PERSISTENT, graphs="twice"),
     "stage 3, partly frozen": Case(3, partly_frozen=True, zero=NO_PERSISTENT, graphs="twice"),
+    "stage 3, torch's backward": Case(3, accumulation=2, direct=True, zero=NO_PERSISTENT),
     "stage 3, offload": Case(3, accumulation=2, zero=OFFLOAD | NO_PERSISTENT),
 }
 

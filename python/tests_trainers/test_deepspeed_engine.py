@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
-from models import group, tiny
+from models import distance, group, tiny
 from rank_workers import run_ranks
 from test_token_scores import padded
 
@@ -43,8 +43,8 @@ def engines(world):
     """Makes engines of a stage; they are destroyed after the test."""
     made = []
 
-    def make(stage: int, model: torch.nn.Module | None = None):
-        case = cases.Case(stage, zero=cases.NO_PERSISTENT if stage == 3 else {})
+    def make(stage: int, model: torch.nn.Module | None = None, **config):
+        case = cases.Case(stage, zero=cases.NO_PERSISTENT if stage == 3 else {}, config=config)
         made.append(cases.engine_of(case, model))
         return made[-1]
 
@@ -56,6 +56,11 @@ def engines(world):
 def padded_loss(engine):
     ids, mask, keep = cases.batch_of(0, 1)
     return cases.loss(*cases.padded_values(engine, ids, mask, keep), mask[:, -keep:])
+
+
+def held(engine) -> set:
+    """What parameters of stage 3 are."""
+    return {parameter.ds_status for parameter in engine.module.parameters()}
 
 
 def shared_values(shared, **options):
@@ -95,24 +100,82 @@ def test_the_engine_runs_its_own_forward_between_calls(stage, engines, runtime):
 
 def test_all_weights_are_gathered_in_passes_alone(engines, runtime):
     engine = engines(3)
-    model = engine.module
     shared = SharedPrefix(engine, runtime)
-
-    def held() -> set:
-        return {parameter.ds_status for parameter in model.parameters()}
-
     seen = []
-    handle = model.model.layers[1].register_forward_hook(lambda *call: seen.append(held()))
+    layer = engine.module.model.layers[1]
+    handle = layer.register_forward_hook(lambda *call: seen.append(held(engine)))
     ids, mask, keep = cases.batch_of(0, 1)
     scores = shared.score(ids, mask, keep=keep)
     forward = len(seen)
     assert scores.graphs == "twice", "kept graphs would keep weights"
-    assert held() == {ZeroParamStatus.NOT_AVAILABLE}
+    assert held(engine) == {ZeroParamStatus.NOT_AVAILABLE}
     engine.backward(scores.log_probabilities.sum())
     handle.remove()
-    assert held() == {ZeroParamStatus.NOT_AVAILABLE}
+    assert held(engine) == {ZeroParamStatus.NOT_AVAILABLE}
     assert 0 < forward < len(seen)
     assert all(each == {ZeroParamStatus.AVAILABLE} for each in seen)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("graphs", ["kept", "twice"])
+def test_one_backward_of_two_calls(stage, graphs, engines, runtime):
+    ids, mask, keep = cases.batch_of(0, 1)
+    engine = engines(stage)
+    shared = SharedPrefix(engine, runtime)
+    options = {"keep": keep, "graphs": graphs}
+    parts = [shared.score(ids[rows], mask[rows], **options) for rows in cases.parts(len(ids), 2)]
+    engine.backward(sum((part.log_probabilities**2).sum() for part in parts))
+    ours = cases.gradients(engine)
+    own = engines(stage)
+    own.backward((cases.padded_values(own, ids, mask, keep)[0] ** 2).sum())
+    # FP32, of two orders of summation; a part that is lost is far more.
+    assert distance(ours, cases.gradients(own)) < 1e-4
+    assert stage == 2 or held(engine) == {ZeroParamStatus.NOT_AVAILABLE}
+
+
+class Failing(torch.autograd.Function):
+    """Its backward raises."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("a backward that fails")
+
+
+@pytest.mark.parametrize("graphs", ["kept", "twice"])
+def test_weights_are_freed_after_a_backward_that_failed(graphs, engines, runtime):
+    engine = engines(3)
+    shared = SharedPrefix(engine, runtime)
+    # Older than the call, so that its backward runs after the call's.
+    later = Failing.apply(torch.ones((), requires_grad=True))
+    values = shared_values(shared, graphs=graphs)
+    with pytest.raises(ValueError, match="a backward that fails"):
+        engine.backward(values.sum() + later)
+    with torch.no_grad():
+        assert torch.equal(shared_values(shared), values)
+    assert held(engine) == {ZeroParamStatus.NOT_AVAILABLE}
+
+
+@pytest.mark.parametrize("graphs", ["kept", "twice"])
+def test_autocast_is_the_engines(graphs, engines, runtime):
+    engine = engines(2, **cases.AUTOCAST)
+    shared = SharedPrefix(engine, runtime)
+    seen = []
+    layer = engine.module.model.layers[1]
+    layer.register_forward_hook(lambda *call: seen.append(torch.is_autocast_enabled("cpu")))
+    # The check, which runs with FP32 too.
+    engine.backward(shared_values(shared, graphs=graphs).sum())
+    assert any(seen)
+    seen.clear()
+    values = shared_values(shared, graphs=graphs)
+    forward = len(seen)
+    engine.backward(values.sum())
+    assert forward > 0 and all(seen)
+    assert (len(seen) > forward) == (graphs == "twice")
+    assert torch.bfloat16 in {state for state, _, _ in shared._state.checks}
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

@@ -10,8 +10,11 @@ the forward and once for the backward.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+import weakref
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -150,6 +153,12 @@ def _gathered(engine) -> contextlib.AbstractContextManager:
     """Returns the context in which this rank has all weights whole."""
     if not gathers(engine):
         return contextlib.nullcontext()
+    # After a backward that failed.
+    _free(engine)
+    return _all_weights(engine)
+
+
+def _all_weights(engine) -> contextlib.AbstractContextManager:
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
     return GatheredParameters(list(engine.module.parameters()))
@@ -158,12 +167,40 @@ def _gathered(engine) -> contextlib.AbstractContextManager:
 @contextlib.contextmanager
 def _gathered_until_end(engine) -> Iterator[None]:
     """As :func:`_gathered`, until the backward that is running ends: gradients are accumulated
-    after the node, in the layout of whole weights."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_gathered(engine))
+    after the node, in the layout of whole weights, and the backward may have nodes of other calls.
+    """
+    if not gathers(engine):
         yield
-        free = stack.pop_all().close
-        torch.autograd.Variable._execution_engine.queue_callback(free)
+        return
+    backward = torch._C._current_graph_task_id()
+    if engine not in _held or _held[engine].backward != backward:
+        _free(engine)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_all_weights(engine))
+            _held[engine] = _Held(backward, stack.pop_all())
+        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_free, engine))
+    try:
+        yield
+    except BaseException:
+        _free(engine)
+        raise
+
+
+class _Held(NamedTuple):
+    """Weights that are whole until a backward ends."""
+
+    backward: int
+    """torch's number of it."""
+    stack: contextlib.ExitStack
+
+
+_held: weakref.WeakKeyDictionary[torch.nn.Module, _Held] = weakref.WeakKeyDictionary()
+
+
+def _free(engine) -> None:
+    held = _held.pop(engine, None)
+    if held is not None:
+        held.stack.close()
 
 
 def _handles(engine) -> list[Handle]:
