@@ -18,6 +18,7 @@ config = {
     "zero_optimization": {"stage": 2},
     "steps_per_print": None,
 }
+torch.manual_seed(0)
 model = LlamaForCausalLM(
     LlamaConfig(
         vocab_size=VOCABULARY,
