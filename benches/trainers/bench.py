@@ -70,8 +70,8 @@ def main() -> int:
     options = parser.parse_args()
     os.environ[small_model.VARIABLE] = str(options.layers)
     makers = [
-        ((f"lines_{trainer}",), lambda trainer=trainer, scripts=scripts: [lines_row(trainer, *scripts)])
-        for trainer, scripts in SCRIPTS.items()
+        ((f"lines_{trainer}",), lambda trainer=trainer: [lines_row(trainer, *SCRIPTS[trainer])])
+        for trainer in SCRIPTS
     ]
     makers += [((name,), lambda name=name: [ratio_row(name)]) for name in RATIOS]
     makers += [(grouper_names(shape), lambda shape=shape: grouper_rows(shape)) for shape in SHAPES]

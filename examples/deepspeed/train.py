@@ -49,6 +49,6 @@ if __name__ == "__main__":
         loss = -(torch.exp(logps - logps.detach()) * advantages[:, None]).mean()
         engine.backward(loss)
         engine.step()
-        norm = engine.get_global_grad_norm()
-        print(f"rank {engine.global_rank}: update {update}: reward {rewards.mean():.3f}, {norm=:.4f}")
+        rank, norm, reward = engine.global_rank, engine.get_global_grad_norm(), rewards.mean()
+        print(f"rank {rank}: update {update}: {reward=:.3f}, {norm=:.4f}")
     deepspeed.comm.destroy_process_group()

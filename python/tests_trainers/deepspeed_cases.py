@@ -180,7 +180,8 @@ def loss(logps: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor) -> to
     advantage = torch.linspace(-1, 2, len(logps), dtype=logps.dtype)[:, None]
     ratio = torch.tanh(0.2 * (logps - 1.5 * logps.detach().roll(1, 0)))
     total = (ratio * advantage * mask).sum() / count
-    return total + ((logps * mask).sum(1) ** 2).mean() * 1e-2 - 0.1 * (entropies * mask).sum() / count
+    total = total + ((logps * mask).sum(1) ** 2).mean() * 1e-2
+    return total - 0.1 * (entropies * mask).sum() / count
 
 
 def padded_values(model, ids, mask, keep) -> tuple[torch.Tensor, torch.Tensor]:

@@ -196,7 +196,8 @@ def test_asleep_equals_awake_bit_for_bit(stage, engines, runtime):
     found = []
     for sleep in (False, True):
         engine = engines(stage, tiny(dtype=torch.float32, **WIDE))
-        values = SharedPrefix(engine, runtime, sleep=sleep).score(ids, mask, keep=keep, graphs="kept")
+        shared = SharedPrefix(engine, runtime, sleep=sleep)
+        values = shared.score(ids, mask, keep=keep, graphs="kept")
         deadline = time.monotonic() + ASLEEP_SECONDS_MAX
         while sleep and runtime.stats()["asleep"]["current_bytes"] < ASLEEP_BYTES_MIN:
             assert time.monotonic() < deadline, "the prompt did not fall asleep"

@@ -13,7 +13,7 @@ from conftest import TO_COMPILE, ROOT
 SECONDS_MAX = 400
 EXAMPLES = ROOT / "examples"
 # Of examples/deepspeed: rank, update, reward, norm of the gradients.
-LINE = re.compile(r"rank (\d): update (\d): reward ([\d.]+), norm=([\d.]+)")
+LINE = re.compile(r"rank (\d): update (\d): reward=([\d.]+), norm=([\d.]+)")
 
 
 def output_of(directory, *command, **environment) -> str:

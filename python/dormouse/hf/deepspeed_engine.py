@@ -1,7 +1,7 @@
 """DeepSpeed's engine: what it does around a forward, done once around the passes of a call.
 
-A call runs inside the engine's forward, so the backward prepares the reduction as for any forward of
-the engine, and its parameters receive one gradient. Inside, the passes run the model without the
+A call runs inside the engine's forward, so the backward prepares the reduction as for any forward
+of the engine, and its parameters receive one gradient. Inside, the passes run the model without the
 hooks of the engine: those of ZeRO's stage 3 gather and free the weights of every module as it runs,
 and a pass ends inside the last layer. Instead all weights are gathered around the passes, once for
 the forward and once for the backward.
@@ -22,8 +22,8 @@ from .support import UnsupportedModelError
 
 Handle = torch.utils.hooks.RemovableHandle
 
-# Attributes in which the hooks of stage 3 count. Some grow with each forward of the engine, which is
-# no change of the model.
+# Attributes in which the hooks of stage 3 count. Some grow with each forward of the engine, which
+# is no change of the model.
 _COUNTS = ("applied_pre_backward_ref_cnt", "ds_grads_remaining")
 
 
@@ -102,8 +102,8 @@ def refuse_windows() -> None:
     """Raises :class:`UnsupportedModelError`: the engine reduces after each backward, and those of
     a window's parts but the last give it no gradient."""
     raise UnsupportedModelError(
-        "window() with DeepSpeed's engine, which reduces after every backward; accepted: score() of "
-        "all rows, and one engine.backward() of the losses of all microbatches"
+        "window() with DeepSpeed's engine, which reduces after every backward; accepted: score() "
+        "of all rows, and one engine.backward() of the losses of all microbatches"
     )
 
 

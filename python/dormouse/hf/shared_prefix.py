@@ -39,11 +39,12 @@ class SharedPrefix(ScoredModel):
     parameters included; plain, or, for :meth:`step`, in DistributedDataParallel or under
     ``fully_shard``; or, for :meth:`score`, an engine of DeepSpeed. The first step, and the first
     after any change of the model, checks that a shared step equals the dense one (:meth:`check`).
-    The model is not modified, and its attention outside a step is its own. ``runtime``: manages the memory that sleeps. ``sleep=False`` runs the
-    same schedule with everything awake. On a GPU only memory allocated by dormouse can sleep: call
-    ``dormouse.install()`` before the first CUDA tensor. ``prompt_dropout=False`` chooses an
-    objective without dropout in the rows that responses share: the prompt's, all but its last
-    token; in a tree those of every node with children. Otherwise a model with dropout is refused.
+    The model is not modified, and its attention outside a step is its own. ``runtime``: manages the
+    memory that sleeps. ``sleep=False`` runs the same schedule with everything awake. On a GPU only
+    memory allocated by dormouse can sleep: call ``dormouse.install()`` before the first CUDA
+    tensor. ``prompt_dropout=False`` chooses an objective without dropout in the rows that responses
+    share: the prompt's, all but its last token; in a tree those of every node with children.
+    Otherwise a model with dropout is refused.
 
     Not thread-safe: one step at a time per model.
     """
