@@ -17,7 +17,7 @@ from models import distance, group, tiny
 from rank_workers import run_ranks
 from test_token_scores import padded
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse.hf import SharedPrefix, UnsupportedModelError, deepspeed_engine
 
 FAILING = Path(__file__).with_name("deepspeed_failing_worker.py")
 FAILING_SECONDS_MAX = 200
@@ -118,13 +118,22 @@ def test_all_weights_are_gathered_in_passes_alone(engines, runtime):
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("graphs", ["kept", "twice"])
-def test_one_backward_of_two_calls(stage, graphs, engines, runtime):
+def test_one_backward_of_two_calls(stage, graphs, engines, runtime, monkeypatch):
+    gather, gathers = deepspeed_engine._all_weights, []
+
+    def counted(engine):
+        gathers.append(engine)
+        return gather(engine)
+
+    monkeypatch.setattr(deepspeed_engine, "_all_weights", counted)
     ids, mask, keep = cases.batch_of(0, 1)
     engine = engines(stage)
     shared = SharedPrefix(engine, runtime)
     options = {"keep": keep, "graphs": graphs}
     parts = [shared.score(ids[rows], mask[rows], **options) for rows in cases.parts(len(ids), 2)]
     engine.backward(sum((part.log_probabilities**2).sum() for part in parts))
+    # Two forwards and a backward.
+    assert len(gathers) == (3 if stage == 3 else 0)
     ours = cases.gradients(engine)
     own = engines(stage)
     own.backward((cases.padded_values(own, ids, mask, keep)[0] ** 2).sum())
@@ -143,6 +152,19 @@ class Failing(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         raise ValueError("a backward that fails")
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_one_backward_of_a_call_and_of_the_engines_forward(stage, engines, runtime):
+    ids, mask, keep = cases.batch_of(0, 1)
+    engine = engines(stage)
+    scores = SharedPrefix(engine, runtime).score(ids, mask, keep=keep)
+    own = cases.padded_values(engine, ids, mask, keep)[0]
+    engine.backward((scores.log_probabilities * own).sum())
+    ours = cases.gradients(engine)
+    other = engines(stage)
+    other.backward((cases.padded_values(other, ids, mask, keep)[0] ** 2).sum())
+    assert distance(ours, cases.gradients(other)) < 1e-4
 
 
 @pytest.mark.parametrize("graphs", ["kept", "twice"])

@@ -200,15 +200,21 @@ _held: weakref.WeakKeyDictionary[torch.nn.Module, _Held] = weakref.WeakKeyDictio
 def _free(engine) -> None:
     held = _held.pop(engine, None)
     if held is not None:
+        # Of the engine's own forwards in the same backward; else it would do so next.
+        _stage_3_hooks(engine).release_backward_leftovers()
         held.stack.close()
+
+
+def _stage_3_hooks(engine):
+    # An engine without an optimizer has them in its place.
+    return getattr(engine.optimizer, "parameter_offload", engine.optimizer)
 
 
 def _handles(engine) -> list[Handle]:
     """Returns the handles of the engine's hooks on modules."""
     handles = [engine.module_forward_pre_hook, engine.module_forward_post_hook]
     if gathers(engine):
-        # An engine without an optimizer has the second in its place.
-        hooks = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
+        hooks = _stage_3_hooks(engine)
         handles += [hooks.fwd_pre_hook, *hooks.forward_hooks, *hooks.backward_hooks]
     return handles
 
