@@ -120,12 +120,12 @@ bench-programs: lib python ## what they cost beside glibc: target/bench/programs
 	scripts/setup-programs
 	$(PYTHON) benches/programs/bench.py
 
-test-trainers: test-lib python ## TRL's trainers with shared prompts beside the unmodified ones; not in `make test`: TRL's packages are downloaded
+test-trainers: test-lib python ## TRL's trainers and DeepSpeed's engine with shared prompts beside the unmodified ones; not in `make test`: their packages are downloaded
 	scripts/setup-trainers
 	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so \
 		target/trainers-venv/bin/python -m pytest -q python/tests_trainers
 
-bench-trainers: lib python ## lines and seconds of TRL's trainers with shared prompts: target/bench/trainers.json, and a table
+bench-trainers: lib python ## lines and seconds of other people's trainers with shared prompts: target/bench/trainers.json, and a table
 	scripts/setup-trainers
 	target/trainers-venv/bin/python benches/trainers/bench.py
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from models import VOCAB, distance, take_gradients, tiny
+from rank_workers import RANKS, run_ranks
 from test_dropout import adapted
 
 from dormouse import ArgumentError
@@ -266,24 +265,14 @@ def test_rows_without_tokens_give_zeros(runtime):
 
 def check_ranks(graphs, tmp_path, *more):
     """Runs two ranks in DistributedDataParallel. Each leaves the gradients of the dense model."""
-    ranks = 2
-    commands = [
-        [sys.executable, str(WORKER), str(rank), str(ranks), str(tmp_path), graphs, *more]
-        for rank in range(ranks)
-    ]
-    workers = [subprocess.Popen(command) for command in commands]
-    try:
-        codes = [worker.wait(WORKER_SECONDS_MAX) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert codes == [0] * ranks
+    codes = run_ranks(WORKER, tmp_path, graphs, *more, seconds_max=WORKER_SECONDS_MAX)
+    assert codes == [0] * RANKS
     model = tiny()
     ids, mask, keep = a_batch()
     # The second backward is of a step of its own.
-    (2 * dense(model, ids, mask, keep, 1.0)[0].sum() / ranks).backward()
+    (2 * dense(model, ids, mask, keep, 1.0)[0].sum() / RANKS).backward()
     wanted = take_gradients(model)
-    for rank in range(ranks):
+    for rank in range(RANKS):
         assert distance(torch.load(tmp_path / f"gradients.{rank}"), wanted) < 1e-10
 
 

@@ -1,6 +1,6 @@
 """One rank of test_token_scores.py: a differentiable call inside DistributedDataParallel over gloo.
 
-``python token_scores_worker.py RANK RANKS DIRECTORY GRAPHS [window]`` leaves ``gradients.RANK`` there.
+``python token_scores_worker.py DIRECTORY GRAPHS [window]`` leaves ``gradients.RANK`` there.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ def run_windows(shared, model, ids, mask, options) -> None:
         window.part(slice(1, None), is_last=True).log_probabilities.sum().backward()
 
 
-def main(rank: int, ranks: int, directory: Path, graphs: str, kind: str = "calls") -> None:
+def main(directory: Path, graphs: str, kind: str = "calls") -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=ranks
-    )
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     model = DistributedDataParallel(tiny())
     ids, mask, keep = a_batch()
     # Uneven shares: one rank has no prompt of the other's rows.
@@ -53,4 +52,4 @@ def main(rank: int, ranks: int, directory: Path, graphs: str, kind: str = "calls
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+    main(Path(sys.argv[1]), *sys.argv[2:])

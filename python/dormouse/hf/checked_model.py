@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +30,17 @@ from .step import Step
 CHECK_PREFIX_ID = (1 << 32) - 1
 
 
+def in_passes(method):
+    """Makes a method of a :class:`CheckedModel` run with the model as its passes find it."""
+
+    @functools.wraps(method)
+    def run(self: CheckedModel, *arguments, **options):
+        with sharding.around_passes(self._wrapped):
+            return method(self, *arguments, **options)
+
+    return run
+
+
 class CheckedModel:
     """A model that is checked before its first step, and before the first after any change of it."""
 
@@ -41,6 +53,8 @@ class CheckedModel:
         prompt_dropout: bool = True,
     ):
         self._wrapped = model
+        # Whether what is around the model prepares to reduce gradients.
+        self._is_reduced = True
         self._model = sharding.unwrapped(model)
         self._runtime = runtime
         self._sleep = sleep

@@ -61,8 +61,8 @@ class ScoredModel(CheckedModel):
         it, in whatever order they come. Returns :class:`TokenScores` **with a graph**: compute any
         loss from the values and call its ``backward``. Prompts' and responses' passes run in that
         backward, the parameters' gradients arrive once, after the last pass, and their hooks see an
-        ordinary backward. So DistributedDataParallel reduces them, and a trainer's loss scaling and
-        accumulation apply. One backward per call, before weights change.
+        ordinary backward. So DistributedDataParallel and DeepSpeed's engine reduce them, and a
+        trainer's loss scaling and accumulation apply. One backward per call, before weights change.
 
         ``temperature`` divides the logits. ``entropy``: also returns entropies. ``graphs``:
         ``"kept"`` runs one forward and keeps the graphs of all microbatches, logits included, until
@@ -80,7 +80,9 @@ class ScoredModel(CheckedModel):
         exactly 1. Evaluation mode and training mode are two states of the model, and each is
         checked once.
 
-        Contains no collective of its own, so ranks may call it independently. A model under
+        Contains no collective of its own, so ranks may call it independently, except with an engine
+        of DeepSpeed in stage 3: there a call gathers all weights, on every rank, and so does its
+        backward; ``"auto"`` keeps no graphs, which would keep the weights. A model under
         ``fully_shard`` is refused with :class:`UnsupportedModelError`; arguments of other shapes
         raise :class:`dormouse.ArgumentError`.
         """
@@ -135,19 +137,21 @@ class ScoredModel(CheckedModel):
 
         The last part's backward runs the passes and gives parameters their gradients, those before
         it give them none. In DistributedDataParallel it alone is reduced; call ``window`` under
-        ``no_sync()``.
+        ``no_sync()``. DeepSpeed's engine is refused with :class:`UnsupportedModelError`: it reduces
+        after every backward.
         """
+        sharding.check_windows(self._wrapped)
         return Window(self._wrapped, self.score(ids, mask, keep=keep, **options))
 
     @contextlib.contextmanager
     def unreduced(self) -> Iterator[None]:
         """Context of calls of :meth:`score` whose gradients the caller takes by
-        ``torch.autograd.grad``: DistributedDataParallel does not prepare to reduce them."""
-        wrapped, self._wrapped = self._wrapped, self._model
+        ``torch.autograd.grad``: nothing around the model prepares to reduce them."""
+        before, self._is_reduced = self._is_reduced, False
         try:
             yield
         finally:
-            self._wrapped = wrapped
+            self._is_reduced = before
 
     def _call(self, find_places, shape: tuple[int, ...], graphs: str, context, *options):
         """``find_places()``: the groups of the batch, whose values have ``shape``."""
@@ -163,7 +167,12 @@ class ScoredModel(CheckedModel):
         model as it is in ``context``."""
         has_graph = torch.is_grad_enabled()
         # The first call checks the model, which needs autograd whatever the caller is in.
-        with torch.inference_mode(False), torch.set_grad_enabled(has_graph), context():
+        with (
+            torch.inference_mode(False),
+            torch.set_grad_enabled(has_graph),
+            sharding.around_passes(self._wrapped),
+            context(),
+        ):
             check_temperature(temperature)
             weights = self._ready()
             if weights.passes_hold_collectives:
@@ -220,6 +229,11 @@ class ScoredModel(CheckedModel):
             find = self._probe_finder(weights, batch, microbatch_tokens)
             return self._step(weights, batch, plan, find, kind=kind)
 
+        @contextlib.contextmanager
+        def in_backward() -> Iterator[None]:
+            with sharding.around_passes(self._wrapped, in_backward=True), context():
+                yield
+
         passes = Passes(
             self._view,
             weights,
@@ -228,7 +242,7 @@ class ScoredModel(CheckedModel):
             step_of,
             temperature,
             entropy,
-            context,
+            in_backward,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         if not has_graph:
@@ -237,7 +251,8 @@ class ScoredModel(CheckedModel):
             graphs = self._graphs_that_fit(places)
         call: Call = (KeptCall if graphs == KEPT else TwiceCall)(passes, places, shape)
         if has_graph:
-            values = sharding.inside(self._wrapped, functools.partial(differentiable, call))
+            around = self._wrapped if self._is_reduced else self._model
+            values = sharding.inside(around, functools.partial(differentiable, call))
         else:
             values = call.forward()
         return TokenScores(
@@ -253,6 +268,8 @@ class ScoredModel(CheckedModel):
         return any(p.requires_grad for p in self._model.parameters())
 
     def _graphs_that_fit(self, places: list[Places]) -> str:
+        if not sharding.keeps_graphs(self._wrapped):
+            return TWICE
         tokens = sum(len(each) for place in places for each in place.group.responses)
         shape = model_shape(self._view)
         logits_bytes = shape.vocab * shape.dtype_bytes

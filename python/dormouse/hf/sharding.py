@@ -11,6 +11,9 @@ leaves each sharded module through its hooks, including phase A, which ends insi
 The last layer's K and V are its output there, so that a backward from them runs the gathering
 hook. Gathered weights are allocated anew in each phase and are never named dormant. Ranks with
 trees run passes that others cannot match: then all weights are gathered once per step.
+
+:class:`EngineWeights`: DeepSpeed's engine, which owns the backward (:mod:`.deepspeed_engine`). A
+call's passes find all weights whole.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import ranks
-from . import calls, graph
+from . import calls, deepspeed_engine, graph
 from .support import ModelView, UnsupportedModelError
 from .trial import TRIAL_COPIES, Trial
 
@@ -50,6 +53,14 @@ class ReplicatedWeights:
     def description(self) -> str:
         """Text that is equal on all ranks with the same placement."""
         return "whole"
+
+    @property
+    def updates(self) -> int:
+        """Updates of the weights that their versions do not show."""
+        return 0
+
+    def check_backward(self, what: str) -> None:
+        """Raises :class:`UnsupportedModelError` if ``what`` may not add to ``.grad`` by itself."""
 
     def stepping(self) -> contextlib.AbstractContextManager:
         """Returns the context for all passes of a step."""
@@ -103,6 +114,22 @@ class ReplicatedWeights:
         """Averages gradients over ranks, once, after the last backward."""
         trainable = [p for p in self._module.parameters() if p.requires_grad]
         ranks.average_gradients(process_group, trainable, device)
+
+
+class EngineWeights(ReplicatedWeights):
+    """Of DeepSpeed's engine: whole in :func:`around_passes`."""
+
+    def __init__(self, engine: torch.nn.Module):
+        super().__init__(engine.module)
+        self._engine = engine
+
+    @property
+    def updates(self) -> int:
+        """ZeRO writes to weights through flat tensors that share their memory."""
+        return self._engine.global_steps
+
+    def check_backward(self, what: str) -> None:
+        deepspeed_engine.refuse_own_backward(what)
 
 
 class ShardedWeights(ReplicatedWeights):
@@ -276,7 +303,13 @@ def _ending(module: torch.nn.Module, result: Callable[[], object]) -> Iterator[N
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model inside DistributedDataParallel, or the model itself."""
+    """Returns the model inside DistributedDataParallel or DeepSpeed's engine, or the model itself.
+
+    Raises :class:`UnsupportedModelError` for an engine that is not supported.
+    """
+    if deepspeed_engine.is_engine(model):
+        deepspeed_engine.check(model)
+        return model.module
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -301,7 +334,9 @@ class _Work(torch.nn.Module):
 
 def inside(wrapped: torch.nn.Module, work: Callable[[], object]):
     """Returns ``work()``, run as the forward of the wrapped model if it is wrapped: what
-    DistributedDataParallel does around a forward prepares it for the backward."""
+    DistributedDataParallel and DeepSpeed's engine do around a forward prepares the backward."""
+    if deepspeed_engine.is_engine(wrapped):
+        return deepspeed_engine.inside(wrapped, _Work(wrapped.module, work))
     if not isinstance(wrapped, DistributedDataParallel):
         return work()
     own = wrapped._modules["module"]
@@ -310,6 +345,27 @@ def inside(wrapped: torch.nn.Module, work: Callable[[], object]):
         return wrapped()
     finally:
         wrapped._modules["module"] = own
+
+
+def around_passes(
+    wrapped: torch.nn.Module, *, in_backward: bool = False
+) -> contextlib.AbstractContextManager:
+    """Returns the context of all passes of a forward, or of those in a node of a backward."""
+    if deepspeed_engine.is_engine(wrapped):
+        return deepspeed_engine.around_passes(wrapped, in_backward=in_backward)
+    return contextlib.nullcontext()
+
+
+def keeps_graphs(wrapped: torch.nn.Module) -> bool:
+    """Returns whether graphs may be kept by default between the passes of a forward and those of
+    its backward: they would keep weights that are gathered for each."""
+    return not (deepspeed_engine.is_engine(wrapped) and deepspeed_engine.gathers(wrapped))
+
+
+def check_windows(wrapped: torch.nn.Module) -> None:
+    """Raises :class:`UnsupportedModelError` if no backward may leave parameters without gradient."""
+    if deepspeed_engine.is_engine(wrapped):
+        deepspeed_engine.refuse_windows()
 
 
 def process_group_of(model: torch.nn.Module):
@@ -331,6 +387,8 @@ def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
 
     Raises :class:`UnsupportedModelError`.
     """
+    if deepspeed_engine.is_engine(model):
+        return EngineWeights(model)
     if isinstance(model, DistributedDataParallel):
         return ReplicatedWeights(model.module)
     if not dist.is_available():

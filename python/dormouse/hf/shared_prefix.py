@@ -17,7 +17,7 @@ from ..tree import Conversation, Tree
 from . import share, sharding, speed, support
 from .batch import Batch, GroupBatch, LossFn, PromptLossFn, Sample, TokenLossFn, batch_of, tree_of
 from .check import Checked, undisturbed
-from .checked_model import awake, reach_of
+from .checked_model import awake, in_passes, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
 from .miniature import Reach
 from .model_shape import model_shape
@@ -37,17 +37,19 @@ class SharedPrefix(ScoredModel):
 
     ``model``: a causal language model of transformers on the runtime's device, adapters and frozen
     parameters included; plain, or, for :meth:`step`, in DistributedDataParallel or under
-    ``fully_shard``. The first step, and the first after any change of the model, checks that a
-    shared step equals the dense one (:meth:`check`). The model is not modified, and its attention
-    outside a step is its own. ``runtime``: manages the memory that sleeps. ``sleep=False`` runs the
-    same schedule with everything awake. On a GPU only memory allocated by dormouse can sleep: call
-    ``dormouse.install()`` before the first CUDA tensor. ``prompt_dropout=False`` chooses an
-    objective without dropout in the rows that responses share: the prompt's, all but its last
-    token; in a tree those of every node with children. Otherwise a model with dropout is refused.
+    ``fully_shard``; or, for :meth:`score`, an engine of DeepSpeed. The first step, and the first
+    after any change of the model, checks that a shared step equals the dense one (:meth:`check`).
+    The model is not modified, and its attention outside a step is its own. ``runtime``: manages the
+    memory that sleeps. ``sleep=False`` runs the same schedule with everything awake. On a GPU only
+    memory allocated by dormouse can sleep: call ``dormouse.install()`` before the first CUDA
+    tensor. ``prompt_dropout=False`` chooses an objective without dropout in the rows that responses
+    share: the prompt's, all but its last token; in a tree those of every node with children.
+    Otherwise a model with dropout is refused.
 
     Not thread-safe: one step at a time per model.
     """
 
+    @in_passes
     def check(self, group: Group | None = None, *, microbatch_tokens: int = 256) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
 
@@ -123,6 +125,7 @@ class SharedPrefix(ScoredModel):
         batch = batch if isinstance(batch, Group) else tree_of(batch)
         request = self._request([batch], outputs, prompt_outputs, prompt_loss_fn)
         weights = self._ready()
+        weights.check_backward("backward()")
         support.check_hooks(self._model)
         if weights.passes_hold_collectives or self._wrapped is not self._model:
             raise support.UnsupportedModelError(
@@ -253,6 +256,7 @@ class SharedPrefix(ScoredModel):
             exchange=exchanged,
         )
 
+    @in_passes
     def predict(
         self,
         batch: Group | Tree | Sequence[Conversation],
@@ -280,6 +284,7 @@ class SharedPrefix(ScoredModel):
         seconds = {"seconds_dense": dense_s, "seconds_shared": shared_s}
         return prediction | seconds | {"speedup": dense_s / shared_s}
 
+    @in_passes
     def measure_speed(self, *, tokens: int = 768) -> Speed:
         """Times passes of this model on random tokens, dense and shared, and fits the seconds of
         each part of a pass to them, for :meth:`predict`.
@@ -342,6 +347,7 @@ class SharedPrefix(ScoredModel):
                 # The groups are read several times, the last time while other ranks wait.
                 raise TypeError(f"groups is a {type(groups).__name__}; accepted: a list of Group")
             weights = self._ready()
+            weights.check_backward("step()")
             support.check_hooks(self._model)
             if not self._is_trainable:
                 raise support.UnsupportedModelError(

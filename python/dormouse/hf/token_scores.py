@@ -65,7 +65,7 @@ class Passes:
     temperature: float
     with_entropies: bool
     context: Callable[[], contextlib.AbstractContextManager]
-    """Around all passes."""
+    """Around the passes of the backward; those of the forward run in it already."""
 
     def values(
         self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
@@ -95,6 +95,10 @@ class Call:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that receive a gradient."""
         return self._twins.trainable
+
+    def versions(self) -> list[int]:
+        """Returns numbers that grow when weights change."""
+        return [self._passes.weights.updates, *(each._version for each in self.parameters)]
 
     def forward(self) -> Values:
         """Returns values in the layout of the batch."""
@@ -272,7 +276,7 @@ class _Node(torch.autograd.Function):
         ctx.call = call
         # Entropies that a trainer only logs have no gradient, and cost nothing in the backward.
         ctx.set_materialize_grads(False)
-        ctx.versions = [parameter._version for parameter in parameters]
+        ctx.versions = call.versions()
         return call.forward()
 
     @staticmethod
@@ -284,7 +288,7 @@ class _Node(torch.autograd.Function):
                 "a second backward through the values of one call; accepted: one backward, of the "
                 "sum of all losses"
             )
-        if ctx.versions != [parameter._version for parameter in call.parameters]:
+        if ctx.versions != call.versions():
             raise UnsupportedModelError(
                 "weights were changed between the call and its backward; accepted: the optimizer's "
                 "step after the backward"

@@ -21,15 +21,10 @@ class Twins:
 
     def __init__(self, model: torch.nn.Module):
         self._model = model
-        self._twins: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                self._twins[parameter] = substitutes.parameter_like(parameter, parameter.detach())
-
-    @property
-    def trainable(self) -> list[torch.nn.Parameter]:
+        self.trainable = [p for p in model.parameters() if p.requires_grad]
         """The model's own parameters that have one, each once."""
-        return list(self._twins)
+        # Made when passes begin: parameters may have no memory between them.
+        self._twins: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -37,6 +32,9 @@ class Twins:
 
         Raises :class:`UnsupportedModelError` at its end if a pass reached a parameter itself.
         """
+        for own in self.trainable:
+            if own not in self._twins:
+                self._twins[own] = substitutes.parameter_like(own, own.detach())
         before = [(own, own.grad, _version(own.grad)) for own in self.trainable]
         places = substitutes.put(self._model, self._twins.get)
         try:
