@@ -36,8 +36,12 @@ EXAMPLES = ROOT / "examples"
 PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
 
 LINES_MAX = 10
-# Of trainers: a plain script, and a shared one.
-SCRIPTS = {"trl": ("grpo.py", "grpo_shared.py"), "deepspeed": ("train.py", "train_shared.py")}
+# Of examples/TRAINER: as the trainer is, and with shared prompts.
+SCRIPTS = {
+    "trl": ("grpo.py", "grpo_shared.py"),
+    "deepspeed": ("train.py", "train_shared.py"),
+    "verl": ("actor.py", "actor_shared.py"),
+}
 # Rows that timing.py measures, and their bars.
 RATIOS = {"adapter_overhead": 1.03, "unshared_over_dense": 1.03, "trl_over_plain": None}
 # Prompt, responses, and the longest response.
@@ -55,7 +59,7 @@ DISTANCE_MAX = 1e-3
 MISSING = (
     *(
         (f"lines_{name}", "lines", LINES_MAX, "no adapter is built")
-        for name in ("verl", "openrlhf", "nemo_rl")
+        for name in ("openrlhf", "nemo_rl")
     ),
     ("dead_rank_seconds", "s", 10, "no rank is killed in this benchmark"),
 )
@@ -70,8 +74,8 @@ def main() -> int:
     options = parser.parse_args()
     os.environ[small_model.VARIABLE] = str(options.layers)
     makers = [
-        ((f"lines_{trainer}",), lambda trainer=trainer: [lines_row(trainer, *SCRIPTS[trainer])])
-        for trainer in SCRIPTS
+        ((f"lines_{name}",), lambda name=name, scripts=scripts: [lines_row(name, *scripts)])
+        for name, scripts in SCRIPTS.items()
     ]
     makers += [((name,), lambda name=name: [ratio_row(name)]) for name in RATIOS]
     makers += [(grouper_names(shape), lambda shape=shape: grouper_rows(shape)) for shape in SHAPES]

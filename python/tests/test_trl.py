@@ -14,8 +14,8 @@ from models import distance, take_gradients, tiny
 from test_token_scores import a_batch, dense, loss_of
 
 import dormouse.trl
+from dormouse.trainers.own_forward import own_forward
 from dormouse.trl import UnsupportedTrainerError
-from dormouse.trl.own_forward import own_forward
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "trl"
 SCRIPTS = ("grpo.py", "grpo_shared.py")

@@ -6,10 +6,10 @@ import random
 
 import torch
 from datasets import Dataset
-from models import VOCAB, _exact_norm, tiny
+from exact_layers import exact_layers
+from models import VOCAB, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
-from transformers.models.llama import modeling_llama
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 PAD, EOS = 0, 1
@@ -159,22 +159,6 @@ def exact_all(monkeypatch) -> None:
     """FP64 throughout."""
     exact_layers(monkeypatch)
     monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", Fp64Head)
-
-
-def exact_layers(monkeypatch) -> None:
-    """transformers' norms and rotary tables compute in FP32 in an FP64 model too; TRL's rows that
-    are padded on the left have other positions."""
-    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", _exact_norm)
-    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", _exact_rotary)
-
-
-def _exact_rotary(self, x, position_ids):
-    config = self.config
-    steps = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    frequencies = 1.0 / config.rope_parameters["rope_theta"] ** steps
-    angles = position_ids[..., None].to(torch.float64) * frequencies
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def same_logs(one: list[dict], other: list[dict], tolerance: float) -> list[str]:

@@ -143,6 +143,22 @@ class ScoredModel(CheckedModel):
         sharding.check_windows(self._wrapped)
         return Window(self._wrapped, self.score(ids, mask, keep=keep, **options))
 
+    def window_packed(
+        self,
+        ids: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        *,
+        prompt_lengths: torch.Tensor,
+        **options,
+    ) -> Window:
+        """Returns the scores of the sequences of several microbatches, to be taken in parts, as
+        :meth:`window` does for rows. Arguments are those of :meth:`score_packed`. A part is a slice
+        of the tokens, or their indices.
+        """
+        sharding.check_windows(self._wrapped)
+        scores = self.score_packed(ids, cu_seqlens, prompt_lengths=prompt_lengths, **options)
+        return Window(self._wrapped, scores)
+
     @contextlib.contextmanager
     def unreduced(self) -> Iterator[None]:
         """Context of calls of :meth:`score` whose gradients the caller takes by

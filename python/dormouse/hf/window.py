@@ -31,9 +31,10 @@ class Window:
         self._values: tuple[torch.Tensor, ...] | None = tuple(v for v in values if v is not None)
         self._waiting = tuple(v.detach().requires_grad_(v.requires_grad) for v in self._values)
 
-    def part(self, rows: slice, *, is_last: bool) -> TokenScores:
+    def part(self, rows: slice | torch.Tensor, *, is_last: bool) -> TokenScores:
         """Returns the scores of ``rows``, with a graph. The backward of the last part runs the
-        passes with the gradients of all parts so far; rows of no part have none.
+        passes with the gradients of all parts so far; rows of no part have none. ``rows``: a slice
+        of the values' first dimension, or different indices of it.
 
         Raises :class:`RuntimeError` after the last part.
         """

@@ -7,7 +7,8 @@ entropies come from :meth:`dormouse.hf.SharedPrefix.window`. ``docs/trainers.md`
 from __future__ import annotations
 
 from ..runtime import Runtime
-from .refusals import UnsupportedTrainerError, check_class
+from ..trainers import UnsupportedTrainerError
+from .refusals import check_class
 from .scores import Options, Sharing
 from .trainer import SharedScores
 

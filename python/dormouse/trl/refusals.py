@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+from ..trainers.refusals import UnsupportedTrainerError, refuse
+
 METHOD = "_get_per_token_logps_and_entropies"
 # Of TRL 1.16's method, after self; those of images follow.
 PARAMETERS = (
@@ -15,10 +17,6 @@ PARAMETERS = (
     "compute_entropy",
     "compute_aux_loss",
 )
-
-
-class UnsupportedTrainerError(ValueError):
-    """The trainer cannot share prompts exactly; says what was seen and what is accepted."""
 
 
 def check_class(trainer_class: type) -> None:
@@ -34,43 +32,40 @@ def check_class(trainer_class: type) -> None:
 
 def check_trainer(trainer) -> None:
     """Checks a trainer after its construction."""
-    reasons = {
-        "images": (
+    refuse(
+        (
             getattr(trainer, "_is_vlm", False),
             "the processing class is that of a model with images",
             "a tokenizer",
         ),
-        "liger": (
+        (
             getattr(trainer.args, "use_liger_kernel", False),
             "use_liger_kernel replaces the layers' functions",
             "use_liger_kernel=False",
         ),
-        "router": (
+        (
             getattr(trainer, "aux_loss_enabled", False),
             "the routers' auxiliary loss needs router logits with a graph",
             "router_aux_loss_coef=0.0",
         ),
-        "compiled": (
+        (
             getattr(trainer.args, "torch_compile", False),
             "torch_compile wraps the whole model",
             "torch_compile=False",
         ),
-        "positions": (
+        (
             _scales_by_position(trainer.model),
             "queries are scaled by their positions, and the trainer numbers those of rows that are "
             "padded on the left by column",
             "a model without attn_temperature_tuning and llama_4_scaling_beta",
         ),
-        "sharded": (
+        (
             getattr(trainer, "is_fsdp_enabled", False)
             or getattr(trainer, "is_deepspeed_enabled", False),
             "weights or gradients are sharded by FSDP or DeepSpeed",
             "one process, or DistributedDataParallel",
         ),
-    }
-    for applies, seen, accepted in reasons.values():
-        if applies:
-            raise UnsupportedTrainerError(f"{seen}; accepted: {accepted}")
+    )
 
 
 def _scales_by_position(model) -> bool:

@@ -15,9 +15,8 @@ from ..hf.padded import Places, groups_of
 from ..hf.token_scores import TokenScores
 from ..hf.window import Window
 from ..runtime import Runtime
-from . import probe
-from .own_forward import own_forward
-from .refusals import UnsupportedTrainerError
+from ..trainers import UnsupportedTrainerError, probe
+from ..trainers.own_forward import own_forward
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..hf import sharding
-from .refusals import UnsupportedTrainerError, check_trainer
+from ..trainers import UnsupportedTrainerError
+from .refusals import check_trainer
 from .scores import Batch, Options, SharedRows, Sharing
 
 

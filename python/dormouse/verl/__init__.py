@@ -1,0 +1,81 @@
+"""Shared prompts in verl's actor: :func:`share` and :func:`register`.
+
+verl's losses, optimizer, clipping and metrics stay as they are; log-probabilities and entropies
+come from :meth:`dormouse.hf.SharedPrefix.window_packed`. ``docs/trainers.md`` has the configuration.
+"""
+
+from __future__ import annotations
+
+from ..runtime import Runtime
+from ..trainers import UnsupportedTrainerError
+from .engine import Options, SharedScores
+from .refusals import check_class
+from .rows import Sharing
+
+__all__ = ["Sharing", "UnsupportedTrainerError", "register", "share"]
+
+
+def share(
+    engine_class: type,
+    *,
+    runtime: Runtime | None = None,
+    sleep: bool = True,
+    prompt_dropout: bool = True,
+    **score_options,
+) -> type:
+    """Returns a subclass of verl's ``FSDPEngineWithLMHead``, or of a subclass of it, that computes
+    equal prompts once per batch that verl gives the engine.
+
+    In an update that batch is a mini-batch: rows that share a prompt meet whatever micro-batches
+    verl puts them in. The rows, losses and metrics of every micro-batch stay its own. The model
+    runs forward and backward in the backward of the last micro-batch, or forward before the first.
+    Values of prompts' tokens, which verl's losses do not read, are 0. Gradient checkpointing is
+    suspended in these passes: the prompt sleeps instead.
+
+    All weights of the model are gathered for the time of a batch, in the dtype of
+    ``mixed_precision``, and the gradients are averaged over ranks once, at its end.
+
+    The first batch in training mode, and the first in evaluation mode, compares verl's own
+    log-probabilities and entropies of a few short rows with the shared ones, and raises
+    :class:`UnsupportedTrainerError` if they differ. It is also raised for what is known not to be
+    supported.
+
+    ``runtime``: manages the memory that sleeps. None: that of ``dormouse.install()``, called before
+    the model is loaded. ``sleep``, ``prompt_dropout``: of :class:`dormouse.hf.SharedPrefix`.
+    ``score_options``: ``microbatch_tokens`` and ``graphs`` of
+    :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens that verl allows
+    for a micro-batch.
+
+    ``engine.sharing`` counts what was shared: :class:`Sharing`.
+    """
+    check_class(engine_class)
+    options = Options(
+        runtime=runtime,
+        model={"sleep": sleep, "prompt_dropout": prompt_dropout},
+        score=score_options,
+    )
+    attributes = {
+        "__module__": engine_class.__module__,
+        "__qualname__": engine_class.__qualname__,
+        "__doc__": engine_class.__doc__,
+        "sharing_options": options,
+    }
+    return type(engine_class.__name__, (SharedScores, engine_class), attributes)
+
+
+def register(**options) -> None:
+    """Makes verl use shared prompts in every ``fsdp2`` engine of a language model that this process
+    creates from now on. ``options``: of :func:`share`.
+
+    verl asks its registry for an engine of this device and vendor before one of the device alone,
+    which is its own.
+    """
+    from verl.utils.device import get_device_name, get_vendor
+    from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+
+    EngineRegistry.register(
+        model_type="language_model",
+        backend="fsdp2",
+        device=get_device_name(),
+        vendor=get_vendor(),
+    )(share(FSDPEngineWithLMHead, **options))

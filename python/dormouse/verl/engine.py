@@ -1,0 +1,176 @@
+"""What is put before verl's engine class: one batch at a time is scored as a window."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..hf import SharedPrefix, sharding
+from ..hf.window import Window
+from ..install import install
+from ..runtime import Runtime
+from ..trainers import probe
+from ..trainers.own_forward import own_forward
+from .refusals import check_engine
+from .rows import COLUMN, OpenWindow, Rows, Sharing, setting
+from .small import small_batch, values_of
+from .whole import WholeWeights
+
+
+@dataclass(frozen=True)
+class Options:
+    """What :func:`dormouse.verl.share` was called with."""
+
+    runtime: Runtime | None
+    model: dict
+    """Of :class:`SharedPrefix`."""
+    score: dict
+    """Of :meth:`SharedPrefix.score`."""
+
+
+def _no_forward(**inputs) -> None:
+    """In place of the module while a window is open."""
+
+
+class SharedScores:
+    """Replaces the model's forward of each micro-batch by its part of a window.
+
+    verl's own ``forward_step`` computes the loss and metrics, and its ``forward_backward_batch``
+    calls ``backward``. All rows are scored before the first micro-batch.
+    """
+
+    sharing_options: Options
+
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        check_engine(self)
+        self.sharing = Sharing()
+        # Before the model is loaded: only memory allocated by dormouse can sleep.
+        self._runtime = self.sharing_options.runtime or install().runtime
+        self._open: OpenWindow | None = None
+        self._compared: set[tuple] = set()
+
+    def initialize(self):
+        super().initialize()
+        mixed = self.engine_config.mixed_precision or {}
+        dtypes = (self._autocast_dtype, reduce_dtype_of(mixed))
+        self._whole = WholeWeights(self.module, self._runtime.device, *dtypes)
+        self._shared: SharedPrefix | None = None
+
+    def forward_backward_batch(self, data, loss_function, forward_only=False):
+        rows = Rows.of(data, self._autocast_dtype)
+        data[COLUMN] = torch.arange(len(rows))
+        try:
+            with self._scored(rows, data, has_graph=not forward_only):
+                return super().forward_backward_batch(data, loss_function, forward_only)
+        finally:
+            del data[COLUMN]
+
+    def forward_step(self, micro_batch, loss_function, forward_only):
+        if self._open is None:
+            return super().forward_step(micro_batch, loss_function, forward_only)
+        own, self.module = self.module, _no_forward
+        try:
+            return super().forward_step(micro_batch, loss_function, forward_only)
+        finally:
+            self.module = own
+
+    def prepare_model_inputs(self, micro_batch):
+        if self._open is None:
+            return super().prepare_model_inputs(micro_batch)
+        return {}, {}
+
+    def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
+        if self._open is None:
+            own = super().prepare_model_outputs
+            return own(output, output_args, micro_batch, logits_processor_func)
+        return self._open.part(micro_batch)
+
+    @contextlib.contextmanager
+    def _scored(self, rows: Rows, data, *, has_graph: bool) -> Iterator[None]:
+        """Context of a batch's micro-batches."""
+        self._whole.gather()
+        try:
+            with torch.set_grad_enabled(has_graph), self._autocast():
+                self._compare_if_new(rows, data)
+                self._open = OpenWindow(rows, self._window(rows))
+            yield
+            if has_graph:
+                self._whole.reduce()
+        finally:
+            self._open = None
+            self._whole.release()
+
+    def _window(self, rows: Rows) -> Window:
+        window = self._model.window_packed(
+            rows.ids,
+            rows.cu_seqlens,
+            prompt_lengths=rows.prompt_lengths,
+            **self._arguments(rows),
+        )
+        self.sharing.rows += rows.responses
+        self.sharing.prompts += window.scores.counts["groups"]
+        return window
+
+    def _arguments(self, rows: Rows) -> dict:
+        return {
+            "temperature": rows.temperature,
+            "entropy": rows.with_entropies,
+            "microbatch_tokens": rows.microbatch_tokens,
+            "context": self._in_place,
+            **self.sharing_options.score,
+        }
+
+    @property
+    def _model(self) -> SharedPrefix:
+        if self._shared is None:
+            with self._in_place():
+                model = self.sharing_options.model
+                self._shared = SharedPrefix(self.module, self._runtime, **model)
+        return self._shared
+
+    @contextlib.contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Context of passes: whole weights, and the forward of the model's class."""
+        with self._whole.in_place(), own_forward(self._whole.model):
+            yield
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        """Returns the context that verl runs the model in."""
+        dtype, kind = self._autocast_dtype, self._runtime.device.type
+        if dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(kind, dtype=dtype)
+
+    def _compare_if_new(self, rows: Rows, data) -> None:
+        """Compares verl's values of a small batch with the shared ones, the first time. All ranks
+        do so together: verl's forward holds collectives."""
+        padding = bool(setting(data, "use_remove_padding", True))
+        key = (self.module.training, rows.temperature, rows.with_entropies, padding)
+        if key in self._compared:
+            return
+
+        def own(ids, mask, keep):
+            small = small_batch(data, ids, mask)
+            _, found = self.forward_step(small, None, True)
+            # Weights that this forward leaves gathered are not those that are replaced.
+            sharding.reshard(self.module)
+            return values_of(found["model_output"], mask, keep)
+
+        def ours(ids, mask, keep):
+            found = self._model.score(ids, mask, keep=keep, **self._arguments(rows))
+            return found.log_probabilities, found.entropies
+
+        with torch.no_grad():
+            probe.compare(self.module, self._model, own, ours)
+        self._compared.add(key)
+
+
+def reduce_dtype_of(mixed_precision) -> torch.dtype:
+    """Returns the dtype in which verl averages gradients."""
+    from verl.utils.torch_dtypes import PrecisionType
+
+    return PrecisionType.to_dtype(mixed_precision.get("reduce_dtype", "fp32"))
