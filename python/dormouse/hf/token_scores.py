@@ -4,6 +4,7 @@ The trainer computes its loss from the values and calls its own ``backward``; th
 inside one node of that graph. Two modes:
 
 - *kept*: one forward. Graphs of microbatches live until the backward; the prompts' sleep meanwhile.
+  They end at the hidden states if the model's head runs apart (:mod:`.head`).
 - *twice*: a forward without a graph, and in the backward an ordinary step whose losses have the
   known gradients of the values: one microbatch's graph at a time.
 """
@@ -21,6 +22,8 @@ from ..group import Group
 from ..schedule import Plan
 from .batch import GroupBatch
 from .check import Checked
+from .embedding_rows import EmbeddingRows
+from .head import Head
 from .held_step import Gradients, HeldStep, Values
 from .likelihood import entropies, log_probabilities
 from .outputs import Losses
@@ -47,7 +50,8 @@ class TokenScores:
     graphs: str
     """``"kept"`` or ``"twice"``; ``"none"`` without a graph."""
     counts: dict = field(default_factory=dict)
-    """Number of groups, of tokens and of microbatches of the forward."""
+    """Number of groups, of their responses, of tokens and of microbatches of the forward. As many
+    groups as responses: no prompt is shared."""
     checked: Checked | None = None
     """The last check of the model."""
 
@@ -68,7 +72,7 @@ class Passes:
     """Around all passes."""
 
     def values(
-        self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
+        self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool]
     ) -> tuple[torch.Tensor | None, ...]:
         """Returns what is computed from the logits of a response; None for what is not needed."""
         found = (log_probabilities(logits, labels, self.temperature) if needed[0] else None,)
@@ -89,7 +93,12 @@ class Call:
             torch.is_autocast_enabled(self._kind),
             torch.get_autocast_dtype(self._kind),
         )
-        self.counts = {"groups": len(places), **dict.fromkeys(COUNTS, 0)}
+        responses = sum(len(each.rows) for each in places)
+        self.counts = {
+            "groups": len(places),
+            "responses": responses,
+            **dict.fromkeys(COUNTS, 0),
+        }
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -143,8 +152,11 @@ class Call:
 class KeptCall(Call):
     """Graphs of all microbatches live until the backward."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, head: Head | None):
+        """``head``: of the model; None: logits are kept too."""
         super().__init__(*arguments)
+        self._head = head
+        self._rows = EmbeddingRows(self._passes.view)
         self._stack = contextlib.ExitStack()
         self._steps: list[tuple[Places, GroupBatch, HeldStep]] = []
 
@@ -156,12 +168,12 @@ class KeptCall(Call):
                 plan = stack.enter_context(self._passes.plan_of(batch))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
-                def read(logits, score, places=places, batch=batch):
-                    values = self._passes.values(logits, batch.labels(score.sequence))
-                    self._put(out, places, batch.numbers[score.sequence], values)
-                    return values
+                def values_of(logits, score, needed, batch=batch):
+                    labels = batch.labels(score.sequence)
+                    return self._passes.values(logits, labels, needed)
 
-                step.forward(read)
+                for score, values in step.forward(values_of, self._head, self._rows):
+                    self._put(out, places, batch.numbers[score.sequence], values)
                 self._count(step.counts)
                 self._steps.append((places, batch, step))
             self._stack = stack.pop_all()
@@ -176,6 +188,7 @@ class KeptCall(Call):
                         gradients, places, batch.numbers[score.sequence]
                     )
                 )
+            self._rows.backward()
 
     def __del__(self):
         # Without a backward: the prefixes are closed, and what sleeps is dropped.

@@ -1,0 +1,84 @@
+"""The input embedding's gradient, computed once for the rows of many passes.
+
+It is as large as the embedding, however few rows a pass reads: filling it and adding it up after
+every microbatch takes longer than the microbatch's attention.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from .support import TRANSFORMERS, ModelView
+
+
+class EmbeddingRows:
+    """Rows that passes read, and the gradients that reach them."""
+
+    def __init__(self, view: ModelView):
+        self._embedding = view.embedding if _is_by_token(view.embedding) else None
+        self._tokens: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor] = []
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Context of a forward whose backward ends at the embedding's output."""
+        if self._embedding is None:
+            yield
+            return
+        thread = threading.get_ident()
+
+        @torch.compiler.disable
+        def hook(module, args, output):
+            if threading.get_ident() != thread or output.grad_fn is None:
+                return None
+            tokens = args[0]
+            return _End.apply(self._anchor, output.detach(), lambda grad: self._add(tokens, grad))
+
+        handle = self._embedding.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def backward(self) -> None:
+        """Runs the embedding's backward for all rows so far."""
+        if not self._tokens:
+            return
+        rows = self._embedding(torch.cat(self._tokens))
+        gradients, self._gradients, self._tokens = torch.cat(self._gradients), [], []
+        rows.backward(gradients)
+
+    def _add(self, tokens: torch.Tensor, grad: torch.Tensor) -> None:
+        self._tokens.append(tokens.flatten())
+        self._gradients.append(grad.flatten(0, -2))
+
+
+class _End(torch.autograd.Function):
+    """Rows without what computed them. Not a leaf: a model may change them in place."""
+
+    @staticmethod
+    def forward(ctx, anchor, rows, add: Callable[[torch.Tensor], None]):
+        ctx.add = add
+        return rows.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.add(grad)
+        return None, None, None
+
+
+def _is_by_token(embedding: torch.nn.Module) -> bool:
+    """Returns whether a row depends on its own token alone."""
+    forward = type(embedding).forward
+    is_known = forward is torch.nn.Embedding.forward or (
+        isinstance(embedding, torch.nn.Embedding)
+        and inspect.getfile(forward).startswith(TRANSFORMERS)
+    )
+    has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks
+    return is_known and not has_hooks and "forward" not in vars(embedding)
