@@ -12,6 +12,8 @@ from transformers import LlamaForCausalLM
 from dormouse.hf import SharedPrefix, head, support
 
 CPU = torch.device("cpu")
+RESPONSE_TOKENS = 27
+"""Of :func:`a_batch`."""
 
 
 @pytest.fixture
@@ -27,14 +29,15 @@ def head_rows(monkeypatch):
     return rows
 
 
-def check_kept(model, runtime, temperature: float = 1.0) -> None:
+def check_kept(model, runtime, temperature: float = 1.0, **options) -> None:
     """Compares values and gradients of the mode "kept" with those of the dense batch."""
     ids, mask, keep = a_batch()
     values = dense(model, ids, mask, keep, temperature)
     loss_of(*values, mask[:, -keep:]).backward()
     wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime, **options)
     options = {"temperature": temperature, "microbatch_tokens": 7, "graphs": "kept"}
-    scores = SharedPrefix(model, runtime).score(ids, mask, keep=keep, entropy=True, **options)
+    scores = shared.score(ids, mask, keep=keep, entropy=True, **options)
     loss_of(scores.log_probabilities, scores.entropies, mask[:, -keep:]).backward()
     torch.testing.assert_close(scores.log_probabilities, values[0], rtol=0, atol=1e-10)
     assert distance(take_gradients(model), wanted) < 1e-10
@@ -45,16 +48,19 @@ def check_kept(model, runtime, temperature: float = 1.0) -> None:
 def test_the_head_of_a_model_runs_apart(kind, runtime, head_rows):
     with in_fp64():
         check_kept(zoo_model(kind), runtime, 0.7)
-    responses = int(a_batch()[1][:, -a_batch()[2] :].sum())
-    assert head_rows.pop(0) == head.CHECK_TOKENS
-    assert sum(head_rows) == 2 * responses, "once in the forward and once in the backward"
+    assert sum(head_rows) == head.CHECK_TOKENS + 2 * RESPONSE_TOKENS, "forward and backward"
+
+
+def test_logits_stay_awake_where_everything_does(runtime, head_rows):
+    check_kept(tiny(), runtime, sleep=False)
+    assert sum(head_rows) == head.CHECK_TOKENS + RESPONSE_TOKENS, "forward alone"
 
 
 @pytest.mark.parametrize("graphs", ["kept", "twice"])
 def test_logits_are_not_held(graphs, runtime):
     model = tiny(vocab_size=20_000, dtype=torch.float32, num_hidden_layers=1)
     ids, mask, keep = a_batch()
-    shared = SharedPrefix(model, runtime, sleep=False)
+    shared = SharedPrefix(model, runtime)
     options = {"keep": keep, "graphs": graphs, "microbatch_tokens": 7}
     shared.score(ids, mask, **options)
 

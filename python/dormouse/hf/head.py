@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from ..errors import is_out_of_memory
@@ -46,10 +47,11 @@ class Head:
             yield found
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of hidden states, ``[rows, vocab]``."""
+        """Returns the logits of hidden states, ``[rows, vocab]``. Their backward adds to the
+        gradient of the output embedding in place."""
         output = self._kind(last_hidden_state=hidden.unsqueeze(0))
         tokens = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        with self._replaced(output):
+        with _returning(self._decoder, output), _accumulating(self._model):
             found = self._model(input_ids=tokens, use_cache=False)
         return support.logits_of(found)[0]
 
@@ -97,20 +99,62 @@ class Head:
         finally:
             handle.remove()
 
-    @contextlib.contextmanager
-    def _replaced(self, output) -> Iterator[None]:
-        """Context in which the decoder returns ``output`` to this thread."""
-        thread, forward = threading.get_ident(), self._decoder.forward
 
-        @torch.compiler.disable
-        def replaced(*args, **kwargs):
-            return output if threading.get_ident() == thread else forward(*args, **kwargs)
+@contextlib.contextmanager
+def _replaced(module: torch.nn.Module, function: Callable) -> Iterator[None]:
+    """Context in which ``function`` is this thread's forward of a module without one of its own."""
+    thread, forward = threading.get_ident(), module.forward
 
-        self._decoder.forward = replaced
-        try:
-            yield
-        finally:
-            del self._decoder.forward
+    @torch.compiler.disable
+    def replaced(*args, **kwargs):
+        own = function if threading.get_ident() == thread else forward
+        return own(*args, **kwargs)
+
+    module.forward = replaced
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _returning(module: torch.nn.Module, output) -> contextlib.AbstractContextManager:
+    return _replaced(module, lambda *args, **kwargs: output)
+
+
+def _accumulating(model: PreTrainedModel) -> contextlib.AbstractContextManager:
+    """Returns the context in which the output embedding adds to its gradient in place: one as large
+    as the weights would be filled and added up for each microbatch."""
+    linear = model.get_output_embeddings()
+    weight = getattr(linear, "weight", None)
+    is_plain = (
+        type(linear) is torch.nn.Linear
+        and "forward" not in vars(linear)
+        and not torch.is_autocast_enabled(weight.device.type)
+    )
+    if not is_plain or not weight.requires_grad or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    return _replaced(linear, lambda rows: _Linear.apply(rows, linear.weight, linear.bias))
+
+
+class _Linear(torch.autograd.Function):
+    """``torch.nn.functional.linear`` with a leaf as weight."""
+
+    @staticmethod
+    def forward(ctx, rows, weight, bias):
+        ctx.save_for_backward(rows, weight)
+        return torch.nn.functional.linear(rows, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        rows, weight = ctx.saved_tensors
+        of_rows = grad @ weight if ctx.needs_input_grad[0] else None
+        of_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        grad, rows = grad.flatten(0, -2), rows.flatten(0, -2)
+        if weight.grad is None:
+            return of_rows, grad.T @ rows, of_bias
+        weight.grad.addmm_(grad.T, rows)
+        return of_rows, None, of_bias
 
 
 def of(view: support.ModelView, device: torch.device) -> Head | None:

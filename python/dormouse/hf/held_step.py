@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +22,8 @@ ValuesOf = Callable[[torch.Tensor, Score, Sequence[bool]], tuple[torch.Tensor | 
 are not needed."""
 ALL = (True, True)
 GradientsOf = Callable[[Score], Gradients]
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors with their gradients."""
 
 
 @dataclass
@@ -32,15 +34,35 @@ class _Held:
     values: list[Values]
     """With their graph; empty if logits are computed again."""
     hidden: list[torch.Tensor]
-    """What the head reads, in its parts; empty if values have a graph."""
+    """What the head reads, in its parts, with the graph of the layers; empty if values have it."""
+    leaves: list[torch.Tensor]
+    """The same without."""
+    roots: Pairs = field(default_factory=list)
+    """Where the backward of the layers begins, with gradients."""
+
+    def of_values(self, given: list[Gradients]) -> Pairs:
+        """Returns values with their gradients; nothing here keeps them."""
+        values, self.values = self.values, []
+        return [
+            (value, gradient)
+            for own, gradients in zip(values, given, strict=True)
+            for value, gradient in zip(own, gradients, strict=True)
+            if value.requires_grad and gradient is not None
+        ]
+
+    def take_gradients(self) -> None:
+        """Begins the backward of the layers at the hidden states."""
+        for live, leaf in zip(self.hidden, self.leaves, strict=True):
+            if leaf.grad is not None:
+                self.roots.append((live, leaf.grad))
+        self.hidden, self.leaves = [], []
 
 
 class HeldStep(Step):
     """Runs all forwards first: of the prefixes, then of the microbatches, whose graphs are kept.
 
     A prefix sleeps between its forward and its backward, as in every step. If the model's head runs
-    apart, a microbatch's graph ends at the hidden states, and its logits exist twice for a while:
-    in the forward and in the backward. Only for groups.
+    apart, the graphs of layers end at the hidden states. Only for groups.
     """
 
     @property
@@ -49,10 +71,11 @@ class HeldStep(Step):
         return self._report.counts
 
     def forward(
-        self, values_of: ValuesOf, head: Head | None, rows: EmbeddingRows
+        self, values_of: ValuesOf, head: Head | None, rows: EmbeddingRows, *, holds_logits: bool
     ) -> Iterator[tuple[Score, Values]]:
         """Runs the forwards in the plan's order; yields the values of each sequence. ``head``: of
-        the model; None: logits are kept. ``rows``: take the gradients of embedded tokens."""
+        the model; None: it does not run apart, and logits are held. ``rows``: take the gradients of
+        embedded tokens. ``holds_logits``: else a microbatch's are computed again in the backward."""
         self._values_of, self._head, self._rows = values_of, head, rows
         self._ops: list[Op] = []
         self._held: dict[int, _Held] = {}
@@ -60,78 +83,68 @@ class HeldStep(Step):
             if op.kind is native.OpKind.PREFIX_FORWARD:
                 self._prefix_forward(op)
             elif op.kind is native.OpKind.MICROBATCH:
-                values, self._held[len(self._ops)] = self._hold(op)
+                self._enter("B")
+                values, held = self._hold_whole(op) if head is None else self._hold(op, holds_logits)
+                self._held[len(self._ops)] = held
                 yield from zip(op.scores, values, strict=True)
             self._ops.append(op)
 
-    def _hold(self, op: Op) -> tuple[list[Values], _Held]:
-        self._enter("B")
-        if self._head is None:
-            with self._rows.apart():
-                output, kept = self._packed_output(op)
-            values = [
-                self._values_of(part.logits, score, ALL)
-                for part, score in zip(kept.parts(output, op.scores), op.scores, strict=True)
-            ]
-            return values, _Held(list(op.scores), values, [])
+    def _hold_whole(self, op: Op) -> tuple[list[Values], _Held]:
+        with self._rows.apart():
+            output, kept = self._packed_output(op)
+        values = [
+            self._values_of(part.logits, score, ALL)
+            for part, score in zip(kept.parts(output, op.scores), op.scores, strict=True)
+        ]
+        return values, _Held(list(op.scores), list(values), [], [])
+
+    def _hold(self, op: Op, holds_logits: bool) -> tuple[list[Values], _Held]:
         with self._rows.apart(), self._head.apart() as hidden:
             self._packed_output(op)
-        with torch.no_grad():
-            logits = self._logits(hidden)
+        leaves = [each.detach().requires_grad_(each.requires_grad) for each in hidden]
+        with torch.set_grad_enabled(holds_logits):
+            logits = self._logits(leaves)
+            # A row's gradient is that of one part: no loss changes logits here.
+            parts = torch.unsafe_split_with_sizes(logits, [len(each.rows) for each in op.scores])
+            del logits
             values = [
-                self._values_of(logits[score.rows.start : score.rows.stop], score, ALL)
-                for score in op.scores
+                self._values_of(part, score, ALL)
+                for part, score in zip(parts, op.scores, strict=True)
             ]
-        return values, _Held(list(op.scores), [], hidden)
+        held = list(values) if holds_logits else []
+        return values, _Held(list(op.scores), held, hidden, leaves)
 
     def _logits(self, hidden: list[torch.Tensor]) -> torch.Tensor:
         """Returns logits as whole forwards compute them, a part each."""
         parts = list(map(self._head.logits, hidden))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def backward(self, gradients_of: GradientsOf) -> StepReport:
-        """Runs the backwards in the plan's order. ``gradients_of(score)``: of its values."""
+    def backward_of_heads(self, gradients_of: GradientsOf) -> None:
+        """Runs the backwards of heads that run apart, so that no logits exist beside gradients of
+        layers. ``gradients_of(score)``: of its values."""
+        for held in self._held.values():
+            given = [gradients_of(score) for score in held.scores]
+            if self._head is None:
+                held.roots = held.of_values(given)
+                continue
+            if held.values:
+                _backward(held.of_values(given))
+            elif any(gradient is not None for gradients in given for gradient in gradients):
+                logits = self._logits(held.leaves)
+                if logits.requires_grad:
+                    logits.backward(self._gradient_of_logits(logits, held.scores, given))
+                del logits
+            held.take_gradients()
+
+    def backward(self) -> StepReport:
+        """Runs the backwards of layers in the plan's order."""
         for at, op in enumerate(self._ops):
             if op.kind is native.OpKind.MICROBATCH:
-                held = self._held.pop(at)
-                roots, seeds = self._roots_of(held, gradients_of)
-                if roots:
-                    with self._accepting(op.reads):
-                        torch.autograd.backward(roots, seeds)
+                with self._accepting(op.reads):
+                    _backward(self._held.pop(at).roots)
             elif op.kind is native.OpKind.PREFIX_BACKWARD:
                 self._prefix_backward(op.node, is_last=False)
         return self._report
-
-    def _roots_of(self, held: _Held, gradients_of: GradientsOf) -> tuple[list, list]:
-        """Returns the ends of a microbatch's graph and their gradients; nothing here keeps them."""
-        given = [gradients_of(score) for score in held.scores]
-        if self._head is not None:
-            return self._through_head(held, given)
-        values, held.values = held.values, []
-        pairs = [
-            (value, gradient)
-            for own, gradients in zip(values, given, strict=True)
-            for value, gradient in zip(own, gradients, strict=True)
-            if value.requires_grad and gradient is not None
-        ]
-        return [value for value, _ in pairs], [gradient for _, gradient in pairs]
-
-    def _through_head(self, held: _Held, given: list[Gradients]) -> tuple[list, list]:
-        """Computes logits again, and runs their backward: its result is the gradient of the hidden
-        states."""
-        if all(gradient is None for gradients in given for gradient in gradients):
-            return [], []
-        hidden, held.hidden = held.hidden, []
-        leaves = [each.detach().requires_grad_(each.requires_grad) for each in hidden]
-        logits = self._logits(leaves)
-        if logits.requires_grad:
-            logits.backward(self._gradient_of_logits(logits, held.scores, given))
-        pairs = [
-            (live, leaf.grad)
-            for live, leaf in zip(hidden, leaves, strict=True)
-            if leaf.grad is not None
-        ]
-        return [live for live, _ in pairs], [gradient for _, gradient in pairs]
 
     def _gradient_of_logits(
         self, logits: torch.Tensor, scores: list[Score], given: list[Gradients]
@@ -149,8 +162,15 @@ class HeldStep(Step):
             with torch.enable_grad():
                 values = self._values_of(leaf, score, needed)
             pairs = zip(values, gradients, strict=True)
-            roots, seeds = zip(*((v, g) for v, g in pairs if g is not None), strict=True)
-            torch.autograd.backward(roots, seeds)
+            _backward([(value, gradient) for value, gradient in pairs if gradient is not None])
             with torch.no_grad():
                 own.copy_(leaf.grad)
         return result
+
+
+def _backward(pairs: Pairs) -> None:
+    """Runs the backward of a graph that nothing else holds: what it saved is freed on the way."""
+    if pairs:
+        roots, seeds = map(list, zip(*pairs, strict=True))
+        pairs.clear()
+        torch.autograd.backward(roots, seeds)

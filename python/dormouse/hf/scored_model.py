@@ -236,12 +236,16 @@ class ScoredModel(CheckedModel):
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         found = self._find_head() if has_graph and batches and graphs != TWICE else None
+        holds_logits = found is None or (not self._sleep and self._fits(places, logits=True))
         if not has_graph:
             graphs = TWICE
         elif graphs == AUTO:
-            graphs = self._graphs_that_fit(places, found)
-        own = (passes, places, shape)
-        call: Call = KeptCall(*own, head=found) if graphs == KEPT else TwiceCall(*own)
+            graphs = KEPT if self._fits(places, logits=holds_logits) else TWICE
+        call: Call
+        if graphs == KEPT:
+            call = KeptCall(passes, places, shape, head=found, holds_logits=holds_logits)
+        else:
+            call = TwiceCall(passes, places, shape)
         if has_graph:
             values = sharding.inside(self._wrapped, functools.partial(differentiable, call))
         else:
@@ -266,10 +270,10 @@ class ScoredModel(CheckedModel):
                 heads[self._autocast] = head.of(self._view, self._runtime.device)
         return heads[self._autocast]
 
-    def _graphs_that_fit(self, places: list[Places], found: Head | None) -> str:
+    def _fits(self, places: list[Places], *, logits: bool) -> bool:
+        """Returns whether the graphs of all microbatches fit, with or without ``logits``."""
         tokens = sum(len(each) for place in places for each in place.group.responses)
         shape = model_shape(self._view)
-        logits_bytes = shape.vocab * shape.dtype_bytes if found is None else 0
+        logits_bytes = shape.vocab * shape.dtype_bytes if logits else 0
         needed_bytes = tokens * (shape.layers * shape.saved_bytes_per_token_layer + logits_bytes)
-        fits = needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
-        return KEPT if fits else TWICE
+        return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)

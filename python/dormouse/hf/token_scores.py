@@ -152,10 +152,11 @@ class Call:
 class KeptCall(Call):
     """Graphs of all microbatches live until the backward."""
 
-    def __init__(self, *arguments, head: Head | None):
-        """``head``: of the model; None: logits are kept too."""
+    def __init__(self, *arguments, head: Head | None, holds_logits: bool):
+        """``head``: of the model, if it runs apart. ``holds_logits``: whether logits are kept; without
+        a head they are."""
         super().__init__(*arguments)
-        self._head = head
+        self._head, self._holds_logits = head, holds_logits
         self._rows = EmbeddingRows(self._passes.view)
         self._stack = contextlib.ExitStack()
         self._steps: list[tuple[Places, GroupBatch, HeldStep]] = []
@@ -172,7 +173,10 @@ class KeptCall(Call):
                     labels = batch.labels(score.sequence)
                     return self._passes.values(logits, labels, needed)
 
-                for score, values in step.forward(values_of, self._head, self._rows):
+                run = step.forward(
+                    values_of, self._head, self._rows, holds_logits=self._holds_logits
+                )
+                for score, values in run:
                     self._put(out, places, batch.numbers[score.sequence], values)
                 self._count(step.counts)
                 self._steps.append((places, batch, step))
@@ -181,13 +185,15 @@ class KeptCall(Call):
 
     def backward(self, gradients):
         with self._stack:
-            while self._steps:
-                places, batch, step = self._steps.pop()
-                step.backward(
+            for places, batch, step in self._steps:
+                step.backward_of_heads(
                     lambda score, places=places, batch=batch: self._of(
                         gradients, places, batch.numbers[score.sequence]
                     )
                 )
+            while self._steps:
+                *_, step = self._steps.pop()
+                step.backward()
             self._rows.backward()
 
     def __del__(self):
