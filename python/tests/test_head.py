@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_zoo import in_fp64, zoo_model
 from models import distance, take_gradients, tiny
-from test_token_scores import a_batch, dense, loss_of
+from test_token_scores import a_batch, dense, loss_of, padded
 from transformers import LlamaForCausalLM
 
 from dormouse.hf import SharedPrefix, head, support
@@ -178,14 +178,31 @@ def test_with_adapters(runtime, head_rows):
     assert head_rows
 
 
-def test_the_embedding_runs_backward_once(runtime):
-    """For all microbatches, and once for each prompt."""
-    model = tiny()
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_embedding_runs_backward_once(ties, runtime):
+    """For all passes. A padding token has no gradient."""
+    model = tiny(tie_word_embeddings=ties, pad_token_id=5)
     ids, mask, keep = a_batch()
+    ids[0, 8], ids[:, -keep] = 5, 5
+    dense(model, ids, mask, keep, 1.0)[0].sum().backward()
+    wanted = take_gradients(model)
     shared = SharedPrefix(model, runtime)
     scores = shared.score(ids, mask, keep=keep, graphs="kept", microbatch_tokens=7)
     assert scores.counts["microbatches"] > 3
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         scores.log_probabilities.sum().backward()
-    (event,) = (e for e in profile.key_averages() if e.key == "aten::embedding_dense_backward")
-    assert event.count == 1 + scores.counts["groups"]
+    counts = {each.key: each.count for each in profile.key_averages()}
+    assert counts["aten::embedding_dense_backward"] == 1
+    assert distance(take_gradients(model), wanted) < 1e-10
+
+
+def test_prompts_sleep_where_their_embedding_is_cut_off(runtime):
+    model = tiny(dtype=torch.float32)
+    ids, mask, keep = padded([200, 200], [4, 6])
+    shared = SharedPrefix(model, runtime)
+    shared.score(ids, mask, keep=keep, graphs="kept")
+    before = runtime.stats()["asleep"]["current_bytes"]
+    scores = shared.score(ids, mask, keep=keep, graphs="kept")
+    (step,) = (step for *_, step in scores.log_probabilities.grad_fn.call._steps)
+    assert not step._report.notes, "the graph is the probed one"
+    assert runtime.stats()["asleep"]["current_bytes"] > before

@@ -20,15 +20,18 @@ class EmbeddingRows:
     """Rows that passes read, and the gradients that reach them."""
 
     def __init__(self, view: ModelView):
-        self._embedding = view.embedding if _is_by_token(view.embedding) else None
+        embedding = view.embedding
+        self._embedding = embedding if _is_by_token(embedding) else None
+        self._is_plain = type(embedding) is torch.nn.Embedding and not embedding.sparse
         self._tokens: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
         self._anchor = torch.zeros((), requires_grad=True)
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Context of a forward whose backward ends at the embedding's output."""
-        if self._embedding is None:
+    def apart(self, *, is_prefix: bool = False) -> Iterator[None]:
+        """Context of a forward whose backward ends at the embedding's output. ``is_prefix``: of one
+        whose graph must be the probed one, but for this end."""
+        if self._embedding is None or (is_prefix and not self._is_plain):
             yield
             return
         thread = threading.get_ident()
@@ -38,7 +41,9 @@ class EmbeddingRows:
             if threading.get_ident() != thread or output.grad_fn is None:
                 return None
             tokens = args[0]
-            return _End.apply(self._anchor, output.detach(), lambda grad: self._add(tokens, grad))
+            return Embedded.apply(
+                self._anchor, output.detach(), lambda grad: self._add(tokens, grad)
+            )
 
         handle = self._embedding.register_forward_hook(hook)
         try:
@@ -50,16 +55,26 @@ class EmbeddingRows:
         """Runs the embedding's backward for all rows so far."""
         if not self._tokens:
             return
-        rows = self._embedding(torch.cat(self._tokens))
-        gradients, self._gradients, self._tokens = torch.cat(self._gradients), [], []
-        rows.backward(gradients)
+        tokens, self._tokens = torch.cat(self._tokens), []
+        gradients, self._gradients = torch.cat(self._gradients), []
+        weight = self._embedding.weight
+        if weight.grad is None or not self._is_plain:
+            self._embedding(tokens).backward(gradients)
+            return
+        # Of tied weights: another gradient would be as large. Rows of a token are added up first, as
+        # torch does it: in a fixed order, and rounded once.
+        if self._embedding.padding_idx is not None:
+            gradients[tokens == self._embedding.padding_idx] = 0
+        rows, inverse = tokens.unique(return_inverse=True)
+        own = torch.ops.aten.embedding_dense_backward(gradients, inverse, len(rows), -1, False)
+        weight.grad.index_add_(0, rows, own.to(weight.grad.dtype))
 
     def _add(self, tokens: torch.Tensor, grad: torch.Tensor) -> None:
         self._tokens.append(tokens.flatten())
         self._gradients.append(grad.flatten(0, -2))
 
 
-class _End(torch.autograd.Function):
+class Embedded(torch.autograd.Function):
     """Rows without what computed them. Not a leaf: a model may change them in place."""
 
     @staticmethod
@@ -74,11 +89,14 @@ class _End(torch.autograd.Function):
 
 
 def _is_by_token(embedding: torch.nn.Module) -> bool:
-    """Returns whether a row depends on its own token alone."""
+    """Returns whether a row, and its gradient, depend on its own token alone."""
+    if not isinstance(embedding, torch.nn.Embedding):
+        return False
     forward = type(embedding).forward
     is_known = forward is torch.nn.Embedding.forward or (
-        isinstance(embedding, torch.nn.Embedding)
-        and inspect.getfile(forward).startswith(TRANSFORMERS)
+        inspect.getfile(forward).startswith(TRANSFORMERS)
     )
     has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks
-    return is_known and not has_hooks and "forward" not in vars(embedding)
+    if not is_known or has_hooks or "forward" in vars(embedding):
+        return False
+    return embedding.max_norm is None and not embedding.scale_grad_by_freq

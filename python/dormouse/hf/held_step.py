@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -17,20 +18,30 @@ from .step import Step, StepReport
 Values = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]
 """Of values; None for one that no loss depends on."""
-ValuesOf = Callable[[torch.Tensor, Score, Sequence[bool]], tuple[torch.Tensor | None, ...]]
-"""``(logits, score, needed)``: values of a sequence's labels, with their graph; None for those that
-are not needed."""
-ALL = (True, True)
 GradientsOf = Callable[[Score], Gradients]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors with their gradients."""
+
+
+class Measure(Protocol):
+    """What is computed from the logits of a sequence."""
+
+    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> Values:
+        """Returns values of the labels, with their graph."""
+
+    def overwrite_with_gradient(
+        self, logits: torch.Tensor, labels: torch.Tensor, gradients: Gradients
+    ) -> None:
+        """Overwrites the logits with their gradient."""
 
 
 @dataclass
 class _Held:
     """A microbatch between its forward and its backward."""
 
-    scores: list[Score]
+    reads: int | None
+    """The prefix that it follows."""
+    scores: tuple[Score, ...]
     values: list[Values]
     """With their graph; empty if logits are computed again."""
     hidden: list[torch.Tensor]
@@ -71,32 +82,36 @@ class HeldStep(Step):
         return self._report.counts
 
     def forward(
-        self, values_of: ValuesOf, head: Head | None, rows: EmbeddingRows, *, holds_logits: bool
+        self, measure: Measure, head: Head | None, rows: EmbeddingRows, *, holds_logits: bool
     ) -> Iterator[tuple[Score, Values]]:
         """Runs the forwards in the plan's order; yields the values of each sequence. ``head``: of
         the model; None: it does not run apart, and logits are held. ``rows``: take the gradients of
-        embedded tokens. ``holds_logits``: else a microbatch's are computed again in the backward."""
-        self._values_of, self._head, self._rows = values_of, head, rows
-        self._ops: list[Op] = []
-        self._held: dict[int, _Held] = {}
+        embedded tokens. ``holds_logits``: else the backward computes them again."""
+        self._measure, self._head, self._rows = measure, head, rows
+        self._held: list[_Held] = []
+        # In the order of their backwards.
+        self._prefixes: list[int] = []
         for op in self._plan:
             if op.kind is native.OpKind.PREFIX_FORWARD:
-                self._prefix_forward(op)
+                with rows.apart(is_prefix=True):
+                    self._prefix_forward(op)
             elif op.kind is native.OpKind.MICROBATCH:
                 self._enter("B")
-                values, held = self._hold_whole(op) if head is None else self._hold(op, holds_logits)
-                self._held[len(self._ops)] = held
+                both = self._hold_whole(op) if head is None else self._hold(op, holds_logits)
+                values, held = both
+                self._held.append(held)
                 yield from zip(op.scores, values, strict=True)
-            self._ops.append(op)
+            elif op.kind is native.OpKind.PREFIX_BACKWARD:
+                self._prefixes.append(op.node)
 
     def _hold_whole(self, op: Op) -> tuple[list[Values], _Held]:
         with self._rows.apart():
             output, kept = self._packed_output(op)
         values = [
-            self._values_of(part.logits, score, ALL)
+            self._values(part.logits, score)
             for part, score in zip(kept.parts(output, op.scores), op.scores, strict=True)
         ]
-        return values, _Held(list(op.scores), list(values), [], [])
+        return values, _Held(op.reads, op.scores, list(values), [], [])
 
     def _hold(self, op: Op, holds_logits: bool) -> tuple[list[Values], _Held]:
         with self._rows.apart(), self._head.apart() as hidden:
@@ -108,11 +123,11 @@ class HeldStep(Step):
             parts = torch.unsafe_split_with_sizes(logits, [len(each.rows) for each in op.scores])
             del logits
             values = [
-                self._values_of(part, score, ALL)
+                self._values(part, score)
                 for part, score in zip(parts, op.scores, strict=True)
             ]
         held = list(values) if holds_logits else []
-        return values, _Held(list(op.scores), held, hidden, leaves)
+        return values, _Held(op.reads, op.scores, held, hidden, leaves)
 
     def _logits(self, hidden: list[torch.Tensor]) -> torch.Tensor:
         """Returns logits as whole forwards compute them, a part each."""
@@ -120,11 +135,12 @@ class HeldStep(Step):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def backward_of_heads(self, gradients_of: GradientsOf) -> None:
-        """Runs the backwards of heads that run apart, so that no logits exist beside gradients of
-        layers. ``gradients_of(score)``: of its values."""
-        for held in self._held.values():
+        """Runs the backwards of heads that run apart. They come first, so that no logits exist
+        beside the gradients of layers. ``gradients_of(score)``: of its values."""
+        for held in reversed(self._held):
             given = [gradients_of(score) for score in held.scores]
             if self._head is None:
+                # Their backward goes on into the layers.
                 held.roots = held.of_values(given)
                 continue
             if held.values:
@@ -137,35 +153,31 @@ class HeldStep(Step):
             held.take_gradients()
 
     def backward(self) -> StepReport:
-        """Runs the backwards of layers in the plan's order."""
-        for at, op in enumerate(self._ops):
-            if op.kind is native.OpKind.MICROBATCH:
-                with self._accepting(op.reads):
-                    _backward(self._held.pop(at).roots)
-            elif op.kind is native.OpKind.PREFIX_BACKWARD:
-                self._prefix_backward(op.node, is_last=False)
+        """Runs the backwards of layers, the last microbatch's first, then those of the prefixes."""
+        while self._held:
+            held = self._held.pop()
+            with self._accepting(held.reads):
+                _backward(held.roots)
+        for node in self._prefixes:
+            self._prefix_backward(node, is_last=False)
         return self._report
 
     def _gradient_of_logits(
-        self, logits: torch.Tensor, scores: list[Score], given: list[Gradients]
+        self, logits: torch.Tensor, scores: Sequence[Score], given: list[Gradients]
     ) -> torch.Tensor:
         """Returns the gradient, in the memory of the logits if their backward does not read it."""
-        read = logits.detach()
-        result = read.clone() if graph.saves(logits) else read
-        for score, gradients in zip(scores, given, strict=True):
-            own = result[score.rows.start : score.rows.stop]
-            needed = [gradient is not None for gradient in gradients]
-            leaf = read[score.rows.start : score.rows.stop].requires_grad_()
-            if not any(needed):
-                own.zero_()
-                continue
-            with torch.enable_grad():
-                values = self._values_of(leaf, score, needed)
-            pairs = zip(values, gradients, strict=True)
-            _backward([(value, gradient) for value, gradient in pairs if gradient is not None])
-            with torch.no_grad():
-                own.copy_(leaf.grad)
+        result = logits.detach()
+        if graph.saves(logits):
+            result = result.clone()
+        with torch.no_grad():
+            for score, gradients in zip(scores, given, strict=True):
+                own = result[score.rows.start : score.rows.stop]
+                labels = self._batch.labels(score.sequence)
+                self._measure.overwrite_with_gradient(own, labels, gradients)
         return result
+
+    def _values(self, logits: torch.Tensor, score: Score) -> Values:
+        return self._measure.values(logits, self._batch.labels(score.sequence))
 
 
 def _backward(pairs: Pairs) -> None:

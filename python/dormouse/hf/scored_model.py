@@ -67,14 +67,13 @@ class ScoredModel(CheckedModel):
         accumulation apply. One backward per call, before weights change.
 
         ``temperature`` divides the logits. ``entropy``: also returns entropies. ``graphs``:
-        ``"kept"`` runs one forward and keeps the graphs of all microbatches, up to the hidden states,
-        until the backward, which computes a microbatch's logits again; a model whose head cannot run
-        apart (:func:`.head.of`) keeps its logits too. ``"twice"`` runs the forward again in the
-        backward, and keeps one microbatch's graph at a time; ``"auto"`` keeps them if they take at
-        most half of the free memory. Values and
-        gradients do not depend on it. Under ``torch.no_grad()`` there is no graph. ``context``:
-        entered around all passes, those of the backward included; the model is checked and run as
-        it is in there.
+        ``"kept"`` runs one forward and keeps the graphs of all microbatches until the backward,
+        which computes a microbatch's logits again. They are kept too with ``sleep=False``, if they
+        fit, and if the model's head cannot run apart (:func:`.head.of`). ``"twice"`` runs the
+        forward again in the backward, and keeps one microbatch's graph at a time; ``"auto"`` keeps
+        graphs that take at most half of the free memory. Values and gradients do not depend on it.
+        Under ``torch.no_grad()`` there is no graph. ``context``: entered around all passes, those
+        of the backward included; the model is checked and run as it is in there.
 
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
         weight 0 are scored in microbatches of their own.
@@ -236,6 +235,7 @@ class ScoredModel(CheckedModel):
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         found = self._find_head() if has_graph and batches and graphs != TWICE else None
+        # Sleeping trades time for memory.
         holds_logits = found is None or (not self._sleep and self._fits(places, logits=True))
         if not has_graph:
             graphs = TWICE

@@ -25,7 +25,7 @@ from .check import Checked
 from .embedding_rows import EmbeddingRows
 from .head import Head
 from .held_step import Gradients, HeldStep, Values
-from .likelihood import entropies, log_probabilities
+from .likelihood import entropies, log_probabilities, overwrite_with_gradient
 from .outputs import Losses
 from .padded import Places
 from .score import COUNTS, score_group
@@ -72,13 +72,20 @@ class Passes:
     """Around all passes."""
 
     def values(
-        self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool]
+        self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
     ) -> tuple[torch.Tensor | None, ...]:
         """Returns what is computed from the logits of a response; None for what is not needed."""
         found = (log_probabilities(logits, labels, self.temperature) if needed[0] else None,)
         if not self.with_entropies:
             return found
         return (*found, entropies(logits, self.temperature) if needed[1] else None)
+
+    def overwrite_with_gradient(
+        self, logits: torch.Tensor, labels: torch.Tensor, gradients: Gradients
+    ) -> None:
+        """Overwrites the logits of a response with their gradient."""
+        both = (*gradients, None)[:2]
+        overwrite_with_gradient(logits, labels, self.temperature, *both)
 
 
 class Call:
@@ -153,8 +160,8 @@ class KeptCall(Call):
     """Graphs of all microbatches live until the backward."""
 
     def __init__(self, *arguments, head: Head | None, holds_logits: bool):
-        """``head``: of the model, if it runs apart. ``holds_logits``: whether logits are kept; without
-        a head they are."""
+        """``head``: of the model, if it runs apart. ``holds_logits``: whether logits are kept too;
+        without a head they are."""
         super().__init__(*arguments)
         self._head, self._holds_logits = head, holds_logits
         self._rows = EmbeddingRows(self._passes.view)
@@ -169,14 +176,8 @@ class KeptCall(Call):
                 plan = stack.enter_context(self._passes.plan_of(batch))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
-                def values_of(logits, score, needed, batch=batch):
-                    labels = batch.labels(score.sequence)
-                    return self._passes.values(logits, labels, needed)
-
-                run = step.forward(
-                    values_of, self._head, self._rows, holds_logits=self._holds_logits
-                )
-                for score, values in run:
+                own = (self._passes, self._head, self._rows)
+                for score, values in step.forward(*own, holds_logits=self._holds_logits):
                     self._put(out, places, batch.numbers[score.sequence], values)
                 self._count(step.counts)
                 self._steps.append((places, batch, step))
