@@ -33,9 +33,9 @@ _VIEWS = frozenset(
 _OUTPUTS = ("_saved_result", "_saved_output", "saved_tensors")
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-# torch reshapes by another node while a dispatch mode is active, as in the probe. Neither saves
-# a tensor.
-_EQUAL = {"ReshapeAliasBackward0": "ViewBackward0"}
+# Nodes that stand for others of a probed graph. torch reshapes by another node while a dispatch mode
+# is active, as in the probe; neither saves a tensor. A graph may end where tokens are embedded.
+_EQUAL = {"ReshapeAliasBackward0": "ViewBackward0", "EmbeddedBackward": "EmbeddingBackward0"}
 _saved_names: dict[type, tuple[str, ...]] = {}
 
 

@@ -12,6 +12,7 @@ import torch
 
 from .check import Checked
 from .fingerprint import Fingerprint
+from .head import Head
 from .probe import Probe
 from .support import Way
 
@@ -29,6 +30,8 @@ class Known:
     checks: dict[object, Checked] = field(default_factory=dict)
     """By what else the check depends on."""
     probes: dict[tuple, Probe] = field(default_factory=dict)
+    heads: dict[torch.dtype | None, Head | None] = field(default_factory=dict)
+    """By autocast; None for one that does not run apart."""
 
 
 class KnownModels:

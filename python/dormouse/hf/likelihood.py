@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import ArgumentError
 
-# Logits of one block, in the dtype of the computation.
-BLOCK_BYTES_MAX = 32 << 20
+# Logits of one block, in the dtype of the computation: within a cache of a CPU.
+BLOCK_BYTES_MAX = 8 << 20
 
 
 def log_probabilities(
@@ -47,6 +47,31 @@ def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     check_temperature(temperature)
     _check_rows(logits)
     return _Entropies.apply(logits, temperature)
+
+
+def overwrite_with_gradient(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+    of_log_probabilities: torch.Tensor | None,
+    of_entropies: torch.Tensor | None,
+) -> None:
+    """Overwrites logits with their gradient, given those of the two values; None: of no loss."""
+    of_log_probabilities, of_entropies = (
+        None if each is None else each / temperature
+        for each in (of_log_probabilities, of_entropies)
+    )
+    norms = _Norms(logits)
+    for rows, block in _blocks(logits, temperature):
+        norms.normalise(rows, block)
+        found = None
+        if of_entropies is not None:
+            p = block.exp()
+            found = _entropy_gradient(p, torch.special.entr(p).sum(1), of_entropies[rows])
+        if of_log_probabilities is not None:
+            own = _label_gradient(block.exp_(), labels[rows], of_log_probabilities[rows])
+            found = own if found is None else found.add_(own)
+        logits[rows] = 0 if found is None else found
 
 
 def check_temperature(temperature: float) -> None:
@@ -79,12 +104,11 @@ class _LogProbabilities(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         logits, labels, *norms = ctx.saved_tensors
-        factor = (grad / ctx.temperature).unsqueeze(1)
+        grad = grad / ctx.temperature
         result = torch.empty_like(logits)
         for rows, block in _blocks(logits, ctx.temperature):
-            # The gradient of row r by logit j is factor · ([j is the label] - p_j).
-            block = _Norms.again(norms, rows, block).exp_().mul_(-factor[rows])
-            result[rows] = block.scatter_add_(1, labels[rows, None], factor[rows])
+            p = _Norms.again(norms, rows, block).exp_()
+            result[rows] = _label_gradient(p, labels[rows], grad[rows])
         return result, None, None
 
 
@@ -103,14 +127,26 @@ class _Entropies(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         logits, entropy, *norms = ctx.saved_tensors
-        factor = (grad / ctx.temperature).unsqueeze(1)
+        grad = grad / ctx.temperature
         result = torch.empty_like(logits)
         for rows, block in _blocks(logits, ctx.temperature):
-            # The gradient of row r by logit j is -factor · p_j · (log p_j + entropy).
             p = _Norms.again(norms, rows, block).exp_()
-            block = torch.special.entr(p)
-            result[rows] = block.sub_(p.mul_(entropy[rows, None])).mul_(factor[rows])
+            result[rows] = _entropy_gradient(p, entropy[rows], grad[rows])
         return result, None
+
+
+def _label_gradient(p: torch.Tensor, labels: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient by logit j of each row, grad · ([j is the label] - p_j), in the memory
+    of ``p``."""
+    grad = grad.to(p.dtype).unsqueeze(1)
+    return p.mul_(-grad).scatter_add_(1, labels.unsqueeze(1), grad)
+
+
+def _entropy_gradient(p: torch.Tensor, entropy: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient by logit j of each row, -grad · p_j · (log p_j + entropy). Overwrites
+    ``p``."""
+    found = torch.special.entr(p)
+    return found.sub_(p.mul_(entropy.unsqueeze(1))).mul_(grad.unsqueeze(1))
 
 
 class _Norms:

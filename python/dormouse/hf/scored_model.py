@@ -11,9 +11,11 @@ import torch
 from ..errors import ArgumentError
 from ..group import Group
 from ..schedule import Plan
-from . import sharding, support
+from . import head, sharding, support
 from .batch import GroupBatch
+from .check import undisturbed
 from .checked_model import CheckedModel
+from .head import Head
 from .likelihood import check_temperature
 from .model_shape import model_shape
 from .outputs import PLAIN
@@ -65,12 +67,13 @@ class ScoredModel(CheckedModel):
         trainer's loss scaling and accumulation apply. One backward per call, before weights change.
 
         ``temperature`` divides the logits. ``entropy``: also returns entropies. ``graphs``:
-        ``"kept"`` runs one forward and keeps the graphs of all microbatches, logits included, until
-        the backward; ``"twice"`` runs the forward again in the backward, and keeps one microbatch's
-        at a time; ``"auto"`` keeps them if they take at most half of the free memory. Values and
-        gradients do not depend on it. Under ``torch.no_grad()`` there is no graph. ``context``:
-        entered around all passes, those of the backward included; the model is checked and run as
-        it is in there.
+        ``"kept"`` runs one forward and keeps the graphs of all microbatches until the backward,
+        which computes a microbatch's logits again. They are kept too with ``sleep=False``, if they
+        fit, and if the model's head cannot run apart (:func:`.head.of`). ``"twice"`` runs the
+        forward again in the backward, and keeps one microbatch's graph at a time; ``"auto"`` keeps
+        graphs that take at most half of the free memory. Values and gradients do not depend on it.
+        Under ``torch.no_grad()`` there is no graph. ``context``: entered around all passes, those
+        of the backward included; the model is checked and run as it is in there.
 
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
         weight 0 are scored in microbatches of their own.
@@ -261,11 +264,18 @@ class ScoredModel(CheckedModel):
             in_backward,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
+        found = self._find_head() if has_graph and batches and graphs != TWICE else None
+        # Sleeping trades time for memory.
+        holds_logits = found is None or (not self._sleep and self._fits(places, logits=True))
         if not has_graph:
             graphs = TWICE
         elif graphs == AUTO:
-            graphs = self._graphs_that_fit(places)
-        call: Call = (KeptCall if graphs == KEPT else TwiceCall)(passes, places, shape)
+            graphs = KEPT if self._fits(places, logits=holds_logits) else TWICE
+        call: Call
+        if graphs == KEPT:
+            call = KeptCall(passes, places, shape, head=found, holds_logits=holds_logits)
+        else:
+            call = TwiceCall(passes, places, shape)
         if has_graph:
             around = self._wrapped if self._is_reduced else self._model
             values = sharding.inside(around, functools.partial(differentiable, call))
@@ -283,12 +293,20 @@ class ScoredModel(CheckedModel):
     def _is_trainable(self) -> bool:
         return any(p.requires_grad for p in self._model.parameters())
 
-    def _graphs_that_fit(self, places: list[Places]) -> str:
+    def _find_head(self) -> Head | None:
+        """Returns the head of the model as it is, if it runs apart."""
+        heads = self._state.heads
+        if self._autocast not in heads:
+            with undisturbed(self._runtime.device):
+                heads[self._autocast] = head.of(self._view, self._runtime.device)
+        return heads[self._autocast]
+
+    def _fits(self, places: list[Places], *, logits: bool) -> bool:
+        """Returns whether the graphs of all microbatches fit, with or without ``logits``."""
         if not sharding.keeps_graphs(self._wrapped):
-            return TWICE
+            return False
         tokens = sum(len(each) for place in places for each in place.group.responses)
         shape = model_shape(self._view)
-        logits_bytes = shape.vocab * shape.dtype_bytes
+        logits_bytes = shape.vocab * shape.dtype_bytes if logits else 0
         needed_bytes = tokens * (shape.layers * shape.saved_bytes_per_token_layer + logits_bytes)
-        fits = needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
-        return KEPT if fits else TWICE
+        return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)

@@ -33,7 +33,7 @@ HEAD_DIM_MAX = 256
 ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 
 # Where transformers' code is. Wrappers of a forward may have its name and signature.
-_TRANSFORMERS = os.path.dirname(transformers.__file__)
+TRANSFORMERS = os.path.dirname(transformers.__file__)
 # Argument of transformers' models: rows, as a tensor of indices.
 LOGITS_ROWS = "logits_to_keep"
 
@@ -95,7 +95,7 @@ class ModelView:
         if "forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks:
             return False
         forward = type(model).forward
-        if not inspect.getfile(forward).startswith(_TRANSFORMERS):
+        if not inspect.getfile(forward).startswith(TRANSFORMERS):
             return False
         return LOGITS_ROWS in inspect.signature(forward).parameters
 

@@ -4,6 +4,7 @@ The trainer computes its loss from the values and calls its own ``backward``; th
 inside one node of that graph. Two modes:
 
 - *kept*: one forward. Graphs of microbatches live until the backward; the prompts' sleep meanwhile.
+  They end at the hidden states if the model's head runs apart (:mod:`.head`).
 - *twice*: a forward without a graph, and in the backward an ordinary step whose losses have the
   known gradients of the values: one microbatch's graph at a time.
 """
@@ -21,8 +22,10 @@ from ..group import Group
 from ..schedule import Plan
 from .batch import GroupBatch
 from .check import Checked
+from .embedding_rows import EmbeddingRows
+from .head import Head
 from .held_step import Gradients, HeldStep, Values
-from .likelihood import entropies, log_probabilities
+from .likelihood import entropies, log_probabilities, overwrite_with_gradient
 from .outputs import Losses
 from .padded import Places
 from .score import COUNTS, score_group
@@ -47,7 +50,8 @@ class TokenScores:
     graphs: str
     """``"kept"`` or ``"twice"``; ``"none"`` without a graph."""
     counts: dict = field(default_factory=dict)
-    """Number of groups, of tokens and of microbatches of the forward."""
+    """Number of groups, of their responses, of tokens and of microbatches of the forward. As many
+    groups as responses: no prompt is shared."""
     checked: Checked | None = None
     """The last check of the model."""
 
@@ -76,6 +80,13 @@ class Passes:
             return found
         return (*found, entropies(logits, self.temperature) if needed[1] else None)
 
+    def overwrite_with_gradient(
+        self, logits: torch.Tensor, labels: torch.Tensor, gradients: Gradients
+    ) -> None:
+        """Overwrites the logits of a response with their gradient."""
+        both = (*gradients, None)[:2]
+        overwrite_with_gradient(logits, labels, self.temperature, *both)
+
 
 class Call:
     """One differentiable call over the groups of a batch. Its backward runs once."""
@@ -89,7 +100,12 @@ class Call:
             torch.is_autocast_enabled(self._kind),
             torch.get_autocast_dtype(self._kind),
         )
-        self.counts = {"groups": len(places), **dict.fromkeys(COUNTS, 0)}
+        responses = sum(len(each.rows) for each in places)
+        self.counts = {
+            "groups": len(places),
+            "responses": responses,
+            **dict.fromkeys(COUNTS, 0),
+        }
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -147,8 +163,12 @@ class Call:
 class KeptCall(Call):
     """Graphs of all microbatches live until the backward."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, head: Head | None, holds_logits: bool):
+        """``head``: of the model, if it runs apart. ``holds_logits``: whether logits are kept too;
+        without a head they are."""
         super().__init__(*arguments)
+        self._head, self._holds_logits = head, holds_logits
+        self._rows = EmbeddingRows(self._passes.view)
         self._stack = contextlib.ExitStack()
         self._steps: list[tuple[Places, GroupBatch, HeldStep]] = []
 
@@ -160,12 +180,9 @@ class KeptCall(Call):
                 plan = stack.enter_context(self._passes.plan_of(batch))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
-                def read(logits, score, places=places, batch=batch):
-                    values = self._passes.values(logits, batch.labels(score.sequence))
+                own = (self._passes, self._head, self._rows)
+                for score, values in step.forward(*own, holds_logits=self._holds_logits):
                     self._put(out, places, batch.numbers[score.sequence], values)
-                    return values
-
-                step.forward(read)
                 self._count(step.counts)
                 self._steps.append((places, batch, step))
             self._stack = stack.pop_all()
@@ -173,13 +190,16 @@ class KeptCall(Call):
 
     def backward(self, gradients):
         with self._stack:
-            while self._steps:
-                places, batch, step = self._steps.pop()
-                step.backward(
+            for places, batch, step in self._steps:
+                step.backward_of_heads(
                     lambda score, places=places, batch=batch: self._of(
                         gradients, places, batch.numbers[score.sequence]
                     )
                 )
+            while self._steps:
+                *_, step = self._steps.pop()
+                step.backward()
+            self._rows.backward()
 
     def __del__(self):
         # Without a backward: the prefixes are closed, and what sleeps is dropped.

@@ -1,0 +1,102 @@
+"""The input embedding's gradient, computed once for the rows of many passes.
+
+It is as large as the embedding, however few rows a pass reads: filling it and adding it up after
+every microbatch takes longer than the microbatch's attention.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from .support import TRANSFORMERS, ModelView
+
+
+class EmbeddingRows:
+    """Rows that passes read, and the gradients that reach them."""
+
+    def __init__(self, view: ModelView):
+        embedding = view.embedding
+        self._embedding = embedding if _is_by_token(embedding) else None
+        self._is_plain = type(embedding) is torch.nn.Embedding and not embedding.sparse
+        self._tokens: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor] = []
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    @contextlib.contextmanager
+    def apart(self, *, is_prefix: bool = False) -> Iterator[None]:
+        """Context of a forward whose backward ends at the embedding's output. ``is_prefix``: of one
+        whose graph must be the probed one, but for this end."""
+        if self._embedding is None or (is_prefix and not self._is_plain):
+            yield
+            return
+        thread = threading.get_ident()
+
+        @torch.compiler.disable
+        def hook(module, args, output):
+            if threading.get_ident() != thread or output.grad_fn is None:
+                return None
+            tokens = args[0]
+            return Embedded.apply(
+                self._anchor, output.detach(), lambda grad: self._add(tokens, grad)
+            )
+
+        handle = self._embedding.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def backward(self) -> None:
+        """Runs the embedding's backward for all rows so far."""
+        if not self._tokens:
+            return
+        tokens, self._tokens = torch.cat(self._tokens), []
+        gradients, self._gradients = torch.cat(self._gradients), []
+        weight = self._embedding.weight
+        if weight.grad is None or not self._is_plain:
+            self._embedding(tokens).backward(gradients)
+            return
+        # Of tied weights: another gradient would be as large. Rows of a token are added up first, as
+        # torch does it: in a fixed order, and rounded once.
+        if self._embedding.padding_idx is not None:
+            gradients[tokens == self._embedding.padding_idx] = 0
+        rows, inverse = tokens.unique(return_inverse=True)
+        own = torch.ops.aten.embedding_dense_backward(gradients, inverse, len(rows), -1, False)
+        weight.grad.index_add_(0, rows, own.to(weight.grad.dtype))
+
+    def _add(self, tokens: torch.Tensor, grad: torch.Tensor) -> None:
+        self._tokens.append(tokens.flatten())
+        self._gradients.append(grad.flatten(0, -2))
+
+
+class Embedded(torch.autograd.Function):
+    """Rows without what computed them. Not a leaf: a model may change them in place."""
+
+    @staticmethod
+    def forward(ctx, anchor, rows, add: Callable[[torch.Tensor], None]):
+        ctx.add = add
+        return rows.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.add(grad)
+        return None, None, None
+
+
+def _is_by_token(embedding: torch.nn.Module) -> bool:
+    """Returns whether a row, and its gradient, depend on its own token alone."""
+    if not isinstance(embedding, torch.nn.Embedding):
+        return False
+    forward = type(embedding).forward
+    is_known = forward is torch.nn.Embedding.forward or (
+        inspect.getfile(forward).startswith(TRANSFORMERS)
+    )
+    has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks
+    if not is_known or has_hooks or "forward" in vars(embedding):
+        return False
+    return embedding.max_norm is None and not embedding.scale_grad_by_freq

@@ -1,0 +1,208 @@
+"""Graphs that are kept end at the hidden states: logits are computed again, by the model's code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_zoo import in_fp64, zoo_model
+from models import distance, take_gradients, tiny
+from test_token_scores import a_batch, dense, loss_of, padded
+from transformers import LlamaForCausalLM
+
+from dormouse.hf import SharedPrefix, head, support
+
+CPU = torch.device("cpu")
+RESPONSE_TOKENS = 27
+"""Of :func:`a_batch`."""
+
+
+@pytest.fixture
+def head_rows(monkeypatch):
+    """Rows whose logits are computed apart, of each run."""
+    rows, logits = [], head.Head.logits
+
+    def counted(self, hidden):
+        rows.append(len(hidden))
+        return logits(self, hidden)
+
+    monkeypatch.setattr(head.Head, "logits", counted)
+    return rows
+
+
+def check_kept(model, runtime, temperature: float = 1.0, **options) -> None:
+    """Compares values and gradients of the mode "kept" with those of the dense batch."""
+    ids, mask, keep = a_batch()
+    values = dense(model, ids, mask, keep, temperature)
+    loss_of(*values, mask[:, -keep:]).backward()
+    wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime, **options)
+    options = {"temperature": temperature, "microbatch_tokens": 7, "graphs": "kept"}
+    scores = shared.score(ids, mask, keep=keep, entropy=True, **options)
+    loss_of(scores.log_probabilities, scores.entropies, mask[:, -keep:]).backward()
+    torch.testing.assert_close(scores.log_probabilities, values[0], rtol=0, atol=1e-10)
+    assert distance(take_gradients(model), wanted) < 1e-10
+
+
+# Soft caps, factors, a bias, scaled embeddings, learned positions.
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "granite", "cohere", "phi", "gpt2"])
+def test_the_head_of_a_model_runs_apart(kind, runtime, head_rows):
+    with in_fp64():
+        check_kept(zoo_model(kind), runtime, 0.7)
+    assert sum(head_rows) == head.CHECK_TOKENS + 2 * RESPONSE_TOKENS, "forward and backward"
+
+
+def test_logits_stay_awake_where_everything_does(runtime, head_rows):
+    check_kept(tiny(), runtime, sleep=False)
+    assert sum(head_rows) == head.CHECK_TOKENS + RESPONSE_TOKENS, "forward alone"
+
+
+@pytest.mark.parametrize("graphs", ["kept", "twice"])
+def test_logits_are_not_held(graphs, runtime):
+    model = tiny(vocab_size=20_000, dtype=torch.float32, num_hidden_layers=1)
+    ids, mask, keep = a_batch()
+    shared = SharedPrefix(model, runtime)
+    options = {"keep": keep, "graphs": graphs, "microbatch_tokens": 7}
+    shared.score(ids, mask, **options)
+
+    def allocated_bytes() -> int:
+        return runtime.stats()["allocated"]["current_bytes"]
+
+    before = allocated_bytes()
+    scores = shared.score(ids, mask, **options)
+    logits_bytes = int(mask[:, -keep:].sum()) * 20_000 * 4
+    assert scores.log_probabilities.requires_grad
+    assert allocated_bytes() - before < logits_bytes / 4
+
+
+class PassedBy(LlamaForCausalLM):
+    """Logits have a gradient by more than the last hidden states."""
+
+    def forward(self, **options):
+        output = super().forward(**options, output_hidden_states=True)
+        if output.hidden_states is not None:
+            output.logits = output.logits + 0 * output.hidden_states[1].sin().sum()
+        return output
+
+
+class Counted(LlamaForCausalLM):
+    """Logits depend on the number of forwards."""
+
+    count = 0
+
+    def forward(self, **options):
+        self.count += 1
+        output = super().forward(**options)
+        output.logits = output.logits * (1 + self.count)
+        return output
+
+
+class ByToken(LlamaForCausalLM):
+    """Logits depend on the tokens too."""
+
+    def forward(self, input_ids=None, **options):
+        output = super().forward(input_ids=input_ids, **options)
+        output.logits = output.logits * (1 + input_ids[..., None] % 3)
+        return output
+
+
+class BySecond(LlamaForCausalLM):
+    """Logits depend on the second token."""
+
+    def forward(self, input_ids=None, **options):
+        output = super().forward(input_ids=input_ids, **options)
+        output.logits = output.logits * (2 + input_ids[0, 1])
+        return output
+
+
+class Squashed(LlamaForCausalLM):
+    """The backward of the logits reads them."""
+
+    def forward(self, **options):
+        output = super().forward(**options)
+        output.logits = output.logits.tanh()
+        return output
+
+
+def of_class(kind) -> torch.nn.Module:
+    model = tiny()
+    model.__class__ = kind
+    return model
+
+
+def test_heads_that_cannot_run_apart(monkeypatch):
+    def found(model):
+        return head.of(support.resolve(model), CPU)
+
+    assert found(tiny()) is not None
+    assert found(of_class(Squashed)) is None, "not transformers' code"
+    monkeypatch.setattr(support, "TRANSFORMERS", "/")
+    assert found(of_class(Squashed)) is not None
+    assert found(of_class(ByToken)) is None
+    assert found(of_class(BySecond)) is None
+    assert found(of_class(PassedBy)) is None
+    assert found(of_class(Counted)) is None
+    for place in (lambda model: model, lambda model: model.model):
+        model = tiny()
+        place(model).register_forward_hook(lambda module, args, output: None)
+        assert found(model) is None
+        model = tiny()
+        place(model).forward = place(model).forward
+        assert found(model) is None
+    model = tiny().train()
+    model.lm_head = torch.nn.Sequential(torch.nn.Dropout(0.1), model.lm_head)
+    assert found(model) is None
+    assert found(model.eval()) is not None
+
+
+def test_logits_that_their_backward_reads(monkeypatch, runtime, head_rows):
+    monkeypatch.setattr(support, "TRANSFORMERS", "/")
+    check_kept(of_class(Squashed), runtime)
+    assert head_rows
+
+
+def test_logits_are_kept_otherwise(runtime, head_rows):
+    model = tiny()
+    model.register_forward_hook(lambda module, args, output: None)
+    check_kept(model, runtime)
+    assert not head_rows
+
+
+def test_with_adapters(runtime, head_rows):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj", "lm_head"])
+    model = peft.get_peft_model(tiny(), settings)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    check_kept(model.double(), runtime)
+    assert head_rows
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_embedding_runs_backward_once(ties, runtime):
+    """For all passes. A padding token has no gradient."""
+    model = tiny(tie_word_embeddings=ties, pad_token_id=5)
+    ids, mask, keep = a_batch()
+    ids[0, 8], ids[:, -keep] = 5, 5
+    dense(model, ids, mask, keep, 1.0)[0].sum().backward()
+    wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime)
+    scores = shared.score(ids, mask, keep=keep, graphs="kept", microbatch_tokens=7)
+    assert scores.counts["microbatches"] > 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        scores.log_probabilities.sum().backward()
+    counts = {each.key: each.count for each in profile.key_averages()}
+    assert counts["aten::embedding_dense_backward"] == 1
+    assert distance(take_gradients(model), wanted) < 1e-10
+
+
+def test_prompts_sleep_where_their_embedding_is_cut_off(runtime):
+    model = tiny(dtype=torch.float32)
+    ids, mask, keep = padded([200, 200], [4, 6])
+    shared = SharedPrefix(model, runtime)
+    shared.score(ids, mask, keep=keep, graphs="kept")
+    before = runtime.stats()["asleep"]["current_bytes"]
+    scores = shared.score(ids, mask, keep=keep, graphs="kept")
+    (step,) = (step for *_, step in scores.log_probabilities.grad_fn.call._steps)
+    assert not step._report.notes, "the graph is the probed one"
+    assert runtime.stats()["asleep"]["current_bytes"] > before

@@ -1,0 +1,121 @@
+"""Errors between the forward and the backward of a differentiable call, and batches at its edges."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from models import distance, take_gradients, tiny
+from test_token_scores import GRAPHS, a_batch, dense, padded
+
+from dormouse.hf import SharedPrefix
+from dormouse.hf.step import Step
+
+
+class LossError(Exception):
+    """Of a trainer's loss."""
+
+
+def a_longer_batch():
+    """Whose prompts are long enough to sleep."""
+    return padded([200, 150, 200, 200, 150], [4, 6, 1, 8, 3])
+
+
+def in_use(runtime) -> tuple[int, int]:
+    """Bytes awake and asleep."""
+    gc.collect()
+    stats = runtime.stats()
+    return stats["allocated"]["current_bytes"], stats["asleep"]["current_bytes"]
+
+
+def sum_gradients(model, batch) -> dict[str, torch.Tensor]:
+    dense(model, *batch, 1.0)[0].sum().backward()
+    return take_gradients(model)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_an_error_in_the_loss_leaves_nothing_behind(graphs, runtime):
+    model, (ids, mask, keep) = tiny(dtype=torch.float32), a_longer_batch()
+    shared = SharedPrefix(model, runtime)
+    shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
+    wanted = take_gradients(model)
+
+    def fails():
+        scores = shared.score(ids, mask, keep=keep, graphs=graphs)
+        assert (runtime.stats()["asleep"]["current_bytes"] > 0) == (graphs == "kept")
+        loss = scores.log_probabilities.sum()
+        raise LossError(loss)
+
+    found = []
+    for _ in range(3):
+        with pytest.raises(LossError):
+            fails()
+        found.append(in_use(runtime))
+    assert found[0][1] == 0 and found[0] == found[1] == found[2]
+    assert all(p.grad is None for p in model.parameters())
+    shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
+    got = take_gradients(model)
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_an_error_in_the_backward_leaves_nothing_behind(graphs, monkeypatch, runtime):
+    """Gradients of parameters stay as they were: they are added after the last pass."""
+    model, batch = tiny(), a_longer_batch()
+    ids, mask, keep = batch
+    wanted = sum_gradients(model, batch)
+    shared = SharedPrefix(model, runtime)
+    shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
+    before, own = take_gradients(model), Step._prefix_backward
+
+    def fails(self, node, is_last):
+        raise LossError
+
+    found = []
+    for _ in range(3):
+        monkeypatch.setattr(Step, "_prefix_backward", fails)
+        with pytest.raises(LossError):
+            shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
+        monkeypatch.setattr(Step, "_prefix_backward", own)
+        assert all(p.grad is None for p in model.parameters())
+        found.append(in_use(runtime))
+    assert found[0][1] == 0 and found[0] == found[1] == found[2]
+    shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
+    assert distance(take_gradients(model), wanted) < 1e-10
+    assert distance(before, wanted) < 1e-10
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_a_batch_without_shared_prompts(graphs, runtime):
+    """No token runs twice, and the counts say that nothing is shared."""
+    batch = padded([17, 11, 13, 9], [4, 6, 1, 8])
+    model, (ids, mask, keep) = tiny(), batch
+    wanted = sum_gradients(model, batch)
+    scores = SharedPrefix(model, runtime).score(ids, mask, keep=keep, graphs=graphs)
+    scores.log_probabilities.sum().backward()
+    assert distance(take_gradients(model), wanted) < 1e-10
+    counts = scores.counts
+    assert counts["groups"] == counts["responses"] == 4
+    # The last token of a sequence predicts nothing.
+    assert counts["prefix_tokens"] + counts["microbatch_tokens"] == int(mask.sum()) - 4
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_a_batch_without_rows(graphs, runtime):
+    """A rank's empty share."""
+    model, (ids, mask, keep) = tiny(), a_batch()
+    scores = SharedPrefix(model, runtime).score(ids[:0], mask[:0], keep=keep, graphs=graphs)
+    assert scores.log_probabilities.shape == (0, keep)
+    scores.log_probabilities.sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_all_responses_masked_by_the_loss(graphs, runtime):
+    """Gradients are zeros, or absent where nothing was run again."""
+    model, (ids, mask, keep) = tiny(), a_batch()
+    scores = SharedPrefix(model, runtime).score(ids, mask, keep=keep, graphs=graphs)
+    (scores.log_probabilities * 0.0).sum().backward()
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+    assert (model.lm_head.weight.grad is None) == (graphs == "twice")
