@@ -12,7 +12,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-python-a-to-m test-python-n-to-z test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl bench-trainers soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl bench-trainers soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -72,17 +72,17 @@ kernels: python ## compiles kernels/cuda/ into the fat binary that is committed 
 test-kernels: python
 	$(PYTHON) scripts/build-kernels --check
 
-# In two halves by name, so that two cores share the longest suite.
+# In parts by name, so that two cores share the longest suite.
+PYTHON_PARTS := a-c d-l m-r s-z
+TEST_PYTHON := $(addprefix test-python-,$(PYTHON_PARTS))
+.PHONY: $(TEST_PYTHON)
 PYTEST_PYTHON = PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so \
 	LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests
 
-test-python: test-python-a-to-m test-python-n-to-z
+test-python: $(TEST_PYTHON)
 
-test-python-a-to-m: test-lib python
-	$(PYTEST_PYTHON) --ignore-glob='*/test_[n-z]*'
-
-test-python-n-to-z: test-lib python
-	$(PYTEST_PYTHON) --ignore-glob='*/test_[!n-z]*'
+$(TEST_PYTHON): test-python-%: test-lib python
+	$(PYTEST_PYTHON) --ignore-glob='*/test_[!$*]*'
 
 test-benches: python ## what the benchmarks themselves are made of
 	$(PYTHON) -m pytest -q benches
