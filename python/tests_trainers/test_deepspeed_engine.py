@@ -32,10 +32,14 @@ def world(tmp_path_factory):
     """A process group of one rank."""
     meeting = tmp_path_factory.mktemp("world") / "meeting"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    # DeepSpeed adds what torchrun sets, which would have TRL join other ranks.
+    before = dict(os.environ)
     os.environ.setdefault("LOCAL_RANK", "0")
     cases.join_ranks()
     yield
     dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

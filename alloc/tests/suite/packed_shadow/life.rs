@@ -66,7 +66,9 @@ impl Shadow {
         let is_easy =
             has_room && self.is_spacious(block_bytes.unwrap_or(bytes).saturating_add(align));
         let calls = self.calls_for_room(stream);
-        let may_top_up = self.may_exceed_peak(block_bytes.unwrap_or(bytes));
+        let in_use_bytes = self.noted_use();
+        let may_top_up =
+            self.may_exceed_use(block_bytes.unwrap_or(bytes), in_use_bytes.unwrap_or(0));
         let outcome = self.allocator.allocate(&request);
         self.settle();
         // With enough room nothing is unmapped except moved pages, and below the maximum use no other stream is waited
@@ -79,6 +81,7 @@ impl Shadow {
         }
         match outcome {
             Ok(block) => {
+                self.noted_use_bytes = self.noted_use_bytes.max(in_use_bytes.unwrap_or(0));
                 let is_right = |it| self.setup.may_be(block.range.bytes, it, &request);
                 assert!(block_bytes.is_some_and(is_right), "{block:?} of {request:?}");
                 assert_eq!(block.range.start % align, 0, "{block:?} of {request:?}");
@@ -140,13 +143,25 @@ impl Shadow {
         [waits, stats.retries, stats.reclaims, unmaps]
     }
 
-    /// Whether pages for a block of `bytes` may make what is held more than was ever in use, so that pages move.
-    fn may_exceed_peak(&self, bytes: usize) -> bool {
+    /// The least use that the next request notes: pending blocks may become free before. `None` if the thread cache may
+    /// serve it, which notes nothing.
+    fn noted_use(&self) -> Option<u64> {
+        if self.setup.thread_cache {
+            return None;
+        }
+        let stats = self.allocator.stats();
+        let active_bytes = stats.active_bytes.current - stats.pending_bytes.current;
+        Some(active_bytes + stats.staged_bytes.current)
+    }
+
+    /// Whether pages for a block of `bytes` may make what is held more than was ever noted as in use, so that pages
+    /// move.
+    fn may_exceed_use(&self, bytes: usize, in_use_bytes: u64) -> bool {
         // It begins and ends within a page each.
         let pages_bytes = bytes.saturating_add(2 * PAGE) as u64;
-        let stats = if self.is_lazy() { Stats::default() } else { self.allocator.stats() };
         self.setup.moves_pages
-            && self.mapped_bytes().saturating_add(pages_bytes) > stats.active_bytes.peak
+            && self.mapped_bytes().saturating_add(pages_bytes)
+                > self.noted_use_bytes.max(in_use_bytes)
     }
 
     /// Whether neither the device is full before the budget is, nor the space short of runs that a

@@ -86,6 +86,8 @@ pub(crate) struct Shadow {
     budget_bytes: u64,
     capacity_pages: usize,
     mapped_bytes_before: u64,
+    /// Most in use when a block was asked for, as far as the allocator must have noted it.
+    noted_use_bytes: u64,
     peaks: Peaks,
     tags: u32,
     pub(crate) ooms: u64,
@@ -134,6 +136,7 @@ impl Shadow {
             budget_bytes: setup.budget_bytes,
             capacity_pages: setup.capacity_pages,
             mapped_bytes_before: 0,
+            noted_use_bytes: 0,
             peaks: Peaks::default(),
             tags: 0,
             ooms: 0,
