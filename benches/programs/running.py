@@ -18,7 +18,7 @@ DRIVERS = Path(__file__).resolve().parent / "drivers"
 PROGRAM_SECONDS_MAX = 900
 TIMED_OUT = 124
 # What differs between two runs of any program.
-VOLATILE = re.compile(r"0x[0-9a-fA-F]{4,}|\b\d+(\.\d+)? ?(ns|us|ms|s|sec|secs|seconds)\b")
+VOLATILE = re.compile(r"0x[0-9a-fA-F]{4,}|\b(\d+ min )?\d+(\.\d+)? ?(ns|us|ms|s|sec|secs|seconds)\b")
 
 
 class Unavailable(Exception):

@@ -26,6 +26,8 @@ def result(status: int = 0, output: str = "", cpu: float = 1.0, peak: int = 100)
 def test_addresses_and_times_are_no_difference() -> None:
     ours, theirs = result(output="at 0x7f00 in 1.5 s\n"), result(output="at 0xabcd in 22 s\n")
     assert difference(ours, theirs, "") is None
+    longer = result(output="at 0x7f00 in 1 min 7 sec\n")
+    assert difference(ours, longer, "") is None
 
 
 @pytest.mark.parametrize(
