@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use dormouse_alloc::{AllocError, Allocator, Block, Cause, Config, Request};
 use dormouse_device::cuda::{CudaConfig, CudaDevice};
@@ -22,6 +23,10 @@ const BUDGET_PAGES: usize = 48;
 const STREAMS: u64 = 3;
 /// The largest request.
 const PAGES_MAX: usize = 12;
+/// Pages of a large page, where there are some: requests of eight and more have them.
+const LARGE_PAGES: usize = 4;
+/// How long a stream is held up at most: a request may wait for it.
+const HELD_MAX: Duration = Duration::from_millis(2);
 
 type Stream = <CudaDevice as Device>::Stream;
 type Event = <CudaDevice as Device>::Event;
@@ -52,12 +57,21 @@ struct Trainer {
 
 impl Trainer {
     fn new() -> Self {
-        let capacity_bytes = (2 * BUDGET_PAGES * PAGE_BYTES) as u64;
-        let config =
-            CudaConfig { capacity_bytes, reserve_bytes: 64 << 20, ..CudaConfig::default() };
+        Self::with(1, false)
+    }
+
+    /// On a device whose large pages have that many pages.
+    fn with(large_pages: usize, moves_pages: bool) -> Self {
+        let config = CudaConfig {
+            capacity_bytes: (2 * BUDGET_PAGES * PAGE_BYTES) as u64,
+            reserve_bytes: 64 << 20,
+            large_page_bytes: large_pages * PAGE_BYTES,
+            ..CudaConfig::default()
+        };
         let device = Arc::new(CudaDevice::new(&config).unwrap());
         let mut config = Config::new(PAGE_BYTES, (BUDGET_PAGES * PAGE_BYTES) as u64);
         config.segment_bytes = 16 * PAGE_BYTES;
+        config.moves_pages = moves_pages;
         let timeline = Arc::new(Timeline::new(64));
         let allocator = Allocator::new(Arc::clone(&device), config, timeline).unwrap();
         let allocator = Arc::new(allocator);
@@ -76,12 +90,12 @@ impl Trainer {
         }
     }
 
-    /// Keeps a stream's later work waiting until it is let go.
+    /// Keeps a stream's later work waiting until it is let go, at most for [`HELD_MAX`].
     fn hold(&mut self, stream: usize) {
         if self.held[stream].is_none() {
             let (go, gate) = channel::<()>();
             let until = Box::new(move || {
-                let _ = gate.recv();
+                let _ = gate.recv_timeout(HELD_MAX);
             });
             self.device.hold(&self.streams[stream], until).unwrap();
             self.held[stream] = Some(go);
@@ -182,10 +196,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn late_work_finds_the_bytes_it_was_queued_for(
+        moves_pages: bool,
+        is_large: bool,
         steps in prop::collection::vec(step(), 1..120),
     ) {
         let (_, _turn) = driver();
-        let mut trainer = Trainer::new();
+        let mut trainer = Trainer::with(if is_large { LARGE_PAGES } else { 1 }, moves_pages);
         for step in steps {
             match step {
                 Step::Allocate(pages, stream) => {
@@ -296,4 +312,10 @@ fn a_lost_device_is_reported_and_no_page_is_reused() {
     }
     assert!(trainer.allocator.lookup(first.start).is_none());
     trainer.readings.clear();
+}
+
+/// Streams are never idle, and events are late.
+#[test]
+fn all_of_it_holds_while_the_host_is_ahead() {
+    [1, 4].into_iter().for_each(|works| standin::run_again_ahead(works, "", &[]));
 }

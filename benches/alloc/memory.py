@@ -94,7 +94,8 @@ def replay_busy(setting: Setting, name: str, path: Path) -> Row:
     with packed(row, path) as records:
 
         def replayed(one: Contender, works: int = RUN_AHEAD) -> runs.Result:
-            return runs.run(one, "replay_busy", records, STANDIN_CUDA_RUN_AHEAD=works)
+            ahead = {"STANDIN_CUDA_RUN_AHEAD": works, "STANDIN_CUDA_EXACT": 1}
+            return runs.run(one, "replay_busy", records, **ahead)
 
         setting.fill(row, lambda one: busy(row, one, replayed))
     expandable = row.peers.get(EXPANDABLE.name)

@@ -107,6 +107,7 @@ def step(large_mib: int, costs: Path, run_ahead_layers: int = RUN_AHEAD_LAYERS) 
         "STANDIN_CUDA_TOTAL_BYTES": str(MEMORY_BYTES),
         "STANDIN_CUDA_COSTS": str(costs),
         "STANDIN_CUDA_RUN_AHEAD": str(WORKS_MAX),
+        "STANDIN_CUDA_EXACT": "1",
     }
     output = subprocess.run(
         [DRIVER, str(large_mib), str(run_ahead_layers)],

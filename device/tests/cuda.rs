@@ -126,3 +126,9 @@ fn a_faulty_device_without_faults_conforms() {
     conformance::run(&|| Faulty::new(device()));
     driver.assert_nothing_left();
 }
+
+/// Events are late.
+#[test]
+fn all_of_it_holds_while_the_host_is_ahead() {
+    [1, 4].into_iter().for_each(|works| standin::run_again_ahead(works, "", &[]));
+}

@@ -1161,14 +1161,14 @@ dormouse_status_t dormouse_mem_record_stream(struct dormouse_runtime_t *runtime,
                                              void *stream);
 
 /// Copies `bytes` bytes at `ptr`, inside one sleeping block, to host memory at `dst`. The block stays
-/// asleep; its bytes must be in host memory (`DORMOUSE_STATE_HOST`). Parts of the block that never sleep are
-/// copied behind the work on `stream`.
+/// asleep, in host memory or in the file. Parts of the block that never sleep are copied behind the work on
+/// `stream`.
 ///
 /// Any-thread, but do not free the block during the call. Blocks. `dst` must have room for `bytes` bytes, and
 /// is undefined after an error. Errors: `NULL`, `HANDLE`, `STALE`, `NOT_OURS`, `STATE` if the block is not
-/// asleep in host memory or wakes during the call, `ARGUMENT` for more bytes than the block was allocated
-/// with or a stream of another device, `OUT_OF_MEMORY` if no pinned staging memory is available, `DEVICE`, and
-/// `PANIC` after a device failure that left copies incomplete.
+/// asleep, has no copy or wakes during the call, `ARGUMENT` for more bytes than the block was allocated
+/// with or a stream of another device, `OUT_OF_MEMORY` if no pinned staging memory is available, `IO`, `CORRUPT`
+/// if the file lost or changed bytes, `DEVICE`, and `PANIC` after a device failure that left copies incomplete.
 dormouse_status_t dormouse_mem_read(struct dormouse_runtime_t *runtime,
                                     const void *ptr,
                                     uint64_t bytes,

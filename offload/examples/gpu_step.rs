@@ -4,7 +4,7 @@
 //! GPU. The allocator, the `cuda` device and their calls of the stand-in driver are real; each call costs what
 //! `STANDIN_CUDA_COSTS` says on a virtual clock. Kernels, copies and the engine's threads are simulated, one timeline
 //! each, with the engine's default limits. What the host frees is quiet once the GPU's timeline is there:
-//! `STANDIN_CUDA_RUN_AHEAD` has to be more than the works of the run. The step is that of 32 responses of 2,048
+//! `STANDIN_CUDA_RUN_AHEAD` has to be more than the works of the run, and `STANDIN_CUDA_EXACT` 1. The step is that of 32 responses of 2,048
 //! tokens to a prompt of 10,240, on Llama-3-8B's geometry; its
 //! seconds are those of `python -m dormouse.headline arithmetic`.
 #![allow(clippy::print_stdout, reason = "its output")]

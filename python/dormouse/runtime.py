@@ -182,10 +182,11 @@ class Runtime(_Handle):
         }
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy on the CPU of a tensor that sleeps in host memory; the tensor stays asleep.
+        """Returns a copy on the CPU of a tensor that sleeps; the tensor stays asleep, in its tier.
 
         Synchronizes the GPU first. Do not free the tensor during the call. Raises
-        :class:`StateError` for a tensor that is awake or wakes, is in the file, or has no backup.
+        :class:`StateError` for a tensor that is awake, wakes during the call, or has no backup, and
+        :class:`StorageError` if the file lost or changed bytes.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

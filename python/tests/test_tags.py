@@ -50,6 +50,21 @@ def state(runtime, tensor) -> str:
 
 
 @pytest.mark.parametrize("tier", ["host", "nvme"])
+def test_what_sleeps_is_read_and_stays_asleep(runtime, tier):
+    with runtime.tag("weights") as tag:
+        with tag.collect():
+            block = a_block()
+        with pytest.raises(dormouse.StateError, match="awake memory"):
+            runtime.read(block)
+        assert tag.sleep(tier) is None
+        assert torch.equal(runtime.read(block), a_block())
+        assert torch.equal(runtime.read(block.T), a_block().T)
+        assert state(runtime, block) == tier
+        tag.wake()
+        assert torch.equal(block, a_block())
+
+
+@pytest.mark.parametrize("tier", ["host", "nvme"])
 def test_weights_and_optimizer_state_sleep_between_steps(runtime, tier):
     """Steps around a sleep give the bits of steps without one, at unchanged addresses."""
     awake = module()

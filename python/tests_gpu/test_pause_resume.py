@@ -5,7 +5,9 @@ Tags of mode allocator; :mod:`test_pause_resume_pool` has pools of mode pool.
 
 from __future__ import annotations
 
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -282,6 +284,26 @@ def test_what_sleeps_is_read_and_stays_asleep():
     cache.wake()
     assert holds(whole, 5, 0)
     assert holds(other, 4, 1)
+
+
+@alone()
+def test_what_sleeps_in_the_file_is_read_and_stays_asleep():
+    # A folder for temporary files may be memory.
+    target = Path(__file__).resolve().parents[2] / "target"
+    target.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target) as folder:
+        runtime = dormouse.install(nvme_dir=folder, nvme_file_bytes=32 * MIB).runtime
+        tag = runtime.tag("weights")
+        with tag.collect():
+            whole = data_of(5, 0).cuda()
+        assert tag.sleep("nvme") is None
+        before = free_mib()
+        assert torch.equal(runtime.read(whole), data_of(5, 0))
+        assert torch.equal(runtime.read(whole[MIB:]), data_of(5, 0)[MIB:])
+        assert runtime.query(whole.data_ptr())["state"] == "nvme"
+        assert free_mib() == before
+        tag.wake()
+        assert holds(whole, 5, 0)
 
 
 @alone()

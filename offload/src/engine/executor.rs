@@ -42,7 +42,7 @@ impl<D: Device> Executor for Engine<D> {
             Action::Forget => self.forget(id),
             Action::ReleaseExtent => {
                 if let Some(extent) = self.body(id, |b| b.extent.take()) {
-                    self.release_extent(extent);
+                    self.release_shared_extent(extent);
                 }
             }
             Action::ReleaseHost => {

@@ -1,6 +1,8 @@
 //! Reads of sleeping memory: the caller gets a copy of the bytes, and the memory stays asleep.
 #![expect(unsafe_code, reason = "callers lend memory by address: the contract is on the function")]
 
+use std::sync::Arc;
+
 use dormouse_device::{AddressRange, Device};
 
 use super::transfers::CopyStream;
@@ -8,21 +10,39 @@ use super::{Engine, RegionData, raw_memory};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::table::RegionEntry;
-use dormouse_residency::region::CopyState;
+use dormouse_residency::region::{CopyState, RegionState};
+use dormouse_storage::{CHUNK_BYTES, Extent};
 
-/// Bytes copied at once under the table's lock: 0.1 ms at 10 GB/s.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Limit on bytes copied under one hold of the table's lock: 0.1 ms at 10 GB/s.
+const LOCKED_BYTES_MAX: usize = 1 << 20;
+
+/// A region that slept when a read began.
+#[derive(Clone, Copy)]
+struct Sleeper {
+    id: RegionId,
+    /// Its wakes by then: after another one its bytes may have changed.
+    wakes: u64,
+}
+
+/// Where the copy of a sleeping region has a byte.
+enum CopyPlace {
+    /// At this address, under the table's lock.
+    Host(usize),
+    /// At this offset of the extent.
+    File(Arc<Extent>, usize),
+}
 
 impl<D: Device> Engine<D> {
-    /// Copies bytes of one sleeping block to host memory. Blocks until they are there. The bytes that sleep
-    /// must be in host memory. The others, at the ends of a block that shares pages, are read from the
+    /// Copies bytes of one sleeping block to host memory. Blocks until they are there. The file is read on the
+    /// calling thread. Bytes that never sleep, at the ends of a block that shares pages, are read from the
     /// device, behind the work on `stream`.
     ///
     /// # Errors
     /// `NotOurs` for an address outside every live block; `Argument` for bytes beyond the block's copy;
-    /// `Order` if the block is not asleep in host memory, or wakes during the call; `Pinned` or `Device` if
-    /// the ends cannot be read; `Broken`; `Order` on a thread of the runtime. After an error the
-    /// destination's bytes are unspecified.
+    /// `Order` if the block is not asleep or has no copy, or wakes before its bytes are read; `Nvme` if the file
+    /// lost or changed bytes; `Pinned` without a bounce buffer; `Device` if the ends cannot be read; `Broken`;
+    /// `Order` on a thread of the runtime. After an error the destination's bytes are unspecified, and those
+    /// that sleep are unchanged.
     ///
     /// # Safety
     /// `destination` is host memory, writable for the bytes of `range` until this returns. The block is not
@@ -34,7 +54,7 @@ impl<D: Device> Engine<D> {
         stream: &D::Stream,
     ) -> Result<(), OffloadError> {
         self.refuse_worker()?;
-        let (id, asleep) = self.asleep_part(range)?;
+        let (sleeper, asleep) = self.asleep_part(range)?;
         let (before, rest) = range.split_at(asleep.start - range.start);
         let (_, after) = rest.split_at(asleep.bytes);
         for end in [before, after].into_iter().filter(|end| end.bytes > 0) {
@@ -45,32 +65,80 @@ impl<D: Device> Engine<D> {
                 Ok(())
             })?;
         }
-        for at in (0..asleep.bytes).step_by(CHUNK_BYTES) {
-            let (address, bytes) = (asleep.start + at, (asleep.bytes - at).min(CHUNK_BYTES));
-            let copied = self.table.with(id, |entry| {
-                // Under the lock the region keeps a valid copy.
-                let source = in_host_copy(entry, address)?;
-                raw_memory::copy_on_host(destination + address - range.start, source, bytes);
-                Some(())
-            });
-            copied.flatten().ok_or_else(|| self.not_in_host_memory(address))?;
+        let mut rest = asleep;
+        while rest.bytes > 0 {
+            let bytes = self.read_copy(sleeper, rest, destination + rest.start - range.start)?;
+            (_, rest) = rest.split_at(bytes);
         }
         Ok(())
     }
 
+    /// Copies the first bytes of `range`, which sleeps with a region. Returns how many.
+    fn read_copy(
+        &self,
+        sleeper: Sleeper,
+        range: AddressRange,
+        destination: usize,
+    ) -> Result<usize, OffloadError> {
+        let bytes = range.bytes.min(LOCKED_BYTES_MAX);
+        let place = self.table.with(sleeper.id, |entry| {
+            let place =
+                copy_place(entry, range.start).filter(|_| entry.data.wakes == sleeper.wakes)?;
+            if let CopyPlace::Host(source) = place {
+                // Under the lock the region keeps a valid copy.
+                raw_memory::copy_on_host(destination, source, bytes);
+            }
+            Some(place)
+        });
+        match place.flatten().ok_or_else(|| self.not_asleep(range.start))? {
+            CopyPlace::Host(_) => Ok(bytes),
+            CopyPlace::File(extent, offset) => {
+                let read = self.read_extent(&extent, offset, range.bytes, destination);
+                // The region may have woken: then its extent is released here.
+                self.release_shared_extent(extent);
+                self.pump_in_background();
+                read.map(|()| range.bytes)
+            }
+        }
+    }
+
+    /// Copies bytes of an extent to host memory. Whole chunks are read, since each has one checksum.
+    fn read_extent(
+        &self,
+        extent: &Extent,
+        offset: usize,
+        bytes: usize,
+        destination: usize,
+    ) -> Result<(), OffloadError> {
+        let wanted_end = offset + bytes;
+        let first = offset / CHUNK_BYTES * CHUNK_BYTES;
+        let end = wanted_end.next_multiple_of(CHUNK_BYTES).min(extent.bytes() as usize);
+        self.in_chunks(end - first, |bounce, at, chunk_bytes| {
+            let chunk = first + at;
+            self.read_chunk(extent, chunk, bounce, chunk_bytes)?;
+            let start = chunk.max(offset);
+            let copied_bytes = (chunk + chunk_bytes).min(wanted_end) - start;
+            let (to, from) = (destination + start - offset, bounce + start - chunk);
+            raw_memory::copy_on_host(to, from, copied_bytes);
+            Ok(())
+        })?;
+        self.counters.nvme_read.note_whole((end - first) as u64);
+        Ok(())
+    }
+
     /// Returns the region around `range`, and the part of `range` that sleeps with it.
-    fn asleep_part(&self, range: AddressRange) -> Result<(RegionId, AddressRange), OffloadError> {
+    fn asleep_part(&self, range: AddressRange) -> Result<(Sleeper, AddressRange), OffloadError> {
         let address = range.start;
         let block = self.allocator.lookup(address).ok_or(OffloadError::NotOurs { address })?;
         let id = block.claimed.and_then(RegionId::from_key);
         let found = id.and_then(|id| {
             let of = |body: &mut RegionData<D>| {
                 let part = body.blocks.iter().find(|part| part.start == block.range.start)?;
-                Some((id, part.range, part.copy_bytes))
+                Some((Sleeper { id, wakes: body.wakes }, part.range, part.copy_bytes))
             };
             self.body(id, of)
         });
-        let (id, pages, copy_bytes) = found.ok_or_else(|| self.not_in_host_memory(address))?;
+        let (sleeper, pages, copy_bytes) = found.ok_or_else(|| self.not_asleep(address))?;
         let start = pages.start.clamp(range.start, range.end());
         let end = pages.end().clamp(start, range.end());
         let is_whole = copy_bytes == pages.bytes;
@@ -79,26 +147,37 @@ impl<D: Device> Engine<D> {
             let accepted = format!("up to {} there", accepted_end.saturating_sub(address));
             return Err(OffloadError::argument("bytes to read", range.bytes, accepted));
         }
-        Ok((id, AddressRange::new(start, end - start)))
+        Ok((sleeper, AddressRange::new(start, end - start)))
     }
 
-    fn not_in_host_memory(&self, address: usize) -> OffloadError {
-        let state = self.region_at(address).and_then(|id| self.region_info(id).ok());
+    fn not_asleep(&self, address: usize) -> OffloadError {
+        let region = self.region_at(address).and_then(|id| self.region_info(id).ok());
+        let seen = match region.map(|info| info.state) {
+            None => "awake memory".to_owned(),
+            Some(state) if state.is_asleep() && state != RegionState::Empty => {
+                "memory that woke during the call".to_owned()
+            }
+            Some(state) => format!("{state:?}"),
+        };
         OffloadError::Order {
             what: "reading sleeping memory",
-            seen: state
-                .map_or_else(|| "awake memory".to_owned(), |info| format!("{:?}", info.state)),
-            expected: "memory asleep in host memory".to_owned(),
+            seen,
+            expected: "memory asleep in host memory or in the file".to_owned(),
         }
     }
 }
 
-/// Returns where the host copy has the byte of `address`, while it is valid and the region sleeps.
-fn in_host_copy<D: Device>(entry: &RegionEntry<RegionData<D>>, address: usize) -> Option<usize> {
+/// Returns where the copy has the byte of `address`, while the region sleeps.
+fn copy_place<D: Device>(entry: &RegionEntry<RegionData<D>>, address: usize) -> Option<CopyPlace> {
     let (region, body) = (&entry.region, &entry.data);
-    if region.host != CopyState::Valid || !region.state.is_asleep() {
+    if !region.state.is_asleep() {
         return None;
     }
     let part = body.blocks.iter().find(|part| part.range.contains(address))?;
-    Some(body.host?.start() + part.offset_bytes + (address - part.range.start))
+    let offset = part.offset_bytes + (address - part.range.start);
+    if region.host == CopyState::Valid {
+        return Some(CopyPlace::Host(body.host?.start() + offset));
+    }
+    let extent = body.extent.as_ref().filter(|_| region.extent == CopyState::Valid)?;
+    Some(CopyPlace::File(Arc::clone(extent), offset))
 }

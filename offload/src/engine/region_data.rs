@@ -36,7 +36,8 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) arrival: Option<Arrival<D::Event>>,
     /// Events before which reclaim must not remove its pages.
     pub(crate) uses: Vec<D::Event>,
-    pub(crate) extent: Option<Extent>,
+    /// Shared with the threads that read it.
+    pub(crate) extent: Option<Arc<Extent>>,
     pub(crate) host: Option<PinnedBuffer>,
     /// On its way to the file it passes through host memory outside the host tier's budget.
     pub(crate) is_bounced: bool,
@@ -50,6 +51,8 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) is_eligible: bool,
     /// Number of times that a stray access woke it.
     pub(crate) stray_wakes: u32,
+    /// Number of times that it ceased to be asleep.
+    pub(crate) wakes: u64,
 }
 
 /// Device memory reserved for a wake.
@@ -87,6 +90,7 @@ impl<D: Device> RegionData<D> {
             account,
             is_eligible: false,
             stray_wakes: 0,
+            wakes: 0,
         }
     }
 
@@ -97,6 +101,11 @@ impl<D: Device> RegionData<D> {
     /// Returns the addresses of its first block.
     pub(crate) fn range(&self) -> AddressRange {
         self.blocks.first().map(|part| part.range).unwrap_or_default()
+    }
+
+    /// Returns the extent of a write. Nobody reads it before it is whole.
+    pub(super) fn written_extent(&mut self) -> Option<&mut Extent> {
+        self.extent.as_mut().and_then(Arc::get_mut)
     }
 }
 
@@ -286,6 +295,7 @@ impl<D: Device> Payload for RegionData<D> {
         if after.state.is_asleep() && !before.state.is_asleep() {
             shared.sealed_bytes_total += bytes;
         }
+        self.wakes += u64::from(before.state.is_asleep() && !after.state.is_asleep());
         let asleep = |r: &Region| r.state.is_asleep().then_some(0);
         let levels = std::slice::from_mut(&mut shared.roles[role].asleep);
         change(levels, asleep(before), asleep(after), bytes);

@@ -426,7 +426,7 @@ impl<D: Device> Engine<D> {
         if let Some(actions) = actions
             && let Some(entry) = inner.get(id)
         {
-            entry.data.extent = Some(extent);
+            entry.data.extent = Some(Arc::new(extent));
             drop(inner);
             self.drive(id, actions);
         } else {

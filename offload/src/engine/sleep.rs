@@ -1,5 +1,7 @@
 //! Sleeps: places are granted first, then the sleep waits for the in-flight window.
 
+use std::sync::Arc;
+
 use dormouse_alloc::pinned::{PinMode, PinnedBuffer};
 use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
@@ -35,7 +37,7 @@ impl SleepOutcome {
 /// Places held for a sleep that has not begun.
 #[derive(Debug, Default)]
 pub(super) struct Grant {
-    pub(super) extent: Option<Extent>,
+    pub(super) extent: Option<Arc<Extent>>,
     pub(super) host: Option<PinnedBuffer>,
 }
 
@@ -213,7 +215,7 @@ impl<D: Device> Engine<D> {
     fn grant(&self, bytes: u64, goal: SleepGoal) -> Result<Grant, OffloadError> {
         let mut grant = Grant::default();
         if goal == SleepGoal::Nvme {
-            grant.extent = Some(self.take_extent(bytes)?);
+            grant.extent = Some(Arc::new(self.take_extent(bytes)?));
         }
         // On a direct device, host memory on the way to the file is taken when it is needed, bounded by the
         // in-flight window instead of the tier's budget.
@@ -301,7 +303,7 @@ impl<D: Device> Engine<D> {
 
     pub(super) fn give_back(&self, grant: Grant) {
         if let Some(extent) = grant.extent {
-            self.release_extent(extent);
+            self.release_shared_extent(extent);
         }
         if let Some(buffer) = grant.host {
             self.give(buffer);
@@ -319,6 +321,13 @@ impl<D: Device> Engine<D> {
         let extent = nvme.allocate(bytes)?;
         self.timeline.gauge(Gauge::NvmeUsed, nvme.usage().used_bytes);
         Ok(extent)
+    }
+
+    /// Releases a region's extent, unless another thread reads it; then that one does.
+    pub(super) fn release_shared_extent(&self, extent: Arc<Extent>) {
+        if let Some(extent) = Arc::into_inner(extent) {
+            self.release_extent(extent);
+        }
     }
 
     pub(super) fn release_extent(&self, extent: Extent) {

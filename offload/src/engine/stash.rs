@@ -283,15 +283,27 @@ impl<D: Device> Engine<D> {
         destination: usize,
         bytes: usize,
     ) -> Result<(), OffloadError> {
-        let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
         self.in_chunks(bytes, |bounce, at, part| {
-            let memory = waited_memory(bounce, part.next_multiple_of(UNIT_BYTES));
-            let read = || nvme.read_chunk(extent, at as u64, memory);
-            let again = self.timed(&self.counters.nvme_read, memory.bytes(), read)?;
-            lock(&self.counts).reread_chunks += u64::from(again);
+            self.read_chunk(extent, at, bounce, part)?;
             self.copy_now(destination + at, bounce, part, CopyStream::In)
         })?;
         self.counters.nvme_read.note_whole(bytes as u64);
+        Ok(())
+    }
+
+    /// Reads a chunk of an extent to a bounce buffer and verifies its checksum.
+    pub(super) fn read_chunk(
+        &self,
+        extent: &Extent,
+        at: usize,
+        bounce: usize,
+        bytes: usize,
+    ) -> Result<(), OffloadError> {
+        let nvme = self.nvme.as_ref().ok_or(OffloadError::ShutDown)?;
+        let memory = waited_memory(bounce, bytes.next_multiple_of(UNIT_BYTES));
+        let read = || nvme.read_chunk(extent, at as u64, memory);
+        let again = self.timed(&self.counters.nvme_read, memory.bytes(), read)?;
+        lock(&self.counts).reread_chunks += u64::from(again);
         Ok(())
     }
 

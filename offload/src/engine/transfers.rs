@@ -131,14 +131,14 @@ impl<D: Device> Engine<D> {
         if priority == Priority::Write
             && let Some(nvme) = &self.nvme
         {
-            self.body(id, |b| b.extent.as_mut().map(|e| nvme.wrote(e, moved.moved_bytes)));
+            self.body(id, |b| b.written_extent().map(|e| nvme.wrote(e, moved.moved_bytes)));
         }
         let outcome = match moved.result {
             Ok(sums) => {
                 self.record(id, priority, (moved.start_ns, now_ns), moved.bytes);
                 self.links(account, priority).for_each(|link| link.note_whole(moved.bytes));
                 if let Some(sums) = sums {
-                    self.body(id, |b| b.extent.as_mut().map(|extent| extent.set_sums(sums)));
+                    self.body(id, |b| b.written_extent().map(|extent| extent.set_sums(sums)));
                 }
                 StepOutcome::Ok
             }

@@ -1,9 +1,13 @@
 //! How far the host is ahead of the GPU: what streams and events say of work that was given to them.
 //!
 //! The streams of the host device are quick. A trainer's GPU is not: work takes time, and the host goes on.
-//! With a run-ahead, work counts as done once that number of works was given after it, on any stream, or once
-//! somebody waited for it. So streams are never idle, and the same calls get the same answers. (The work itself
-//! may be done earlier.) With a duration each work takes at least that long.
+//! With a run-ahead, work counts as done once that number of works was given after it, on any stream, once
+//! somebody waited for it, or once a host function behind it was called. So streams are never idle. (The work
+//! itself may be done earlier.) With a duration each work takes at least that long.
+//!
+//! An exact run-ahead gives the same answers to the same calls in every run: host functions prove nothing, and
+//! who asks about work that counts as done waits until it is. It is for benchmarks. A test that holds a stream
+//! up would wait for itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,6 +21,7 @@ pub(crate) struct Ahead {
     /// None: work is done when the host device has done it.
     works: Option<u64>,
     duration: Duration,
+    is_exact: bool,
     /// Number of works. Relaxed, as the next: they guard no other memory.
     given: AtomicU64,
     /// The latest work that somebody waited for.
@@ -25,8 +30,9 @@ pub(crate) struct Ahead {
 
 impl Ahead {
     /// A run-ahead of `works`, none for 0, of works that take `duration`.
-    pub(crate) fn new(works: u64, duration: Duration) -> Self {
-        Self { works: (works > 0).then_some(works), duration, ..Self::default() }
+    pub(crate) fn new(works: u64, duration: Duration, is_exact: bool) -> Self {
+        let works = (works > 0).then_some(works);
+        Self { works, duration, is_exact: is_exact && works.is_some(), ..Self::default() }
     }
 
     /// Counts a work. Returns its number.
@@ -49,15 +55,17 @@ impl Ahead {
         self.waited.load(Ordering::Relaxed)
     }
 
-    /// Whether a work counts as done, as far as the run-ahead says. 0: no work.
-    pub(crate) fn is_reached(&self, work: u64) -> bool {
-        let is_waited = work <= self.waited.load(Ordering::Relaxed);
-        self.works.is_none_or(|works| is_waited || work + works <= self.last())
+    /// Whether a work counts as done, as far as the run-ahead says. 0: no work. `passed` is the last work of its
+    /// stream that a host function proved.
+    pub(crate) fn is_reached(&self, work: u64, passed: u64) -> bool {
+        let is_known = work <= self.waited() || (!self.is_exact && work <= passed);
+        self.works.is_none_or(|works| is_known || work + works <= self.last())
     }
 
-    /// Whether work that is reached is waited for when it is asked about, so that no thread's speed has a say.
+    /// Whether work that counts as done is waited for when it is asked about, so that no thread's speed has a
+    /// say.
     pub(crate) fn is_exact(&self) -> bool {
-        self.works.is_some()
+        self.is_exact
     }
 
     /// Takes the time of one work, on the stream's thread.

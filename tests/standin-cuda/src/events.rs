@@ -1,6 +1,7 @@
 //! Events: handles whose meaning is replaced by each record.
 
 use std::ffi::c_uint;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -44,13 +45,15 @@ struct Point {
     gate: Option<Arc<Gate>>,
     /// The work before it, by number.
     work: u64,
+    /// [`Stream::passed`] of its stream.
+    passed: Arc<AtomicU64>,
     time: Arc<OnceLock<Instant>>,
 }
 
 impl Point {
     fn is_complete(&self, driver: &Driver) -> bool {
         self.gate.as_ref().is_none_or(|gate| gate.is_open())
-            && driver.ahead.is_reached(self.work)
+            && driver.ahead.is_reached(self.work, self.passed.load(Ordering::Relaxed))
             && is_done(driver, &self.reached)
     }
 
@@ -98,7 +101,8 @@ fn record(driver: &Driver, event: &Event, stream: &Stream, flags: c_uint) -> Res
     let (given, work) = (stream.given(), stream.last(driver));
     let reached = driver.host.record(&stream.host).map_err(refused)?;
     stream.count_end(given, &reached);
-    *lock(&event.meaning) = Meaning::At(Point { reached, gate, work, time });
+    let passed = Arc::clone(&stream.passed);
+    *lock(&event.meaning) = Meaning::At(Point { reached, gate, work, passed, time });
     Ok(())
 }
 

@@ -31,6 +31,7 @@
 //! # Environment
 //! `STANDIN_CUDA_GRANULARITY_BYTES` (2 MiB unless set), `STANDIN_CUDA_TOTAL_BYTES` (8 GiB unless
 //! set), `STANDIN_CUDA_RUN_AHEAD` (0 unless set: works by which the host is ahead of the GPU, see `ahead`),
+//! `STANDIN_CUDA_EXACT` (0 unless set; 1: the same answers in every run, see `ahead`),
 //! `STANDIN_CUDA_WORK_NS` (0 unless set: what each work takes), `STANDIN_CUDA_COST_NS` (0 unless set: what calls that change the device's memory spin for),
 //! `STANDIN_CUDA_COSTS` (a file: what such calls add to a virtual clock, see `cost`),
 //! `STANDIN_CUDA_BACKED` (1 unless set; 0: device addresses are numbers, and a copy finds no access)

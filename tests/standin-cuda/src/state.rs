@@ -26,6 +26,7 @@ const GRANULARITY_VARIABLE: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_VARIABLE: &str = "STANDIN_CUDA_TOTAL_BYTES";
 /// Whether there are bytes at device addresses.
 const RUN_AHEAD_VARIABLE: &str = "STANDIN_CUDA_RUN_AHEAD";
+const EXACT_VARIABLE: &str = "STANDIN_CUDA_EXACT";
 const WORK_VARIABLE: &str = "STANDIN_CUDA_WORK_NS";
 const BACKED_VARIABLE: &str = "STANDIN_CUDA_BACKED";
 const COST_VARIABLE: &str = "STANDIN_CUDA_COST_NS";
@@ -117,6 +118,7 @@ impl Driver {
         }
         let works = read(RUN_AHEAD_VARIABLE, 0, "0 to 1048576 works", |it| it <= RUN_AHEAD_MAX)?;
         let work_ns = read(WORK_VARIABLE, 0, "0 to 1000000000 ns", |ns| ns as u64 <= COST_NS_MAX)?;
+        let is_exact = read(EXACT_VARIABLE, 0, "0 or 1", |exact| exact <= 1)? == 1;
         let is_backed = read(BACKED_VARIABLE, 1, "0 or 1", |backed| backed <= 1)? == 1;
         if let Some(wrong) = faults::read_environment() {
             return Err(complain(wrong));
@@ -128,7 +130,7 @@ impl Driver {
             granularity,
             total_bytes,
             costs,
-            ahead: Ahead::new(works as u64, Duration::from_nanos(work_ns as u64)),
+            ahead: Ahead::new(works as u64, Duration::from_nanos(work_ns as u64), is_exact),
             streams: Streams::new(&host)?,
             host,
             memory: RwLock::new(Space::new(granularity, total_bytes, is_backed)?),

@@ -34,6 +34,9 @@ pub(crate) struct Stream {
     given: AtomicU64,
     /// The last work, or what it waits for last, by its number among those of all streams.
     last: AtomicU64,
+    /// The last work that is known to be done, because a host function behind it was called. Relaxed: it
+    /// guards no other memory.
+    pub(crate) passed: Arc<AtomicU64>,
     /// An event, and the number of works before it.
     tail: Mutex<Option<(u64, HostEvent)>>,
     /// How many works of this stream the legacy stream waits for.
@@ -51,6 +54,7 @@ impl Stream {
             priority,
             given: AtomicU64::new(0),
             last: AtomicU64::new(0),
+            passed: Arc::default(),
             tail: Mutex::default(),
             seen_by_legacy: AtomicU64::new(0),
             legacy_seen: AtomicU64::new(0),
@@ -258,7 +262,8 @@ entry! { Context, fn cuStreamQuery(stream: usize) {
     capture::refuse_captured(driver, &stream)?;
     capture::refuse_unsafe()?;
     let tail = stream.tail(driver)?;
-    let is_reached = driver.ahead.is_reached(stream.last(driver));
+    let passed = stream.passed.load(Ordering::Relaxed);
+    let is_reached = driver.ahead.is_reached(stream.last(driver), passed);
     if !is_reached || tail.is_some_and(|tail| !is_done(driver, &tail)) {
         return Err(Code::NOT_READY);
     }
@@ -305,7 +310,9 @@ entry! { Context, fn cuLaunchHostFunc(stream: usize, function: HostFunction, dat
     let driver = driver()?;
     let stream = driver.streams.find(stream)?;
     let function = function.ok_or(Code::INVALID_VALUE)?;
+    let (passed, before) = (Arc::clone(&stream.passed), stream.last(driver));
     give(driver, &stream, move || {
+        passed.fetch_max(before, Ordering::Relaxed);
         // The driver does not call it either once the context is lost.
         if check_not_lost().is_ok() {
             // SAFETY: the caller handed function and argument over to be called so.

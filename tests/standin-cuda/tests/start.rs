@@ -7,6 +7,8 @@ mod common;
 
 use std::ffi::c_void;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -16,6 +18,7 @@ const TOTAL_BYTES: &str = "STANDIN_CUDA_TOTAL_BYTES";
 const COST_NS: &str = "STANDIN_CUDA_COST_NS";
 const COSTS: &str = "STANDIN_CUDA_COSTS";
 const RUN_AHEAD: &str = "STANDIN_CUDA_RUN_AHEAD";
+const EXACT: &str = "STANDIN_CUDA_EXACT";
 const WORK_NS: &str = "STANDIN_CUDA_WORK_NS";
 const BACKED: &str = "STANDIN_CUDA_BACKED";
 const FAIL: &str = "STANDIN_CUDA_FAIL";
@@ -33,8 +36,10 @@ const CASES: &[Case] = &[
     ("the figures unless set", &[], defaults),
     ("a call costs what the environment says", &[(COST_NS, "3000000")], calls_cost),
     ("a table of costs", &[(COSTS, "tests/costs/all")], costs_are_charged),
-    ("a host that is ahead", &[(RUN_AHEAD, "2")], the_host_is_ahead),
-    ("a GPU that a test moves on", &[(RUN_AHEAD, "1000")], works_end_as_told),
+    ("a host that is ahead", &[(RUN_AHEAD, "2"), (EXACT, "1")], the_host_is_ahead),
+    ("work that a host function proves", &[(RUN_AHEAD, "2")], host_functions_prove_work),
+    ("a stream that is held up", &[(RUN_AHEAD, "2")], held_work_is_not_waited_for),
+    ("a GPU that a test moves on", &[(RUN_AHEAD, "1000"), (EXACT, "1")], works_end_as_told),
     ("work that takes time", &[(WORK_NS, "3000000")], work_takes_time),
     ("the peak, and the sum of all calls", &[], the_peak_and_all_calls),
     ("addresses that are numbers", &[(BACKED, "0"), (TOTAL_BYTES, TOO_MUCH)], numbers),
@@ -48,6 +53,7 @@ const CASES: &[Case] = &[
     ("a table with a cost beyond a second", &[(COSTS, "tests/costs/too-much")], is_refused),
     ("a table with a figure too few", &[(COSTS, "tests/costs/short")], is_refused),
     ("a run-ahead that is no number", &[(RUN_AHEAD, "far")], is_refused),
+    ("half exact", &[(EXACT, "2")], is_refused),
     ("work of more than a second", &[(WORK_NS, "1000000001")], is_refused),
     ("half a backing", &[(BACKED, "2")], is_refused),
     ("no memory", &[(TOTAL_BYTES, "0")], is_refused),
@@ -67,8 +73,9 @@ fn main() {
     let mut failed = 0;
     for (name, environment, _) in CASES {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        for variable in [GRANULARITY, TOTAL_BYTES, COST_NS, COSTS, RUN_AHEAD, WORK_NS, BACKED, FAIL]
-        {
+        let variables =
+            [GRANULARITY, TOTAL_BYTES, COST_NS, COSTS, RUN_AHEAD, EXACT, WORK_NS, BACKED, FAIL];
+        for variable in variables {
             command.env_remove(variable);
         }
         let output = command.arg(name).envs(environment.iter().copied()).output().unwrap();
@@ -248,6 +255,60 @@ fn works_end_as_told() {
 }
 
 extern "C" fn nothing(_: *mut c_void) {}
+
+/// Holds its stream up until the sender is gone.
+extern "C" fn wait_for(receiver: *mut c_void) {
+    // SAFETY: a receiver that outlives the stream's work.
+    let receiver = unsafe { &*receiver.cast::<Receiver<()>>() };
+    let _ = receiver.recv();
+}
+
+extern "C" fn note_call(is_called: *mut c_void) {
+    // SAFETY: a flag that outlives the stream's work.
+    unsafe { &*is_called.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
+}
+
+fn host_functions_prove_work() {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let stream = get::<usize>(|stream| cu.cuStreamCreate(stream, NON_BLOCKING));
+    let [before, behind] = [(); 2].map(|()| get::<usize>(|event| cu.cuEventCreate(event, 0)));
+    let address = get::<usize>(|address| cu.cuMemAlloc_v2(address, 4096));
+    ok(cu.cuMemsetD8Async(address, 0, 4096, stream));
+    ok(cu.cuEventRecord(before, stream));
+    assert_eq!(cu.cuEventQuery(before), NOT_READY);
+    let is_called = AtomicBool::new(false);
+    ok(cu.cuLaunchHostFunc(stream, Some(note_call), (&raw const is_called).cast_mut().cast()));
+    ok(cu.cuEventRecord(behind, stream));
+    while !is_called.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+    assert_eq!(cu.cuEventQuery(before), 0, "it was called behind the event");
+    assert_eq!([cu.cuEventQuery(behind), cu.cuStreamQuery(stream)], [NOT_READY; 2]);
+    ok(cu.cuEventSynchronize(behind));
+    ok(cu.cuCtxSynchronize());
+}
+
+fn held_work_is_not_waited_for() {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let [held, other] =
+        [(); 2].map(|()| get::<usize>(|stream| cu.cuStreamCreate(stream, NON_BLOCKING)));
+    let event = get::<usize>(|event| cu.cuEventCreate(event, 0));
+    let (go, receiver) = channel::<()>();
+    ok(cu.cuLaunchHostFunc(held, Some(wait_for), (&raw const receiver).cast_mut().cast()));
+    ok(cu.cuEventRecord(event, held));
+    (0..2).for_each(|_| ok(cu.cuLaunchHostFunc(other, Some(nothing), std::ptr::null_mut())));
+    assert_eq!([cu.cuEventQuery(event), cu.cuStreamQuery(held)], [NOT_READY; 2]);
+    drop(go);
+    // Nobody waits, and two works came after it.
+    while cu.cuEventQuery(event) == NOT_READY {
+        std::thread::yield_now();
+    }
+    ok(cu.cuStreamQuery(held));
+}
 
 /// Only a lower bound is looked at.
 fn work_takes_time() {

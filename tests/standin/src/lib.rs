@@ -12,8 +12,11 @@
     reason = "a helper of tests: a test fails by panicking"
 )]
 
+mod ahead;
 pub mod events;
 mod library;
+
+pub use ahead::run_again_ahead;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};

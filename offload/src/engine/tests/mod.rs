@@ -3,6 +3,7 @@
 //! device's own is beside it.
 #![expect(unsafe_code, reason = "tests play the trainer, who touches memory by address")]
 
+mod ahead;
 pub(crate) mod campaign;
 pub(crate) mod on_cuda;
 pub(crate) mod on_host;

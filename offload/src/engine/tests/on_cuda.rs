@@ -34,8 +34,9 @@ pub(crate) const ASLEEP_FIRST: RegionState = RegionState::Host;
 
 /// The stand-in's, so that sizes and page counts are those of the host device.
 const PAGE_BYTES: usize = 4096;
-/// Pages of a large page: the larger blocks have some.
+/// Pages of a large page: the larger blocks have some. The variable sets it; with 1 there are none.
 const LARGE_PAGES: usize = 16;
+const LARGE_PAGES_VARIABLE: &str = "DORMOUSE_TEST_LARGE_PAGES";
 const TOTAL_BYTES: u64 = 2 << 30;
 
 /// Between two looks at what is left.
@@ -124,7 +125,9 @@ impl Drop for Turn {
 }
 
 pub(crate) fn new_device(reserve_bytes: usize, capacity_bytes: u64) -> TestDevice {
-    let large_page_bytes = LARGE_PAGES * PAGE_BYTES;
+    let large_pages = std::env::var(LARGE_PAGES_VARIABLE);
+    let large_pages = large_pages.map_or(LARGE_PAGES, |pages| pages.parse().unwrap());
+    let large_page_bytes = large_pages * PAGE_BYTES;
     let config =
         CudaConfig { reserve_bytes, capacity_bytes, large_page_bytes, ..CudaConfig::default() };
     Faulty::new(CudaDevice::new(&config).unwrap())

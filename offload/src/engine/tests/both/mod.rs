@@ -9,6 +9,7 @@ mod life;
 mod notes;
 mod probes;
 pub(crate) mod read;
+mod read_file;
 mod room;
 mod stash;
 mod stress;

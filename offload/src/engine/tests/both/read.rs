@@ -17,7 +17,7 @@ pub(crate) fn read_behind(
     unsafe { fixture.engine.read_asleep(range, destination, stream) }
 }
 
-fn read(fixture: &Fixture, address: usize, into: &mut [u8]) -> Result<(), OffloadError> {
+pub(super) fn read(fixture: &Fixture, address: usize, into: &mut [u8]) -> Result<(), OffloadError> {
     read_behind(fixture, address, into, &fixture.here())
 }
 
@@ -25,8 +25,15 @@ pub(crate) fn holds_here(bytes: &[u8], seed: u64) -> bool {
     holds(bytes.as_ptr().expose_provenance(), bytes.len(), seed)
 }
 
+const TIERS: [(Tier, RegionState); 2] =
+    [(Tier::Host, RegionState::Host), (Tier::Nvme, RegionState::Nvme)];
+
 #[test]
 fn a_sleeping_block_is_read_and_stays_asleep() {
+    TIERS.into_iter().for_each(|(tier, state)| read_and_wake(tier, state));
+}
+
+fn read_and_wake(tier: Tier, state: RegionState) {
     // Behind another block it does not begin with a page of its own.
     let fixture = Plan { change: |config| config.granule_bytes = 512, ..Plan::default() }.build();
     let small = fixture.allocate(3 * KIB, 1);
@@ -34,7 +41,7 @@ fn a_sleeping_block_is_read_and_stays_asleep() {
     let (id, address) = fixture.region(bytes, seed);
     let block = fixture.allocator.lookup(address).unwrap();
     assert!(block.pages.start > address && block.pages.end() < address + bytes, "{block:?}");
-    fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    fixture.engine.sleep(&[id], tier, &[]).unwrap();
     fixture.engine.wait_settled(&[id]).unwrap();
     let copied_bytes = fixture.engine.stats().device_to_host.bytes;
     let mut seen = vec![0; bytes];
@@ -49,8 +56,11 @@ fn a_sleeping_block_is_read_and_stays_asleep() {
         read(&fixture, address + at, &mut part).unwrap();
         assert!(part == seen[at..at + part_bytes], "{part_bytes} bytes at {at}");
     }
-    assert_eq!(fixture.state(id), RegionState::Host);
+    assert_eq!(fixture.state(id), state);
+    let wakes = || fixture.engine.body(id, |body| Some(body.wakes)).unwrap();
+    assert_eq!(wakes(), 0);
     fixture.engine.wait_awake(&[id]).unwrap();
+    assert_eq!(wakes(), 1);
     fixture.finish(&fixture.here());
     assert!(holds(address, bytes, seed));
     fixture.engine.free(address, 0).unwrap();
@@ -60,22 +70,24 @@ fn a_sleeping_block_is_read_and_stays_asleep() {
 
 #[test]
 fn blocks_that_share_a_region_are_read_each() {
-    let fixture = Plan::default().build();
-    let addresses = [fixture.allocate(4 * MIB, 1), fixture.allocate(6 * MIB, 2)];
-    let adopted =
-        fixture.engine.adopt_together(&addresses, Role::Dormant, label("all", None), None);
-    let id = adopted.unwrap().id.unwrap();
-    fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
-    fixture.engine.wait_settled(&[id]).unwrap();
-    for (address, (bytes, seed)) in addresses.into_iter().zip([(4 * MIB, 1), (6 * MIB, 2)]) {
-        let mut seen = vec![0; bytes];
-        read(&fixture, address, &mut seen).unwrap();
-        assert!(holds_here(&seen, seed));
+    for (tier, _) in TIERS {
+        let fixture = Plan::default().build();
+        let addresses = [fixture.allocate(3 * MIB, 1), fixture.allocate(6 * MIB, 2)];
+        let adopted =
+            fixture.engine.adopt_together(&addresses, Role::Dormant, label("all", None), None);
+        let id = adopted.unwrap().id.unwrap();
+        fixture.engine.sleep(&[id], tier, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
+        for (address, (bytes, seed)) in addresses.into_iter().zip([(3 * MIB, 1), (6 * MIB, 2)]) {
+            let mut seen = vec![0; bytes];
+            read(&fixture, address, &mut seen).unwrap();
+            assert!(holds_here(&seen, seed));
+        }
+        for address in addresses {
+            fixture.engine.free(address, 0).unwrap();
+        }
+        fixture.assert_empty();
     }
-    for address in addresses {
-        fixture.engine.free(address, 0).unwrap();
-    }
-    fixture.assert_empty();
 }
 
 #[test]
@@ -86,8 +98,15 @@ fn only_the_bytes_of_its_copy_are_read_of_a_block() {
     };
     let fixture = Plan { change, ..Plan::default() }.build();
     let bytes = 513 * KIB;
+    for (tier, _) in TIERS {
+        read_the_copy(&fixture, bytes, tier);
+    }
+    fixture.assert_empty();
+}
+
+fn read_the_copy(fixture: &Fixture, bytes: usize, tier: Tier) {
     let (id, address) = fixture.region(bytes, 1);
-    fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    fixture.engine.sleep(&[id], tier, &[]).unwrap();
     fixture.engine.wait_settled(&[id]).unwrap();
     let block = fixture.allocator.lookup(address).unwrap();
     assert!(block.pages.bytes >= bytes + 2 * UNIT_BYTES, "{block:?}");
@@ -95,17 +114,16 @@ fn only_the_bytes_of_its_copy_are_read_of_a_block() {
     let accepted_bytes =
         if is_gpu { bytes.next_multiple_of(UNIT_BYTES) } else { block.range.bytes };
     let mut seen = vec![0; accepted_bytes];
-    read(&fixture, address, &mut seen).unwrap();
+    read(fixture, address, &mut seen).unwrap();
     assert!(holds_here(&seen[..bytes], 1));
     seen.push(0);
-    let beyond = read(&fixture, address, &mut seen).unwrap_err();
+    let beyond = read(fixture, address, &mut seen).unwrap_err();
     assert!(matches!(beyond, OffloadError::Argument { what: "bytes to read", .. }), "{beyond}");
     fixture.engine.free(address, 0).unwrap();
-    fixture.assert_empty();
 }
 
 #[test]
-fn what_is_not_asleep_in_host_memory_is_refused() {
+fn what_has_no_copy_is_refused() {
     let fixture = Plan::default().build();
     let engine = &fixture.engine;
     let refused =
@@ -118,10 +136,6 @@ fn what_is_not_asleep_in_host_memory_is_refused() {
     of_state(untracked, "awake memory");
     let (id, address) = fixture.region(2 * MIB, 2);
     of_state(address, "Awake");
-    engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
-    engine.wait_settled(&[id]).unwrap();
-    of_state(address, "Nvme");
-    engine.wait_awake(&[id]).unwrap();
     engine.sleep(&[id], Tier::Host, &[]).unwrap();
     engine.wait_settled(&[id]).unwrap();
     let block = fixture.allocator.lookup(address).unwrap();

@@ -286,6 +286,8 @@ fn a_step_is_planned_from_once_the_stream_has_passed_its_end() {
     let held = end_ahead(&fixture, late);
     assert!(fixture.engine.profile(LABEL, LAYERS).is_none(), "the stream is not there");
     held.let_go();
+    // A host that is ahead finds out only where it waits.
+    fixture.finish(&fixture.here());
     soon("the end of the stream", || fixture.engine.profile(LABEL, LAYERS).is_some());
     assert!(step().end().planned.is_some());
 }
