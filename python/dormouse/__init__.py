@@ -3,6 +3,7 @@
 A thin package over ``libdormouse.so``; no compiled parts of its own.
 
 - :func:`install`: selects how dormouse manages torch's memory in this process.
+- :func:`fail_together`: an error or a death of one rank is an error of all, at once.
 - :func:`offload`: any training step with its saved activations asleep between forward and backward.
 - :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
 - :class:`Group`: a prompt and its responses; :class:`Tree`: conversations that share beginnings.
@@ -21,6 +22,7 @@ from .errors import (
     StateError,
     StorageError,
 )
+from .failures import RankFailedError, fail_together
 from .group import Group
 from .install import Installed, install, memory_stats
 from .log import log_to_logging
@@ -43,6 +45,7 @@ __all__ = [
     "OffloadReport",
     "Prefix",
     "Plan",
+    "RankFailedError",
     "Runtime",
     "StateError",
     "StayedAwake",
@@ -50,6 +53,7 @@ __all__ = [
     "Tag",
     "Tree",
     "query",
+    "fail_together",
     "install",
     "log_to_logging",
     "memory_stats",

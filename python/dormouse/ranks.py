@@ -7,7 +7,8 @@ be equal, budgets whose minimum applies, and counts that are padded to their max
 raises on every rank, before any pass. Residency may differ between ranks.
 
 A step takes two small messages, three if budgets differ, and none per microbatch. A rank that dies
-or never arrives causes the process group's own timeout and error.
+or never arrives causes the process group's own timeout and error; within
+:func:`dormouse.fail_together` every other rank is told at once.
 """
 
 from __future__ import annotations

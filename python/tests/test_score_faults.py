@@ -1,16 +1,47 @@
-"""Errors between the forward and the backward of a differentiable call, and batches at its edges."""
+"""Errors between the forward and the backward of a differentiable call, and batches at its edges.
+
+What one rank's error does to the others is in test_failures_ranks.py.
+"""
 
 from __future__ import annotations
 
 import gc
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from models import distance, take_gradients, tiny
+from rank_workers import RANKS, run_ranks
 from test_token_scores import GRAPHS, a_batch, dense, padded
 
 from dormouse.hf import SharedPrefix
 from dormouse.hf.step import Step
+
+
+WORKER = Path(__file__).with_name("score_faults_worker.py")
+WORKER_SECONDS_MAX = 300
+
+
+class Share(NamedTuple):
+    """What one rank computes of :func:`a_longer_batch`."""
+
+    rows: slice
+    weight: float = 1.0
+    """Of its loss."""
+    evaluates: bool = False
+    """Evaluates and saves a checkpoint between the call and its backward."""
+
+
+SHARES = {
+    "an empty share": (Share(slice(0, None)), Share(slice(0, 0))),
+    "groups split over ranks": (Share(slice(0, None, 2)), Share(slice(1, None, 2))),
+    "all responses of a rank are masked": (Share(slice(0, 3)), Share(slice(3, None), 0.0)),
+    "evaluation and checkpoint in a step": (
+        Share(slice(0, 3), evaluates=True),
+        Share(slice(3, None), evaluates=True),
+    ),
+}
 
 
 class LossError(Exception):
@@ -119,3 +150,23 @@ def test_all_responses_masked_by_the_loss(graphs, runtime):
     (scores.log_probabilities * 0.0).sum().backward()
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
     assert (model.lm_head.weight.grad is None) == (graphs == "twice")
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory) -> list[dict]:
+    """Of each rank, by case and mode."""
+    directory = tmp_path_factory.mktemp("ranks")
+    assert run_ranks(WORKER, directory, seconds_max=WORKER_SECONDS_MAX) == [0] * RANKS
+    return [torch.load(directory / f"gradients.{rank}") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("name", SHARES)
+def test_shares_of_ranks(name, graphs, gradients):
+    model, (ids, mask, keep) = tiny(num_hidden_layers=2), a_longer_batch()
+    values, _ = dense(model, ids, mask, keep, 1.0)
+    losses = [values[share.rows].sum() * share.weight for share in SHARES[name]]
+    (sum(losses) / RANKS).backward()
+    wanted = take_gradients(model)
+    for own in gradients:
+        assert distance(own[name, graphs], wanted) < 1e-10

@@ -1,4 +1,4 @@
-"""One rank of test_deepspeed_engine.py: rank 0's loss raises and ends it, rank 1 runs its backward.
+"""One rank of test_deepspeed_engine.py: rank 0's loss raises, and rank 1 runs its backward.
 
 ``python deepspeed_failing_worker.py DIRECTORY STAGE``, with the environment of torchrun, leaves
 ``error.RANK`` there.
@@ -14,6 +14,7 @@ import conftest
 import deepspeed_cases as cases
 import torch
 
+from dormouse import fail_together
 from dormouse.hf import SharedPrefix
 
 
@@ -27,14 +28,14 @@ def main(directory: Path, stage: int) -> None:
     with conftest.a_runtime(64 << 20) as runtime:
         shared = SharedPrefix(engine, runtime)
         try:
-            scores = shared.score(ids, mask, keep=keep)
-            if rank == 0:
-                raise ValueError("a loss of one rank")
-            engine.backward(scores.log_probabilities.sum())
+            with fail_together():
+                scores = shared.score(ids, mask, keep=keep)
+                if rank == 0:
+                    raise ValueError("a loss of one rank")
+                engine.backward(scores.log_probabilities.sum())
         except Exception as error:
             (directory / f"error.{rank}").write_text(f"{type(error).__name__}: {error}")
-    # A process that takes leave of a failed group waits for it.
-    os._exit(1)
+            raise
 
 
 if __name__ == "__main__":

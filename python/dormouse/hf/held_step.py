@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from .. import _native as native
+from .. import failures
 from ..schedule import Op, Score
 from . import graph
 from .embedding_rows import EmbeddingRows
@@ -155,6 +156,7 @@ class HeldStep(Step):
     def backward(self) -> StepReport:
         """Runs the backwards of layers, the last microbatch's first, then those of the prefixes."""
         while self._held:
+            failures.check()
             held = self._held.pop()
             with self._accepting(held.reads):
                 _backward(held.roots)

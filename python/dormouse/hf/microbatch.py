@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import failures
 from ..schedule import Member
 from . import attention, checkpointing, guard, outputs, recurrent, registry, support
 from .batch import Batch
@@ -68,6 +69,7 @@ def microbatch_output(
     ``logits_rows``: see :meth:`.support.ModelView.run`. ``checkpoints``: whether parts that the
     model checkpoints are computed again in backward.
     """
+    failures.check()
     if view.way is support.Way.ALONE and len(pack.segments) > 1:
         return Output.joined(
             [

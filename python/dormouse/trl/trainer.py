@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..failures import fail_together
 from ..hf import sharding
 from ..trainers import UnsupportedTrainerError
 from .refusals import check_trainer
@@ -37,7 +38,8 @@ class SharedScores:
         # trainer drops the gradients of its microbatches too.
         self._shared_rows.forget()
         self._seen_of_window = 0
-        return super().train(*args, **named)
+        with fail_together():
+            return super().train(*args, **named)
 
     def _get_per_token_logps_and_entropies(
         self,

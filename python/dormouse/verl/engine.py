@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..failures import fail_together
 from ..hf import SharedPrefix, sharding
 from ..hf.window import Window
 from ..install import install
@@ -61,13 +62,14 @@ class SharedScores:
         self._shared: SharedPrefix | None = None
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
-        rows = Rows.of(data, self._autocast_dtype)
-        data[COLUMN] = torch.arange(len(rows))
-        try:
-            with self._scored(rows, data, has_graph=not forward_only):
-                return super().forward_backward_batch(data, loss_function, forward_only)
-        finally:
-            del data[COLUMN]
+        with fail_together():
+            rows = Rows.of(data, self._autocast_dtype)
+            data[COLUMN] = torch.arange(len(rows))
+            try:
+                with self._scored(rows, data, has_graph=not forward_only):
+                    return super().forward_backward_batch(data, loss_function, forward_only)
+            finally:
+                del data[COLUMN]
 
     def forward_step(self, micro_batch, loss_function, forward_only):
         if self._open is None:
