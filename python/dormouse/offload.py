@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from .activations.layers import check_layers, check_not_compiled, find_layers, modules_around
-from .activations.passes import ByCopy, InPlace, Pass
+from .activations.forwards import Forwards, are_managed
+from .activations.layers import check_layers, find_layers, is_compiled
+from .activations.passes import Pass
 from .activations.report import BY_COPY, IN_PLACE, OffloadReport, why_awake
 from .errors import ArgumentError, StateError
 from .install import installed
-from .modes.copying import Awake, SavedTensorOffload, is_capturing
 from .runtime import Runtime
-
-# Layers whose saved tensors an open context manages.
-_managed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def offload(
@@ -89,132 +83,24 @@ def offload(
     return Offload(model, runtime, layers, IN_PLACE if is_in_place else BY_COPY)
 
 
-class Offload:
+class Offload(Forwards):
     """The context of :func:`offload`."""
 
     def __init__(self, model: torch.nn.Module, runtime: Runtime, layers: list, way: str):
-        self._model = model
-        self._runtime = runtime
-        self._layers = layers
-        self._around = modules_around(model, layers)
+        super().__init__(model, runtime, layers, way, runtime.info()["window_layers"])
         self._report = OffloadReport(way)
-        self._window_layers = runtime.info()["window_layers"]
-        # Calls of layers in a forward: the most seen so far.
-        self._calls = len(layers)
-        self._copying = None
-        if way == BY_COPY:
-            self._copying = SavedTensorOffload(runtime, [*model.parameters(), *model.buffers()])
-        self._exit: contextlib.ExitStack | None = None
-        self._thread = 0
-        # The forward that runs, the module whose call it is, and the layer that runs.
-        self._pass: Pass | None = None
-        self._root: torch.nn.Module | None = None
-        self._layer: torch.nn.Module | None = None
-        # Forwards that have ended, and whose reports are not complete.
-        self._ended: list[Pass] = []
         self._has_warned = False
 
     def report(self) -> OffloadReport:
         """Returns a copy of the figures of the latest forward whose graph is freed."""
-        self._finish(0)
+        self.finish()
         return replace(self._report)
 
-    def __enter__(self) -> Offload:
-        check_not_compiled(self._model)
-        if not _managed.isdisjoint(self._layers):
-            raise StateError(
-                "the model's layers are in another dormouse.offload context; accepted: one at a "
-                "time"
-            )
-        self._thread = threading.get_ident()
-        with contextlib.ExitStack() as stack:
-            _managed.update(self._layers)
-            stack.callback(_managed.difference_update, self._layers)
-            for module in self._around:
-                self._hook(stack, module, self._begin, self._end)
-            for layer in self._layers:
-                self._hook(stack, layer, self._begin_layer, self._end_layer)
-            hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _restore)
-            stack.enter_context(hooks)
-            stack.callback(self._leave)
-            self._exit = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc):
-        self._exit.__exit__(*exc)
-        self._finish(0)
-
-    def _hook(self, stack, module: torch.nn.Module, before: Callable, after: Callable) -> None:
-        """Calls ``before(module)`` and ``after(module)`` around each forward of a module in this
-        thread, but not where backward computes it again."""
-
-        def is_own() -> bool:
-            is_forward = torch._C._current_graph_task_id() == -1
-            return is_forward and threading.get_ident() == self._thread
-
-        def pre_hook(module, args) -> None:
-            if is_own():
-                before(module)
-
-        def hook(module, args, output) -> None:
-            if is_own():
-                after(module)
-
-        stack.callback(module.register_forward_pre_hook(pre_hook, prepend=True).remove)
-        stack.callback(module.register_forward_hook(hook).remove)
-
-    def _begin(self, module: torch.nn.Module) -> None:
-        if self._pass is not None and module is not self._root:
-            return
-        # A call that an error ended.
-        self._leave()
-        if not torch.is_grad_enabled() or is_capturing(self._runtime.device):
-            return
-        # All but the latest, whose end a GPU may not have reached.
-        self._finish(1)
-        report = OffloadReport(self._report.way)
-        expected = self._runtime, report, self._calls, self._window_layers
-        if self._copying is None:
-            self._pass = InPlace(*expected)
-        else:
-            self._pass = ByCopy(*expected, self._copying)
-        self._root = module
-
-    def _end(self, module: torch.nn.Module) -> None:
-        if module is self._root:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Ends the forward that runs, if one does."""
-        ended, self._pass, self._root, self._layer = self._pass, None, None, None
-        if ended is not None:
-            self._ended.append(ended)
-            ended.end()
-            self._calls = max(self._calls, ended.report.layer_calls)
-
-    def _begin_layer(self, layer: torch.nn.Module) -> None:
-        if self._pass is not None and self._layer is None:
-            self._layer = layer
-            self._pass.begin_layer()
-
-    def _end_layer(self, layer: torch.nn.Module) -> None:
-        if self._pass is not None and self._layer is layer:
-            self._layer = None
-            self._pass.end_layer()
-
-    def _save(self, tensor: torch.Tensor):
-        return Awake.of(tensor) if self._pass is None else self._pass.save(tensor)
-
-    def _finish(self, latest: int) -> None:
-        """Completes the reports of forwards whose graphs are freed, but for the ``latest``."""
-        over = [each for each in self._ended[: len(self._ended) - latest] if each.is_over]
-        self._ended = [each for each in self._ended if each not in over]
-        for each in over:
-            each.finish()
-            self._report = replace(each.report, forwards=self._report.forwards + 1)
-            # A forward with more calls of layers than expected tells the next one how many.
-            if each.report.layer_calls <= each.calls_expected:
-                self._warn_if_awake()
+    def _finished(self, ended: Pass) -> None:
+        self._report = replace(ended.report, forwards=self._report.forwards + 1)
+        # A forward with more calls of layers than expected tells the next one how many.
+        if ended.report.layer_calls <= ended.calls_expected:
+            self._warn_if_awake()
 
     def _warn_if_awake(self) -> None:
         report = self._report
@@ -225,11 +111,19 @@ class Offload:
             return
         self._has_warned = True
         reason = why_awake(report, self._runtime, self._window_layers)
-        warnings.warn(f"dormouse.offload: nothing slept: {reason}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"dormouse.offload: nothing slept: {reason}", RuntimeWarning, stacklevel=5)
 
 
-def _restore(kept) -> torch.Tensor:
-    return kept.restore()
+def in_place(
+    model: torch.nn.Module, runtime: Runtime, layers: Sequence[torch.nn.Module]
+) -> Forwards | None:
+    """Returns the context in which all that forwards save sleeps in place, that of their last layers
+    too, because other work comes before their backward. None where that is not possible: see
+    :func:`offload`; or another context manages the layers."""
+    can_sleep = _why_not_in_place(runtime) is None and runtime.info()["tiers"]
+    if not can_sleep or are_managed(layers) or is_compiled(model):
+        return None
+    return Forwards(model, runtime, list(layers), IN_PLACE, 0)
 
 
 def _installed_runtime() -> Runtime:

@@ -60,14 +60,27 @@ def modules_around(model: Module, layers: Sequence[Module]) -> list[Module]:
 def check_not_compiled(model: Module) -> None:
     """Raises :class:`ArgumentError` for a model that torch.compile has compiled, wholly or in part:
     compiled code runs no hooks at the borders of its layers."""
+    name = _compiled_in(model)
+    if name is not None:
+        raise ArgumentError(
+            f"{name or 'the model'} is compiled by torch.compile; accepted: a model that is not"
+        )
+
+
+def is_compiled(model: Module) -> bool:
+    """Returns whether torch.compile has compiled the model, wholly or in part."""
+    return _compiled_in(model) is not None
+
+
+def _compiled_in(model: Module) -> str | None:
+    """Returns the name of the first compiled module, ``""`` for the model; None without one."""
     # Not loaded: nothing is compiled. Loading it takes a second.
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     for name, module in model.named_modules():
         is_wrapped = compiler is not None and isinstance(module, compiler.OptimizedModule)
         if is_wrapped or module._compiled_call_impl is not None:
-            raise ArgumentError(
-                f"{name or 'the model'} is compiled by torch.compile; accepted: a model that is not"
-            )
+            return name
+    return None
 
 
 def _outermost(module: Module) -> list[Module]:

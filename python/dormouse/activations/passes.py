@@ -27,6 +27,13 @@ from .report import OffloadReport
 # output of a layer is held by the loop over the layers until the next one has ended.
 LOOKS_MAX = 3
 
+# When the backward of this call or of one below begins, the forward before starts to wake: what is
+# left of the backward gives the reads time.
+AHEAD_CALL = 1
+
+# The number of their prefixes: apart from those of plans, whose residency follows the step before.
+PREFIX_ID = 1 << 31
+
 
 class Pass:
     """One forward and its backward. One thread runs the forward; backward runs on any thread."""
@@ -59,6 +66,9 @@ class Pass:
         """Called after the forward; if it raised, before the next one or when the context ends."""
         self._graph = None
         self._storages.clear()
+
+    def wake_ahead(self) -> None:
+        """Starts to wake what backward needs first."""
 
     def finish(self) -> None:
         """Completes the report. Called when the pass is over."""
@@ -96,9 +106,18 @@ class Pass:
 class InPlace(Pass):
     """Saved tensors sleep at their addresses."""
 
-    def __init__(self, runtime: Runtime, report: OffloadReport, calls: int, window_layers: int):
-        """What calls after the expected ones save stays awake: they have no marks."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        report: OffloadReport,
+        calls: int,
+        window_layers: int,
+        before: Pass | None,
+    ):
+        """What calls after the expected ones save stays awake: they have no marks. ``before``: the
+        forward before, whose backward may follow."""
         super().__init__(runtime, report, calls, window_layers)
+        self._before = None if before is None else weakref.ref(before)
         self._pending: list[_Storage] = []
         self._lock = threading.Lock()
         self._phase = native.Phase.A
@@ -108,7 +127,7 @@ class InPlace(Pass):
         self._reached = calls
         # The stream that the latest wake was ordered before.
         self._woken_on: torch.cuda.Stream | None = None
-        self._prefix = Prefix(runtime, None, calls)
+        self._prefix = Prefix(runtime, None, calls, PREFIX_ID)
         self._prefix.enter(native.Phase.A)
 
     def begin_layer(self):
@@ -144,14 +163,25 @@ class InPlace(Pass):
             if self._phase is native.Phase.A:
                 self._allow_in_forward()
                 return
-            if self._phase is native.Phase.B:
-                self._prefix.enter(native.Phase.C)
-                self._phase = native.Phase.C
+            self._begin_backward()
             self._close_mark(native.Edge.BACKWARD_END)
             self._prefix.mark(native.Edge.BACKWARD_BEGIN, call)
             self._open = self._reached = call
             if self._device.type == "cuda":
                 self._woken_on = torch.cuda.current_stream(self._device)
+        before = None if self._before is None else self._before()
+        if call <= AHEAD_CALL and before is not None and not before.is_over:
+            before.wake_ahead()
+
+    def wake_ahead(self):
+        with self._lock:
+            self._begin_backward()
+
+    def _begin_backward(self) -> None:
+        """Enters phase C, in which the last layers wake."""
+        if self._phase is native.Phase.B:
+            self._prefix.enter(native.Phase.C)
+            self._phase = native.Phase.C
 
     def finish(self):
         self._close_mark(native.Edge.BACKWARD_END)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,6 +11,7 @@ import torch
 
 from .. import _native as native
 from .. import failures
+from ..activations.forwards import Forwards
 from ..schedule import Op, Score
 from . import graph
 from .embedding_rows import EmbeddingRows
@@ -73,8 +75,8 @@ class _Held:
 class HeldStep(Step):
     """Runs all forwards first: of the prefixes, then of the microbatches, whose graphs are kept.
 
-    A prefix sleeps between its forward and its backward, as in every step. If the model's head runs
-    apart, the graphs of layers end at the hidden states. Only for groups.
+    A prefix sleeps between its forward and its backward, as in every step, and microbatches may. If
+    the model's head runs apart, the graphs of layers end at the hidden states. Only for groups.
     """
 
     @property
@@ -83,12 +85,19 @@ class HeldStep(Step):
         return self._report.counts
 
     def forward(
-        self, measure: Measure, head: Head | None, rows: EmbeddingRows, *, holds_logits: bool
+        self,
+        measure: Measure,
+        head: Head | None,
+        rows: EmbeddingRows,
+        asleep: Forwards | None,
+        *,
+        holds_logits: bool,
     ) -> Iterator[tuple[Score, Values]]:
         """Runs the forwards in the plan's order; yields the values of each sequence. ``head``: of
         the model; None: it does not run apart, and logits are held. ``rows``: take the gradients of
-        embedded tokens. ``holds_logits``: else the backward computes them again."""
-        self._measure, self._head, self._rows = measure, head, rows
+        embedded tokens. ``asleep``: lets what microbatches save sleep; None: it stays awake.
+        ``holds_logits``: else the backward computes them again."""
+        self._measure, self._head, self._rows, self._asleep = measure, head, rows, asleep
         self._held: list[_Held] = []
         # In the order of their backwards.
         self._prefixes: list[int] = []
@@ -106,7 +115,7 @@ class HeldStep(Step):
                 self._prefixes.append(op.node)
 
     def _hold_whole(self, op: Op) -> tuple[list[Values], _Held]:
-        with self._rows.apart():
+        with self._of_layers():
             output, kept = self._packed_output(op)
         values = [
             self._values(part.logits, score)
@@ -115,7 +124,7 @@ class HeldStep(Step):
         return values, _Held(op.reads, op.scores, list(values), [], [])
 
     def _hold(self, op: Op, holds_logits: bool) -> tuple[list[Values], _Held]:
-        with self._rows.apart(), self._head.apart() as hidden:
+        with self._of_layers(), self._head.apart() as hidden:
             self._packed_output(op)
         leaves = [each.detach().requires_grad_(each.requires_grad) for each in hidden]
         with torch.set_grad_enabled(holds_logits):
@@ -129,6 +138,12 @@ class HeldStep(Step):
             ]
         held = list(values) if holds_logits else []
         return values, _Held(op.reads, op.scores, held, hidden, leaves)
+
+    @contextlib.contextmanager
+    def _of_layers(self) -> Iterator[None]:
+        """Context of the forward of a microbatch's layers."""
+        with self._rows.apart(), self._asleep or contextlib.nullcontext():
+            yield
 
     def _logits(self, hidden: list[torch.Tensor]) -> torch.Tensor:
         """Returns logits as whole forwards compute them, a part each."""

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from ..activations.forwards import Forwards
 from ..errors import ArgumentError
 from ..group import Group
+from ..offload import in_place
 from ..schedule import Plan
 from . import head, sharding, support
 from .batch import GroupBatch
@@ -273,7 +275,8 @@ class ScoredModel(CheckedModel):
             graphs = KEPT if self._fits(places, logits=holds_logits) else TWICE
         call: Call
         if graphs == KEPT:
-            call = KeptCall(passes, places, shape, head=found, holds_logits=holds_logits)
+            own = {"head": found, "holds_logits": holds_logits, "asleep": self._asleep_in_place()}
+            call = KeptCall(passes, places, shape, **own)
         else:
             call = TwiceCall(passes, places, shape)
         if has_graph:
@@ -300,6 +303,13 @@ class ScoredModel(CheckedModel):
             with undisturbed(self._runtime.device):
                 heads[self._autocast] = head.of(self._view, self._runtime.device)
         return heads[self._autocast]
+
+    def _asleep_in_place(self) -> Forwards | None:
+        """Returns what lets kept graphs of microbatches sleep; None if they stay awake. On a GPU
+        they do: copies of what a forward saved take longer there than the forward."""
+        if not self._sleep or self._runtime.device.type != "cpu":
+            return None
+        return in_place(self._model, self._runtime, self._view.layers)
 
     def _fits(self, places: list[Places], *, logits: bool) -> bool:
         """Returns whether the graphs of all microbatches fit, with or without ``logits``."""

@@ -3,8 +3,8 @@
 The trainer computes its loss from the values and calls its own ``backward``; the shared step runs
 inside one node of that graph. Two modes:
 
-- *kept*: one forward. Graphs of microbatches live until the backward; the prompts' sleep meanwhile.
-  They end at the hidden states if the model's head runs apart (:mod:`.head`).
+- *kept*: one forward. Graphs of prompts and microbatches live until the backward, and sleep meanwhile
+  where they may. They end at the hidden states if the model's head runs apart (:mod:`.head`).
 - *twice*: a forward without a graph, and in the backward an ordinary step whose losses have the
   known gradients of the values: one microbatch's graph at a time.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..activations.forwards import Forwards
 from ..group import Group
 from ..schedule import Plan
 from .batch import GroupBatch
@@ -163,11 +164,14 @@ class Call:
 class KeptCall(Call):
     """Graphs of all microbatches live until the backward."""
 
-    def __init__(self, *arguments, head: Head | None, holds_logits: bool):
+    def __init__(
+        self, *arguments, head: Head | None, holds_logits: bool, asleep: Forwards | None
+    ):
         """``head``: of the model, if it runs apart. ``holds_logits``: whether logits are kept too;
-        without a head they are."""
+        without a head they are. ``asleep``: lets what microbatches save sleep; None: it stays
+        awake."""
         super().__init__(*arguments)
-        self._head, self._holds_logits = head, holds_logits
+        self._head, self._holds_logits, self._asleep = head, holds_logits, asleep
         self._rows = EmbeddingRows(self._passes.view)
         self._stack = contextlib.ExitStack()
         self._steps: list[tuple[Places, GroupBatch, HeldStep]] = []
@@ -180,7 +184,7 @@ class KeptCall(Call):
                 plan = stack.enter_context(self._passes.plan_of(batch))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
-                own = (self._passes, self._head, self._rows)
+                own = (self._passes, self._head, self._rows, self._asleep)
                 for score, values in step.forward(*own, holds_logits=self._holds_logits):
                     self._put(out, places, batch.numbers[score.sequence], values)
                 self._count(step.counts)
@@ -190,6 +194,9 @@ class KeptCall(Call):
 
     def backward(self, gradients):
         with self._stack:
+            if self._asleep is not None:
+                # While the heads run.
+                self._asleep.wake_ahead()
             for places, batch, step in self._steps:
                 step.backward_of_heads(
                     lambda score, places=places, batch=batch: self._of(
@@ -200,6 +207,8 @@ class KeptCall(Call):
                 *_, step = self._steps.pop()
                 step.backward()
             self._rows.backward()
+        if self._asleep is not None:
+            self._asleep.finish()
 
     def __del__(self):
         # Without a backward: the prefixes are closed, and what sleeps is dropped.
