@@ -12,7 +12,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl bench-trainers soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl bench-trainers bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -135,6 +135,9 @@ test-verl: test-lib python ## verl's actor worker with shared prompts beside the
 bench-trainers: lib python ## lines and seconds of other people's trainers with shared prompts: target/bench/trainers.json, and a table
 	scripts/setup-trainers
 	target/trainers-venv/bin/python benches/trainers/bench.py
+
+bench-replay: lib python ## 100 updates of SmolLM2 on the recorded rollouts, dense and shared: target/bench/replay.json, a table and a picture
+	$(PYTHON) benches/replay/bench.py
 
 soak: lib python ## steps for SOAK_MINUTES: does anything grow? target/bench/soak.json, and a table
 	$(CARGO) build --release --locked -p dormouse-offload --example soak_steps

@@ -11,6 +11,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+
+DTensor: type | None = None
+if dist.is_available():
+    from torch.distributed.tensor import DTensor
 
 # Far above a decoder layer without a loop over tokens: a walk that exceeds it has left the layer.
 NODES_MAX = 20_000
@@ -32,6 +37,7 @@ _VIEWS = frozenset(
 # Attributes in which operations save what they return, and those of torch.autograd.Function.
 _OUTPUTS = ("_saved_result", "_saved_output", "saved_tensors")
 
+_DEFAULT = torch._C._autograd.CreationMeta.DEFAULT
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 # Nodes that stand for others of a probed graph. torch reshapes by another node while a dispatch mode
 # is active, as in the probe; neither saves a tensor. A graph may end where tokens are embedded.
@@ -136,8 +142,18 @@ def saves(output: torch.Tensor) -> bool:
     return any(storage_address(tensor) == address for _, _, tensor in _saved(node, names))
 
 
+def is_overwritable(output: torch.Tensor) -> bool:
+    """Returns whether the values of ``output`` may be overwritten before its backward: that does not
+    read them, and autograd does not forbid it, as of views that a custom function returned."""
+    created = torch._C._autograd._get_creation_meta(output) if output._is_view() else _DEFAULT
+    return created == _DEFAULT and not saves(output)
+
+
 def storage_address(tensor: torch.Tensor) -> int:
-    """Returns the address of the tensor's storage, or 0 if it is not plain CPU or GPU memory."""
+    """Returns the address of the tensor's storage, of a DTensor that of this rank's part, or 0 if it
+    is not plain CPU or GPU memory."""
+    if type(tensor) is DTensor:
+        tensor = tensor._local_tensor
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return 0
     if tensor.device.type not in ("cpu", "cuda"):

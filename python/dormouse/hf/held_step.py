@@ -182,9 +182,9 @@ class HeldStep(Step):
     def _gradient_of_logits(
         self, logits: torch.Tensor, scores: Sequence[Score], given: list[Gradients]
     ) -> torch.Tensor:
-        """Returns the gradient, in the memory of the logits if their backward does not read it."""
+        """Returns the gradient, in the memory of the logits if that may be overwritten."""
         result = logits.detach()
-        if graph.saves(logits):
+        if not graph.is_overwritable(logits):
             result = result.clone()
         with torch.no_grad():
             for score, gradients in zip(scores, given, strict=True):

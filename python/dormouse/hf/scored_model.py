@@ -87,9 +87,11 @@ class ScoredModel(CheckedModel):
 
         Contains no collective of its own, so ranks may call it independently, except with an engine
         of DeepSpeed in stage 3: there a call gathers all weights, on every rank, and so does its
-        backward; ``"auto"`` keeps no graphs, which would keep the weights. A model under
-        ``fully_shard`` is refused with :class:`UnsupportedModelError`; arguments of other shapes
-        raise :class:`dormouse.ArgumentError`.
+        backward; ``"auto"`` keeps no graphs, which would keep the weights. Passes of a model that is
+        split over ranks hold its own collectives: every rank of its mesh calls it with the same
+        arguments, and ``"auto"`` keeps no graphs. A model under ``fully_shard`` is refused with
+        :class:`UnsupportedModelError`; arguments of other shapes raise
+        :class:`dormouse.ArgumentError`.
         """
         own = (context, temperature, entropy, microbatch_tokens)
         if isinstance(ids, Group):

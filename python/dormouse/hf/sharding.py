@@ -14,6 +14,9 @@ trees run passes that others cannot match: then all weights are gathered once pe
 
 :class:`EngineWeights`: DeepSpeed's engine, which owns the backward (:mod:`.deepspeed_engine`). A
 call's passes find all weights whole.
+
+:class:`SplitWeights`: tensor parallelism (:mod:`.tensor_parallel`). All ranks of the mesh run the
+same passes.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import ranks
-from . import calls, deepspeed_engine, graph
+from . import calls, deepspeed_engine, graph, substitutes, tensor_parallel
 from .support import ModelView, UnsupportedModelError
 from .trial import TRIAL_COPIES, Trial
 
@@ -130,6 +133,25 @@ class EngineWeights(ReplicatedWeights):
 
     def check_backward(self, what: str) -> None:
         deepspeed_engine.refuse_own_backward(what)
+
+
+class SplitWeights(ReplicatedWeights):
+    """Every rank has a part of each layer."""
+
+    @property
+    def description(self) -> str:
+        return "parts of layers"
+
+    def check_backward(self, what: str) -> None:
+        if what == "step()":
+            tensor_parallel.refuse_step()
+
+    def trial(self, model, dtype):
+        return _PartsTrial(model, dtype)
+
+    def fits_twice(self, model, dtype):
+        """Ranks that check together may not decide by their own free memory."""
+        return False
 
 
 class ShardedWeights(ReplicatedWeights):
@@ -236,8 +258,29 @@ class ShardedWeights(ReplicatedWeights):
         """Does nothing: the last backward has reduced the gradients."""
 
 
-class _ShardedTrial(Trial):
-    """Of sharded weights: in place, in their own dtype."""
+class _PartsTrial(Trial):
+    """Of weights of which each rank holds a part: in their own dtype."""
+
+    def _copy(self, tensor):
+        if type(tensor) is not DTensor:
+            return super()._copy(tensor)
+        if tensor not in self._copies:
+            self._copies[tensor] = substitutes.parameter_like(tensor, tensor.detach())
+        return self._copies[tensor]
+
+    def _local(self, grad):
+        return tensor_parallel.local(grad)
+
+    def summed(self, table):
+        part = next(p for p in self._model.parameters() if isinstance(p, DTensor))
+        table = table.to(part.device)
+        for dimension in range(part.device_mesh.ndim):
+            dist.all_reduce(table, group=part.device_mesh.get_group(dimension))
+        return table.cpu()
+
+
+class _ShardedTrial(_PartsTrial):
+    """Of sharded weights: in place."""
 
     def __enter__(self):
         reshard(self._model)
@@ -252,16 +295,6 @@ class _ShardedTrial(Trial):
 
     def _substitute(self):
         return []
-
-    def _local(self, grad):
-        return grad.to_local() if isinstance(grad, DTensor) else grad
-
-    def summed(self, table):
-        sharded = next(p for p in self._model.parameters() if isinstance(p, DTensor))
-        table = table.to(sharded.device)
-        for dimension in range(sharded.device_mesh.ndim):
-            dist.all_reduce(table, group=sharded.device_mesh.get_group(dimension))
-        return table.cpu()
 
 
 class _Seam(torch.autograd.Function):
@@ -358,8 +391,11 @@ def around_passes(
 
 def keeps_graphs(wrapped: torch.nn.Module) -> bool:
     """Returns whether graphs may be kept by default between the passes of a forward and those of
-    its backward: they would keep weights that are gathered for each."""
-    return not (deepspeed_engine.is_engine(wrapped) and deepspeed_engine.gathers(wrapped))
+    its backward. They would keep weights that are gathered for each, and ranks that run the same
+    passes would have to agree that they fit."""
+    if deepspeed_engine.is_engine(wrapped):
+        return not deepspeed_engine.gathers(wrapped)
+    return not tensor_parallel.has_parts(wrapped)
 
 
 def check_windows(wrapped: torch.nn.Module) -> None:
@@ -400,6 +436,9 @@ def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
             "parameters; accepted: fully_shard, DistributedDataParallel, or neither"
         )
     modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+    if not modules and tensor_parallel.has_parts(model):
+        tensor_parallel.check(model)
+        return SplitWeights(model)
     if not modules:
         return ReplicatedWeights(model)
     _check_sharded(model, view, modules)
@@ -438,7 +477,11 @@ def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) 
                 f"fully_shard of {name!r}: phase A would not complete its forward; accepted: the "
                 "model, its decoder, layers, and their submodules except attention"
             )
+    # A mesh of more dimensions than the sharding's own.
+    own = {g.mesh_info.mesh.ndim for m in modules.values() for g in _parameter_groups(m)}
     for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > max(own):
+            tensor_parallel.refuse_sharded(name)
         if parameter.requires_grad and not isinstance(parameter, DTensor):
             raise UnsupportedModelError(
                 f"parameter {name!r} is on no mesh, so its gradient would not be reduced; "

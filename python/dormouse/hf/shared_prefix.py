@@ -37,8 +37,10 @@ class SharedPrefix(ScoredModel):
 
     ``model``: a causal language model of transformers on the runtime's device, adapters and frozen
     parameters included; plain, or, for :meth:`step`, in DistributedDataParallel or under
-    ``fully_shard``; or, for :meth:`score`, an engine of DeepSpeed. The first step, and the first
-    after any change of the model, checks that a shared step equals the dense one (:meth:`check`).
+    ``fully_shard``; or, for :meth:`score`, an engine of DeepSpeed; or, for :meth:`score` and
+    :meth:`backward`, split over ranks by DTensor, with the same batch on every rank of the mesh.
+    The first step, and the first after any change of the model, checks that a shared step equals
+    the dense one (:meth:`check`).
     The model is not modified, and its attention outside a step is its own. ``runtime``: manages the
     memory that sleeps. ``sleep=False`` runs the same schedule with everything awake. On a GPU only
     memory allocated by dormouse can sleep: call ``dormouse.install()`` before the first CUDA

@@ -510,7 +510,7 @@ def _split(output: Output, rows: Sequence[range]) -> Sequence[Output]:
 
 def _changeable(logits: torch.Tensor) -> torch.Tensor:
     """Returns logits that a loss may change in place: not those that the model's backward reads."""
-    return logits.clone() if graph.saves(logits) else logits
+    return logits if graph.is_overwritable(logits) else logits.clone()
 
 
 def _versions(prompt: Output | None) -> list[int]:
