@@ -34,7 +34,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 import dormouse.megatron
 from dormouse.megatron.refusals import unwrapped
 
-VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 3, 64, 2
+VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
 Tensors = dict[str, torch.Tensor]
 
 
@@ -44,6 +44,7 @@ class Case:
 
     ranks: int = 1
     tensor_parallel: int = 1
+    stages: int = 1
     dtype: torch.dtype = torch.float64
     weights: torch.dtype = torch.float64
     """The dtype to which weights were rounded before they got the model's."""
@@ -95,6 +96,26 @@ CASES = {
     ),
     "two parts of one key head": Case(2, 2, config={"num_query_groups": 1}),
     "two parts of a sequence": Case(2, 2, config={"sequence_parallel": True}),
+    "two stages": Case(2, stages=2, share={"microbatch_tokens": 9}),
+    "two stages, tied, learned positions, biases": Case(
+        2,
+        stages=2,
+        config=PLAIN_GELU,
+        model={
+            "position_embedding_type": "learned_absolute",
+            "share_embeddings_and_output_weights": True,
+        },
+    ),
+    "two stages, per token, awake": Case(
+        2,
+        stages=2,
+        config={"calculate_per_token_loss": True},
+        per_token=True,
+        share={"sleep": False, "microbatch_tokens": 9},
+    ),
+    "four stages": Case(4, stages=4, share={"microbatch_tokens": 9}),
+    "two stages of two parts": Case(4, 2, 2, share={"microbatch_tokens": 9}),
+    "two stages of two replicas": Case(4, stages=2),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
@@ -135,10 +156,14 @@ def model_of(case: Case) -> torch.nn.Module:
         "use_cpu_initialization": True,
         "init_method_std": 0.15,
         "tensor_model_parallel_size": case.tensor_parallel,
+        "pipeline_model_parallel_size": case.stages,
+        "pipeline_dtype": torch.float64,
         "params_dtype": torch.float64,
         "bf16": case.dtype is torch.bfloat16,
     }
     config = TransformerConfig(**(settings | case.config))
+    # Its construction refuses it without experts.
+    config.variable_seq_lengths = case.stages > 1
     torch.manual_seed(7)
     model_parallel_cuda_manual_seed(7)
     kind = ExactGPT if case.dtype is torch.float64 else GPTModel
@@ -147,6 +172,8 @@ def model_of(case: Case) -> torch.nn.Module:
         spec_of(config),
         vocab_size=VOCABULARY,
         max_sequence_length=COLUMNS_MAX,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
         **({"position_embedding_type": "rope"} | case.model),
     )
     config.params_dtype = config.pipeline_dtype = case.dtype
@@ -255,7 +282,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     return found
 
 
-def join(tensor_parallel: int = 1) -> None:
+def join(case: Case = Case()) -> None:
     """Joins the ranks of the environment, or makes a group of one."""
     if not dist.is_initialized():
         alone = {}
@@ -266,4 +293,4 @@ def join(tensor_parallel: int = 1) -> None:
             alone = {"rank": 0, "world_size": 1, "init_method": f"tcp://localhost:{port}"}
         dist.init_process_group("gloo", **alone)
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(tensor_parallel)
+    parallel_state.initialize_model_parallel(case.tensor_parallel, case.stages)

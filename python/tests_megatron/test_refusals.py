@@ -36,7 +36,7 @@ def shared(runtime, **options):
 
 
 @pytest.mark.parametrize("name, value", [
-    ("pipeline_model_parallel_size", 2),
+    ("virtual_pipeline_model_parallel_size", 2),
     ("context_parallel_size", 2),
     ("num_moe_experts", 4),
     ("mtp_num_layers", 1),

@@ -25,7 +25,7 @@ def main(directory: Path, dtype: torch.dtype, names: list[str]) -> None:
                 continue
             if case.ranks != int(conftest.os.environ["WORLD_SIZE"]):
                 continue
-            cases.join(case.tensor_parallel)
+            cases.join(case)
             own = case.of_dtype(dtype)
             found[name] = {
                 "plain": cases.trained(own, None),

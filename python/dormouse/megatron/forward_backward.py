@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -17,7 +16,9 @@ from ..trainers.refusals import UnsupportedTrainerError
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing
 from .batches import Microbatch, Read, places_of, shape_of
-from .refusals import arguments_of, check_call, unwrapped
+from .calls import Calls
+from .pipelined import run_pipelined
+from .refusals import unwrapped
 from .shared_gpt import SharedGPT
 
 _log = logging.getLogger(__name__)
@@ -53,30 +54,30 @@ class SharedForwardBackward:
         collect_non_loss_data: bool = False,
         **named,
     ):
-        run = functools.partial(
-            self._own,
-            model=model,
-            num_microbatches=num_microbatches,
-            forward_only=forward_only,
-            collect_non_loss_data=collect_non_loss_data,
-            **named,
-        )
-        gpt = unwrapped(model)
+        named |= {
+            "model": model,
+            "num_microbatches": num_microbatches,
+            "forward_only": forward_only,
+        }
         if collect_non_loss_data:
-            return run(data_iterator=data_iterator)
+            return self._own(data_iterator=data_iterator, collect_non_loss_data=True, **named)
+        gpt = unwrapped(model)
         batches = _taken(data_iterator, num_microbatches)
         microbatches = list(map(self._read, batches))
         places = self._shared_places(microbatches)
+        named["data_iterator"] = iter(batches)
         if places is None:
-            return run(data_iterator=iter(batches))
-        window = functools.partial(
-            self._shared(gpt).window,
-            places,
-            shape_of(microbatches),
-            **self._options(microbatches, places),
-        )
-        with _Calls(gpt, microbatches, window, has_graph=not forward_only).in_place():
-            result = run(data_iterator=iter(batches))
+            return self._own(**named)
+        shared, options = self._shared(gpt), self._options(microbatches, places)
+        if gpt.config.pipeline_model_parallel_size > 1:
+            result = run_pipelined(shared, gpt, places, microbatches, options, named)
+        else:
+            window = functools.partial(
+                shared.window, places, shape_of(microbatches), **options
+            )
+            part = _parts(window, has_graph=not forward_only)
+            with Calls(gpt, microbatches, part).in_place():
+                result = self._own(**named)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)
         return result
@@ -118,63 +119,19 @@ def _taken(data_iterator, count: int) -> list:
     if data_iterator is None:
         raise UnsupportedTrainerError(
             "data_iterator is None on this rank; accepted: the same batches on every rank of a "
-            "tensor-parallel group"
+            "model-parallel group"
         )
     return [next(data_iterator) for _ in range(count)]
 
 
-class _Calls:
-    """The trainer's calls of the model in one call of the schedule."""
+def _parts(find_window: Callable[[], Window], *, has_graph: bool) -> Callable:
+    """Returns parts of a window that is scored when the first is needed, within the schedule."""
+    window: Window | None = None
 
-    def __init__(
-        self,
-        gpt: GPTModel,
-        microbatches: list[Microbatch],
-        find_window: Callable[[], Window],
-        *,
-        has_graph: bool,
-    ):
-        self._gpt, self._left = gpt, list(microbatches)
-        self._find_window, self._has_graph = find_window, has_graph
-        self._window: Window | None = None
-        self._row = 0
+    def part(rows: slice, is_last: bool) -> torch.Tensor:
+        nonlocal window
+        with torch.set_grad_enabled(has_graph and torch.is_grad_enabled()):
+            window = window or find_window()
+            return window.part(rows, is_last=is_last).log_probabilities
 
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Context of the schedule: calls of the model get their part of the window."""
-
-        # Passes find the model without it: it wraps the forward (trainers.own_forward).
-        @functools.wraps(type(self._gpt).forward)
-        def forward(*args, **named):
-            return self._losses(*args, **named)
-
-        self._gpt.forward = forward
-        try:
-            yield
-        finally:
-            del self._gpt.forward
-            self._window = None
-        if self._left:
-            raise UnsupportedTrainerError(
-                f"the model was not called for the last {len(self._left)} batches; accepted: one "
-                "call for each batch of the data iterator"
-            )
-
-    def _losses(self, *args, **named) -> torch.Tensor:
-        given = arguments_of(args, named)
-        if not self._left:
-            raise UnsupportedTrainerError(
-                "the model is called more often than there are microbatches; accepted: one call "
-                "for each batch of the data iterator"
-            )
-        own = self._left.pop(0)
-        check_call(given, own.tokens, own.labels)
-        has_graph = self._has_graph and torch.is_grad_enabled()
-        with torch.set_grad_enabled(has_graph):
-            if self._window is None:
-                self._window = self._find_window()
-            rows, columns = own.tokens.shape
-            part = slice(self._row, self._row + rows)
-            self._row += rows
-            found = self._window.part(part, is_last=not self._left)
-            return -found.log_probabilities[:, :columns]
+    return part

@@ -17,7 +17,7 @@ from ..trainers.refusals import UnsupportedTrainerError, refuse
 POSITIONS = ("rope", "learned_absolute", "none")
 # Of TransformerConfig: the values that are accepted, and why others are not.
 SETTINGS = (
-    ("pipeline_model_parallel_size", (1,), "a stage ends at hidden states"),
+    ("virtual_pipeline_model_parallel_size", (None,), "a stage has several parts of the model"),
     ("context_parallel_size", (1,), "tokens of a sequence are on several ranks"),
     ("num_moe_experts", (None,), "routers' counts and losses are those of the shared rows"),
     ("mtp_num_layers", (None,), "its losses read rows that are shared"),
@@ -84,6 +84,11 @@ def check_model(gpt: GPTModel) -> None:
                 f"{name}={accepted[0]!r}",
             )
             for name, accepted, why in SETTINGS
+        ),
+        (
+            config.sequence_parallel and config.pipeline_model_parallel_size > 1,
+            "sequence_parallel is True in a pipeline: stages send each other parts of sequences",
+            "sequence_parallel=False, or pipeline_model_parallel_size=1",
         ),
         (
             gpt.mtp_process,

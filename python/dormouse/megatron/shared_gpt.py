@@ -6,21 +6,27 @@ import functools
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
 from megatron.core.models.gpt import GPTModel
 
+from ..hf.batch import GroupBatch
+from ..hf.outputs import PLAIN
 from ..hf.padded import Places
 from ..hf.scored_model import AUTO, ScoredModel
 from ..hf.sharding import ReplicatedWeights
+from ..hf.support import UnsupportedModelError
 from ..hf.trial import Trial
 from ..hf.window import Window
+from ..schedule import Plan
 from ..trainers.own_forward import own_forward
 from .refusals import check_model
+from .stage import Stage, StageStep
 from .view import view_of
 
 
 class SharedGPT(ScoredModel):
-    """Ranks of a tensor-parallel group run the same passes, so they decide together."""
+    """Ranks of a model-parallel group run passes that fit together, so they decide together."""
 
     def window(
         self,
@@ -35,6 +41,23 @@ class SharedGPT(ScoredModel):
         context = functools.partial(own_forward, self._model)
         scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
         return Window(self._model, scores)
+
+    def stage(self, places: list[Places], microbatch_tokens: int) -> Stage:
+        """Returns this pipeline stage with the groups of a call. A context manager."""
+        with own_forward(self._model):
+            weights = self._ready()
+            batches = [GroupBatch(each.group) for each in places]
+            self._check_if_needed(weights, batches, microbatch_tokens, PLAIN)
+
+        def step_of(batch: GroupBatch, plan: Plan) -> StageStep:
+            find = self._probe_finder(weights, batch, microbatch_tokens)
+            return self._step(weights, batch, plan, find, kind=StageStep)
+
+        def plan_of(batch: GroupBatch) -> Plan:
+            return self._plan(batch, microbatch_tokens)
+
+        device = self._runtime.device
+        return Stage(self._view, weights, device, places, batches, plan_of, step_of)
 
     def _resolve(self):
         check_model(self._model)
@@ -51,6 +74,17 @@ class SharedGPT(ScoredModel):
         if _all(self._model, reason is None):
             return None
         return reason or "the check of another rank"
+
+    def _check(self, *arguments, **options):
+        refusal = checked = None
+        try:
+            checked = super()._check(*arguments, **options)
+        except Exception as error:
+            refusal = error
+        if _all(self._model, refusal is None):
+            return checked
+        # Ranks of another stage check other layers.
+        raise refusal or UnsupportedModelError("another rank of the model-parallel group refuses it")
 
     def _fits(self, *arguments, **options):
         return _all(self._model, super()._fits(*arguments, **options))
@@ -101,9 +135,12 @@ def _group(gpt: GPTModel) -> dist.ProcessGroup:
     return gpt.pg_collection.tp
 
 
-def _sum(gpt: GPTModel, table: torch.Tensor) -> torch.Tensor:
-    """Adds a tensor up over the ranks of the group, in place, and returns it."""
-    group = _group(gpt)
+def _sum(
+    gpt: GPTModel, table: torch.Tensor, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Adds a tensor up over the ranks of a group, in place, and returns it. Default: the
+    tensor-parallel one."""
+    group = group or _group(gpt)
     if group.size() > 1:
         moved = table.to(_device(gpt))
         dist.all_reduce(moved, group=group)
@@ -112,8 +149,9 @@ def _sum(gpt: GPTModel, table: torch.Tensor) -> torch.Tensor:
 
 
 def _all(gpt: GPTModel, holds: bool) -> bool:
-    """Returns whether it holds on every rank of the group."""
-    return not _sum(gpt, torch.tensor([not holds], dtype=torch.int64)).item()
+    """Returns whether it holds on every rank that has a part of the model."""
+    failed = torch.tensor([not holds], dtype=torch.int64)
+    return not _sum(gpt, failed, parallel_state.get_model_parallel_group()).item()
 
 
 def _device(gpt: GPTModel) -> torch.device:
