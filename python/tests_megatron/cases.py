@@ -5,6 +5,7 @@ Every case runs plainly, shared, and in FP64 plainly, which is the truth (docs/m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 import dormouse.megatron
+from dormouse.megatron import stage
 from dormouse.megatron.refusals import unwrapped
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
@@ -270,16 +272,37 @@ def gradients(ddp) -> Tensors:
 def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
     ddp, function = model_of(case), get_forward_backward_func()
+    bytes_sent: list[tuple[int, int]] = []
     if runtime is not None:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
     found = {"gradients": [], "losses": []}
     for call in range(CALLS):
-        found["losses"].append(run(case, function, ddp, batches_of(call)))
+        with _counted(bytes_sent):
+            found["losses"].append(run(case, function, ddp, batches_of(call)))
         found["gradients"].append(gradients(ddp))
     if runtime is not None:
         found["sharing"] = function.sharing
+        found["bytes"] = bytes_sent
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
+
+
+@contextlib.contextmanager
+def _counted(found: list[tuple[int, int]]):
+    """Context of a call: the bytes that a stage sends in its list, planned and real."""
+    own = stage.Stage.backward
+
+    def backward(self, gradients):
+        before = self.neighbours.sent_bytes
+        result = own(self, gradients)
+        found.append((self.planned_bytes, self.neighbours.sent_bytes - before))
+        return result
+
+    stage.Stage.backward = backward
+    try:
+        yield
+    finally:
+        stage.Stage.backward = own
 
 
 def join(case: Case = Case()) -> None:

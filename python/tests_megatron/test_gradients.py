@@ -79,5 +79,14 @@ def test_prompts_run_once_and_nothing_stays_asleep(run_of, name):
         assert found["shared"]["open"] == 0
 
 
+@pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if case.stages > 1])
+def test_stages_send_what_is_planned(run_of, name):
+    for found in run_of(name, torch.float32):
+        assert len(found["shared"]["bytes"]) == cases.CALLS
+        for planned, sent in found["shared"]["bytes"]:
+            # Every stage sends: the first hidden states, the last gradients.
+            assert planned == sent > 0
+
+
 def _number(loss) -> float:
     return float(loss[0] if isinstance(loss, tuple) else loss)

@@ -84,6 +84,10 @@ def test_dropout_is_accepted_in_evaluation(model):
     (lambda gpt: setattr(gpt, "position_embedding_type", "yarn"), "position_embedding_type is 'yarn'"),
     (lambda gpt: setattr(gpt, "mtp_process", True), "predicts several tokens"),
     (
+        lambda gpt: vars(gpt.config).update(sequence_parallel=True, pipeline_model_parallel_size=2),
+        "sequence_parallel is True in a pipeline",
+    ),
+    (
         lambda gpt: setattr(gpt.decoder.layers[1].self_attention, "core_attention", torch.nn.Identity()),
         "core attention is a Identity",
     ),

@@ -39,8 +39,12 @@ def share(
     Megatron's DistributedDataParallel and ``finalize_model_grads`` reduce them as ever. A call
     without a shared prompt runs as in Megatron, and the first one is logged.
 
-    Ranks of a tensor-parallel group get the same batches, as in Megatron. Data-parallel ranks need
-    not agree on anything.
+    In a pipeline all stages run the forwards of all rows first, without a graph. The last one then
+    runs ``forward_step_func`` for every microbatch, which the others do not call, and all stages
+    carry out lists of the planner, forwards again and backwards.
+
+    Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
+    Data-parallel ranks need not agree on anything.
 
     The first call in each state of the model runs a miniature group both ways, and raises
     :class:`dormouse.hf.UnsupportedModelError` if gradients differ. What is known not to be
@@ -52,7 +56,7 @@ def share(
     ``"tokens"``, ``"labels"`` and ``"loss_mask"``. ``sleep=False`` keeps prompts awake.
     ``score_options``: ``microbatch_tokens`` and ``graphs`` of
     :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
-    microbatch's responses.
+    microbatch's responses. In a pipeline graphs are never kept (``"twice"``).
 
     The returned object's ``sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
     """
