@@ -12,7 +12,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl bench-trainers bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -131,6 +131,11 @@ test-verl: test-lib python ## verl's actor worker with shared prompts beside the
 		target/verl-venv/bin/python -m pytest -q python/tests_verl
 	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so \
 		target/verl-venv/bin/python -m pytest -q python/tests/test_token_scores.py
+
+test-megatron: test-lib python ## Megatron-core with shared prompts beside itself, on one and two ranks over gloo; not in `make test`: it is downloaded
+	scripts/setup-megatron
+	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so \
+		target/megatron-venv/bin/python -m pytest -q python/tests_megatron
 
 bench-trainers: lib python ## lines and seconds of other people's trainers with shared prompts: target/bench/trainers.json, and a table
 	scripts/setup-trainers

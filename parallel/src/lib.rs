@@ -1,8 +1,9 @@
 //! Planning for several ranks, pipeline stages, context shards, experts and rollouts.
 //!
-//! No trainer executes these plans yet: they are reachable only through `dormouse_schedule_query`, the
-//! command-line program and Python. `dormouse-schedule` makes the plans that trainers execute; this crate
-//! extends it. Data in, data out: no I/O, no threads, no clock; equal input gives equal plans on every rank.
+//! Plans are reachable through `dormouse_schedule_query`, the command-line program and Python. The adapter of
+//! Megatron carries out the lists of pipelines; no trainer executes the others yet. `dormouse-schedule` makes
+//! the plans that trainers execute; this crate extends it. Data in, data out: no I/O, no threads, no clock;
+//! equal input gives equal plans on every rank.
 //!
 //! # Glossary
 //! - *share*: the sequences one data-parallel rank computes; *imbalance*: largest share over mean.

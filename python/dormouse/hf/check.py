@@ -66,7 +66,7 @@ FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "floor_scale")
-KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "dormouse"})
+KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "megatron", "dormouse"})
 # Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -202,7 +202,7 @@ class Check:
         """Checks that rows do not depend on later tokens. A response alone is a whole pass, so what
         mixes its tokens could go unseen; whether its last token is fed is the trainer's choice."""
         index = max(range(len(self._miniature.sequences)), key=self._tokens_of)
-        tokens = self._miniature.sequences[index].tokens.unsqueeze(0).to(self._device)
+        tokens = self._miniature.sequences[index].tokens.to(self._device)
         logits = []
         for end in (-1, None):
             with (
@@ -210,8 +210,8 @@ class Check:
                 support.explained(f"the model's own forward{self._widened}"),
                 self._masks.dense(self._miniature.shared_rows[index]),
             ):
-                output = self._view.model(input_ids=tokens[:, :end], use_cache=False)
-                logits.append(support.logits_of(output)[0, : tokens.shape[1] - 1])
+                output = self._view.run_dense(tokens[:end])
+                logits.append(support.logits_of(output)[0, : len(tokens) - 1])
         error, norm = _squares(logits[1], logits[0])
         distance = _ratio(error, norm) ** 0.5
         if not distance <= tolerance:
@@ -230,14 +230,14 @@ class Check:
             return miniature
         recorded = []
         for i, sequence in enumerate(miniature.sequences):
-            tokens = sequence.tokens[:-1].unsqueeze(0).to(self._device)
+            tokens = sequence.tokens[:-1].to(self._device)
             with (
                 torch.no_grad(),
                 support.explained(f"the model's own forward{self._widened}"),
                 self._masks.dense(miniature.shared_rows[i]),
-                routing.Recorder(self._view, tokens.shape[1]) as recorder,
+                routing.Recorder(self._view, len(tokens)) as recorder,
             ):
-                self._view.model(input_ids=tokens, use_cache=False)
+                self._view.run_dense(tokens)
             recorded.append(recorder.experts())
         if not is_replay:
             return miniature
@@ -266,7 +266,7 @@ class Check:
         arguments = outputs.arguments_of(names)
         self._weights.keep_in_next_backwards()
         for i, sequence in enumerate(miniature.sequences):
-            tokens = sequence.tokens[:-1].unsqueeze(0).to(self._device)
+            tokens = sequence.tokens[:-1].to(self._device)
             replay = contextlib.nullcontext()
             if sequence.routed_experts is not None:
                 experts = sequence.routed_experts.to(self._device)
@@ -276,8 +276,8 @@ class Check:
                 self._masks.dense(miniature.shared_rows[i]),
                 replay,
             ):
-                output = self._view.model(input_ids=tokens, use_cache=False, **arguments)
-                output = outputs.read(output, names, tokens.shape[1])
+                output = self._view.run_dense(tokens, **arguments)
+                output = outputs.read(output, names, len(tokens))
             read = miniature.read(output, i)
             seen |= {number: each.detached() for number, each in read.items()}
             losses = {number: miniature.loss(each, number) for number, each in read.items()}
@@ -307,7 +307,7 @@ class Check:
         alone = self._miniature.alone()
         tokens = alone.sequences[0].tokens[:-1]
         with _outputs(self._view.model) as dense, self._masks.dense(alone.shared_rows[0]):
-            self._view.model(input_ids=tokens.unsqueeze(0).to(self._device), use_cache=False)
+            self._view.run_dense(tokens.to(self._device))
         with _outputs(self._view.model) as shared:
             self._shared(trial, alone)
         for name, (wanted,) in ((n, o) for n, o in dense.items() if len(o) == 1):
@@ -335,10 +335,10 @@ def let_hooks_register(
     settings = vars(view.config).items()
     if not names and not any(n.startswith("output_") and value is True for n, value in settings):
         return
-    tokens = example.sequences[0].tokens.unsqueeze(0).to(device)
+    tokens = example.sequences[0].tokens.to(device)
     with undisturbed(device), weights.trial(view.model, None), torch.no_grad():
         with support.explained("the model's own forward"):
-            view.model(input_ids=tokens, use_cache=False, **outputs.arguments_of(names))
+            view.run_dense(tokens, **outputs.arguments_of(names))
 
 
 def _enough(miniature: Miniature) -> int:
@@ -376,7 +376,7 @@ def unknown_code(view: support.ModelView) -> str | None:
         for function in functions:
             if isinstance(function, FunctionType) and _package(function) not in FUNCTION_PACKAGES:
                 return f"the function {function.__module__}.{function.__qualname__}"
-    implementation = view.config._attn_implementation
+    implementation = getattr(view.config, "_attn_implementation", None)
     function = AttentionInterface._global_mapping.get(implementation)
     if function is not None and _package(function) not in KNOWN_PACKAGES:
         return f"the attention implementation {implementation!r}"

@@ -59,7 +59,7 @@ class CheckedModel:
         self._runtime = runtime
         self._sleep = sleep
         self._prompt_dropout = prompt_dropout
-        self._view = support.resolve(self._model, prompt_dropout)
+        self._view = self._resolve()
         self._known = KnownModels(self._model)
         # The state that the view belongs to; None if the model is in one that was not checked.
         self._state: Known | None = None
@@ -87,12 +87,23 @@ class CheckedModel:
         state = self._known.current()
         if state is None or state is not self._state:
             self._state = None
-            view = support.resolve(self._model, self._prompt_dropout)
+            view = self._resolve()
             self._use(view if state is None else replace(view, way=state.way))
-            adapters.check(self._model)
-            dropout.check(self._model, self._prompt_dropout)
-            support.check_step(self._model, self._view, self._runtime.device)
+            self._refuse_known_causes()
         self._state = state
+        return self._weights()
+
+    def _resolve(self) -> support.ModelView:
+        return support.resolve(self._model, self._prompt_dropout)
+
+    def _refuse_known_causes(self) -> None:
+        """Raises :class:`UnsupportedModelError` for what is known to be inexact."""
+        adapters.check(self._model)
+        dropout.check(self._model, self._prompt_dropout)
+        support.check_step(self._model, self._view, self._runtime.device)
+
+    def _weights(self) -> ReplicatedWeights:
+        """Returns the placement of the weights."""
         return sharding.of(self._wrapped, self._view)
 
     def _outdated(

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from ..errors import is_out_of_memory
-from . import graph, support
+from . import graph, substitutes, support
 
 # Rows of the run that compares both ways.
 CHECK_TOKENS = 8
@@ -100,25 +100,8 @@ class Head:
             handle.remove()
 
 
-@contextlib.contextmanager
-def _replaced(module: torch.nn.Module, function: Callable) -> Iterator[None]:
-    """Context in which ``function`` is this thread's forward of a module without one of its own."""
-    thread, forward = threading.get_ident(), module.forward
-
-    @torch.compiler.disable
-    def replaced(*args, **kwargs):
-        own = function if threading.get_ident() == thread else forward
-        return own(*args, **kwargs)
-
-    module.forward = replaced
-    try:
-        yield
-    finally:
-        del module.forward
-
-
 def _returning(module: torch.nn.Module, output) -> contextlib.AbstractContextManager:
-    return _replaced(module, lambda *args, **kwargs: output)
+    return substitutes.forward(module, lambda *args, **kwargs: output)
 
 
 def _accumulating(model: PreTrainedModel) -> contextlib.AbstractContextManager:
@@ -133,7 +116,7 @@ def _accumulating(model: PreTrainedModel) -> contextlib.AbstractContextManager:
     )
     if not is_plain or not weight.requires_grad or not torch.is_grad_enabled():
         return contextlib.nullcontext()
-    return _replaced(linear, lambda rows: _Linear.apply(rows, linear.weight, linear.bias))
+    return substitutes.forward(linear, lambda rows: _Linear.apply(rows, linear.weight, linear.bias))
 
 
 class _Linear(torch.autograd.Function):

@@ -10,9 +10,9 @@ import torch
 
 from .. import failures
 from ..schedule import Member
-from . import attention, checkpointing, guard, outputs, recurrent, registry, support
+from . import attention, checkpointing, guard, mixers, outputs, recurrent, registry, support
 from .batch import Batch
-from .mixers import Handlers, Mixers
+from .mixers import Handlers
 from .outputs import PLAIN, Output, Request
 from .prefix import PrefixForward, joined, joined_indexers, named, over_path
 
@@ -85,7 +85,7 @@ def microbatch_output(
             ]
         )
     packed = attention.Packed.of(pack.segments)
-    mixers = path[0].mixers if path else Mixers(view)
+    own = path[0].mixers if path else mixers.of(view)
     left = {layer for layer, pair in enumerate(path[0].leaves) if pair} if path else set()
     resumed = recurrent.Resumed(path[-1].states if path else None, packed)
 
@@ -117,7 +117,7 @@ def microbatch_output(
 
     def taken_over():
         handlers = Handlers(attend, update, update_indexer, resumed)
-        return mixers.taken_over(handlers, packed, before, pack.experts)
+        return own.taken_over(handlers, packed, before, pack.experts)
 
     @contextlib.contextmanager
     def again():
@@ -135,7 +135,7 @@ def microbatch_output(
         guarded = guard.guarded(
             view,
             path[-1].check_accepts,
-            has_states=mixers.are_recurrent,
+            has_states=own.are_recurrent,
             reads_prompt=bool(request.prompt),
         )
     with (
@@ -151,7 +151,7 @@ def microbatch_output(
         guard_read(output)
     resumed.check_complete()
     if pack.experts is not None:
-        mixers.routers.check(pack.experts.shape[1])
+        own.routers.check(pack.experts.shape[1])
     if left:
         raise support.UnsupportedModelError(
             f"attention of layer {min(left)} ran over the prompt and not over the responses; "

@@ -26,6 +26,7 @@ class Route(Enum):
     REGISTRY = "transformers' AttentionInterface"
     TORCH = "torch.nn.functional.scaled_dot_product_attention"
     CACHE = "the update of a cache"
+    OWN = "modules of another framework"
     NONE = "nothing known"
 
 
@@ -43,7 +44,7 @@ class Handlers(NamedTuple):
 
 
 class Mixers:
-    """What mixes tokens in the layers of a model as it is now."""
+    """What mixes tokens in the layers of a model of transformers as it is now."""
 
     def __init__(self, view: ModelView):
         self._view = view
@@ -113,6 +114,11 @@ class Mixers:
             yield arguments
 
 
+def of(view: ModelView) -> Mixers:
+    """Returns what mixes tokens in the layers of a model as it is now."""
+    return Mixers(view) if view.own_mixers is None else view.own_mixers
+
+
 def _handle(recur: calls.Handler, joined: cached.JoinedKeys | None, call: calls.Call):
     if call.name in biases.BUILDERS:
         return biases.build(call, joined.positions)
@@ -124,6 +130,8 @@ def _handle(recur: calls.Handler, joined: cached.JoinedKeys | None, call: calls.
 
 def ways_of(view: ModelView) -> list[Way]:
     """Returns the ways that the code of the layers' classes allows."""
+    if view.own_mixers is not None:
+        return [Way.PARTS]
     if _cheapest_route(view.layers) is Route.CACHE:
         return [Way.JOINED, Way.ALONE]
     return list(Way) if "update" in _names(view.layers) else [Way.PARTS]
@@ -136,6 +144,8 @@ def way_of(view: ModelView) -> Way:
 
 def route_of(view: ModelView) -> Route:
     """Returns the route of the layers' attention, found in the code of their classes."""
+    if view.own_mixers is not None:
+        return view.own_mixers.route
     return _cheapest_route(view.layers) if way_of(view) is Way.PARTS else Route.CACHE
 
 

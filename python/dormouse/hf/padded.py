@@ -61,7 +61,7 @@ def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
                 )
             yield row, tokens[first:start], tokens[start:end], (row, slice(0, end - start))
 
-    return _grouped(rows())
+    return grouped(rows())
 
 
 def groups_of_packed(
@@ -103,11 +103,12 @@ def groups_of_packed(
             start = first + prompt
             yield row, ids[first:start], ids[start:end], (slice(start, end),)
 
-    return _grouped(rows())
+    return grouped(rows())
 
 
-def _grouped(rows: Iterable[tuple[int, torch.Tensor, torch.Tensor, Index]]) -> list[Places]:
-    """``rows``: number, prompt, response, and the index of the response's values."""
+def grouped(rows: Iterable[tuple[int, torch.Tensor, torch.Tensor, Index]]) -> list[Places]:
+    """Returns the groups of rows, in the order of their first ones. ``rows``: number, prompt,
+    response, and the index of the response's values."""
     found: dict[bytes, tuple[torch.Tensor, list[tuple]]] = {}
     for row, prompt, response, index in rows:
         prompt = prompt.to(torch.int64)

@@ -21,12 +21,13 @@ from . import (
     checkpointing,
     dropout,
     graph,
+    mixers,
     outputs,
     recurrent,
     registry,
     support,
 )
-from .mixers import Handlers, Mixers
+from .mixers import Handlers
 from .outputs import PLAIN, Request
 from .probe import Probe, TouchRecorder
 from .prompt_rows import HeadInput, PromptRows
@@ -49,7 +50,7 @@ class PrefixForward:
         self.view = view
         self.weights = weights
         self.path = tuple(path)
-        self.mixers = path[0].mixers if path else Mixers(view)
+        self.mixers = path[0].mixers if path else mixers.of(view)
         self.end = 0
         """The position after the last token."""
         self.live: list[tuple[torch.Tensor, ...]] = []

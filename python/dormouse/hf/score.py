@@ -16,7 +16,7 @@ from ..group import Group
 from ..schedule import Member, Plan
 from .batch import GroupBatch
 from .check import Checked
-from .likelihood import entropies, log_probabilities
+from .likelihood import entropies
 from .microbatch import microbatch_output, pack_members
 from .prefix import PrefixForward
 from .sharding import ReplicatedWeights
@@ -99,7 +99,7 @@ def _microbatch(
         # among threads, which changes its rounding.
         i, own = batch.numbers[member.sequence], logits[start:end]
         labels = batch.labels(member.sequence)
-        scores.log_probabilities[i] = log_probabilities(own, labels, temperature)
+        scores.log_probabilities[i] = forward.view.log_probabilities(own, labels, temperature)
         if scores.entropies is not None:
             scores.entropies[i] = entropies(own, temperature)
     scores.counts["microbatch_tokens"] += len(pack.tokens)

@@ -37,7 +37,7 @@ GLOBAL_HOOKS = (
 DEPTH_MAX = 6
 
 # Packages whose functions' variables are not followed.
-_FIXED_PACKAGES = frozenset({"torch", "transformers"})
+_FIXED_PACKAGES = frozenset({"torch", "transformers", "megatron"})
 
 
 class Source(NamedTuple):

@@ -91,6 +91,8 @@ class ExchangedPrefix(Protocol):
 class Step:
     """One A/B/C step over one batch. A context manager: leaving it frees everything."""
 
+    forward_kind: type[PlannedForward] = PlannedForward
+
     def __init__(
         self,
         view: support.ModelView,
@@ -199,7 +201,7 @@ class Step:
             probe = None
             if op.residency == "sleep":
                 probe = self._find_probe(bool(path), request)
-            forward = PlannedForward(
+            forward = self.forward_kind(
                 self._view, self._weights, handle, probe, [each.forward for each in path]
             )
         except BaseException:

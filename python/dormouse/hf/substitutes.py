@@ -1,8 +1,11 @@
-"""Other tensors in place of a model's parameters and buffers, for the time of some passes."""
+"""Other tensors in place of a model's parameters and buffers, and other forwards in place of its
+modules', for the time of some passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -37,3 +40,22 @@ def parameter_like(own: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.Para
     parameter = torch.nn.Parameter(data, requires_grad=own.requires_grad)
     parameter.__dict__.update(own.__dict__)
     return parameter
+
+
+@contextlib.contextmanager
+def forward(module: torch.nn.Module, function: Callable) -> Iterator[None]:
+    """Context in which ``function`` is this thread's forward of a module."""
+    thread, before, patch = threading.get_ident(), module.forward, vars(module).get("forward")
+
+    @torch.compiler.disable
+    def dispatched(*args, **kwargs):
+        chosen = function if threading.get_ident() == thread else before
+        return chosen(*args, **kwargs)
+
+    module.forward = dispatched
+    try:
+        yield
+    finally:
+        del module.forward
+        if patch is not None:
+            module.forward = patch

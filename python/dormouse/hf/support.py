@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .. import host_memory
 from ..errors import DormouseError, is_out_of_memory
+from . import likelihood
 
 # Rotary tables that depend on positions alone. Dynamic NTK and longrope depend on the total
 # length of each trajectory, which a shared prefix does not have.
@@ -68,6 +69,8 @@ class ModelView:
     """Whether the prompt's rows run with the model's dropout; see :mod:`.dropout`."""
     way: Way | None = None
     """None: the first that its layers' code allows (:func:`.mixers.ways_of`)."""
+    own_mixers: object | None = None
+    """Takes over attention that is not transformers' (:func:`.mixers.of`); None: it is."""
 
     def run(
         self,
@@ -86,6 +89,16 @@ class ModelView:
         if self.way is not Way.ALONE:
             arguments = arguments | {"position_ids": positions.unsqueeze(0)}
         return self.model(input_ids=tokens.unsqueeze(0), **arguments)
+
+    def run_dense(self, tokens: torch.Tensor, **arguments):
+        """Runs the model on one row of tokens, 1-D, with its own positions and attention."""
+        return self.model(input_ids=tokens.unsqueeze(0), use_cache=False, **arguments)
+
+    def log_probabilities(
+        self, logits: torch.Tensor, labels: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        """Returns :func:`.likelihood.log_probabilities` of rows of :meth:`run`."""
+        return likelihood.log_probabilities(logits, labels, temperature)
 
     @property
     def selects_logits(self) -> bool:

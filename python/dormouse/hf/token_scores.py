@@ -26,7 +26,7 @@ from .check import Checked
 from .embedding_rows import EmbeddingRows
 from .head import Head
 from .held_step import Gradients, HeldStep, Values
-from .likelihood import entropies, log_probabilities, overwrite_with_gradient
+from .likelihood import entropies, overwrite_with_gradient
 from .outputs import Losses
 from .padded import Places
 from .score import COUNTS, score_group
@@ -76,7 +76,9 @@ class Passes:
         self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
     ) -> tuple[torch.Tensor | None, ...]:
         """Returns what is computed from the logits of a response; None for what is not needed."""
-        found = (log_probabilities(logits, labels, self.temperature) if needed[0] else None,)
+        found = (None,)
+        if needed[0]:
+            found = (self.view.log_probabilities(logits, labels, self.temperature),)
         if not self.with_entropies:
             return found
         return (*found, entropies(logits, self.temperature) if needed[1] else None)

@@ -15,15 +15,14 @@ from ..hf.padded import Places, groups_of
 from ..hf.token_scores import TokenScores
 from ..hf.window import Window
 from ..runtime import Runtime
-from ..trainers import UnsupportedTrainerError, probe
+from ..trainers import probe
 from ..trainers.own_forward import own_forward
+from ..trainers.runtimes import runtime_of
 
 _log = logging.getLogger(__name__)
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Token ids and their mask, ``[rows, columns]``, of one microbatch."""
-
-_of_process: list[Runtime] = []
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class SharedRows:
     def _shared(self, model: torch.nn.Module) -> SharedPrefix:
         found = self._models.get(model)
         if found is None:
-            runtime = self.options.runtime or _runtime(next(model.parameters()).device)
+            runtime = self.options.runtime or runtime_of(next(model.parameters()).device)
             with own_forward(sharding.unwrapped(model)):
                 found = SharedPrefix(model, runtime, **self.options.model)
             self._models[model] = found
@@ -175,18 +174,6 @@ class SharedRows:
 
         probe.compare(plain, shared, own, ours)
         self._probed[key] = scores.checked
-
-
-def _runtime(device: torch.device) -> Runtime:
-    """Returns the process's own runtime of a CPU."""
-    if device.type != "cpu":
-        raise UnsupportedTrainerError(
-            f"the model is on {device} and share() has no runtime; accepted: "
-            "runtime=dormouse.install().runtime, called before the first CUDA tensor"
-        )
-    if not _of_process:
-        _of_process.append(Runtime())
-    return _of_process[0]
 
 
 def _are_equal(one: Batch, other: Batch) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from ..runtime import Runtime
 from ..trainers import UnsupportedTrainerError
+from ..trainers.sharing import Sharing
 from .engine import Options, SharedScores
 from .refusals import check_class
-from .rows import Sharing
 
 __all__ = ["Sharing", "UnsupportedTrainerError", "register", "share"]
 

@@ -15,8 +15,9 @@ from ..install import install
 from ..runtime import Runtime
 from ..trainers import probe
 from ..trainers.own_forward import own_forward
+from ..trainers.sharing import Sharing
 from .refusals import check_engine
-from .rows import COLUMN, OpenWindow, Rows, Sharing, setting
+from .rows import COLUMN, OpenWindow, Rows, setting
 from .small import small_batch, values_of
 from .whole import WholeWeights
 

@@ -13,16 +13,6 @@ from ..trainers.refusals import UnsupportedTrainerError, refuse
 COLUMN = "dormouse_rows"
 
 
-@dataclass
-class Sharing:
-    """Counts of the rows that were computed, in updates and without a graph."""
-
-    rows: int = 0
-    """Those with a response."""
-    prompts: int = 0
-    """Different prompts of each batch."""
-
-
 @dataclass(frozen=True)
 class Rows:
     """Token ids of all rows, one after another."""

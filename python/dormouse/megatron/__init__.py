@@ -1,0 +1,65 @@
+"""Shared prompts in trainers on Megatron-core: :func:`share`.
+
+The trainer's schedule, loss, gradient reduction, clipping and optimizer stay as they are; the
+per-token losses that its model returns come from shared passes. ``docs/trainers.md`` has the diff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..runtime import Runtime
+from ..trainers import UnsupportedTrainerError
+from ..trainers.sharing import Sharing
+from .batches import Microbatch, Read, read_batch
+from .forward_backward import SharedForwardBackward
+
+__all__ = ["Microbatch", "SharedForwardBackward", "Sharing", "UnsupportedTrainerError", "share"]
+
+
+def share(
+    forward_backward_func: Callable,
+    *,
+    runtime: Runtime | None = None,
+    read: Read = read_batch,
+    sleep: bool = True,
+    **score_options,
+) -> SharedForwardBackward:
+    """Returns what replaces Megatron's ``forward_backward_func``, with the same arguments and
+    results, and computes equal prompts of its microbatches once::
+
+        forward_backward_func = dormouse.megatron.share(get_forward_backward_func())
+
+    Each call takes its ``num_microbatches`` batches from the data iterator and finds the rows'
+    prompts: the tokens before the first label with a loss. The ``forward_step_func`` then runs as
+    ever; where it calls the model with labels, it gets the losses of its own rows, ``[rows,
+    columns]`` in FP32. So rows, losses, their scale and what is logged stay those of the trainer.
+    Losses of a prompt's labels, which the loss mask excludes, are 0. The model runs forward in the
+    first microbatch, and backward in the backward of the last: gradients arrive once, and
+    Megatron's DistributedDataParallel and ``finalize_model_grads`` reduce them as ever. A call
+    without a shared prompt runs as in Megatron, and the first one is logged.
+
+    In a pipeline all stages run the forwards of all rows first, without a graph. The last one then
+    runs ``forward_step_func`` for every microbatch, which the others do not call, and all stages
+    carry out lists of the planner, forwards again and backwards.
+
+    Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
+    Data-parallel ranks need not agree on anything.
+
+    The first call in each state of the model runs a miniature group both ways, and raises
+    :class:`dormouse.hf.UnsupportedModelError` if gradients differ. What is known not to be
+    supported raises :class:`UnsupportedTrainerError`.
+
+    ``runtime``: manages the memory that sleeps. None: on a CPU one of the process's own, with the
+    settings of the environment; on a GPU pass ``dormouse.install().runtime``. ``read``: returns the
+    tokens, labels and loss mask of a batch of the data iterator; the default reads the entries
+    ``"tokens"``, ``"labels"`` and ``"loss_mask"``. ``sleep=False`` keeps prompts awake.
+    ``score_options``: ``microbatch_tokens`` and ``graphs`` of
+    :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
+    microbatch's responses. In a pipeline graphs are never kept (``"twice"``).
+
+    The returned object's ``sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
+    """
+    return SharedForwardBackward(
+        forward_backward_func, runtime=runtime, read=read, sleep=sleep, score_options=score_options
+    )

@@ -1,0 +1,89 @@
+"""Batches of a data iterator: which labels carry loss, and which rows share a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..group import PROMPT_TOKENS_MIN
+from ..hf.padded import Places, grouped
+from ..trainers.refusals import UnsupportedTrainerError
+
+FIELDS = ("tokens", "labels", "loss_mask")
+
+
+class Microbatch(NamedTuple):
+    """One batch of the data iterator, ``[rows, columns]`` each."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    """The token after each token."""
+    loss_mask: torch.Tensor
+    """Nonzero where a label carries loss."""
+
+
+Read = Callable[[object], Microbatch]
+
+
+def read_batch(batch) -> Microbatch:
+    """Returns the entries of a batch of Megatron's data sets.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    try:
+        return Microbatch(*(batch[name] for name in FIELDS))
+    except (TypeError, KeyError, IndexError) as error:
+        raise UnsupportedTrainerError(
+            f"a batch of the data iterator is a {type(batch).__name__} without "
+            f"{', '.join(FIELDS)} ({type(error).__name__}: {error}); accepted: a dict with them, "
+            "or share(read=...)"
+        ) from error
+
+
+def places_of(microbatches: Sequence[Microbatch]) -> list[Places] | None:
+    """Returns the groups of the rows of all microbatches, which are numbered in their order.
+
+    The values of a response are at the places of its labels. None if a prompt is too short to be
+    shared. Raises :class:`UnsupportedTrainerError` for labels that are not the next tokens.
+    """
+    found = list(_rows(microbatches))
+    if any(len(prompt) < PROMPT_TOKENS_MIN for _, prompt, _, _ in found):
+        return None
+    return grouped(found)
+
+
+def shape_of(microbatches: Sequence[Microbatch]) -> tuple[int, int]:
+    """Returns the number of all rows, and the columns of the widest microbatch."""
+    shapes = [each.tokens.shape for each in microbatches]
+    return sum(rows for rows, _ in shapes), max(columns for _, columns in shapes)
+
+
+def _rows(microbatches: Sequence[Microbatch]) -> Iterator[tuple]:
+    """Yields number, prompt, response and the index of its values of each row with a loss."""
+    number = 0
+    for microbatch in microbatches:
+        _check(microbatch)
+        # One copy to the host: which rows share a prompt is known before anything runs.
+        for tokens, labels, mask in zip(*(each.cpu() for each in microbatch), strict=True):
+            at = mask.nonzero().flatten()
+            if len(at):
+                first, end = int(at[0]), int(at[-1]) + 1
+                if not torch.equal(tokens[1:end], labels[: end - 1]):
+                    raise UnsupportedTrainerError(
+                        f"labels of row {number} up to its last with a loss are not the next "
+                        "tokens; accepted: labels[:-1] equal to tokens[1:]"
+                    )
+                index = (number, slice(first, end))
+                yield number, tokens[: first + 1], labels[first:end], index
+            number += 1
+
+
+def _check(microbatch: Microbatch) -> None:
+    shapes = [tuple(each.shape) for each in microbatch]
+    if len(set(shapes)) > 1 or len(shapes[0]) != 2:
+        raise UnsupportedTrainerError(
+            f"{', '.join(FIELDS)} of a batch have the shapes {', '.join(map(str, shapes))}; "
+            "accepted: [rows, columns], the same for all"
+        )

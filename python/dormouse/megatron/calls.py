@@ -1,0 +1,63 @@
+"""The trainer's calls of the model in one call of the schedule."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from megatron.core.models.gpt import GPTModel
+
+from ..trainers.refusals import UnsupportedTrainerError
+from .batches import Microbatch
+from .refusals import arguments_of, check_call
+
+Part = Callable[[slice, bool], torch.Tensor]
+"""Returns log-probabilities of labels of some rows, given whether they are the last."""
+
+
+class Calls:
+    """In place of the model's forward: each call gets the losses of its microbatch."""
+
+    def __init__(self, gpt: GPTModel, microbatches: list[Microbatch], part: Part):
+        self._gpt, self._left, self._part = gpt, list(microbatches), part
+        self._row = 0
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context of the schedule.
+
+        Raises :class:`UnsupportedTrainerError` at its end if the model was not called for every
+        microbatch.
+        """
+
+        # Passes find the model without it: it wraps the forward (trainers.own_forward).
+        @functools.wraps(type(self._gpt).forward)
+        def forward(*args, **named):
+            return self._losses(*args, **named)
+
+        self._gpt.forward = forward
+        try:
+            yield
+        finally:
+            del self._gpt.forward
+        if self._left:
+            raise UnsupportedTrainerError(
+                f"the model was not called for the last {len(self._left)} batches; accepted: one "
+                "call for each batch of the data iterator"
+            )
+
+    def _losses(self, *args, **named) -> torch.Tensor:
+        given = arguments_of(args, named)
+        if not self._left:
+            raise UnsupportedTrainerError(
+                "the model is called more often than there are microbatches; accepted: one call "
+                "for each batch of the data iterator"
+            )
+        own = self._left.pop(0)
+        check_call(given, own.tokens, own.labels)
+        rows, columns = own.tokens.shape
+        part = slice(self._row, self._row + rows)
+        self._row += rows
+        return -self._part(part, not self._left)[:, :columns]

@@ -1,0 +1,137 @@
+"""Megatron's schedule with the model's losses from shared passes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+
+import torch
+from megatron.core.models.gpt import GPTModel
+
+from ..hf.padded import Places
+from ..hf.window import Window
+from ..runtime import Runtime
+from ..trainers.refusals import UnsupportedTrainerError
+from ..trainers.runtimes import runtime_of
+from ..trainers.sharing import Sharing
+from .batches import Microbatch, Read, places_of, shape_of
+from .calls import Calls
+from .pipelined import run_pipelined
+from .refusals import unwrapped
+from .shared_gpt import SharedGPT
+
+_log = logging.getLogger(__name__)
+
+
+class SharedForwardBackward:
+    """Called like Megatron's ``forward_backward_func``; see :func:`dormouse.megatron.share`."""
+
+    def __init__(
+        self,
+        own: Callable,
+        *,
+        runtime: Runtime | None,
+        read: Read,
+        sleep: bool,
+        score_options: dict,
+    ):
+        functools.update_wrapper(self, own)
+        self._own, self._runtime, self._read = own, runtime, read
+        self._sleep, self._score_options = sleep, score_options
+        self._models: dict[GPTModel, SharedGPT] = {}
+        self._noticed = False
+        self.sharing = Sharing()
+        """Counts since the construction."""
+
+    def __call__(
+        self,
+        *,
+        data_iterator,
+        model,
+        num_microbatches: int,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        **named,
+    ):
+        named |= {
+            "model": model,
+            "num_microbatches": num_microbatches,
+            "forward_only": forward_only,
+        }
+        if collect_non_loss_data:
+            return self._own(data_iterator=data_iterator, collect_non_loss_data=True, **named)
+        gpt = unwrapped(model)
+        batches = _taken(data_iterator, num_microbatches)
+        microbatches = list(map(self._read, batches))
+        places = self._shared_places(microbatches)
+        named["data_iterator"] = iter(batches)
+        if places is None:
+            return self._own(**named)
+        shared, options = self._shared(gpt), self._options(microbatches, places)
+        if gpt.config.pipeline_model_parallel_size > 1:
+            result = run_pipelined(shared, gpt, places, microbatches, options, named)
+        else:
+            window = functools.partial(
+                shared.window, places, shape_of(microbatches), **options
+            )
+            part = _parts(window, has_graph=not forward_only)
+            with Calls(gpt, microbatches, part).in_place():
+                result = self._own(**named)
+        self.sharing.rows += sum(len(each.rows) for each in places)
+        self.sharing.prompts += len(places)
+        return result
+
+    def _shared_places(self, microbatches: list[Microbatch]) -> list[Places] | None:
+        """Returns the groups of all rows; None if no prompt is shared."""
+        places = places_of(microbatches)
+        if places is not None and len(places) < sum(len(each.rows) for each in places):
+            return places
+        if not self._noticed:
+            self._noticed = True
+            _log.warning(
+                "no prompt is shared by the rows of %d microbatches, so they run as in Megatron: "
+                "rows share a prompt if they are equal up to the first label with a loss",
+                len(microbatches),
+            )
+        return None
+
+    def _options(self, microbatches: list[Microbatch], places: list[Places]) -> dict:
+        """Returns the options of a window. A microbatch has as many tokens as the trainer's."""
+        of_row = [i for i, each in enumerate(microbatches) for _ in range(len(each.tokens))]
+        tokens = [0] * len(microbatches)
+        for each in places:
+            for row, response in zip(each.rows, each.group.responses, strict=True):
+                tokens[of_row[row]] += len(response)
+        return {"microbatch_tokens": max(tokens), **self._score_options}
+
+    def _shared(self, gpt: GPTModel) -> SharedGPT:
+        if gpt not in self._models:
+            runtime = self._runtime or runtime_of(next(gpt.parameters()).device)
+            self._models[gpt] = SharedGPT(gpt, runtime, sleep=self._sleep)
+        return self._models[gpt]
+
+
+def _taken(data_iterator, count: int) -> list:
+    """Returns the next batches of a data iterator."""
+    if isinstance(data_iterator, list):
+        (data_iterator,) = data_iterator
+    if data_iterator is None:
+        raise UnsupportedTrainerError(
+            "data_iterator is None on this rank; accepted: the same batches on every rank of a "
+            "model-parallel group"
+        )
+    return [next(data_iterator) for _ in range(count)]
+
+
+def _parts(find_window: Callable[[], Window], *, has_graph: bool) -> Callable:
+    """Returns parts of a window that is scored when the first is needed, within the schedule."""
+    window: Window | None = None
+
+    def part(rows: slice, is_last: bool) -> torch.Tensor:
+        nonlocal window
+        with torch.set_grad_enabled(has_graph and torch.is_grad_enabled()):
+            window = window or find_window()
+            return window.part(rows, is_last=is_last).log_probabilities
+
+    return part

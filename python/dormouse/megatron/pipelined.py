@@ -1,0 +1,92 @@
+"""A call of the schedule on a pipeline stage.
+
+All stages run the forwards of all groups; the last one then has all values, and runs Megatron's
+schedule of a model that is not cut, in which the trainer computes its losses; then all stages carry
+out the planner's lists. Megatron's pipeline schedule would send a row of each microbatch by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+
+from ..hf.padded import Places
+from ..trainers.refusals import refuse
+from .batches import Microbatch, shape_of
+from .calls import Calls
+from .shared_gpt import SharedGPT
+
+# Arguments of the schedule that are of its messages.
+_OWN_MESSAGES = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection")
+
+
+def run_pipelined(
+    shared: SharedGPT,
+    gpt: GPTModel,
+    places: list[Places],
+    microbatches: list[Microbatch],
+    options: dict,
+    named: dict,
+) -> list:
+    """Returns what the schedule returns. ``options``: of a window. ``named``: the schedule's
+    arguments.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    refuse(
+        *(
+            (named.get(name) is not None, f"{name} is given to a pipeline's schedule", "None")
+            for name in _OWN_MESSAGES
+        ),
+        (
+            options.get("graphs", "twice") not in ("auto", "twice"),
+            f"graphs is {options.get('graphs')!r} in a pipeline",
+            "'auto' or 'twice'",
+        ),
+    )
+    config, forward_only = gpt.config, named["forward_only"]
+    with shared.stage(places, options["microbatch_tokens"]) as stage:
+        values = stage.values(shape_of(microbatches))
+        stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)
+        if values is not None:
+            values.requires_grad_(not forward_only)
+            calls = Calls(gpt, microbatches, lambda rows, is_last: values[rows])
+            with calls.in_place(), _Unfinished(config) as finalized:
+                stored = forward_backward_no_pipelining(**named)
+            tokens = tokens if finalized.tokens is None else finalized.tokens
+            if values.grad is None:
+                values.grad = torch.zeros_like(values)
+        if forward_only:
+            return stored
+        gradients = stage.backward(None if values is None else values.grad)
+        own = [each for each in zip(stage.parameters, gradients, strict=True) if each[1] is not None]
+    # As a backward: hooks of the parameters add to what Megatron reduces.
+    torch.autograd.backward([p.expand_as(p) for p, _ in own], [gradient for _, gradient in own])
+    if config.finalize_model_grads_func is not None:
+        model = named["model"]
+        config.finalize_model_grads_func(
+            model if isinstance(model, list) else [model],
+            tokens if config.calculate_per_token_loss else None,
+            force_all_reduce=named.get("force_all_reduce", False),
+        )
+    return stored
+
+
+class _Unfinished:
+    """Context of a schedule that does not reduce gradients; learns the number of tokens."""
+
+    def __init__(self, config):
+        self._config = config
+        self.tokens: torch.Tensor | None = None
+
+    def __enter__(self):
+        self._own = self._config.finalize_model_grads_func
+        self._config.finalize_model_grads_func = self._learn
+        return self
+
+    def __exit__(self, *exc):
+        self._config.finalize_model_grads_func = self._own
+
+    def _learn(self, model, num_tokens=None, **named) -> None:
+        self.tokens = num_tokens

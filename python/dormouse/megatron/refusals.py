@@ -1,0 +1,195 @@
+"""What a model, its wrappers and its calls must be; everything else is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from ..trainers.refusals import UnsupportedTrainerError, refuse
+
+POSITIONS = ("rope", "learned_absolute", "none")
+# Of TransformerConfig: the values that are accepted, and why others are not.
+SETTINGS = (
+    ("virtual_pipeline_model_parallel_size", (None,), "a stage has several parts of the model"),
+    ("context_parallel_size", (1,), "tokens of a sequence are on several ranks"),
+    ("num_moe_experts", (None,), "routers' counts and losses are those of the shared rows"),
+    ("mtp_num_layers", (None,), "its losses read rows that are shared"),
+    ("multi_latent_attention", (False,), "keys are expanded inside the attention"),
+    ("experimental_attention_variant", (None,), "it is no softmax attention"),
+    ("heterogeneous_block_specs", (False,), "layers differ"),
+    ("softmax_type", ("vanilla",), "attention has sinks"),
+    ("window_size", (None,), "attention has a window"),
+    ("fp8", (None,), "scales depend on the rows of a microbatch"),
+    ("fp4", (None,), "scales depend on the rows of a microbatch"),
+    ("recompute_granularity", (None,), "prompts sleep instead of being computed again"),
+    ("cpu_offloading", (False,), "activations are offloaded already"),
+    ("fine_grained_activation_offloading", (False,), "activations are offloaded already"),
+    ("cuda_graph_impl", ("none",), "captured graphs run no other attention"),
+    ("overlap_moe_expert_parallel_comm", (False,), "layers run out of order"),
+    ("gradient_accumulation_fusion", (False,), "it writes gradients past autograd"),
+    ("defer_embedding_wgrad_compute", (False,), "it computes gradients past autograd"),
+    ("delay_wgrad_compute", (False,), "it computes gradients past autograd"),
+    ("enable_autocast", (False,), "it is not tested"),
+    ("flash_decode", (False,), "it is of generation"),
+)
+WRAPPERS = (DistributedDataParallel, Float16Module)
+# Arguments of GPTModel.forward that a call may have.
+ARGUMENTS = ("input_ids", "position_ids", "attention_mask", "labels", "loss_mask")
+
+
+def unwrapped(model) -> GPTModel:
+    """Returns the model in a trainer's ``model`` argument.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    chunks = model if isinstance(model, list) else [model]
+    refuse((len(chunks) != 1, f"the model has {len(chunks)} chunks", "1"))
+    inner = chunks[0]
+    while isinstance(inner, WRAPPERS):
+        settings = getattr(inner, "ddp_config", None)
+        refuse(
+            (
+                getattr(settings, "overlap_param_gather", False),
+                "overlap_param_gather gathers the weights of a module as it runs",
+                "overlap_param_gather=False",
+            )
+        )
+        inner = inner.module
+    refuse(
+        (
+            not isinstance(inner, GPTModel),
+            f"the model is a {type(inner).__name__}",
+            "megatron.core's GPTModel, in its DistributedDataParallel and Float16Module or not",
+        ),
+        ("forward" in vars(inner), "the model's forward is patched", "that of its class"),
+    )
+    return inner
+
+
+def check_model(gpt: GPTModel) -> None:
+    """Checks what may change between steps, too. Raises :class:`UnsupportedTrainerError`."""
+    config = gpt.config
+    refuse(
+        *(
+            (
+                getattr(config, name, accepted[0]) not in accepted,
+                f"{name} is {getattr(config, name, None)}: {why}",
+                f"{name}={accepted[0]!r}",
+            )
+            for name, accepted, why in SETTINGS
+        ),
+        (
+            config.sequence_parallel and config.pipeline_model_parallel_size > 1,
+            "sequence_parallel is True in a pipeline: stages send each other parts of sequences",
+            "sequence_parallel=False, or pipeline_model_parallel_size=1",
+        ),
+        (
+            gpt.mtp_process,
+            "the model predicts several tokens: its losses read rows that are shared",
+            "mtp_block_spec=None",
+        ),
+        (
+            gpt.position_embedding_type not in POSITIONS,
+            f"position_embedding_type is {gpt.position_embedding_type!r}",
+            ", ".join(map(repr, POSITIONS)),
+        ),
+        (
+            config.cross_entropy_loss_fusion and config.cross_entropy_fusion_impl != "native",
+            f"cross_entropy_fusion_impl is {config.cross_entropy_fusion_impl!r}",
+            "'native'",
+        ),
+    )
+    for name in ("hidden_dropout", "attention_dropout"):
+        rate = getattr(config, name)
+        refuse(
+            (
+                gpt.training and rate > 0,
+                f"{name} is {rate}: responses would share the masks of their prompt",
+                f"{name}=0.0",
+            )
+        )
+    for layer in gpt.decoder.layers:
+        _check_layer(layer)
+
+
+def _check_layer(layer: torch.nn.Module) -> None:
+    attention = getattr(layer, "self_attention", None)
+    core = getattr(attention, "core_attention", None)
+    refuse(
+        (
+            not isinstance(layer, TransformerLayer),
+            f"a layer is a {type(layer).__name__}",
+            "megatron.core's TransformerLayer",
+        ),
+        (
+            not isinstance(attention, SelfAttention),
+            f"a layer's attention is a {type(attention).__name__}",
+            "megatron.core's SelfAttention",
+        ),
+        (
+            not isinstance(core, DotProductAttention),
+            f"a layer's core attention is a {type(core).__name__}",
+            "megatron.core's DotProductAttention, as in get_gpt_layer_local_spec",
+        ),
+    )
+
+
+_signature = inspect.signature(GPTModel.forward)
+
+
+def arguments_of(args: tuple, named: dict) -> dict:
+    """Returns the arguments of a call of the model by name.
+
+    Raises :class:`UnsupportedTrainerError` for others than :data:`ARGUMENTS`.
+    """
+    given = _signature.bind(None, *args, **named).arguments
+    others = [
+        name
+        for name, value in given.items()
+        if name not in ("self", *ARGUMENTS) and value is not None
+    ]
+    refuse(
+        (others, f"the model is called with {', '.join(others)}", ", ".join(ARGUMENTS)),
+        (
+            given.get("labels") is None,
+            "the model is called without labels, so it returns the logits of every token",
+            "labels, of which it returns the losses",
+        ),
+    )
+    return given
+
+
+def check_call(given: dict, tokens: torch.Tensor, labels: torch.Tensor) -> None:
+    """Checks a call of the model against the batch of its microbatch. ``given``: its arguments.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    for name, own in (("input_ids", tokens), ("labels", labels)):
+        value = given[name]
+        if value.shape != own.shape or not torch.equal(value.to(own.device), own):
+            raise UnsupportedTrainerError(
+                f"the model is called with other {name} than its microbatch has; accepted: one "
+                "call for each batch of the data iterator, in their order, of its tokens"
+            )
+    columns = tokens.shape[1]
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
+    if positions is not None:
+        counted = torch.arange(columns, device=positions.device)
+        if not torch.equal(positions, counted.expand_as(positions)):
+            raise UnsupportedTrainerError(
+                "position_ids do not count the tokens of each row from 0; accepted: "
+                "torch.arange(columns)"
+            )
+    if mask is not None:
+        causal = torch.ones(columns, columns, dtype=torch.bool, device=mask.device).triu(1)
+        if not torch.equal(mask.bool(), causal.expand_as(mask)):
+            raise UnsupportedTrainerError(
+                "attention_mask is not causal; accepted: None, or True above the diagonal"
+            )

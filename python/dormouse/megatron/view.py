@@ -1,0 +1,112 @@
+"""A GPTModel as the passes of a step see it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from megatron.core.models.gpt import GPTModel
+
+from ..errors import ArgumentError
+from ..hf.support import ModelView
+from .mixers import GPTMixers
+
+
+class Logits(NamedTuple):
+    """What a pass returns, ``[1, rows, width]``: logits of this rank's part of the vocabulary. Of a
+    pipeline stage before the last, hidden states."""
+
+    logits: torch.Tensor
+
+
+@dataclass
+class Hidden:
+    """Hidden states that a pipeline stage receives and returns, ``[rows, 1, hidden_size]``."""
+
+    received: torch.Tensor | None = None
+    """None: others that follow from the tokens, for passes of this stage alone."""
+    returned: torch.Tensor | None = None
+
+    def take_received(self, like: torch.Tensor, tokens: torch.Tensor, width: int) -> torch.Tensor:
+        """Returns what the stage's layers read. ``like``: has their dtype and device."""
+        received, self.received = self.received, None
+        if received is not None:
+            return received
+        generator = torch.Generator().manual_seed(0)
+        turns = torch.rand(width, generator=generator, dtype=torch.float64) * 2 * math.pi
+        made = torch.sin((tokens.cpu().double()[:, None, None] + 1) * turns) * math.sqrt(2)
+        return made.to(like.device, like.dtype).requires_grad_()
+
+
+@dataclass(frozen=True)
+class GPTView(ModelView):
+    """A GPTModel and its layers, on one rank of a tensor-parallel group: the whole of it, or a
+    pipeline stage. Figures are the rank's."""
+
+    hidden: Hidden = field(default_factory=Hidden)
+
+    selects_logits = False
+
+    def run(self, tokens, positions, arguments, logits_rows=None):
+        gpt = self.model
+        padded_tokens, padded_positions = self.own_mixers.padded(tokens, positions)
+        if not gpt.pre_process:
+            like = next(self.layers[0].parameters())
+            width = gpt.config.hidden_size
+            gpt.set_input_tensor(self.hidden.take_received(like, padded_tokens, width))
+        try:
+            output = gpt(
+                input_ids=padded_tokens[None],
+                position_ids=padded_positions[None],
+                attention_mask=None,
+            )
+        finally:
+            # Of no later pass, and no change of the model.
+            gpt.set_input_tensor(None)
+        if not gpt.post_process:
+            self.hidden.returned = output
+            output = output.transpose(0, 1)
+        return Logits(output[:, : len(tokens)])
+
+    def run_dense(self, tokens, **arguments):
+        return self.run(tokens, torch.arange(len(tokens), device=tokens.device), arguments)
+
+    def log_probabilities(self, logits, labels, temperature):
+        if temperature != 1.0:
+            raise ArgumentError(f"temperature is {temperature}; accepted: 1.0")
+        # Megatron's own, over all parts of the vocabulary: [rows, 1, part] and [1, rows].
+        return -self.model.compute_language_model_loss(labels[None], logits.unsqueeze(1))[0]
+
+    @property
+    def _attention(self) -> torch.nn.Module:
+        return self.layers[0].self_attention
+
+    @property
+    def heads(self):
+        return self._attention.num_attention_heads_per_partition
+
+    @property
+    def kv_heads(self):
+        return self._attention.num_query_groups_per_partition
+
+    @property
+    def head_dim(self):
+        return self._attention.hidden_size_per_attention_head
+
+    @property
+    def embedding(self):
+        # A later stage has none. In its place stands what runs first.
+        if self.model.pre_process:
+            return self.model.embedding.word_embeddings
+        return self.layers[0].input_layernorm
+
+    @property
+    def vocab_size(self):
+        return self.model.vocab_size
+
+
+def view_of(gpt: GPTModel) -> GPTView:
+    """Returns the model with its layers."""
+    return GPTView(gpt, tuple(gpt.decoder.layers), gpt.config, own_mixers=GPTMixers(gpt))

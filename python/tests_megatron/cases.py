@@ -1,0 +1,319 @@
+"""Small GPT models on one or two ranks, batches of rollouts, and Megatron's schedule over them.
+
+Every case runs plainly, shared, and in FP64 plainly, which is the truth (docs/method.md §10).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from dataclasses import dataclass, field
+from functools import partial
+
+import conftest
+import on_cpu  # noqa: F401
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import (
+    gather_from_tensor_model_parallel_region,
+    model_parallel_cuda_manual_seed,
+)
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+import dormouse.megatron
+from dormouse.megatron import stage
+from dormouse.megatron.refusals import unwrapped
+
+VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its layout over ranks, and how it is trained."""
+
+    ranks: int = 1
+    tensor_parallel: int = 1
+    stages: int = 1
+    dtype: torch.dtype = torch.float64
+    weights: torch.dtype = torch.float64
+    """The dtype to which weights were rounded before they got the model's."""
+    config: dict = field(default_factory=dict)
+    """Of TransformerConfig."""
+    model: dict = field(default_factory=dict)
+    """Of GPTModel."""
+    ddp: dict = field(default_factory=dict)
+    """Of DistributedDataParallelConfig."""
+    per_token: bool = False
+    """The loss function returns the number of its tokens, too."""
+    share: dict = field(default_factory=dict)
+    """Of dormouse.megatron.share."""
+
+    def of_dtype(self, dtype: torch.dtype) -> Case:
+        return dataclasses.replace(self, dtype=dtype, weights=dtype)
+
+    def truth_of(self, dtype: torch.dtype) -> Case:
+        """The same model as :meth:`of_dtype`, in FP64."""
+        return dataclasses.replace(self, weights=dtype)
+
+
+PLAIN_GELU = {
+    "normalization": "LayerNorm",
+    "gated_linear_unit": False,
+    "activation_func": torch.nn.functional.gelu,
+    "add_bias_linear": True,
+    "num_query_groups": 4,
+}
+CASES = {
+    "one rank": Case(),
+    "twice": Case(share={"graphs": "twice", "microbatch_tokens": 9}),
+    "awake": Case(share={"sleep": False, "graphs": "kept"}),
+    "learned positions, biases": Case(
+        config=PLAIN_GELU, model={"position_embedding_type": "learned_absolute"}
+    ),
+    "interleaved rotary of half a head": Case(
+        config={"rotary_interleaved": True}, model={"rotary_percent": 0.5, "rope_scaling": True}
+    ),
+    "tied, scaled by layer, norms of q and k": Case(
+        config={"apply_query_key_layer_scaling": True, "qk_layernorm": True},
+        model={"share_embeddings_and_output_weights": True},
+    ),
+    "per token": Case(config={"calculate_per_token_loss": True}, per_token=True),
+    "two parts": Case(2, 2),
+    "two parts, twice": Case(2, 2, share={"graphs": "twice", "microbatch_tokens": 9}),
+    "two parts, tied, biases": Case(
+        2, 2, config=PLAIN_GELU, model={"share_embeddings_and_output_weights": True}
+    ),
+    "two parts of one key head": Case(2, 2, config={"num_query_groups": 1}),
+    "two parts of a sequence": Case(2, 2, config={"sequence_parallel": True}),
+    "two stages": Case(2, stages=2, share={"microbatch_tokens": 9}),
+    "two stages, tied, learned positions, biases": Case(
+        2,
+        stages=2,
+        config=PLAIN_GELU,
+        model={
+            "position_embedding_type": "learned_absolute",
+            "share_embeddings_and_output_weights": True,
+        },
+    ),
+    "two stages, per token, awake": Case(
+        2,
+        stages=2,
+        config={"calculate_per_token_loss": True},
+        per_token=True,
+        share={"sleep": False, "microbatch_tokens": 9},
+    ),
+    "four stages": Case(4, stages=4, share={"microbatch_tokens": 9}),
+    "two stages of two parts": Case(4, 2, 2, share={"microbatch_tokens": 9}),
+    "two stages of two replicas": Case(4, stages=2),
+    "two replicas": Case(2, 1),
+    "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
+    "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
+}
+
+
+class ExactGPT(GPTModel):
+    """Computes losses in its own dtype; Megatron's cross entropy does so in FP32."""
+
+    def compute_language_model_loss(self, labels, logits):
+        logits = gather_from_tensor_model_parallel_region(logits, group=self.pg_collection.tp)
+        logits = logits.permute(1, 2, 0)
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+class PartialNorm(torch.nn.RMSNorm):
+    """Of a part of the sequence: Megatron's norm for this needs Transformer Engine or Apex."""
+
+    def __init__(self, config, hidden_size, eps=1e-5):
+        super().__init__(hidden_size, eps)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+def model_of(case: Case) -> torch.nn.Module:
+    """Returns the model in Megatron's DistributedDataParallel; equal weights for equal layouts."""
+    settings = {
+        "num_layers": LAYERS,
+        "hidden_size": 32,
+        "ffn_hidden_size": 48,
+        "num_attention_heads": 4,
+        "num_query_groups": 2,
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "use_cpu_initialization": True,
+        "init_method_std": 0.15,
+        "tensor_model_parallel_size": case.tensor_parallel,
+        "pipeline_model_parallel_size": case.stages,
+        "pipeline_dtype": torch.float64,
+        "params_dtype": torch.float64,
+        "bf16": case.dtype is torch.bfloat16,
+    }
+    config = TransformerConfig(**(settings | case.config))
+    # Its construction refuses it without experts.
+    config.variable_seq_lengths = case.stages > 1
+    torch.manual_seed(7)
+    model_parallel_cuda_manual_seed(7)
+    kind = ExactGPT if case.dtype is torch.float64 else GPTModel
+    model = kind(
+        config,
+        spec_of(config),
+        vocab_size=VOCABULARY,
+        max_sequence_length=COLUMNS_MAX,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        **({"position_embedding_type": "rope"} | case.model),
+    )
+    config.params_dtype = config.pipeline_dtype = case.dtype
+    model = model.to(case.weights).to(case.dtype)
+    model = Float16Module(config, model) if config.bf16 else model
+    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(**case.ddp), model)
+    config.finalize_model_grads_func = finalize_model_grads
+    config.no_sync_func = ddp.no_sync
+    return ddp
+
+
+def spec_of(config: TransformerConfig):
+    spec = get_gpt_layer_local_spec(
+        qk_layernorm=config.qk_layernorm, normalization=config.normalization
+    )
+    if not config.sequence_parallel:
+        return spec
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = PartialNorm
+    return TransformerBlockSubmodules([spec] * config.num_layers, PartialNorm)
+
+
+def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
+    """Returns the microbatches of this rank: rows of two prompts in any order, one of which has a
+    response of a single token, one holes in its loss and one no loss, with padding behind."""
+    rank = parallel_state.get_data_parallel_rank()
+    generator = torch.Generator().manual_seed(10 * call + rank)
+
+    def draw(count: int) -> torch.Tensor:
+        return torch.randint(VOCABULARY, (count,), generator=generator)
+
+    prompts = draw(prompt_tokens), draw(prompt_tokens - 8)
+    rows = [(0, 9), (1, 5), (0, 1), (0, 14), (1, 0), (1, 11)]
+    found = []
+    for place in range(0, len(rows), 2):
+        own = []
+        for prompt, response in rows[place : place + 2]:
+            ids = torch.cat([prompts[prompt], draw(response)])
+            end = len(ids) - 1
+            mask = torch.zeros(COLUMNS_MAX - place)
+            mask[end - response : end] = 1
+            if response == 14:
+                mask[end - 9 : end - 6] = 0
+            room = len(mask) + 1 - len(ids)
+            own.append((torch.nn.functional.pad(ids, (0, room)), mask))
+        ids, masks = map(torch.stack, zip(*own, strict=True))
+        found.append(
+            {
+                "tokens": ids[:, :-1],
+                "labels": ids[:, 1:],
+                "loss_mask": masks,
+                "weights": torch.randn(len(own), 1, generator=generator),
+            }
+        )
+    return found
+
+
+def loss_func(case: Case, batch: dict, losses: torch.Tensor):
+    mask = batch["loss_mask"]
+    total = (losses * mask * batch["weights"]).sum()
+    if case.per_token:
+        count = mask.sum().int()
+        return total, count, {"loss": (total.detach(), count)}
+    loss = total / mask.sum()
+    return loss, {"loss": loss.detach()}
+
+
+def forward_step(case: Case, data_iterator, model):
+    batch = next(data_iterator)
+    positions = torch.arange(batch["tokens"].shape[1]).expand_as(batch["tokens"])
+    losses = model(batch["tokens"], positions, None, labels=batch["labels"])
+    return losses, partial(loss_func, case, batch)
+
+
+def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
+    """Runs a schedule once, from zero gradients; returns what the loss function returned."""
+    ddp.zero_grad_buffer()
+    return function(
+        forward_step_func=partial(forward_step, case),
+        data_iterator=iter(batches),
+        model=[ddp],
+        num_microbatches=len(batches),
+        seq_length=COLUMNS_MAX,
+        micro_batch_size=2,
+        **named,
+    )
+
+
+def gradients(ddp) -> Tensors:
+    """Returns copies of this rank's gradients, as an optimizer would find them."""
+    named = unwrapped(ddp).named_parameters()
+    return {name: parameter.main_grad.clone() for name, parameter in named}
+
+
+def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
+    """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
+    ddp, function = model_of(case), get_forward_backward_func()
+    bytes_sent: list[tuple[int, int]] = []
+    if runtime is not None:
+        function = dormouse.megatron.share(function, runtime=runtime, **case.share)
+    found = {"gradients": [], "losses": []}
+    for call in range(CALLS):
+        with _counted(bytes_sent):
+            found["losses"].append(run(case, function, ddp, batches_of(call)))
+        found["gradients"].append(gradients(ddp))
+    if runtime is not None:
+        found["sharing"] = function.sharing
+        found["bytes"] = bytes_sent
+        found["open"] = runtime.stats()["asleep"]["current_bytes"]
+    return found
+
+
+@contextlib.contextmanager
+def _counted(found: list[tuple[int, int]]):
+    """Context of a call: the bytes that a stage sends in its list, planned and real."""
+    own = stage.Stage.backward
+
+    def backward(self, gradients):
+        before = self.neighbours.sent_bytes
+        result = own(self, gradients)
+        found.append((self.planned_bytes, self.neighbours.sent_bytes - before))
+        return result
+
+    stage.Stage.backward = backward
+    try:
+        yield
+    finally:
+        stage.Stage.backward = own
+
+
+def join(case: Case = Case()) -> None:
+    """Joins the ranks of the environment, or makes a group of one."""
+    if not dist.is_initialized():
+        alone = {}
+        if not dist.is_torchelastic_launched() and "RANK" not in conftest.os.environ:
+            with socket.socket() as probe:
+                probe.bind(("localhost", 0))
+                port = probe.getsockname()[1]
+            alone = {"rank": 0, "world_size": 1, "init_method": f"tcp://localhost:{port}"}
+        dist.init_process_group("gloo", **alone)
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(case.tensor_parallel, case.stages)

@@ -1,0 +1,92 @@
+"""Gradients of Megatron's schedule with shared prompts beside those without, on one and two ranks
+over gloo (docs/method.md §10)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rank_workers import run_ranks
+
+import cases
+from dormouse.demo import gradcheck
+from models import distance
+
+WORKER = Path(__file__).with_name("worker.py")
+WORKER_SECONDS_MAX = 900
+EXACT = 1e-10
+# Of the losses that are logged.
+TOLERANCE, TOLERANCE_LOW = 1e-5, 0.05
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+# Of each call: rows with a response, and different prompts.
+ROWS, PROMPTS = 5, 2
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory):
+    """Returns a function that returns what each rank left of a case."""
+    runs: dict[tuple, list[dict]] = {}
+
+    def of_case(name: str, dtype: torch.dtype) -> list[dict]:
+        ranks = cases.CASES[name].ranks
+        if (ranks, dtype) not in runs:
+            directory = tmp_path_factory.mktemp("ranks")
+            arguments = (directory, str(dtype).removeprefix("torch."))
+            codes = run_ranks(WORKER, *arguments, ranks=ranks, seconds_max=WORKER_SECONDS_MAX)
+            assert codes == [0] * ranks
+            # The counts are an object of ours.
+            files = [directory / f"{rank}.pt" for rank in range(ranks)]
+            runs[ranks, dtype] = [torch.load(each, weights_only=False) for each in files]
+        return [of_rank[name] for of_rank in runs[ranks, dtype]]
+
+    return of_case
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", cases.CASES)
+def test_gradients_are_those_of_megatron(run_of, name, dtype):
+    for found in run_of(name, dtype):
+        ways = (found[way]["gradients"] for way in ("truth", "plain", "shared"))
+        calls = list(zip(*ways, strict=True))
+        assert len(calls) == cases.CALLS
+        if dtype is torch.float64:
+            assert all(distance(ours, exact) < EXACT for exact, _, ours in calls)
+            continue
+        runs = [gradcheck.distances_of(exact.items(), *others) for exact, *others in calls]
+        error = gradcheck.summarise(gradcheck.pooled(runs))
+        assert error.dense_global > 0, "the truth is no other run"
+        assert error.within_bounds, error
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", cases.CASES)
+def test_what_is_logged_is_that_of_megatron(run_of, name, dtype):
+    for found in run_of(name, dtype):
+        logged = [
+            torch.tensor([_number(each["loss"]) for call in found[way]["losses"] for each in call])
+            for way in ("plain", "shared")
+        ]
+        tolerance = TOLERANCE_LOW if dtype is torch.bfloat16 else TOLERANCE
+        torch.testing.assert_close(*logged, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_prompts_run_once_and_nothing_stays_asleep(run_of, name):
+    for found in run_of(name, torch.float32):
+        sharing = found["shared"]["sharing"]
+        assert (sharing.rows, sharing.prompts) == (ROWS * cases.CALLS, PROMPTS * cases.CALLS)
+        assert found["shared"]["open"] == 0
+
+
+@pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if case.stages > 1])
+def test_stages_send_what_is_planned(run_of, name):
+    for found in run_of(name, torch.float32):
+        assert len(found["shared"]["bytes"]) == cases.CALLS
+        for planned, sent in found["shared"]["bytes"]:
+            # Every stage sends: the first hidden states, the last gradients.
+            assert planned == sent > 0
+
+
+def _number(loss) -> float:
+    return float(loss[0] if isinstance(loss, tuple) else loss)

@@ -1,0 +1,321 @@
+"""What cannot be shared exactly is refused by name, before any pass; the rest runs as in Megatron."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+import cases
+import conftest
+import dormouse.megatron
+from dormouse.hf import UnsupportedModelError
+from dormouse.megatron import UnsupportedTrainerError, refusals
+from models import distance
+
+CASE = cases.Case()
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    cases.join()
+    with conftest.a_runtime() as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def model(runtime):
+    return cases.model_of(CASE)
+
+
+def shared(runtime, **options):
+    return dormouse.megatron.share(get_forward_backward_func(), runtime=runtime, **options)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("virtual_pipeline_model_parallel_size", 2),
+    ("context_parallel_size", 2),
+    ("num_moe_experts", 4),
+    ("mtp_num_layers", 1),
+    ("multi_latent_attention", True),
+    ("experimental_attention_variant", "dsa"),
+    ("heterogeneous_block_specs", True),
+    ("softmax_type", "learnable"),
+    ("window_size", (3, 0)),
+    ("fp8", "hybrid"),
+    ("fp4", "e2m1"),
+    ("recompute_granularity", "full"),
+    ("cpu_offloading", True),
+    ("fine_grained_activation_offloading", True),
+    ("cuda_graph_impl", "local"),
+    ("overlap_moe_expert_parallel_comm", True),
+    ("gradient_accumulation_fusion", True),
+    ("defer_embedding_wgrad_compute", True),
+    ("delay_wgrad_compute", True),
+    ("enable_autocast", True),
+    ("flash_decode", True),
+    ("hidden_dropout", 0.1),
+    ("attention_dropout", 0.1),
+])
+def test_a_setting_is_refused_by_name(model, name, value):
+    gpt = refusals.unwrapped([model])
+    refusals.check_model(gpt)
+    setattr(gpt.config, name, value)
+    with pytest.raises(UnsupportedTrainerError, match=f"{name} is .*accepted: {name}="):
+        refusals.check_model(gpt)
+
+
+def test_every_setting_is_tested():
+    marks = test_a_setting_is_refused_by_name.pytestmark
+    tested = {name for name, _ in marks[0].args[1]}
+    assert tested == {name for name, *_ in refusals.SETTINGS} | {"hidden_dropout", "attention_dropout"}
+
+
+def test_dropout_is_accepted_in_evaluation(model):
+    gpt = refusals.unwrapped(model)
+    gpt.config.hidden_dropout = 0.1
+    refusals.check_model(gpt.eval())
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda gpt: setattr(gpt, "position_embedding_type", "yarn"), "position_embedding_type is 'yarn'"),
+    (lambda gpt: setattr(gpt, "mtp_process", True), "predicts several tokens"),
+    (
+        lambda gpt: vars(gpt.config).update(sequence_parallel=True, pipeline_model_parallel_size=2),
+        "sequence_parallel is True in a pipeline",
+    ),
+    (
+        lambda gpt: setattr(gpt.decoder.layers[1].self_attention, "core_attention", torch.nn.Identity()),
+        "core attention is a Identity",
+    ),
+    (lambda gpt: setattr(gpt.decoder.layers[1], "self_attention", torch.nn.Identity()), "attention is a Identity"),
+    (lambda gpt: gpt.decoder.layers.append(torch.nn.Identity()), "a layer is a Identity"),
+])
+def test_a_part_of_the_model_is_refused_by_name(model, change, message):
+    gpt = refusals.unwrapped([model])
+    change(gpt)
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        refusals.check_model(gpt)
+
+
+def test_wrappers_are_refused_by_name(model):
+    with pytest.raises(UnsupportedTrainerError, match="2 chunks"):
+        refusals.unwrapped([model, model])
+    with pytest.raises(UnsupportedTrainerError, match="the model is a Linear"):
+        refusals.unwrapped(torch.nn.Linear(1, 1))
+    model.ddp_config.overlap_param_gather = True
+    with pytest.raises(UnsupportedTrainerError, match="overlap_param_gather"):
+        refusals.unwrapped([model])
+    model.ddp_config.overlap_param_gather = False
+    model.module.forward = model.module.forward
+    with pytest.raises(UnsupportedTrainerError, match="forward is patched"):
+        refusals.unwrapped([model])
+
+
+def changed(**fields):
+    """Returns batches of which the first differs."""
+    batches = cases.batches_of()
+    batches[0] |= {name: change(batches[0][name]) for name, change in fields.items()}
+    return batches
+
+
+@pytest.mark.parametrize("batches, message", [
+    (lambda: changed(labels=lambda x: x.roll(1, 1)), "labels of row 0 .* are not the next tokens"),
+    (lambda: changed(loss_mask=lambda x: x[:, 1:]), "have the shapes"),
+    (lambda: [{"tokens": each["tokens"]} for each in cases.batches_of()], "without tokens, labels"),
+    (lambda: [tuple(each) for each in cases.batches_of()], "is a tuple"),
+])
+def test_batches_are_refused_by_name(runtime, model, batches, message):
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        cases.run(CASE, shared(runtime), model, batches())
+
+
+def call(change):
+    """Returns a forward step whose call of the model differs. ``change(arguments)`` changes them."""
+
+    def forward_step(data_iterator, model):
+        batch = next(data_iterator)
+        arguments = {
+            "input_ids": batch["tokens"],
+            "position_ids": torch.arange(batch["tokens"].shape[1]).expand_as(batch["tokens"]),
+            "attention_mask": None,
+            "labels": batch["labels"],
+        }
+        change(arguments)
+        losses = model(**arguments)
+        return losses, lambda output: cases.loss_func(CASE, batch, output)
+
+    return forward_step
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda given: given.update(input_ids=given["input_ids"] + 1), "other input_ids"),
+    (lambda given: given.update(labels=given["labels"] + 1), "other labels"),
+    (lambda given: given.update(labels=None), "without labels"),
+    (lambda given: given.update(position_ids=given["position_ids"] + 1), "position_ids"),
+    (lambda given: given.update(attention_mask=torch.zeros(1, 1, 64, 64).bool()), "not causal"),
+    (lambda given: given.update(runtime_gather_output=True), "called with runtime_gather_output"),
+])
+def test_calls_are_refused_by_name(runtime, model, change, message):
+    function = shared(runtime)
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        function(
+            forward_step_func=call(change),
+            data_iterator=iter(cases.batches_of()),
+            model=[model],
+            num_microbatches=3,
+            seq_length=cases.COLUMNS_MAX,
+            micro_batch_size=2,
+        )
+    assert "forward" not in vars(model.module)
+    # The next call is right.
+    check(function, model)
+
+
+def check(function, model) -> None:
+    """Compares a call with Megatron's own."""
+    cases.run(CASE, get_forward_backward_func(), model, cases.batches_of())
+    wanted = cases.gradients(model)
+    cases.run(CASE, function, model, cases.batches_of())
+    assert distance(cases.gradients(model), wanted) < 1e-10
+
+
+def test_a_causal_mask_and_a_loss_mask_are_accepted(runtime, model):
+    def change(given):
+        columns = given["labels"].shape[1]
+        given["attention_mask"] = torch.ones(1, 1, columns, columns).triu(1).bool()
+        given["loss_mask"] = torch.ones_like(given["labels"])
+
+    found = []
+    for function in (get_forward_backward_func(), shared(runtime)):
+        model.zero_grad_buffer()
+        function(
+            forward_step_func=call(change),
+            data_iterator=[iter(cases.batches_of())],
+            model=model,
+            num_microbatches=3,
+            seq_length=cases.COLUMNS_MAX,
+            micro_batch_size=2,
+        )
+        found.append(cases.gradients(model))
+    assert distance(*found) < 1e-10
+
+
+def test_a_rank_without_data_is_refused(runtime, model):
+    with pytest.raises(UnsupportedTrainerError, match="data_iterator is None"):
+        shared(runtime)(data_iterator=None, model=[model], num_microbatches=1)
+
+
+@pytest.mark.parametrize("calls, message", [(0, "not called for the last 3"), (2, "more often")])
+def test_a_model_that_is_not_called_once_for_each_batch_is_refused(runtime, model, calls, message):
+    batches = cases.batches_of()
+    # Calls of the model that follow one another have the tokens of batches that do.
+    following = iter([*batches, batches[0]])
+
+    def forward_step(data_iterator, model):
+        next(data_iterator)
+        total = torch.zeros((), requires_grad=True)
+        for own in [next(following) for _ in range(calls)]:
+            total = total + model(own["tokens"], None, None, labels=own["labels"]).sum()
+        return total, lambda output: (output.clone(), {})
+
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        shared(runtime)(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches),
+            model=[model],
+            num_microbatches=3,
+            seq_length=cases.COLUMNS_MAX,
+            micro_batch_size=2,
+        )
+
+
+def test_a_loss_that_raises_leaves_nothing_behind(runtime, model):
+    function, losses = shared(runtime), iter(range(3))
+
+    def forward_step(data_iterator, model):
+        output, loss_func = cases.forward_step(CASE, data_iterator, model)
+        if next(losses) == 1:
+            raise FloatingPointError("the second loss")
+        return output, loss_func
+
+    with pytest.raises(FloatingPointError):
+        function(
+            forward_step_func=forward_step,
+            data_iterator=iter(cases.batches_of()),
+            model=[model],
+            num_microbatches=3,
+            seq_length=cases.COLUMNS_MAX,
+            micro_batch_size=2,
+        )
+    assert runtime.stats()["asleep"]["current_bytes"] == 0
+    check(function, model)
+
+
+def test_batches_without_shared_prompts_run_as_in_megatron(runtime, model, caplog):
+    caplog.set_level(logging.WARNING, "dormouse.megatron.forward_backward")
+    function = shared(runtime)
+    alone = cases.batches_of()[:1]
+    # Pretraining: every label carries loss, so a prompt is one token.
+    whole = changed(loss_mask=torch.ones_like)
+    for batches in (alone, whole):
+        cases.run(CASE, get_forward_backward_func(), model, batches)
+        wanted = cases.gradients(model)
+        cases.run(CASE, function, model, batches)
+        assert distance(cases.gradients(model), wanted) == 0
+    assert function.sharing.rows == 0
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "no prompt is shared by the rows of 1 microbatches"
+    ]
+
+
+def test_evaluation_runs_no_backward(runtime, model):
+    function = shared(runtime)
+    model.eval()
+    with torch.no_grad():
+        wanted, found = (
+            cases.run(CASE, each, model, cases.batches_of(), forward_only=True)
+            for each in (get_forward_backward_func(), function)
+        )
+    assert function.sharing.prompts == 2
+    for own, ours in zip(wanted, found, strict=True):
+        torch.testing.assert_close(ours["loss"], own["loss"].to(ours["loss"]))
+    assert all(not gradient.any() for gradient in cases.gradients(model).values())
+    check(function, model.train())
+
+
+def test_other_data_than_losses_are_megatrons(runtime, model):
+    def forward_step(data_iterator, model):
+        batch = next(data_iterator)
+        return model(batch["tokens"], None, None), lambda logits, non_loss_data: logits
+
+    found = shared(runtime)(
+        forward_step_func=forward_step,
+        data_iterator=iter(cases.batches_of()),
+        model=[model],
+        num_microbatches=3,
+        seq_length=cases.COLUMNS_MAX,
+        micro_batch_size=2,
+        forward_only=True,
+        collect_non_loss_data=True,
+    )
+    assert [each.shape[-1] for each in found] == [cases.VOCABULARY] * 3
+
+
+def test_a_model_that_is_not_causal_is_refused_by_running(runtime, model):
+    core = model.module.decoder.layers[1].self_attention.core_attention
+    core.scale_mask_softmax.attn_mask_type = None
+    with pytest.raises(UnsupportedModelError, match="not exact"):
+        cases.run(CASE, shared(runtime), model, cases.batches_of())
+
+
+def test_batches_of_another_form_are_read_by_the_caller(runtime, model):
+    def read(batch):
+        return dormouse.megatron.Microbatch(*(batch[name] for name in ("tokens", "labels", "loss_mask")))
+
+    renamed = dataclasses.replace(CASE, share={"read": read})
+    assert renamed.share["read"] is read
+    check(shared(runtime, **renamed.share), model)
