@@ -75,7 +75,9 @@ fn memory_that_the_file_is_being_read_for_is_read_from_the_file() {
             seen
         });
         std::thread::sleep(A_WHILE);
+        let has_read = reader.is_finished();
         fixture.faults.hold(false, false);
+        assert!(!has_read, "there was nothing to read yet");
         assert!(holds_here(&reader.join().unwrap(), 1));
     });
     fixture.engine.wait_awake(&[id]).unwrap();
