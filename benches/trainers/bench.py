@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches"), str(HERE)]
 
+import failure_rows
 import offload_rows
 import small_model
 from rows import LOWER, Row, measure
@@ -57,12 +58,8 @@ SECONDS_MAX = 60.0
 # Sums and gradients' norms of two ways that compute the same in FP32.
 DISTANCE_MAX = 1e-3
 # Bars without a figure: name, unit, bar, reason.
-MISSING = (
-    *(
-        (f"lines_{name}", "lines", LINES_MAX, "no adapter is built")
-        for name in ("openrlhf", "nemo_rl")
-    ),
-    ("dead_rank_seconds", "s", 10, "no rank is killed in this benchmark"),
+MISSING = tuple(
+    (f"lines_{name}", "lines", LINES_MAX, "no adapter is built") for name in ("openrlhf", "nemo_rl")
 )
 
 
@@ -82,6 +79,9 @@ def main() -> int:
     makers += [(grouper_names(shape), lambda shape=shape: grouper_rows(shape)) for shape in SHAPES]
     makers += [
         (offload_rows.NAMES, lambda: offload_rows.offload_rows(model_text(), PRELOAD, LOGS))
+    ]
+    makers += [
+        ((failure_rows.NAME,), lambda: failure_rows.failure_rows(model_text(), PRELOAD, LOGS))
     ]
     makers += [((each[0],), lambda each=each: [missing_row(*each)]) for each in MISSING]
     return measure(makers, options.only, OUT)

@@ -175,12 +175,12 @@ def test_errors_of_collectives_alone_name_one_rank_to_all():
 
 
 def test_strangers_are_no_ranks():
-    ranks = Ranks(2)
+    ranks = Ranks(3, joined=2)
     meeting = ranks.monitor.meeting
     greetings = [
-        {"rank": 1, "token": "of another job"},
+        {"rank": 2, "token": "of another job"},
         {"rank": 1, "token": meeting["token"]},
-        {"rank": 2, "token": meeting["token"]},
+        {"rank": 3, "token": meeting["token"]},
         {"rank": "1", "token": meeting["token"]},
         ["rank"],
     ]

@@ -1,5 +1,6 @@
 """One rank of test_trl_ranks.py: ``python trl_worker.py DIRECTORY KIND``, with the environment of
-torchrun, leaves ``KIND.RANK`` there."""
+torchrun, leaves ``KIND.RANK`` there. ``failing``: a loss of rank 1 raises, and what each rank gets
+is there."""
 
 from __future__ import annotations
 
@@ -16,10 +17,24 @@ from trl_runs import PlainGRPO, exact_all, run
 import dormouse.trl
 
 
+class Failing(PlainGRPO):
+    """Whose third loss raises on rank 1, in the middle of an accumulation window."""
+
+    losses = 0
+
+    def compute_loss(self, *args, **named):
+        self.losses += 1
+        if self.accelerator.process_index == 1 and self.losses == 3:
+            raise ValueError("a loss of one rank")
+        return super().compute_loss(*args, **named)
+
+
 def main(directory: Path, kind: str) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    trainer_class = PlainGRPO if kind == "plain" else dormouse.trl.share(PlainGRPO)
+    trainer_class = Failing if kind == "failing" else PlainGRPO
+    if kind != "plain":
+        trainer_class = dormouse.trl.share(trainer_class)
     with pytest.MonkeyPatch.context() as patches:
         exact_all(patches)
         model = LlamaForCausalLM.from_pretrained(directory / "model", dtype=torch.float64)
@@ -39,4 +54,9 @@ def main(directory: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2])
+    except Exception as error:
+        left = Path(sys.argv[1]) / f"{sys.argv[2]}.{os.environ['RANK']}"
+        left.write_text(f"{type(error).__name__}: {error}")
+        raise

@@ -19,8 +19,8 @@ RANKS = 2
 EXACT = 1e-10
 
 
-def run_ranks(directory: Path, kind: str, ranks_of_shards: int) -> list[dict]:
-    """Returns what each rank left."""
+def run_ranks(directory: Path, kind: str, ranks_of_shards: int) -> None:
+    """Runs the ranks of a world; each leaves something."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -40,6 +40,10 @@ def run_ranks(directory: Path, kind: str, ranks_of_shards: int) -> list[dict]:
         for worker in workers:
             worker.kill()
     assert codes == [0] * RANKS
+
+
+def left_by_ranks(directory: Path, kind: str, ranks_of_shards: int) -> list[dict]:
+    run_ranks(directory, kind, ranks_of_shards)
     return [torch.load(directory / f"{kind}.{rank}", weights_only=False) for rank in range(RANKS)]
 
 
@@ -47,7 +51,7 @@ def run_ranks(directory: Path, kind: str, ranks_of_shards: int) -> list[dict]:
 def test_two_ranks(ranks_of_shards, tmp_path):
     """Weights sharded over both; or each with all of them, on a mesh of two dimensions."""
     saved(tmp_path / "model")
-    plain, shared = (run_ranks(tmp_path, kind, ranks_of_shards) for kind in ("plain", "shared"))
+    plain, shared = (left_by_ranks(tmp_path, kind, ranks_of_shards) for kind in ("plain", "shared"))
     for ours, own in zip(shared, plain, strict=True):
         torch.testing.assert_close(ours["log_probs"], own["log_probs"], rtol=0, atol=EXACT)
         assert len(ours["gradients"]) == len(own["gradients"]) == 4
@@ -56,3 +60,11 @@ def test_two_ranks(ranks_of_shards, tmp_path):
         assert distance(ours["weights"], own["weights"]) < EXACT
         assert not differences(ours["metrics"], own["metrics"], EXACT)
     assert [each["sharing"].prompts < each["sharing"].rows for each in shared] == [True, False]
+
+
+def test_an_error_of_one_rank_is_told(tmp_path):
+    saved(tmp_path / "model")
+    run_ranks(tmp_path, "failing", RANKS)
+    error = "ValueError: a loss of one rank"
+    assert (tmp_path / "failing.1").read_text() == error
+    assert (tmp_path / "failing.0").read_text() == f"RankFailedError: rank 1 failed: {error}"
