@@ -19,7 +19,8 @@ RANKS, UPDATES = 2, 5
 def test_both_scripts_train_alike():
     found = {}
     for name in ("train", "train_shared"):
-        command = ("-m", "torch.distributed.run", "--nproc-per-node", RANKS, EXAMPLES / f"{name}.py")
+        script = EXAMPLES / f"{name}.py"
+        command = ("-m", "torch.distributed.run", "--nproc-per-node", RANKS, script)
         done = subprocess.run(
             [sys.executable, *map(str, command)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},

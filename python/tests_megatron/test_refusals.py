@@ -1,8 +1,7 @@
-"""What cannot be shared exactly is refused by name, before any pass; the rest runs as in Megatron."""
+"""What cannot be shared exactly is refused by name; what shares no prompt runs as in Megatron."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import pytest
@@ -71,7 +70,8 @@ def test_a_setting_is_refused_by_name(model, name, value):
 def test_every_setting_is_tested():
     marks = test_a_setting_is_refused_by_name.pytestmark
     tested = {name for name, _ in marks[0].args[1]}
-    assert tested == {name for name, *_ in refusals.SETTINGS} | {"hidden_dropout", "attention_dropout"}
+    dropout = {"hidden_dropout", "attention_dropout"}
+    assert tested == {name for name, *_ in refusals.SETTINGS} | dropout
 
 
 def test_dropout_is_accepted_in_evaluation(model):
@@ -80,18 +80,25 @@ def test_dropout_is_accepted_in_evaluation(model):
     refusals.check_model(gpt.eval())
 
 
+def attention_of(gpt):
+    return gpt.decoder.layers[1].self_attention
+
+
 @pytest.mark.parametrize("change, message", [
-    (lambda gpt: setattr(gpt, "position_embedding_type", "yarn"), "position_embedding_type is 'yarn'"),
+    (lambda gpt: setattr(gpt, "position_embedding_type", "yarn"), "position_embedding_type is 'y"),
     (lambda gpt: setattr(gpt, "mtp_process", True), "predicts several tokens"),
     (
         lambda gpt: vars(gpt.config).update(sequence_parallel=True, pipeline_model_parallel_size=2),
         "sequence_parallel is True in a pipeline",
     ),
     (
-        lambda gpt: setattr(gpt.decoder.layers[1].self_attention, "core_attention", torch.nn.Identity()),
+        lambda gpt: setattr(attention_of(gpt), "core_attention", torch.nn.Identity()),
         "core attention is a Identity",
     ),
-    (lambda gpt: setattr(gpt.decoder.layers[1], "self_attention", torch.nn.Identity()), "attention is a Identity"),
+    (
+        lambda gpt: setattr(gpt.decoder.layers[1], "self_attention", torch.nn.Identity()),
+        "a layer's attention is a Identity",
+    ),
     (lambda gpt: gpt.decoder.layers.append(torch.nn.Identity()), "a layer is a Identity"),
 ])
 def test_a_part_of_the_model_is_refused_by_name(model, change, message):
@@ -134,7 +141,7 @@ def test_batches_are_refused_by_name(runtime, model, batches, message):
 
 
 def call(change):
-    """Returns a forward step whose call of the model differs. ``change(arguments)`` changes them."""
+    """Returns a forward step whose call of the model differs. ``change(arguments)`` changes it."""
 
     def forward_step(data_iterator, model):
         batch = next(data_iterator)
@@ -314,8 +321,8 @@ def test_a_model_that_is_not_causal_is_refused_by_running(runtime, model):
 
 def test_batches_of_another_form_are_read_by_the_caller(runtime, model):
     def read(batch):
-        return dormouse.megatron.Microbatch(*(batch[name] for name in ("tokens", "labels", "loss_mask")))
+        return dormouse.megatron.Microbatch(batch["tokens"], batch["labels"], batch["loss_mask"])
 
-    renamed = dataclasses.replace(CASE, share={"read": read})
-    assert renamed.share["read"] is read
-    check(shared(runtime, **renamed.share), model)
+    cases_read = []
+    check(shared(runtime, read=lambda batch: cases_read.append(batch) or read(batch)), model)
+    assert len(cases_read) == 3

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch.autograd.function import once_differentiable

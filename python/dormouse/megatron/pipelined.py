@@ -60,9 +60,10 @@ def run_pipelined(
         if forward_only:
             return stored
         gradients = stage.backward(None if values is None else values.grad)
-        own = [each for each in zip(stage.parameters, gradients, strict=True) if each[1] is not None]
+        pairs = zip(stage.parameters, gradients, strict=True)
+        own = [(p.expand_as(p), gradient) for p, gradient in pairs if gradient is not None]
     # As a backward: hooks of the parameters add to what Megatron reduces.
-    torch.autograd.backward([p.expand_as(p) for p, _ in own], [gradient for _, gradient in own])
+    torch.autograd.backward(*map(list, zip(*own, strict=True)))
     if config.finalize_model_grads_func is not None:
         model = named["model"]
         config.finalize_model_grads_func(

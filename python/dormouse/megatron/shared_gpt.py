@@ -84,7 +84,9 @@ class SharedGPT(ScoredModel):
         if _all(self._model, refusal is None):
             return checked
         # Ranks of another stage check other layers.
-        raise refusal or UnsupportedModelError("another rank of the model-parallel group refuses it")
+        raise refusal or UnsupportedModelError(
+            "another rank of the model-parallel group refuses its part of the model"
+        )
 
     def _fits(self, *arguments, **options):
         return _all(self._model, super()._fits(*arguments, **options))
@@ -106,10 +108,14 @@ class TensorParallelWeights(ReplicatedWeights):
 
 class _ParallelTrial(Trial):
     def __enter__(self):
-        # Softmax of a model in 16 bits returns them, whatever it is given.
-        self._narrow = []
-        if self._dtype is not None:
-            self._narrow = [m for m in self._model.modules() if isinstance(m, FusedScaleMaskSoftmax)]
+        # The softmax of a model in 16 bits returns as many, whatever it is given.
+        self._narrow = [
+            module
+            for module in self._model.modules()
+            if isinstance(module, FusedScaleMaskSoftmax)
+            and module.input_in_float16
+            and self._dtype is not None
+        ]
         for softmax in self._narrow:
             softmax.input_in_float16 = False
         return super().__enter__()

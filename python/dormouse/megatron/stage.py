@@ -135,6 +135,8 @@ class Stage:
         return self
 
     def __exit__(self, *exc):
+        # Those of a pass that failed are of no later one.
+        self._view.hidden.received = self._view.hidden.returned = None
         return self._stack.__exit__(*exc)
 
     @property
@@ -151,9 +153,10 @@ class Stage:
     def values(self, shape: tuple[int, int]) -> torch.Tensor | None:
         """Runs all forwards; returns the log-probabilities of labels, ``shape``, on the last
         stage."""
-        out = torch.zeros(shape, dtype=torch.float32, device=self.device) if self.is_last else None
-        if out is not None and self._dtype is torch.float64:
-            out = out.double()
+        out = None
+        if self.is_last:
+            dtype = torch.promote_types(self._dtype, torch.float32)
+            out = torch.zeros(shape, dtype=dtype, device=self.device)
         for places, batch in zip(self._places, self._batches, strict=True):
             batch.to(self.device)
             forward = StagePrefix(self._view, self._weights)
@@ -181,7 +184,8 @@ class Stage:
         ``gradients``: of the values, on the last stage."""
         self._gradients = gradients
         with torch.enable_grad(), self._twins.in_place():
-            self._runs = [self._opened(*each) for each in zip(self._places, self._batches, strict=True)]
+            pairs = zip(self._places, self._batches, strict=True)
+            self._runs = [self._opened(*each) for each in pairs]
             lists = queries.pipeline(
                 [self._described(each) for each in self._runs],
                 stages=self._count,
@@ -274,7 +278,7 @@ class Stage:
         read = run.received.pop(key, None)
         if read is None:
             return None
-        # Of a stage in whose loss no gradient reaches them.
+        # No gradient reaches them if nothing after them is trained.
         return torch.zeros_like(read) if read.grad is None else read.grad.contiguous()
 
     def _microbatch_forward(self, run: _Run, number: int, key) -> None:
