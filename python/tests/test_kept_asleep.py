@@ -6,8 +6,8 @@ import gc
 
 import pytest
 import torch
-from models import distance, take_gradients
-from test_offload import left, sleep_until
+from models import distance, take_gradients, tiny
+from test_offload import left, share, sleep_until
 from test_sleep import WIDE
 from test_token_scores import dense, padded
 
@@ -16,7 +16,6 @@ from dormouse.activations.forwards import Forwards
 from dormouse.activations.passes import InPlace
 from dormouse.hf import SharedPrefix
 from dormouse.hf.scored_model import ScoredModel
-from models import tiny
 
 LAYERS = 6
 MICROBATCH_TOKENS = 160
@@ -75,7 +74,7 @@ def test_asleep_equals_awake_bit_for_bit(warm, runtime, reports, monkeypatch):
     assert [each.prefix["dormant_bytes"] for each in reports] == saved
     assert all(each.stray_wakes == 0 for each in reports)
     # K and V of the prompt are counted, and sleep with nobody's layers.
-    assert all(each.asleep_share > 0.8 for each in reports)
+    assert all(share(each) > 0.8 for each in reports)
     assert left(runtime) == 0
     with monkeypatch.context() as patched:
         patched.setattr(ScoredModel, "_asleep_in_place", lambda self: None)
