@@ -15,6 +15,7 @@ import dormouse
 from dormouse.activations.forwards import Forwards
 from dormouse.activations.passes import InPlace
 from dormouse.hf import SharedPrefix
+from dormouse.hf.held_step import HeldStep
 from dormouse.hf.scored_model import ScoredModel
 
 LAYERS = 6
@@ -113,11 +114,18 @@ def test_a_microbatch_wakes_while_the_one_after_it_ends(warm, monkeypatch):
         events.append((numbers.get(id(self)), edge.name, layer))
         mark(self, edge, layer)
 
+    heads = HeldStep.backward_of_heads
+
+    def in_heads(self, gradients_of):
+        events.append("heads")
+        heads(self, gradients_of)
+
+    monkeypatch.setattr(HeldStep, "backward_of_heads", in_heads)
     monkeypatch.setattr(prefix, "enter", entered)
     monkeypatch.setattr(prefix, "mark", marked)
     scores.log_probabilities.sum().backward()
     last = MICROBATCHES - 1
-    assert events[0] == (last, "C"), "before the heads"
+    assert events[:2] == [(last, "C"), "heads"]
     for number in range(last):
         at = events.index((number, "C"))
         after = number + 1
