@@ -1,4 +1,4 @@
-"""Graphs that are kept end at the hidden states: logits are computed again, by the model's code."""
+"""Graphs that are kept end at the hidden states: the model's head runs apart, by its own code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from test_token_scores import a_batch, dense, loss_of, padded
 from transformers import LlamaForCausalLM
 
 from dormouse.hf import SharedPrefix, head, support
+from dormouse.hf.scored_model import ScoredModel
 
 CPU = torch.device("cpu")
 RESPONSE_TOKENS = 27
@@ -43,22 +44,35 @@ def check_kept(model, runtime, temperature: float = 1.0, **options) -> None:
     assert distance(take_gradients(model), wanted) < 1e-10
 
 
+@pytest.mark.parametrize("holds_logits", [True, False])
 # Soft caps, factors, a bias, scaled embeddings, learned positions.
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "granite", "cohere", "phi", "gpt2"])
-def test_the_head_of_a_model_runs_apart(kind, runtime, head_rows):
+def test_the_head_of_a_model_runs_apart(kind, holds_logits, runtime, head_rows, monkeypatch):
+    monkeypatch.setattr(ScoredModel, "_holds_logits", lambda self, places: holds_logits)
     with in_fp64():
         check_kept(zoo_model(kind), runtime, 0.7)
-    assert sum(head_rows) == head.CHECK_TOKENS + 2 * RESPONSE_TOKENS, "forward and backward"
+    runs = 1 if holds_logits else 2
+    assert sum(head_rows) == head.CHECK_TOKENS + runs * RESPONSE_TOKENS
 
 
-def test_logits_stay_awake_where_everything_does(runtime, head_rows):
-    check_kept(tiny(), runtime, sleep=False)
-    assert sum(head_rows) == head.CHECK_TOKENS + RESPONSE_TOKENS, "forward alone"
+def with_small_gradients(**changes) -> torch.nn.Module:
+    """Smaller than the logits of :func:`a_batch`."""
+    model = tiny(**changes).requires_grad_(False)
+    model.model.layers[0].input_layernorm.weight.requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+@pytest.mark.parametrize("make", [tiny, with_small_gradients])
+def test_logits_are_kept_up_to_the_size_of_gradients(make, sleep, runtime, head_rows):
+    check_kept(make(), runtime, sleep=sleep)
+    runs = 2 if sleep and make is with_small_gradients else 1
+    assert sum(head_rows) == head.CHECK_TOKENS + runs * RESPONSE_TOKENS
 
 
 @pytest.mark.parametrize("graphs", ["kept", "twice"])
 def test_logits_are_not_held(graphs, runtime):
-    model = tiny(vocab_size=20_000, dtype=torch.float32, num_hidden_layers=1)
+    model = with_small_gradients(vocab_size=20_000, dtype=torch.float32, num_hidden_layers=1)
     ids, mask, keep = a_batch()
     shared = SharedPrefix(model, runtime)
     options = {"keep": keep, "graphs": graphs, "microbatch_tokens": 7}
@@ -154,7 +168,9 @@ def test_heads_that_cannot_run_apart(monkeypatch):
     assert found(model.eval()) is not None
 
 
-def test_logits_that_their_backward_reads(monkeypatch, runtime, head_rows):
+@pytest.mark.parametrize("holds_logits", [True, False])
+def test_logits_that_their_backward_reads(holds_logits, monkeypatch, runtime, head_rows):
+    monkeypatch.setattr(ScoredModel, "_holds_logits", lambda self, places: holds_logits)
     monkeypatch.setattr(support, "TRANSFORMERS", "/")
     check_kept(of_class(Squashed), runtime)
     assert head_rows

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 import torch
-from models import distance, take_gradients
-from test_offload import left, sleep_until
+from models import distance, take_gradients, tiny
+from test_offload import left, share, sleep_until
 from test_sleep import WIDE
 from test_token_scores import dense, padded
 
@@ -15,8 +15,8 @@ import dormouse
 from dormouse.activations.forwards import Forwards
 from dormouse.activations.passes import InPlace
 from dormouse.hf import SharedPrefix
+from dormouse.hf.held_step import HeldStep
 from dormouse.hf.scored_model import ScoredModel
-from models import tiny
 
 LAYERS = 6
 MICROBATCH_TOKENS = 160
@@ -75,7 +75,7 @@ def test_asleep_equals_awake_bit_for_bit(warm, runtime, reports, monkeypatch):
     assert [each.prefix["dormant_bytes"] for each in reports] == saved
     assert all(each.stray_wakes == 0 for each in reports)
     # K and V of the prompt are counted, and sleep with nobody's layers.
-    assert all(each.asleep_share > 0.8 for each in reports)
+    assert all(share(each) > 0.8 for each in reports)
     assert left(runtime) == 0
     with monkeypatch.context() as patched:
         patched.setattr(ScoredModel, "_asleep_in_place", lambda self: None)
@@ -114,11 +114,18 @@ def test_a_microbatch_wakes_while_the_one_after_it_ends(warm, monkeypatch):
         events.append((numbers.get(id(self)), edge.name, layer))
         mark(self, edge, layer)
 
+    heads = HeldStep.backward_of_heads
+
+    def in_heads(self, gradients_of):
+        events.append("heads")
+        heads(self, gradients_of)
+
+    monkeypatch.setattr(HeldStep, "backward_of_heads", in_heads)
     monkeypatch.setattr(prefix, "enter", entered)
     monkeypatch.setattr(prefix, "mark", marked)
     scores.log_probabilities.sum().backward()
     last = MICROBATCHES - 1
-    assert events[0] == (last, "C"), "before the heads"
+    assert events[:2] == [(last, "C"), "heads"]
     for number in range(last):
         at = events.index((number, "C"))
         after = number + 1

@@ -16,6 +16,7 @@ from ..schedule import Op, Score
 from . import graph
 from .embedding_rows import EmbeddingRows
 from .head import Head
+from .likelihood import Norms
 from .step import Step, StepReport
 
 Values = tuple[torch.Tensor, ...]
@@ -29,13 +30,29 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 class Measure(Protocol):
     """What is computed from the logits of a sequence."""
 
-    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> Values:
-        """Returns values of the labels, with their graph."""
+    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[Values, Norms]:
+        """Returns values of the labels without a graph, and the rows' norms."""
+
+    def differentiable_values(self, logits: torch.Tensor, labels: torch.Tensor) -> Values:
+        """Returns the same values with their graph."""
 
     def overwrite_with_gradient(
-        self, logits: torch.Tensor, labels: torch.Tensor, gradients: Gradients
+        self, logits: torch.Tensor, labels: torch.Tensor, norms: Norms, gradients: Gradients
     ) -> None:
         """Overwrites the logits with their gradient."""
+
+
+@dataclass
+class _Head:
+    """The head of a microbatch, apart from its layers, between its forward and its backward."""
+
+    hidden: list[torch.Tensor]
+    """What it reads, in its parts, with the graph of the layers."""
+    leaves: list[torch.Tensor]
+    """The same without."""
+    norms: list[Norms]
+    logits: torch.Tensor | None
+    """With their graph; None if they are computed again."""
 
 
 @dataclass
@@ -45,31 +62,30 @@ class _Held:
     reads: int | None
     """The prefix that it follows."""
     scores: tuple[Score, ...]
-    values: list[Values]
-    """With their graph; empty if logits are computed again."""
-    hidden: list[torch.Tensor]
-    """What the head reads, in its parts, with the graph of the layers; empty if values have it."""
-    leaves: list[torch.Tensor]
-    """The same without."""
+    head: _Head | None = None
+    values: list[Values] = field(default_factory=list)
+    """With the graph of layers and head, if it does not run apart."""
     roots: Pairs = field(default_factory=list)
     """Where the backward of the layers begins, with gradients."""
 
-    def of_values(self, given: list[Gradients]) -> Pairs:
-        """Returns values with their gradients; nothing here keeps them."""
+    def end_values(self, given: list[Gradients]) -> None:
+        """Begins the backward at the values."""
         values, self.values = self.values, []
-        return [
+        self.roots = [
             (value, gradient)
             for own, gradients in zip(values, given, strict=True)
             for value, gradient in zip(own, gradients, strict=True)
             if value.requires_grad and gradient is not None
         ]
 
-    def take_gradients(self) -> None:
-        """Begins the backward of the layers at the hidden states."""
-        for live, leaf in zip(self.hidden, self.leaves, strict=True):
-            if leaf.grad is not None:
-                self.roots.append((live, leaf.grad))
-        self.hidden, self.leaves = [], []
+    def end_head(self) -> None:
+        """Begins the backward at the hidden states."""
+        head, self.head = self.head, None
+        self.roots = [
+            (live, leaf.grad)
+            for live, leaf in zip(head.hidden, head.leaves, strict=True)
+            if leaf.grad is not None
+        ]
 
 
 class HeldStep(Step):
@@ -118,10 +134,10 @@ class HeldStep(Step):
         with self._of_layers():
             output, kept = self._packed_output(op)
         values = [
-            self._values(part.logits, score)
+            self._measure.differentiable_values(part.logits, self._labels(score))
             for part, score in zip(kept.parts(output, op.scores), op.scores, strict=True)
         ]
-        return values, _Held(op.reads, op.scores, list(values), [], [])
+        return values, _Held(op.reads, op.scores, values=list(values))
 
     def _hold(self, op: Op, holds_logits: bool) -> tuple[list[Values], _Held]:
         with self._of_layers(), self._head.apart() as hidden:
@@ -129,15 +145,14 @@ class HeldStep(Step):
         leaves = [each.detach().requires_grad_(each.requires_grad) for each in hidden]
         with torch.set_grad_enabled(holds_logits):
             logits = self._logits(leaves)
-            # A row's gradient is that of one part: no loss changes logits here.
-            parts = torch.unsafe_split_with_sizes(logits, [len(each.rows) for each in op.scores])
-            del logits
-            values = [
-                self._values(part, score)
-                for part, score in zip(parts, op.scores, strict=True)
-            ]
-        held = list(values) if holds_logits else []
-        return values, _Held(op.reads, op.scores, held, hidden, leaves)
+        parts = logits.detach().split([len(each.rows) for each in op.scores])
+        found = [
+            self._measure.values(part, self._labels(score))
+            for part, score in zip(parts, op.scores, strict=True)
+        ]
+        values, norms = map(list, zip(*found, strict=True))
+        head = _Head(hidden, leaves, norms, logits if holds_logits else None)
+        return values, _Held(op.reads, op.scores, head)
 
     @contextlib.contextmanager
     def _of_layers(self) -> Iterator[None]:
@@ -155,18 +170,30 @@ class HeldStep(Step):
         beside the gradients of layers. ``gradients_of(score)``: of its values."""
         for held in reversed(self._held):
             given = [gradients_of(score) for score in held.scores]
-            if self._head is None:
+            if held.head is None:
                 # Their backward goes on into the layers.
-                held.roots = held.of_values(given)
+                held.end_values(given)
                 continue
-            if held.values:
-                _backward(held.of_values(given))
-            elif any(gradient is not None for gradients in given for gradient in gradients):
-                logits = self._logits(held.leaves)
-                if logits.requires_grad:
-                    logits.backward(self._gradient_of_logits(logits, held.scores, given))
-                del logits
-            held.take_gradients()
+            if any(gradient is not None for gradients in given for gradient in gradients):
+                self._backward_of_head(held.head, held.scores, given)
+            held.end_head()
+
+    def _backward_of_head(
+        self, head: _Head, scores: Sequence[Score], given: list[Gradients]
+    ) -> None:
+        logits, head.logits = head.logits, None
+        if logits is None:
+            logits = self._logits(head.leaves)
+        if not logits.requires_grad:
+            return
+        # In the memory of the logits, if that may be overwritten.
+        gradient = logits.detach()
+        if not graph.is_overwritable(logits):
+            gradient = gradient.clone()
+        for score, norms, gradients in zip(scores, head.norms, given, strict=True):
+            own = gradient[score.rows.start : score.rows.stop]
+            self._measure.overwrite_with_gradient(own, self._labels(score), norms, gradients)
+        logits.backward(gradient)
 
     def backward(self) -> StepReport:
         """Runs the backwards of layers, the last microbatch's first, then those of the prefixes."""
@@ -179,22 +206,8 @@ class HeldStep(Step):
             self._prefix_backward(node, is_last=False)
         return self._report
 
-    def _gradient_of_logits(
-        self, logits: torch.Tensor, scores: Sequence[Score], given: list[Gradients]
-    ) -> torch.Tensor:
-        """Returns the gradient, in the memory of the logits if that may be overwritten."""
-        result = logits.detach()
-        if not graph.is_overwritable(logits):
-            result = result.clone()
-        with torch.no_grad():
-            for score, gradients in zip(scores, given, strict=True):
-                own = result[score.rows.start : score.rows.stop]
-                labels = self._batch.labels(score.sequence)
-                self._measure.overwrite_with_gradient(own, labels, gradients)
-        return result
-
-    def _values(self, logits: torch.Tensor, score: Score) -> Values:
-        return self._measure.values(logits, self._batch.labels(score.sequence))
+    def _labels(self, score: Score) -> torch.Tensor:
+        return self._batch.labels(score.sequence)
 
 
 def _backward(pairs: Pairs) -> None:

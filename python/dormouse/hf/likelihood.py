@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -49,10 +50,63 @@ def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     return _Entropies.apply(logits, temperature)
 
 
+class Norms(NamedTuple):
+    """Two numbers per row that turn logits into log-probabilities. Their sum would round
+    differences between a likely token and the largest."""
+
+    largest: torch.Tensor
+    """The largest logit, ``[rows]``."""
+    log_sums: torch.Tensor
+    """The logarithm of the sum of exponentials of what exceeds it, ``[rows]``."""
+
+    @classmethod
+    def for_rows(cls, logits: torch.Tensor) -> Norms:
+        """Returns norms to be filled in."""
+        return cls(_per_row(logits), _per_row(logits))
+
+    def center(self, rows: slice, block: torch.Tensor) -> torch.Tensor:
+        """Subtracts the largest of each row from scaled logits in place, and keeps it."""
+        self.largest[rows] = block.amax(1)
+        return block.sub_(self.largest[rows, None])
+
+    def normalise(self, rows: slice, block: torch.Tensor) -> torch.Tensor:
+        """Turns scaled logits into log-probabilities in place, and keeps the rows' numbers."""
+        self.center(rows, block)
+        self.log_sums[rows] = block.exp().sum(1).log()
+        return block.sub_(self.log_sums[rows, None])
+
+    def again(self, rows: slice, block: torch.Tensor) -> torch.Tensor:
+        """Turns scaled logits into log-probabilities in place by numbers that were kept."""
+        return block.sub_(self.largest[rows, None]).sub_(self.log_sums[rows, None])
+
+
+@torch.no_grad()
+def values_of(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float, *, with_entropies: bool
+) -> tuple[tuple[torch.Tensor, ...], Norms]:
+    """Returns log-probabilities of the labels and, if asked for, entropies, without a graph: the
+    same bits as those of :func:`log_probabilities` and :func:`entropies`. And the rows' norms."""
+    norms = Norms.for_rows(logits)
+    found = tuple(_per_row(logits) for _ in range(1 + with_entropies))
+    for rows, block in _blocks(logits, temperature):
+        if with_entropies:
+            log_softmax = norms.normalise(rows, block)
+            found[0][rows] = log_softmax.gather(1, labels[rows, None])[:, 0]
+            found[1][rows] = torch.special.entr(log_softmax.exp_()).sum(1)
+        else:
+            # The same, but that only the labels' elements are computed to the end.
+            own = norms.center(rows, block).gather(1, labels[rows, None])[:, 0]
+            norms.log_sums[rows] = block.exp_().sum(1).log()
+            found[0][rows] = own.sub_(norms.log_sums[rows])
+    return found, norms
+
+
+@torch.no_grad()
 def overwrite_with_gradient(
     logits: torch.Tensor,
     labels: torch.Tensor,
     temperature: float,
+    norms: Norms,
     of_log_probabilities: torch.Tensor | None,
     of_entropies: torch.Tensor | None,
 ) -> None:
@@ -61,9 +115,8 @@ def overwrite_with_gradient(
         None if each is None else each / temperature
         for each in (of_log_probabilities, of_entropies)
     )
-    norms = _Norms(logits)
-    for rows, block in _blocks(logits, temperature):
-        norms.normalise(rows, block)
+    for rows, block in _blocks(logits, temperature, in_place=True):
+        norms.again(rows, block)
         found = None
         if of_entropies is not None:
             p = block.exp()
@@ -71,7 +124,10 @@ def overwrite_with_gradient(
         if of_log_probabilities is not None:
             own = _label_gradient(block.exp_(), labels[rows], of_log_probabilities[rows])
             found = own if found is None else found.add_(own)
-        logits[rows] = 0 if found is None else found
+        if found is None:
+            logits[rows] = 0
+        elif found.data_ptr() != logits[rows].data_ptr():
+            logits[rows] = found
 
 
 def check_temperature(temperature: float) -> None:
@@ -91,11 +147,7 @@ def _check_rows(logits: torch.Tensor) -> None:
 class _LogProbabilities(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels, temperature):
-        out = _per_row(logits)
-        norms = _Norms(logits)
-        for rows, block in _blocks(logits, temperature):
-            log_softmax = norms.normalise(rows, block)
-            out[rows] = log_softmax.gather(1, labels[rows, None])[:, 0]
+        (out,), norms = values_of(logits, labels, temperature, with_entropies=False)
         ctx.save_for_backward(logits, labels, *norms)
         ctx.temperature = temperature
         return out
@@ -107,7 +159,7 @@ class _LogProbabilities(torch.autograd.Function):
         grad = grad / ctx.temperature
         result = torch.empty_like(logits)
         for rows, block in _blocks(logits, ctx.temperature):
-            p = _Norms.again(norms, rows, block).exp_()
+            p = Norms(*norms).again(rows, block).exp_()
             result[rows] = _label_gradient(p, labels[rows], grad[rows])
         return result, None, None
 
@@ -116,7 +168,7 @@ class _Entropies(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, temperature):
         out = _per_row(logits)
-        norms = _Norms(logits)
+        norms = Norms.for_rows(logits)
         for rows, block in _blocks(logits, temperature):
             out[rows] = torch.special.entr(norms.normalise(rows, block).exp_()).sum(1)
         ctx.save_for_backward(logits, out, *norms)
@@ -130,7 +182,7 @@ class _Entropies(torch.autograd.Function):
         grad = grad / ctx.temperature
         result = torch.empty_like(logits)
         for rows, block in _blocks(logits, ctx.temperature):
-            p = _Norms.again(norms, rows, block).exp_()
+            p = Norms(*norms).again(rows, block).exp_()
             result[rows] = _entropy_gradient(p, entropy[rows], grad[rows])
         return result, None
 
@@ -149,31 +201,6 @@ def _entropy_gradient(p: torch.Tensor, entropy: torch.Tensor, grad: torch.Tensor
     return found.sub_(p.mul_(entropy.unsqueeze(1))).mul_(grad.unsqueeze(1))
 
 
-class _Norms:
-    """Two numbers per row that turn logits into log-probabilities: the largest logit, and the
-    logarithm of the sum of exponentials of what exceeds it. Their sum would round differences
-    between a likely token and the largest."""
-
-    def __init__(self, logits: torch.Tensor):
-        self._largest, self._log_sums = _per_row(logits), _per_row(logits)
-
-    def __iter__(self):
-        return iter((self._largest, self._log_sums))
-
-    def normalise(self, rows: slice, block: torch.Tensor) -> torch.Tensor:
-        """Turns scaled logits into log-probabilities in place, and keeps the rows' numbers."""
-        self._largest[rows] = block.amax(1)
-        block.sub_(self._largest[rows, None])
-        self._log_sums[rows] = block.exp().sum(1).log()
-        return block.sub_(self._log_sums[rows, None])
-
-    @staticmethod
-    def again(norms, rows: slice, block: torch.Tensor) -> torch.Tensor:
-        """Turns scaled logits into log-probabilities in place by numbers that were kept."""
-        largest, log_sums = norms
-        return block.sub_(largest[rows, None]).sub_(log_sums[rows, None])
-
-
 def _wide(logits: torch.Tensor) -> torch.dtype:
     return torch.promote_types(logits.dtype, torch.float32)
 
@@ -182,10 +209,14 @@ def _per_row(logits: torch.Tensor) -> torch.Tensor:
     return logits.new_empty(len(logits), dtype=_wide(logits))
 
 
-def _blocks(logits: torch.Tensor, temperature: float) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yields ranges of rows and a copy of their logits, divided by ``temperature``."""
+def _blocks(
+    logits: torch.Tensor, temperature: float, *, in_place: bool = False
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yields ranges of rows and their logits, divided by ``temperature``: a copy, unless they may be
+    overwritten and have the dtype of the computation."""
     wide = _wide(logits)
     step = max(1, BLOCK_BYTES_MAX // (logits.shape[1] * wide.itemsize))
     for row in range(0, len(logits), step):
         rows = slice(row, min(row + step, len(logits)))
-        yield rows, logits[rows].to(wide, copy=True).div_(temperature)
+        block = logits[rows].to(wide, copy=not in_place)
+        yield rows, block if temperature == 1.0 else block.div_(temperature)

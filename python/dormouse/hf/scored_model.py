@@ -69,11 +69,13 @@ class ScoredModel(CheckedModel):
         trainer's loss scaling and accumulation apply. One backward per call, before weights change.
 
         ``temperature`` divides the logits. ``entropy``: also returns entropies. ``graphs``:
-        ``"kept"`` runs one forward and keeps the graphs of all microbatches until the backward,
-        which computes a microbatch's logits again. They are kept too with ``sleep=False``, if they
-        fit, and if the model's head cannot run apart (:func:`.head.of`). ``"twice"`` runs the
-        forward again in the backward, and keeps one microbatch's graph at a time; ``"auto"`` keeps
-        graphs that take at most half of the free memory. Values and gradients do not depend on it.
+        ``"kept"`` runs one forward and keeps the graphs of all microbatches until the backward.
+        With ``sleep=True`` they sleep meanwhile, on a CPU. Logits are kept too if they fit, and
+        with ``sleep=True`` take no more than the gradients of all parameters, which come after
+        them; otherwise the backward computes a microbatch's again, unless the model's head cannot
+        run apart (:func:`.head.of`). ``"twice"`` runs the forward again in the backward, and keeps
+        one microbatch's graph at a time; ``"auto"`` keeps graphs that take at most half of the free
+        memory awake. Values and gradients do not depend on it.
         Under ``torch.no_grad()`` there is no graph. ``context``: entered around all passes, those
         of the backward included; the model is checked and run as it is in there.
 
@@ -269,8 +271,7 @@ class ScoredModel(CheckedModel):
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         found = self._find_head() if has_graph and batches and graphs != TWICE else None
-        # Sleeping trades time for memory.
-        holds_logits = found is None or (not self._sleep and self._fits(places, logits=True))
+        holds_logits = found is None or self._holds_logits(places)
         if not has_graph:
             graphs = TWICE
         elif graphs == AUTO:
@@ -313,12 +314,30 @@ class ScoredModel(CheckedModel):
             return None
         return in_place(self._model, self._runtime, self._view.layers)
 
+    def _holds_logits(self, places: list[Places]) -> bool:
+        """Returns whether to keep logits of a head that runs apart. Layers get their gradients when
+        logits are gone. So up to the size of all gradients they hardly raise the peak, and are kept
+        where memory matters too."""
+        if not self._fits(places, logits=True):
+            return False
+        trainable = (p for p in self._model.parameters() if p.requires_grad)
+        gradient_bytes = sum(p.numel() * p.element_size() for p in trainable)
+        return not self._sleep or self._logits_bytes(places) <= gradient_bytes
+
     def _fits(self, places: list[Places], *, logits: bool) -> bool:
         """Returns whether the graphs of all microbatches fit, with or without ``logits``."""
         if not sharding.keeps_graphs(self._wrapped):
             return False
-        tokens = sum(len(each) for place in places for each in place.group.responses)
         shape = model_shape(self._view)
-        logits_bytes = shape.vocab * shape.dtype_bytes if logits else 0
-        needed_bytes = tokens * (shape.layers * shape.saved_bytes_per_token_layer + logits_bytes)
+        needed_bytes = _tokens_of(places) * shape.layers * shape.saved_bytes_per_token_layer
+        if logits:
+            needed_bytes += self._logits_bytes(places)
         return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
+
+    def _logits_bytes(self, places: list[Places]) -> int:
+        shape = model_shape(self._view)
+        return _tokens_of(places) * shape.vocab * shape.dtype_bytes
+
+
+def _tokens_of(places: list[Places]) -> int:
+    return sum(len(each) for place in places for each in place.group.responses)

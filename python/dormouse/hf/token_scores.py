@@ -26,7 +26,7 @@ from .check import Checked
 from .embedding_rows import EmbeddingRows
 from .head import Head
 from .held_step import Gradients, HeldStep, Values
-from .likelihood import entropies, overwrite_with_gradient
+from .likelihood import Norms, entropies, overwrite_with_gradient, values_of
 from .outputs import Losses
 from .padded import Places
 from .score import COUNTS, score_group
@@ -72,10 +72,14 @@ class Passes:
     context: Callable[[], contextlib.AbstractContextManager]
     """Around the passes of the backward; those of the forward run in it already."""
 
-    def values(
+    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[Values, Norms]:
+        """Returns what is computed from the logits of a response, without a graph."""
+        return values_of(logits, labels, self.temperature, with_entropies=self.with_entropies)
+
+    def differentiable_values(
         self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
     ) -> tuple[torch.Tensor | None, ...]:
-        """Returns what is computed from the logits of a response; None for what is not needed."""
+        """Returns the same with a graph; None for what is not needed."""
         found = (None,)
         if needed[0]:
             found = (self.view.log_probabilities(logits, labels, self.temperature),)
@@ -84,11 +88,11 @@ class Passes:
         return (*found, entropies(logits, self.temperature) if needed[1] else None)
 
     def overwrite_with_gradient(
-        self, logits: torch.Tensor, labels: torch.Tensor, gradients: Gradients
+        self, logits: torch.Tensor, labels: torch.Tensor, norms: Norms, gradients: Gradients
     ) -> None:
         """Overwrites the logits of a response with their gradient."""
         both = (*gradients, None)[:2]
-        overwrite_with_gradient(logits, labels, self.temperature, *both)
+        overwrite_with_gradient(logits, labels, self.temperature, norms, *both)
 
 
 class Call:
@@ -261,7 +265,7 @@ class TwiceCall(Call):
         needed = [any(of_row[kind] is not None for of_row in own) for kind in range(len(own[0]))]
 
         def loss_fn(logits, labels, i):
-            values = self._passes.values(logits, labels, needed)
+            values = self._passes.differentiable_values(logits, labels, needed)
             pairs = zip(values, own[i], strict=True)
             return sum((value * grad).sum() for value, grad in pairs if grad is not None)
 
