@@ -192,7 +192,7 @@ def test_strangers_are_no_ranks():
         socket.create_connection((LOOPBACK, meeting["port"]), SECONDS_MAX)
         for _ in range(STRANGERS_MAX + 1)
     ]
-    assert is_closed(silent[-1]), "so many of them at once"
+    assert is_closed(silent[-1]), "the number of connections that have not named a rank is limited"
     silent[0].close()
     wait_until(lambda: ranks.monitor._strangers < STRANGERS_MAX)
     ranks.kill(1)

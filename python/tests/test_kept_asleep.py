@@ -74,7 +74,7 @@ def test_asleep_equals_awake_bit_for_bit(warm, runtime, reports, monkeypatch):
     del scores
     assert [each.prefix["dormant_bytes"] for each in reports] == saved
     assert all(each.stray_wakes == 0 for each in reports)
-    # K and V of the prompt are counted, and sleep with nobody's layers.
+    # The report counts the prompt's K and V, which no microbatch puts to sleep.
     assert all(share(each) > 0.8 for each in reports)
     assert left(runtime) == 0
     with monkeypatch.context() as patched:

@@ -250,17 +250,18 @@ def forward_step(case: Case, data_iterator, model):
 
 
 def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
-    """Runs a schedule once, from zero gradients; returns what the loss function returned."""
+    """Runs a schedule once, from zero gradients; returns what the loss function returned.
+    ``named``: other arguments of the schedule, or other values."""
     ddp.zero_grad_buffer()
-    return function(
-        forward_step_func=partial(forward_step, case),
-        data_iterator=iter(batches),
-        model=[ddp],
-        num_microbatches=len(batches),
-        seq_length=COLUMNS_MAX,
-        micro_batch_size=2,
-        **named,
-    )
+    own = {
+        "forward_step_func": partial(forward_step, case),
+        "data_iterator": iter(batches),
+        "model": [ddp],
+        "num_microbatches": len(batches),
+        "seq_length": COLUMNS_MAX,
+        "micro_batch_size": 2,
+    }
+    return function(**own | named)
 
 
 def gradients(ddp) -> Tensors:

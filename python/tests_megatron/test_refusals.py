@@ -169,14 +169,7 @@ def call(change):
 def test_calls_are_refused_by_name(runtime, model, change, message):
     function = shared(runtime)
     with pytest.raises(UnsupportedTrainerError, match=message):
-        function(
-            forward_step_func=call(change),
-            data_iterator=iter(cases.batches_of()),
-            model=[model],
-            num_microbatches=3,
-            seq_length=cases.COLUMNS_MAX,
-            micro_batch_size=2,
-        )
+        cases.run(CASE, function, model, cases.batches_of(), forward_step_func=call(change))
     assert "forward" not in vars(model.module)
     # The next call is right.
     check(function, model)
@@ -198,15 +191,10 @@ def test_a_causal_mask_and_a_loss_mask_are_accepted(runtime, model):
 
     found = []
     for function in (get_forward_backward_func(), shared(runtime)):
-        model.zero_grad_buffer()
-        function(
-            forward_step_func=call(change),
-            data_iterator=[iter(cases.batches_of())],
-            model=model,
-            num_microbatches=3,
-            seq_length=cases.COLUMNS_MAX,
-            micro_batch_size=2,
-        )
+        batches = cases.batches_of()
+        # Megatron also takes a list of iterators, and a model that is in no list.
+        own = {"forward_step_func": call(change), "data_iterator": [iter(batches)], "model": model}
+        cases.run(CASE, function, model, batches, **own)
         found.append(cases.gradients(model))
     assert distance(*found) < 1e-10
 
@@ -230,14 +218,7 @@ def test_a_model_that_is_not_called_once_for_each_batch_is_refused(runtime, mode
         return total, lambda output: (output.clone(), {})
 
     with pytest.raises(UnsupportedTrainerError, match=message):
-        shared(runtime)(
-            forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=[model],
-            num_microbatches=3,
-            seq_length=cases.COLUMNS_MAX,
-            micro_batch_size=2,
-        )
+        cases.run(CASE, shared(runtime), model, batches, forward_step_func=forward_step)
 
 
 def test_a_loss_that_raises_leaves_nothing_behind(runtime, model):
@@ -250,14 +231,7 @@ def test_a_loss_that_raises_leaves_nothing_behind(runtime, model):
         return output, loss_func
 
     with pytest.raises(FloatingPointError):
-        function(
-            forward_step_func=forward_step,
-            data_iterator=iter(cases.batches_of()),
-            model=[model],
-            num_microbatches=3,
-            seq_length=cases.COLUMNS_MAX,
-            micro_batch_size=2,
-        )
+        cases.run(CASE, function, model, cases.batches_of(), forward_step_func=forward_step)
     assert runtime.stats()["asleep"]["current_bytes"] == 0
     check(function, model)
 
@@ -299,15 +273,11 @@ def test_other_data_than_losses_are_megatrons(runtime, model):
         batch = next(data_iterator)
         return model(batch["tokens"], None, None), lambda logits, non_loss_data: logits
 
-    found = shared(runtime)(
+    options = {"forward_only": True, "collect_non_loss_data": True}
+    found = cases.run(
+        *(CASE, shared(runtime), model, cases.batches_of()),
         forward_step_func=forward_step,
-        data_iterator=iter(cases.batches_of()),
-        model=[model],
-        num_microbatches=3,
-        seq_length=cases.COLUMNS_MAX,
-        micro_batch_size=2,
-        forward_only=True,
-        collect_non_loss_data=True,
+        **options,
     )
     assert [each.shape[-1] for each in found] == [cases.VOCABULARY] * 3
 

@@ -103,7 +103,7 @@ impl<D: Device> RegionData<D> {
         self.blocks.first().map(|part| part.range).unwrap_or_default()
     }
 
-    /// Returns the extent of a write. Nobody reads it before it is whole.
+    /// Returns the extent that a write fills. No thread reads it before the write is complete.
     pub(super) fn written_extent(&mut self) -> Option<&mut Extent> {
         self.extent.as_mut().and_then(Arc::get_mut)
     }

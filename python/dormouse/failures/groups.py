@@ -12,7 +12,7 @@ import torch.distributed as dist
 _log = logging.getLogger(__name__)
 
 _NO_TIME = datetime.timedelta(milliseconds=1)
-# Of a message that nobody sends.
+# The tag of the receive that times out. No rank sends a message with it.
 _TAG = 0x646F726D
 
 

@@ -28,13 +28,13 @@ def fail_together() -> Iterator[None]:
 
     If an exception leaves it on one rank, or a rank's process ends in it, every other rank gets
     :class:`RankFailedError`, with that rank and its error: at once where it waits in a collective
-    of any process group, whoever called it, else at the next collective, at the next microbatch of
+    of any process group, a trainer's included, else at the next collective, at the next microbatch of
     a shared step, or at the end of the context. The rank itself keeps its own exception. An
     exception that is caught inside, a step without a backward, an evaluation and a slow rank are no
     failures; a rank that leaves without an exception may leave before the others.
 
     Afterwards the process groups of every rank are closed: end the process, or call
-    ``destroy_process_group`` and join anew. Gradients of the step are incomplete.
+    ``destroy_process_group`` and initialize a new group. Gradients of the step are incomplete.
 
     Collective: ranks enter it together, as often as each other. Does nothing inside itself, in one
     process, and without torch.distributed. Not thread-safe. Costs a thread and a connection to rank

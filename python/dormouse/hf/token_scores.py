@@ -79,7 +79,7 @@ class Passes:
     def differentiable_values(
         self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
     ) -> tuple[torch.Tensor | None, ...]:
-        """Returns the same with a graph; None for what is not needed."""
+        """Returns these values with a graph; None for values that no caller needs."""
         found = (None,)
         if needed[0]:
             found = (self.view.log_probabilities(logits, labels, self.temperature),)

@@ -5,9 +5,9 @@
 //! somebody waited for it, or once a host function behind it was called. So streams are never idle. (The work
 //! itself may be done earlier.) With a duration each work takes at least that long.
 //!
-//! An exact run-ahead gives the same answers to the same calls in every run: host functions prove nothing, and
-//! who asks about work that counts as done waits until it is. It is for benchmarks. A test that holds a stream
-//! up would wait for itself.
+//! An exact run-ahead gives the same answers to the same calls in every run: host functions prove nothing, and a
+//! query of work that counts as done waits until the work is done. Benchmarks use it. Tests that hold a stream up
+//! cannot: the query would wait for the test's own release.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

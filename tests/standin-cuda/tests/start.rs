@@ -303,7 +303,7 @@ fn held_work_is_not_waited_for() {
     (0..2).for_each(|_| ok(cu.cuLaunchHostFunc(other, Some(nothing), std::ptr::null_mut())));
     assert_eq!([cu.cuEventQuery(event), cu.cuStreamQuery(held)], [NOT_READY; 2]);
     drop(go);
-    // Nobody waits, and two works came after it.
+    // No call waits for the event. It completes because two works were given after it.
     while cu.cuEventQuery(event) == NOT_READY {
         std::thread::yield_now();
     }
