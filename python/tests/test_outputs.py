@@ -22,6 +22,7 @@ FP64_BOUND = 1e-12
 ZOO_BOUND = 1e-10
 WIDE = {"dtype": torch.float64}
 HIDDEN, ROUTERS = "last_hidden_state", "router_logits"
+STEPS_MAX = 5
 ARGUMENTS = {HIDDEN: "output_hidden_states", ROUTERS: "output_router_logits"}
 
 
@@ -220,16 +221,21 @@ def test_the_logits_of_the_prompt_are_freed_before_the_responses_run(runtime):
 
 
 def test_the_prompts_graph_sleeps_with_a_loss_of_the_prompt(runtime):
-    """Long enough that what a layer saves are blocks that can sleep."""
+    """Long enough that what a layer saves are blocks that can sleep. A copy that a busy machine
+    starts too late is left out, so that more than one step may be needed to see one."""
     wide = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
     model = tiny(**wide)
     case, losses = group(160, (9, 4)), {"prompt_loss_fn": prompt_loss_fn}
     shared = SharedPrefix(model, runtime)
     plain = shared.backward(case, loss_fn)
     take(model)
-    report = shared.backward(case, loss_fn, **losses)
-    asleep = take(model)
-    assert not report.notes and report.prefix["asleep_bytes_peak"] > 0
+    for _ in range(STEPS_MAX):
+        report = shared.backward(case, loss_fn, **losses)
+        asleep = take(model)
+        assert not report.notes
+        if report.prefix["asleep_bytes_peak"] > 0:
+            break
+    assert report.prefix["asleep_bytes_peak"] > 0
     # One of four layers more: without the loss the last ends at K and V.
     assert report.prefix["dormant_bytes"] > 1.2 * plain.prefix["dormant_bytes"]
     SharedPrefix(model, runtime, sleep=False).backward(case, loss_fn, **losses)

@@ -60,6 +60,14 @@ def in_use(runtime) -> tuple[int, int]:
     return stats["allocated"]["current_bytes"], stats["asleep"]["current_bytes"]
 
 
+def nothing_stays(model, found: list[tuple[int, int]]) -> bool:
+    """Whether of each case nothing is asleep, and none leaves as much as one set of gradients in
+    use. Not equal bytes: what the interpreter and other threads hold changes by blocks."""
+    gradients_bytes = sum(each.nbytes for each in model.parameters())
+    awake = [each for each, _ in found]
+    return not any(asleep for _, asleep in found) and max(awake) - min(awake) < gradients_bytes
+
+
 def sum_gradients(model, batch) -> dict[str, torch.Tensor]:
     dense(model, *batch, 1.0)[0].sum().backward()
     return take_gradients(model)
@@ -83,7 +91,7 @@ def test_an_error_in_the_loss_leaves_nothing_behind(graphs, runtime):
         with pytest.raises(LossError):
             fails()
         found.append(in_use(runtime))
-    assert found[0][1] == 0 and found[0] == found[1] == found[2]
+    assert nothing_stays(model, found)
     assert all(p.grad is None for p in model.parameters())
     shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
     got = take_gradients(model)
@@ -111,7 +119,7 @@ def test_an_error_in_the_backward_leaves_nothing_behind(graphs, monkeypatch, run
         monkeypatch.setattr(Step, "_prefix_backward", own)
         assert all(p.grad is None for p in model.parameters())
         found.append(in_use(runtime))
-    assert found[0][1] == 0 and found[0] == found[1] == found[2]
+    assert nothing_stays(model, found)
     shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
     assert distance(take_gradients(model), wanted) < 1e-10
     assert distance(before, wanted) < 1e-10
