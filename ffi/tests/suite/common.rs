@@ -61,16 +61,22 @@ pub(crate) enum Links {
     Nothing,
 }
 
-/// Compiles a C program and returns its path.
+/// Compiles a C program of one file and returns its path.
 pub(crate) fn compile(source: &Path, into: &Path, links: Links) -> PathBuf {
-    let program = into.join(source.file_stem().unwrap());
+    compile_all(&[source.to_path_buf()], into, links)
+}
+
+/// Compiles a C program of several files, named after the first, and returns its path.
+pub(crate) fn compile_all(sources: &[PathBuf], into: &Path, links: Links) -> PathBuf {
+    let program = into.join(sources[0].file_stem().unwrap());
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu99", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"])
         .arg("-I")
         .arg(root().join("ffi/include"))
         .arg("-o")
         .arg(&program)
-        .arg(source);
+        .args(sources)
+        .arg("-lm");
     if links == Links::Library {
         let libraries = libraries();
         cc.arg("-L").arg(libraries).arg("-ldormouse");

@@ -7,3 +7,4 @@ mod header;
 mod preload;
 mod programs;
 mod race;
+mod trainer;
