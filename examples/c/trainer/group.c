@@ -3,6 +3,8 @@
 
 #include "check.h"
 
+#include <math.h>
+
 static const uint64_t response_tokens[RESPONSES] = {9, 17, 5, 12, 21, 8};
 /* Advantages, for example: each response has its own weight in the loss. */
 static const double response_weights[RESPONSES] = {0.5, -0.25, 1.0, -0.75, 0.125, 0.375};
@@ -159,4 +161,20 @@ double dense_run(dormouse_runtime_t *runtime, const model_weights *weights, mode
         rows_destroy(&it.rows);
     }
     return loss;
+}
+
+double compare(const char *name, const void *a, const void *b, size_t bytes)
+{
+    const double *x = a, *y = b;
+    double apart = 0, all = 0;
+    for (size_t i = 0; i < bytes / sizeof *x; i++) {
+        apart += (x[i] - y[i]) * (x[i] - y[i]);
+        all += y[i] * y[i];
+    }
+    double distance = sqrt(apart / all);
+    if (!(distance <= DISTANCE_MAX)) { /* not a number is too large */
+        fail(EXIT_WRONG, "wrong: the gradient of %s is %.1e from the dense run's; accepted: %.0e", name, distance,
+             DISTANCE_MAX);
+    }
+    return distance;
 }

@@ -4,6 +4,7 @@
 
 #include "model.h"
 
+static const double DISTANCE_MAX = 1e-12;
 enum { PROMPT_TOKENS = 64, RESPONSES = 6, MICROBATCH_ROWS = 32 };
 
 /* A pass, forward and then backward, and what its layers save in between. */
@@ -32,5 +33,11 @@ void saved_give_all(dormouse_runtime_t *runtime, saved *it);
 
 /* The dense run: all layers for every response with its whole prompt. Adds to `gradient`, returns the loss. */
 double dense_run(dormouse_runtime_t *runtime, const model_weights *weights, model_weights *gradient);
+
+/*
+ * Returns the relative distance |a - b| / |b| of a gradient of `bytes` bytes from the dense run's. Ends the stage
+ * if it is above DISTANCE_MAX.
+ */
+double compare(const char *name, const void *a, const void *b, size_t bytes);
 
 #endif

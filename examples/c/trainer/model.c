@@ -137,7 +137,8 @@ static dormouse_status_t attend_both(const rows *it, const prefix_keys *prefix, 
 {
     size_t elems = it->count * HIDDEN, heads = it->count * HEADS;
     double *parts = zeros(2 * (elems + heads), sizeof *parts);
-    double *of_prefix = parts, *of_own = parts + elems, *prefix_lse = of_own + elems, *own_lse = prefix_lse + heads;
+    double *of_prefix = parts, *of_own = parts + elems;
+    double *prefix_lse = of_own + elems, *own_lse = prefix_lse + heads;
     attend(it, prefix, t[SAVED_QUERY], prefix->key, prefix->value, of_prefix, prefix_lse);
     attend(it, NULL, t[SAVED_QUERY], t[SAVED_KEY], t[SAVED_VALUE], of_own, own_lse);
     dormouse_merge_args_t args;
@@ -160,7 +161,8 @@ void embed_forward(const model_weights *weights, rows *it)
 {
     for (size_t at = 0; at < it->count * HIDDEN; at++) {
         size_t r = at / HIDDEN, i = at % HIDDEN;
-        it->hidden[at] = weights->token[it->each[r].token * HIDDEN + i] + weights->position[it->each[r].position * HIDDEN + i];
+        const row *each = &it->each[r];
+        it->hidden[at] = weights->token[each->token * HIDDEN + i] + weights->position[each->position * HIDDEN + i];
     }
 }
 
