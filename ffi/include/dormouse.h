@@ -1476,8 +1476,8 @@ dormouse_status_t dormouse_prefix_mark_edge(struct dormouse_prefix_t *prefix,
                                             void *stream);
 
 /// Declares `count` storages that autograd saved in `layer`, each by any address inside it. A storage
-/// can sleep only if it was also allocated between the layer's forward marks. The others, including
-/// memory of another allocator, stay awake; the report counts them.
+/// can sleep only if its block was allocated between the layer's forward marks and has 64 KiB or more.
+/// The others, including memory of another allocator, stay awake; the report counts them.
 ///
 /// Exclusive; call it before the layer's `FORWARD_END`. The array is not kept. `ptrs` may be NULL if
 /// `count` is 0. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT`, `STATE`.
