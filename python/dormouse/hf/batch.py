@@ -14,6 +14,10 @@ from ..schedule import Forest, Machine, Plan
 from ..tree import Conversation, Tree
 from .outputs import Losses, Output, Request
 
+# Rows of a microbatch where a caller names no number. Fewer cost time, as each repeats what does not
+# depend on its rows; more take memory.
+DEFAULT_MICROBATCH_TOKENS = 512
+
 LossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
 PromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor], torch.Tensor]
 TokenLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, range], torch.Tensor]

@@ -14,7 +14,7 @@ from ..group import Group
 from ..offload import in_place
 from ..schedule import Plan
 from . import head, sharding, support
-from .batch import GroupBatch
+from .batch import DEFAULT_MICROBATCH_TOKENS, GroupBatch
 from .check import undisturbed
 from .checked_model import CheckedModel
 from .head import Head
@@ -53,7 +53,7 @@ class ScoredModel(CheckedModel):
         keep: int | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
-        microbatch_tokens: int = 256,
+        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> TokenScores | GroupScores:
@@ -110,7 +110,7 @@ class ScoredModel(CheckedModel):
         prompt_lengths: torch.Tensor,
         temperature: float = 1.0,
         entropy: bool = False,
-        microbatch_tokens: int = 256,
+        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> TokenScores:

@@ -15,7 +15,17 @@ from ..group import Group
 from ..schedule import Machine, Plan, predict_nothing
 from ..tree import Conversation, Tree
 from . import share, sharding, speed, support
-from .batch import Batch, GroupBatch, LossFn, PromptLossFn, Sample, TokenLossFn, batch_of, tree_of
+from .batch import (
+    DEFAULT_MICROBATCH_TOKENS,
+    Batch,
+    GroupBatch,
+    LossFn,
+    PromptLossFn,
+    Sample,
+    TokenLossFn,
+    batch_of,
+    tree_of,
+)
 from .check import Checked, undisturbed
 from .checked_model import awake, in_passes, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
@@ -52,7 +62,9 @@ class SharedPrefix(ScoredModel):
     """
 
     @in_passes
-    def check(self, group: Group | None = None, *, microbatch_tokens: int = 256) -> Checked:
+    def check(
+        self, group: Group | None = None, *, microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS
+    ) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
 
         Every step does this by itself the first time and after any change of the model. It changes
@@ -83,7 +95,7 @@ class SharedPrefix(ScoredModel):
         prompt_loss_fn: PromptLossFn | None = None,
         outputs: Collection[str] = (),
         prompt_outputs: Collection[str] = (),
-        microbatch_tokens: int = 256,
+        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
         on_phase: Callable[[str], None] | None = None,
         **tree_options,
     ) -> StepReport:
@@ -168,7 +180,7 @@ class SharedPrefix(ScoredModel):
         outputs: Collection[str] = (),
         prompt_outputs: Collection[str] = (),
         process_group=None,
-        microbatch_tokens: int = 256,
+        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
         exchange: bool | Machine = False,
     ) -> RanksReport:
         """Adds to every parameter's ``.grad`` the mean over ranks of their groups' gradients.
@@ -263,7 +275,7 @@ class SharedPrefix(ScoredModel):
         self,
         batch: Group | Tree | Sequence[Conversation],
         *,
-        microbatch_tokens: int = 256,
+        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
         measured: Speed | None = None,
         **tree_options,
     ) -> dict:
