@@ -897,8 +897,8 @@ typedef struct dormouse_prefix_report_t {
     char first_stray[DORMOUSE_TEXT_BYTES];
 } dormouse_prefix_report_t;
 
-/// Two partial attention outputs over the same rows and their log-sum-exps. An output can be equal to
-/// an input (in place); other overlaps are not accepted.
+/// Two partial attention outputs over the same rows and their log-sum-exps. On a GPU an output can be
+/// equal to an input (in place). Other overlaps are not accepted, and none are on the host.
 typedef struct dormouse_merge_args_t {
     /// Size of the struct, set by the caller.
     uint32_t size;

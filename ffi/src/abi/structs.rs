@@ -447,8 +447,8 @@ pub struct dormouse_prefix_report_t {
     pub first_stray: [c_char; DORMOUSE_TEXT_BYTES],
 }
 
-/// Two partial attention outputs over the same rows and their log-sum-exps. An output can be equal to
-/// an input (in place); other overlaps are not accepted.
+/// Two partial attention outputs over the same rows and their log-sum-exps. On a GPU an output can be
+/// equal to an input (in place). Other overlaps are not accepted, and none are on the host.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_merge_args_t {
