@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from megatron.core.models.gpt import GPTModel
 
+from ..failures import fail_together
 from ..hf.padded import Places
 from ..hf.window import Window
 from ..runtime import Runtime
@@ -61,8 +62,14 @@ class SharedForwardBackward:
         }
         if collect_non_loss_data:
             return self._own(data_iterator=data_iterator, collect_non_loss_data=True, **named)
-        gpt = unwrapped(model)
-        batches = _taken(data_iterator, num_microbatches)
+        # Ranks wait for each other in messages and collectives, which one that fails never enters.
+        with fail_together():
+            return self._shared_call(data_iterator, named)
+
+    def _shared_call(self, data_iterator, named: dict):
+        """Returns what the schedule returns. ``named``: its other arguments."""
+        gpt = unwrapped(named["model"])
+        batches = _taken(data_iterator, named["num_microbatches"])
         microbatches = list(map(self._read, batches))
         places = self._shared_places(microbatches)
         named["data_iterator"] = iter(batches)
@@ -75,7 +82,7 @@ class SharedForwardBackward:
             window = functools.partial(
                 shared.window, places, shape_of(microbatches), **options
             )
-            part = _parts(window, has_graph=not forward_only)
+            part = _parts(window, has_graph=not named["forward_only"])
             with Calls(gpt, microbatches, part).in_place():
                 result = self._own(**named)
         self.sharing.rows += sum(len(each.rows) for each in places)
