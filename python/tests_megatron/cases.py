@@ -47,6 +47,8 @@ class Case:
     ranks: int = 1
     tensor_parallel: int = 1
     stages: int = 1
+    chunks: int = 1
+    """Parts of the model on a stage."""
     dtype: torch.dtype = torch.float64
     weights: torch.dtype = torch.float64
     """The dtype to which weights were rounded before they got the model's."""
@@ -75,6 +77,13 @@ PLAIN_GELU = {
     "activation_func": torch.nn.functional.gelu,
     "add_bias_linear": True,
     "num_query_groups": 4,
+}
+# Of Megatron's own schedule: three microbatches are a turn, and two stages, each of which is before
+# and behind the other, cannot send both ways at once.
+INTERLEAVED = {
+    "microbatch_group_size_per_vp_stage": 3,
+    "overlap_p2p_comm": True,
+    "batch_p2p_comm": False,
 }
 CASES = {
     "one rank": Case(),
@@ -115,6 +124,26 @@ CASES = {
         per_token=True,
         share={"sleep": False, "microbatch_tokens": 9},
     ),
+    "two stages of two chunks": Case(
+        2, stages=2, chunks=2, config=INTERLEAVED, share={"microbatch_tokens": 9}
+    ),
+    "two stages of two chunks, tied, per token, awake": Case(
+        2,
+        stages=2,
+        chunks=2,
+        config=INTERLEAVED | {"calculate_per_token_loss": True},
+        model={"share_embeddings_and_output_weights": True},
+        per_token=True,
+        share={"sleep": False},
+    ),
+    "two stages of two chunks of two replicas": Case(
+        4,
+        stages=2,
+        chunks=2,
+        config=INTERLEAVED,
+        ddp={"overlap_grad_reduce": True},
+        share={"microbatch_tokens": 9},
+    ),
     "four stages": Case(4, stages=4, share={"microbatch_tokens": 9}),
     "two stages of two parts": Case(4, 2, 2, share={"microbatch_tokens": 9}),
     "two stages of two replicas": Case(4, stages=2),
@@ -141,8 +170,23 @@ class PartialNorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel
 
 
+def chunks_of(case: Case) -> list[torch.nn.Module]:
+    """Returns this stage's parts of the model, each in Megatron's DistributedDataParallel."""
+    config = config_of(case)
+    chunks = [_chunk_of(case, config, number) for number in range(case.chunks)]
+    no_sync = [each.no_sync for each in chunks]
+    config.no_sync_func = no_sync if case.chunks > 1 else no_sync[0]
+    config.finalize_model_grads_func = finalize_model_grads
+    return chunks
+
+
 def model_of(case: Case) -> torch.nn.Module:
-    """Returns the model in Megatron's DistributedDataParallel; equal weights for equal layouts."""
+    """Returns the one part of :func:`chunks_of`."""
+    (chunk,) = chunks_of(case)
+    return chunk
+
+
+def config_of(case: Case) -> TransformerConfig:
     settings = {
         "num_layers": LAYERS,
         "hidden_size": 32,
@@ -159,14 +203,22 @@ def model_of(case: Case) -> torch.nn.Module:
         "init_method_std": 0.15,
         "tensor_model_parallel_size": case.tensor_parallel,
         "pipeline_model_parallel_size": case.stages,
+        "virtual_pipeline_model_parallel_size": case.chunks if case.chunks > 1 else None,
         "pipeline_dtype": torch.float64,
         "params_dtype": torch.float64,
         "bf16": case.dtype is torch.bfloat16,
     }
     config = TransformerConfig(**(settings | case.config))
     # Its construction refuses it without experts.
-    config.variable_seq_lengths = case.stages > 1
-    torch.manual_seed(7)
+    config.variable_seq_lengths = case.stages > 1 and case.chunks == 1
+    return config
+
+
+def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Module:
+    """Returns a part of the model; equal weights for equal layouts."""
+    config.params_dtype = config.pipeline_dtype = torch.float64
+    chunk = {"ignore_virtual": False, "vp_stage": number if case.chunks > 1 else None}
+    torch.manual_seed(7 + number)
     model_parallel_cuda_manual_seed(7)
     kind = ExactGPT if case.dtype is torch.float64 else GPTModel
     model = kind(
@@ -174,17 +226,15 @@ def model_of(case: Case) -> torch.nn.Module:
         spec_of(config),
         vocab_size=VOCABULARY,
         max_sequence_length=COLUMNS_MAX,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(**chunk),
+        post_process=parallel_state.is_pipeline_last_stage(**chunk),
+        vp_stage=chunk["vp_stage"],
         **({"position_embedding_type": "rope"} | case.model),
     )
     config.params_dtype = config.pipeline_dtype = case.dtype
     model = model.to(case.weights).to(case.dtype)
     model = Float16Module(config, model) if config.bf16 else model
-    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(**case.ddp), model)
-    config.finalize_model_grads_func = finalize_model_grads
-    config.no_sync_func = ddp.no_sync
-    return ddp
+    return DistributedDataParallel(config, DistributedDataParallelConfig(**case.ddp), model)
 
 
 def spec_of(config: TransformerConfig):
@@ -201,6 +251,7 @@ def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
     """Returns the microbatches of this rank: rows of two prompts in any order, one of which has a
     response of a single token, one holes in its loss and one no loss, with padding behind."""
     rank = parallel_state.get_data_parallel_rank()
+    is_interleaved = parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None
     generator = torch.Generator().manual_seed(10 * call + rank)
 
     def draw(count: int) -> torch.Tensor:
@@ -214,7 +265,8 @@ def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
         for prompt, response in rows[place : place + 2]:
             ids = torch.cat([prompts[prompt], draw(response)])
             end = len(ids) - 1
-            mask = torch.zeros(COLUMNS_MAX - place)
+            # Megatron's interleaved schedule sends shapes the wrong way between two stages.
+            mask = torch.zeros(COLUMNS_MAX - (0 if is_interleaved else place))
             mask[end - response : end] = 1
             if response == 14:
                 mask[end - 9 : end - 6] = 0
@@ -251,12 +303,14 @@ def forward_step(case: Case, data_iterator, model):
 
 def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
     """Runs a schedule once, from zero gradients; returns what the loss function returned.
-    ``named``: other arguments of the schedule, or other values."""
-    ddp.zero_grad_buffer()
+    ``ddp``: a model, or its parts. ``named``: other arguments of the schedule, or other values."""
+    chunks = ddp if isinstance(ddp, list) else [ddp]
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
     own = {
         "forward_step_func": partial(forward_step, case),
-        "data_iterator": iter(batches),
-        "model": [ddp],
+        "data_iterator": [iter(batches) for _ in chunks],
+        "model": chunks,
         "num_microbatches": len(batches),
         "seq_length": COLUMNS_MAX,
         "micro_batch_size": 2,
@@ -266,13 +320,16 @@ def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
 
 def gradients(ddp) -> Tensors:
     """Returns copies of this rank's gradients, as an optimizer would find them."""
-    named = unwrapped(ddp).named_parameters()
-    return {name: parameter.main_grad.clone() for name, parameter in named}
+    return {
+        f"{number}.{name}": parameter.main_grad.clone()
+        for number, chunk in enumerate(ddp if isinstance(ddp, list) else [ddp])
+        for name, parameter in unwrapped(chunk).named_parameters()
+    }
 
 
 def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
-    ddp, function = model_of(case), get_forward_backward_func()
+    ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
     if runtime is not None:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
@@ -317,4 +374,6 @@ def join(case: Case = Case()) -> None:
             alone = {"rank": 0, "world_size": 1, "init_method": f"tcp://localhost:{port}"}
         dist.init_process_group("gloo", **alone)
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(case.tensor_parallel, case.stages)
+    parallel_state.initialize_model_parallel(
+        case.tensor_parallel, case.stages, case.chunks if case.chunks > 1 else None
+    )

@@ -10,6 +10,7 @@ asleep afterwards.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -27,10 +28,12 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 import cases
 import dormouse.megatron
 from dormouse.hf.prefix import PlannedForward
-from dormouse.megatron.stage import Stage, StageStep
+from dormouse.megatron.stage import Stage
+from dormouse.megatron.stage_step import StageStep
 from models import distance
 
 STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
+CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)
 PARTS = cases.Case(2, 2, share={"microbatch_tokens": 9})
 REPLICAS = cases.Case(2)
 NO_RANK = -1
@@ -93,6 +96,10 @@ FAILING = {
     "stage 1, layer of the first forwards": Failing(STAGES, 1, layer_within("values")),
     "stage 1, loss": Failing(STAGES, 1, arguments=a_loss),
     "stage 1, backward": Failing(STAGES, 1, in_place_of(StageStep, "microbatch_backward")),
+    "stage 0 of two chunks, first forwards": Failing(CHUNKS, 0, layer_within("values")),
+    "stage 1 of two chunks, backward": Failing(
+        CHUNKS, 1, in_place_of(StageStep, "prefix_backward")
+    ),
     "part 0, prefix": Failing(PARTS, 0, in_place_of(PlannedForward, "forward")),
     "part 1, loss": Failing(PARTS, 1, arguments=a_loss),
     "replica 1, loss": Failing(REPLICAS, 1, arguments=a_loss),
@@ -122,7 +129,7 @@ def joined(store: Path, case: cases.Case):
 def what_came_of(failing: Failing, runtime) -> dict:
     """Returns the error of a call, the rank that it names, and how far the gradients of the call
     before, which follows the failures of other cases, are from Megatron's own."""
-    model, function = cases.model_of(failing.case), shared(failing.case, runtime)
+    model, function = cases.chunks_of(failing.case), shared(failing.case, runtime)
     found = []
     for each in (get_forward_backward_func(), function):
         cases.run(failing.case, each, model, cases.batches_of())

@@ -35,7 +35,6 @@ def shared(runtime, **options):
 
 
 @pytest.mark.parametrize("name, value", [
-    ("virtual_pipeline_model_parallel_size", 2),
     ("context_parallel_size", 2),
     ("num_moe_experts", 4),
     ("mtp_num_layers", 1),
@@ -60,7 +59,7 @@ def shared(runtime, **options):
     ("attention_dropout", 0.1),
 ])
 def test_a_setting_is_refused_by_name(model, name, value):
-    gpt = refusals.unwrapped([model])
+    gpt = refusals.unwrapped(model)
     refusals.check_model(gpt)
     setattr(gpt.config, name, value)
     with pytest.raises(UnsupportedTrainerError, match=f"{name} is .*accepted: {name}="):
@@ -102,7 +101,7 @@ def attention_of(gpt):
     (lambda gpt: gpt.decoder.layers.append(torch.nn.Identity()), "a layer is a Identity"),
 ])
 def test_a_part_of_the_model_is_refused_by_name(model, change, message):
-    gpt = refusals.unwrapped([model])
+    gpt = refusals.unwrapped(model)
     change(gpt)
     with pytest.raises(UnsupportedTrainerError, match=message):
         refusals.check_model(gpt)
@@ -110,16 +109,16 @@ def test_a_part_of_the_model_is_refused_by_name(model, change, message):
 
 def test_wrappers_are_refused_by_name(model):
     with pytest.raises(UnsupportedTrainerError, match="2 chunks"):
-        refusals.unwrapped([model, model])
+        refusals.chunks_of([model, model])
     with pytest.raises(UnsupportedTrainerError, match="the model is a Linear"):
         refusals.unwrapped(torch.nn.Linear(1, 1))
     model.ddp_config.overlap_param_gather = True
     with pytest.raises(UnsupportedTrainerError, match="overlap_param_gather"):
-        refusals.unwrapped([model])
+        refusals.unwrapped(model)
     model.ddp_config.overlap_param_gather = False
     model.module.forward = model.module.forward
     with pytest.raises(UnsupportedTrainerError, match="forward is patched"):
-        refusals.unwrapped([model])
+        refusals.unwrapped(model)
 
 
 def changed(**fields):

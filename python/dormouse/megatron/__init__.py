@@ -41,7 +41,8 @@ def share(
 
     In a pipeline all stages run the forwards of all rows first, without a graph. The last one then
     runs ``forward_step_func`` for every microbatch, which the others do not call, and all stages
-    carry out lists of the planner, forwards again and backwards.
+    carry out lists of the planner, forwards again and backwards. A stage may have several chunks of
+    the model (interleaved), with lists of models and of data iterators, as Megatron takes them.
 
     Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
     Data-parallel ranks need not agree on anything.

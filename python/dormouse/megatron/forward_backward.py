@@ -19,7 +19,7 @@ from ..trainers.sharing import Sharing
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
 from .pipelined import run_pipelined
-from .refusals import unwrapped
+from .refusals import chunks_of
 from .shared_gpt import SharedGPT
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class SharedForwardBackward:
         **named,
     ):
         named |= {
-            "model": model,
+            "model": model if isinstance(model, list) else [model],
             "num_microbatches": num_microbatches,
             "forward_only": forward_only,
         }
@@ -68,22 +68,22 @@ class SharedForwardBackward:
 
     def _shared_call(self, data_iterator, named: dict):
         """Returns what the schedule returns. ``named``: its other arguments."""
-        gpt = unwrapped(named["model"])
+        chunks = chunks_of(named["model"])
         batches = _taken(data_iterator, named["num_microbatches"])
         microbatches = list(map(self._read, batches))
         places = self._shared_places(microbatches)
-        named["data_iterator"] = iter(batches)
+        named["data_iterator"] = [iter(batches) for _ in chunks]
         if places is None:
             return self._own(**named)
-        shared, options = self._shared(gpt), self._options(microbatches, places)
-        if gpt.config.pipeline_model_parallel_size > 1:
-            result = run_pipelined(shared, gpt, places, microbatches, options, named)
+        shared, options = list(map(self._shared, chunks)), self._options(microbatches, places)
+        if chunks[0].config.pipeline_model_parallel_size > 1:
+            result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
         else:
             window = functools.partial(
-                shared.window, places, shape_of(microbatches), **options
+                shared[0].window, places, shape_of(microbatches), **options
             )
             part = _parts(window, has_graph=not named["forward_only"])
-            with Calls(gpt, microbatches, part).in_place():
+            with Calls(chunks[0], microbatches, part).in_place():
                 result = self._own(**named)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)
@@ -120,15 +120,15 @@ class SharedForwardBackward:
 
 
 def _taken(data_iterator, count: int) -> list:
-    """Returns the next batches of a data iterator."""
-    if isinstance(data_iterator, list):
-        (data_iterator,) = data_iterator
-    if data_iterator is None:
+    """Returns the next batches of a data iterator. Of those of several chunks, which have the same
+    batches, each advances."""
+    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+    if any(each is None for each in iterators):
         raise UnsupportedTrainerError(
             "data_iterator is None on this rank; accepted: the same batches on every rank of a "
             "model-parallel group"
         )
-    return [next(data_iterator) for _ in range(count)]
+    return [[next(each) for each in iterators][0] for _ in range(count)]
 
 
 def _parts(find_window: Callable[[], Window], *, has_graph: bool) -> Callable:

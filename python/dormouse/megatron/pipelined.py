@@ -16,21 +16,23 @@ from ..trainers.refusals import refuse
 from .batches import Microbatch, shape_of
 from .calls import Calls
 from .shared_gpt import SharedGPT
+from .stage import Stage
 
 # Arguments of the schedule that are of its messages.
 _OWN_MESSAGES = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection")
 
 
 def run_pipelined(
-    shared: SharedGPT,
-    gpt: GPTModel,
+    shared: list[SharedGPT],
+    last: GPTModel,
     places: list[Places],
     microbatches: list[Microbatch],
     options: dict,
     named: dict,
 ) -> list:
-    """Returns what the schedule returns. ``options``: of a window. ``named``: the schedule's
-    arguments.
+    """Returns what the schedule returns. ``shared``: this stage's parts of the model, of which
+    ``last`` is the last. ``options``: of a window. ``named``: the schedule's arguments, a list of
+    models and one of iterators among them.
 
     Raises :class:`UnsupportedTrainerError`.
     """
@@ -45,15 +47,17 @@ def run_pipelined(
             "'auto' or 'twice'",
         ),
     )
-    config, forward_only = gpt.config, named["forward_only"]
-    with shared.stage(places, options["microbatch_tokens"]) as stage:
+    config, forward_only = last.config, named["forward_only"]
+    parts = [each.part(places, options["microbatch_tokens"]) for each in shared]
+    with Stage(parts) as stage:
         values = stage.values(shape_of(microbatches))
         stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)
         if values is not None:
             values.requires_grad_(not forward_only)
-            calls = Calls(gpt, microbatches, lambda rows, is_last: values[rows])
+            calls = Calls(last, microbatches, lambda rows, is_last: values[rows])
+            own = {name: named[name][-1:] for name in ("model", "data_iterator")}
             with calls.in_place(), _Unfinished(config) as finalized:
-                stored = forward_backward_no_pipelining(**named)
+                stored = forward_backward_no_pipelining(**named | own)
             tokens = tokens if finalized.tokens is None else finalized.tokens
             if values.grad is None:
                 values.grad = torch.zeros_like(values)
@@ -65,9 +69,8 @@ def run_pipelined(
     # As a backward: hooks of the parameters add to what Megatron reduces.
     torch.autograd.backward(*map(list, zip(*own, strict=True)))
     if config.finalize_model_grads_func is not None:
-        model = named["model"]
         config.finalize_model_grads_func(
-            model if isinstance(model, list) else [model],
+            named["model"],
             tokens if config.calculate_per_token_loss else None,
             force_all_reduce=named.get("force_all_reduce", False),
         )
@@ -75,19 +78,21 @@ def run_pipelined(
 
 
 class _Unfinished:
-    """Context of a schedule that does not reduce gradients; learns the number of tokens."""
+    """Context of a schedule that gives parameters no gradients, and reduces none; learns the number
+    of tokens."""
 
     def __init__(self, config):
         self._config = config
         self.tokens: torch.Tensor | None = None
 
     def __enter__(self):
-        self._own = self._config.finalize_model_grads_func
-        self._config.finalize_model_grads_func = self._learn
+        config = self._config
+        self._own = config.finalize_model_grads_func, config.no_sync_func
+        config.finalize_model_grads_func, config.no_sync_func = self._learn, None
         return self
 
     def __exit__(self, *exc):
-        self._config.finalize_model_grads_func = self._own
+        self._config.finalize_model_grads_func, self._config.no_sync_func = self._own
 
     def _learn(self, model, num_tokens=None, **named) -> None:
         self.tokens = num_tokens

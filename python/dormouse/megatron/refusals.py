@@ -17,7 +17,6 @@ from ..trainers.refusals import UnsupportedTrainerError, refuse
 POSITIONS = ("rope", "learned_absolute", "none")
 # Of TransformerConfig: the values that are accepted, and why others are not.
 SETTINGS = (
-    ("virtual_pipeline_model_parallel_size", (None,), "a stage has several parts of the model"),
     ("context_parallel_size", (1,), "tokens of a sequence are on several ranks"),
     ("num_moe_experts", (None,), "routers' counts and losses are those of the shared rows"),
     ("mtp_num_layers", (None,), "its losses read rows that are shared"),
@@ -44,14 +43,29 @@ WRAPPERS = (DistributedDataParallel, Float16Module)
 ARGUMENTS = ("input_ids", "position_ids", "attention_mask", "labels", "loss_mask")
 
 
-def unwrapped(model) -> GPTModel:
-    """Returns the model in a trainer's ``model`` argument.
+def chunks_of(modules: list[torch.nn.Module]) -> list[GPTModel]:
+    """Returns the parts of the model that a trainer's list has, one for each virtual stage.
 
     Raises :class:`UnsupportedTrainerError`.
     """
-    chunks = model if isinstance(model, list) else [model]
-    refuse((len(chunks) != 1, f"the model has {len(chunks)} chunks", "1"))
-    inner = chunks[0]
+    chunks = list(map(unwrapped, modules))
+    wanted = chunks[0].config.virtual_pipeline_model_parallel_size or 1
+    refuse(
+        (
+            len(chunks) != wanted,
+            f"the model has {len(chunks)} chunks",
+            f"{wanted}, virtual_pipeline_model_parallel_size",
+        )
+    )
+    return chunks
+
+
+def unwrapped(module: torch.nn.Module) -> GPTModel:
+    """Returns the model in its wrappers.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    inner = module
     while isinstance(inner, WRAPPERS):
         settings = getattr(inner, "ddp_config", None)
         refuse(

@@ -20,8 +20,9 @@ from ..hf.trial import Trial
 from ..hf.window import Window
 from ..schedule import Plan
 from ..trainers.own_forward import own_forward
+from .part import Part
 from .refusals import check_model
-from .stage import Stage, StageStep
+from .stage_step import StageStep
 from .view import view_of
 
 
@@ -42,8 +43,8 @@ class SharedGPT(ScoredModel):
         scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
         return Window(self._model, scores)
 
-    def stage(self, places: list[Places], microbatch_tokens: int) -> Stage:
-        """Returns this pipeline stage with the groups of a call. A context manager."""
+    def part(self, places: list[Places], microbatch_tokens: int) -> Part:
+        """Returns this part of a pipeline with the groups of a call. A context manager."""
         with own_forward(self._model):
             weights = self._ready()
             batches = [GroupBatch(each.group) for each in places]
@@ -57,7 +58,7 @@ class SharedGPT(ScoredModel):
             return self._plan(batch, microbatch_tokens)
 
         device = self._runtime.device
-        return Stage(self._view, weights, device, places, batches, plan_of, step_of)
+        return Part(self._view, weights, device, places, batches, plan_of, step_of)
 
     def _resolve(self):
         check_model(self._model)

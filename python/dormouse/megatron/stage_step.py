@@ -1,0 +1,72 @@
+"""Passes of a part of the model whose hidden states are from and for other parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..hf.prefix import PlannedForward, PrefixForward
+from ..hf.step import Step
+from ..schedule import Op
+
+
+class _ToEnd:
+    """A prefix whose hidden states a later stage reads."""
+
+    @property
+    def _is_last(self) -> bool:
+        return self.view.model.post_process and super()._is_last
+
+
+class StagePrefix(_ToEnd, PrefixForward):
+    """A prefix without a graph."""
+
+
+class StageForward(_ToEnd, PlannedForward):
+    """A prefix that may sleep. Its hidden states are a root of its graph."""
+
+    def ended(self, layer, roots):
+        is_end = layer == len(self.view.layers) - 1 and not self.view.model.post_process
+        super().ended(layer, [*roots, self.view.hidden.returned] if is_end else roots)
+
+
+@dataclass(frozen=True)
+class _SentRows:
+    """In the place of rows that losses read: what the next stage read, and its gradient."""
+
+    live: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+
+    def seeds(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return list(zip(self.live, self.gradients, strict=True))
+
+
+class StageStep(Step):
+    """A step whose ops run one by one, with hidden states from and for other stages."""
+
+    forward_kind = StageForward
+
+    def probe(self) -> None:
+        """Finds the probe of the prefix: its passes have hidden states of their own."""
+        self._find_probe(False, self._batch.request)
+
+    def prefix_forward(self, op: Op) -> None:
+        """Runs phase A."""
+        self._prefix_forward(op)
+
+    def microbatch_forward(self, op: Op):
+        """Returns what the stage computes for the rows of a microbatch, and where its scores are in
+        it."""
+        return self._packed_output(op)
+
+    def microbatch_backward(self, op: Op, roots: list, seeds: list) -> None:
+        """Runs the backward of a microbatch."""
+        with self._accepting(op.reads):
+            torch.autograd.backward(roots, seeds)
+
+    def prefix_backward(self, op: Op, roots: list, seeds: list) -> None:
+        """Runs phase C. ``roots``: what it begins with beside K and V."""
+        if roots:
+            self._live[op.node].forward.rows = _SentRows(roots, seeds)
+        self._prefix_backward(op.node, is_last=False)
