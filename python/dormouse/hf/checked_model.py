@@ -313,13 +313,16 @@ class CheckedModel:
             if not self._sleep:
                 return None
             key = self._probe_key(batch, microbatch_tokens, is_inner, request)
-            probe = self._probes.get(key)
+            probe = self._known_probe(key)
             if probe is None:
                 probe = self._run_probe(weights, batch.sample(), *key[:3])
                 self._probes[key] = probe
             return probe
 
         return find
+
+    def _known_probe(self, key: tuple) -> Probe | None:
+        return self._probes.get(key)
 
     def _run_probe(
         self,

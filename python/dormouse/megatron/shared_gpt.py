@@ -89,6 +89,12 @@ class SharedGPT(ScoredModel):
             "another rank of the model-parallel group refuses its part of the model"
         )
 
+    def _known_probe(self, key):
+        probe = super()._known_probe(key)
+        # A probe runs passes, with collectives of the tensor-parallel ranks alone: stages find
+        # theirs at other times.
+        return probe if _all(self._model, probe is not None, _group(self._model)) else None
+
     def _fits(self, *arguments, **options):
         return _all(self._model, super()._fits(*arguments, **options))
 
@@ -155,10 +161,11 @@ def _sum(
     return table
 
 
-def _all(gpt: GPTModel, holds: bool) -> bool:
-    """Returns whether it holds on every rank that has a part of the model."""
+def _all(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None) -> bool:
+    """Returns whether it holds on every rank of a group. Default: of all that have a part of the
+    model."""
     failed = torch.tensor([not holds], dtype=torch.int64)
-    return not _sum(gpt, failed, parallel_state.get_model_parallel_group()).item()
+    return not _sum(gpt, failed, group or parallel_state.get_model_parallel_group()).item()
 
 
 def _device(gpt: GPTModel) -> torch.device:

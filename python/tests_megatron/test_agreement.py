@@ -1,0 +1,54 @@
+"""What one rank alone sees is decided by all ranks of the model.
+
+Ranks are not told of each other's failures here, so one that decides alone waits for the others
+until :data:`SECONDS_MAX`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from agreement_worker import DEVIATING
+from rank_workers import RANKS, run_ranks
+
+WORKER = Path(__file__).with_name("agreement_worker.py")
+SECONDS_MAX = 300
+EXACT = 1e-10
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What each rank left."""
+    directory = tmp_path_factory.mktemp("agreement")
+    assert run_ranks(WORKER, directory, seconds_max=SECONDS_MAX) == [0] * RANKS
+    return [torch.load(directory / f"{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("name", ["refusal of a stage", "refusal of a chunk", "refusal of a part"])
+def test_a_deviation_on_one_rank_is_refused_by_all(name, found):
+    for rank, own in enumerate(found):
+        error = own[name]["error"]
+        assert error.startswith("UnsupportedModelError: ")
+        if "part" not in name:
+            # Stages check layers of their own.
+            wanted = "not exact" if rank == DEVIATING else "another rank"
+            assert wanted in error
+        assert own[name]["distance"] < EXACT
+
+
+@pytest.mark.parametrize("name", ["change of a stage", "change of a part"])
+def test_a_change_on_one_rank_is_checked_by_all(name, found):
+    for own in found:
+        assert own[name] == {"checks": 1, "distance": pytest.approx(0, abs=EXACT)}
+
+
+def test_calls_of_interleaved_stages(found):
+    """Without shared prompts, an evaluation, and two calls of the same iterators."""
+    for own in found:
+        calls = own["calls of chunks"]
+        assert calls["unshared"] == 0
+        assert calls["distance"] < EXACT
+        theirs, ours = calls["evaluated"]
+        torch.testing.assert_close(ours, theirs, check_dtype=False)
