@@ -7,7 +7,7 @@ import torch
 
 
 class StandInActor(torch.nn.Module):
-    """Log-probabilities of the tokens of ``action_mask``, as the actor of OpenRLHF 0.11 has them."""
+    """Log-probabilities of the tokens of ``action_mask``, as OpenRLHF 0.11 has them."""
 
     def __init__(self, model, temperature=1.0):
         super().__init__()

@@ -54,7 +54,8 @@ def share(
     """
     if _OWN in vars(actor_class):
         raise UnsupportedTrainerError(
-            f"{actor_class.__name__} shares prompts already; accepted: one share(), or restore() first"
+            f"{actor_class.__name__} shares prompts already; accepted: one share(), or restore() "
+            "first"
         )
     check_class(actor_class)
     options = Options(

@@ -30,8 +30,8 @@ def check_class(actor_class: type) -> None:
     found = () if own is None else tuple(inspect.signature(own).parameters)[1:]
     if found != FORWARD or "__init__" not in vars(actor_class):
         raise UnsupportedTrainerError(
-            f"{actor_class.__name__} has no __init__ or no forward({', '.join(FORWARD)}) of its own; "
-            "accepted: Actor of OpenRLHF 0.11"
+            f"{actor_class.__name__} has no __init__ or no forward({', '.join(FORWARD)}) of its "
+            "own; accepted: Actor of OpenRLHF 0.11"
         )
 
 

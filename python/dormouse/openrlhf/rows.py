@@ -45,7 +45,7 @@ class Rows:
         is_action[:, columns - actions :] = action_mask != 0
         at = torch.arange(columns, device=sequences.device)
         lengths = has_token.sum(1)
-        # Of the first token, the one after the last, and the first action; of a row without, the end.
+        # Columns of the first token, after the last, and of the first action, or the end.
         first = torch.where(has_token, at, columns).amin(1)
         end = torch.where(has_token, at + 1, 0).amax(1)
         start = torch.where(is_action, at, columns).amin(1)
