@@ -21,12 +21,15 @@ NAMES = (BYTES, *BARS)
 SECONDS_MAX = 240.0
 
 
+def empty_rows() -> list[Row]:
+    """Returns the rows of :data:`NAMES`, without figures."""
+    how = "distance to the FP64 truth over that of Megatron's own run"
+    exchanged = Row(BYTES, "ratio", LOWER, "bytes that stages send in their lists", bar=1)
+    return [exchanged, *(Row(name, "ratio", LOWER, how, bar=bar) for name, bar in BARS.items())]
+
+
 def gradient_rows(preload: Path, logs: Path) -> list[Row]:
-    rows = [Row(BYTES, "ratio", LOWER, "bytes that stages of two and four send in their lists", bar=1)]
-    rows += [
-        Row(name, "ratio", LOWER, "distance to the FP64 truth over that of Megatron's own run", bar=bar)
-        for name, bar in BARS.items()
-    ]
+    rows = empty_rows()
     found: list[dict] = []
     try:
         for count in RANKS:
