@@ -12,7 +12,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -140,6 +140,11 @@ test-megatron: test-lib python ## Megatron-core with shared prompts beside itsel
 bench-trainers: lib python ## lines and seconds of other people's trainers with shared prompts: target/bench/trainers.json, and a table
 	scripts/setup-trainers
 	target/trainers-venv/bin/python benches/trainers/bench.py
+
+bench-parallel: lib python ## Megatron's schedule with shared prompts, played pipelines, plans of 4,096 ranks: target/bench/parallel.json, and a table
+	$(CARGO) build --release --locked -p dormouse-parallel --example plan_ranks
+	scripts/setup-megatron
+	target/megatron-venv/bin/python benches/parallel/bench.py
 
 bench-replay: lib python ## 100 updates of SmolLM2 on the recorded rollouts, dense and shared: target/bench/replay.json, a table and a picture
 	$(PYTHON) benches/replay/bench.py

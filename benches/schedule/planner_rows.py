@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
+from examples import example
 from rows import HIGHER, LOWER, Row
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "target" / "release" / "examples"
 
 IDS_SECONDS = 2.0
 IDS_MEMORY_RATIO = 2.0
@@ -20,15 +16,6 @@ BUBBLE_CASE = {"machine": "ideal", "virtual_stages": 1, "blocking": False}
 
 # AReaL-DTA, from its slides: τ²-bench at 16k context, whole trees and after its packing.
 PUBLISHED_COMPRESSION = {"areal_dta_published": 9.43, "areal_sparse_published": 7.47}
-
-
-def example(name: str) -> dict:
-    """What one example prints. Raises ``CalledProcessError`` where it fails."""
-    path = EXAMPLES / name
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing (make bench-schedule builds it)")
-    done = subprocess.run([path], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
 
 
 def forest() -> list[Row]:

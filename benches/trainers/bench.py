@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import json
 import os
 import subprocess
@@ -27,23 +26,25 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches"), str(HERE)]
 import failure_rows
 import offload_rows
 import small_model
+from lines import LINES_MAX, lines_row
 from rows import LOWER, Row, measure
 
 from dormouse.demo.process import Process, WorkerError
 
 OUT = ROOT / "target" / "bench" / "trainers.json"
 LOGS = ROOT / "target" / "bench" / "trainers"
-EXAMPLES = ROOT / "examples"
 PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
 
-LINES_MAX = 10
 # Of examples/TRAINER: as the trainer is, and with shared prompts.
 SCRIPTS = {
     "trl": ("grpo.py", "grpo_shared.py"),
     "deepspeed": ("train.py", "train_shared.py"),
     "verl": ("actor.py", "actor_shared.py"),
+<<<<<<< HEAD
     "megatron": ("train.py", "train_shared.py"),
     "openrlhf": ("actor.py", "actor_shared.py"),
+=======
+>>>>>>> benchpar
 }
 # Rows that timing.py measures, and their bars.
 RATIOS = {"adapter_overhead": 1.03, "unshared_over_dense": 1.03, "trl_over_plain": None}
@@ -84,18 +85,6 @@ def main() -> int:
     ]
     makers += [((each[0],), lambda each=each: [missing_row(*each)]) for each in MISSING]
     return measure(makers, options.only, OUT)
-
-
-def lines_row(trainer: str, plain: str, shared: str) -> Row:
-    folder = EXAMPLES / trainer
-    scripts = [(folder / name).read_text().splitlines() for name in (plain, shared)]
-    changed = [
-        line
-        for line in difflib.unified_diff(*scripts, n=0, lineterm="")
-        if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
-    ]
-    how = f"added and removed lines from examples/{trainer}/{plain} to {shared}"
-    return Row(f"lines_{trainer}", "lines", LOWER, how, ours=len(changed), bar=LINES_MAX)
 
 
 def model_text() -> str:

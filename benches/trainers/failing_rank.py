@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches"), str(Path(__file__).parent)]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -24,6 +23,7 @@ import small_model  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from batches import padded  # noqa: E402
+from failing import leave  # noqa: E402
 
 import dormouse  # noqa: E402
 from dormouse.hf import SharedPrefix  # noqa: E402
@@ -78,12 +78,6 @@ def in_deepspeed(model: torch.nn.Module):
 
 
 TRAINERS = {"ddp": in_ddp, "zero_2": in_deepspeed}
-
-
-def leave(directory: Path, name: str, **values) -> None:
-    whole = directory / f"{name}.part"
-    whole.write_text(json.dumps({"s": time.monotonic(), **values}))
-    whole.rename(directory / name)
 
 
 def main(directory: Path, kind: str, trainer: str, *untold: str) -> None:

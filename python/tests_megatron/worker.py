@@ -7,6 +7,7 @@ there: of each case, what :func:`cases.trained` returns, plain, shared, and of t
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import conftest
@@ -17,6 +18,12 @@ import cases
 
 
 def main(directory: Path, dtype: torch.dtype, names: list[str]) -> None:
+    torch.save(of_cases(dtype, names), directory / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+def of_cases(dtype: torch.dtype, names: Sequence[str] = ()) -> dict[str, dict]:
+    """Runs the cases with as many ranks as there are; ``names``: only these."""
     torch.set_num_threads(1)
     found = {}
     with conftest.a_runtime() as runtime:
@@ -32,8 +39,7 @@ def main(directory: Path, dtype: torch.dtype, names: list[str]) -> None:
                 "shared": cases.trained(own, runtime),
                 "truth": cases.trained(case.truth_of(dtype), None),
             }
-    torch.save(found, directory / f"{dist.get_rank()}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 //! The search for the number of chunks and the admission rule with the smallest bubble.
 
+use std::collections::BTreeSet;
+
 use super::PipelineError;
 use super::chunks::Costs;
 use super::exchange::{TransferPlace, lists};
@@ -8,7 +10,7 @@ use super::greedy;
 use super::lists::{PipelineReport, StageList, StagePeak, Stages};
 use super::meet::TransferReplay;
 use super::peaks::peak;
-use super::rules::{AdmissionRule, rules};
+use super::rules::rules;
 use super::spec::{Pipeline, PipelineOrder};
 
 /// Numbers of chunks tried if the plan chooses.
@@ -58,17 +60,24 @@ impl Pipeline {
                 Err(_) => continue,
                 Ok(graph) => graph,
             };
+            // Rules often start all ops at the same times: their lists are the same.
+            let mut seen = BTreeSet::new();
             for rule in &rules {
                 if best.is_some() && spent + graph.len() > SEARCH_OPS_MAX {
                     break;
                 }
                 spent += graph.len();
                 tried += 1;
-                if let Some(found) = self.try_rule(&graph, rule, chunks)?
+                let Some(starts) = greedy::run(&graph, rule) else { continue };
+                if seen.contains(&starts) {
+                    continue;
+                }
+                if let Some(found) = self.listed(&graph, &starts, chunks)?
                     && best.as_ref().is_none_or(|best| better(&found, best))
                 {
                     best = Some(found);
                 }
+                seen.insert(starts);
                 if self.order == PipelineOrder::GroupByGroup
                     && best.as_ref().is_some_and(|best| best.chunks == chunks)
                 {
@@ -83,13 +92,13 @@ impl Pipeline {
         Ok(self.report(found, tried))
     }
 
-    fn try_rule(
+    /// Returns the best lists of ops that start at `starts`.
+    fn listed(
         &self,
         graph: &Graph,
-        rule: &AdmissionRule,
+        starts: &[u64],
         chunks: u32,
     ) -> Result<Option<Found>, PipelineError> {
-        let Some(starts) = greedy::run(graph, rule) else { return Ok(None) };
         let places: &[TransferPlace] = if self.blocking {
             &[TransferPlace::Early, TransferPlace::Late]
         } else {
@@ -97,7 +106,7 @@ impl Pipeline {
         };
         let mut best: Option<Found> = None;
         for &place in places {
-            let (mut stages, ids) = lists(self, graph, &starts, place);
+            let (mut stages, ids) = lists(self, graph, starts, place);
             for stage in &mut stages {
                 stage.peak = peak(&stage.ops, &self.row_bytes);
             }

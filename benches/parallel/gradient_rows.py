@@ -1,0 +1,77 @@
+"""Rows of gradients of Megatron's schedule with shared prompts, and of the bytes its stages send, over
+all layouts of python/tests_megatron/cases.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from failing import ranks
+from rows import LOWER, Row
+
+WORKER = Path(__file__).with_name("layouts.py")
+RANKS = (1, 2, 4)
+DTYPES = ("float32", "bfloat16")
+BYTES = "exchanged_over_planned_bytes"
+BARS = {"gradient_ratio_worst": 4.0, "gradient_ratio_p99": 2.5}
+NAMES = (BYTES, *BARS)
+SECONDS_MAX = 240.0
+
+
+def empty_rows() -> list[Row]:
+    """Returns the rows of :data:`NAMES`, without figures."""
+    how = "distance to the FP64 truth over that of Megatron's own run"
+    exchanged = Row(BYTES, "ratio", LOWER, "bytes that stages send in their lists", bar=1)
+    return [exchanged, *(Row(name, "ratio", LOWER, how, bar=bar) for name, bar in BARS.items())]
+
+
+def gradient_rows(preload: Path, logs: Path) -> list[Row]:
+    rows = empty_rows()
+    found: list[dict] = []
+    try:
+        for count in RANKS:
+            for dtype in DTYPES:
+                found += run_layouts(count, dtype, preload, logs / f"layouts_{count}_{dtype}.log")
+    except (OSError, subprocess.SubprocessError) as error:
+        for row in rows:
+            row.note("ours", error)
+        return rows
+    fill(rows, found)
+    return rows
+
+
+def fill(rows: list[Row], found: list[dict]) -> None:
+    """Puts the figures of :data:`NAMES` into their rows."""
+    exchanged, worst, p99 = rows
+    pairs = [pair for each in found for pair in each["bytes"]]
+    # A stage that sends less is as wrong as one that sends more.
+    ratios = [max(sent / planned, planned / sent) for planned, sent in pairs]
+    exchanged.ours = max(ratios)
+    exchanged.how += (
+        f", over those planned, the ratio farthest from 1 of {len(pairs)} calls: "
+        f"{sum(sent for _, sent in pairs):,} bytes sent, {sum(each for each, _ in pairs):,} planned"
+    )
+    for row, figure in ((worst, "ratio_max"), (p99, "ratio_p99")):
+        case = max(found, key=lambda each: each[figure])
+        row.ours = case[figure]
+        row.how += (
+            f", by parameter: {'largest' if row is worst else '99th percentile'} of the worst of "
+            f"{len(found)} layouts and dtypes on each rank, two calls pooled: {case['name']}, "
+            f"{case['dtype']}, {case['worst_parameter']}"
+        )
+
+
+def run_layouts(count: int, dtype: str, preload: Path, log: Path) -> list[dict]:
+    """Returns what layouts.py leaves, of all ranks."""
+    with tempfile.TemporaryDirectory() as directory, log.open("a") as file:
+        command = [sys.executable, str(WORKER), directory, dtype]
+        with ranks(command, preload, file, count) as workers:
+            for worker in workers:
+                code = worker.wait(SECONDS_MAX)
+                if code:
+                    raise subprocess.CalledProcessError(code, command)
+        files = [Path(directory) / f"{rank}.json" for rank in range(count)]
+        return [each for path in files for each in json.loads(path.read_text())]

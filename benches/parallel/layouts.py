@@ -1,0 +1,45 @@
+"""One rank of all layouts of python/tests_megatron/cases.py with as many: ``layouts.py DIRECTORY DTYPE``.
+
+Leaves ``RANK.json``: of each case the ratios of method §10 over this rank's parameters, and of each
+call the bytes that its stage planned and sent. With the environment of torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests_megatron")]
+
+import torch.distributed as dist  # noqa: E402
+import worker  # noqa: E402
+
+from dormouse.demo import gradcheck  # noqa: E402
+
+RATIOS = ("ratio_max", "ratio_p99", "worst_parameter")
+
+
+def figures(name: str, dtype: str, found: dict) -> dict:
+    ways = (found[way]["gradients"] for way in ("truth", "plain", "shared"))
+    runs = [
+        gradcheck.distances_of(exact.items(), plain, shared)
+        for exact, plain, shared in zip(*ways, strict=True)
+    ]
+    error = gradcheck.summarise(gradcheck.pooled(runs))
+    ratios = {ratio: getattr(error, ratio) for ratio in RATIOS}
+    return {"name": name, "dtype": dtype, "bytes": found["shared"]["bytes"], **ratios}
+
+
+def main(directory: Path, dtype: str) -> None:
+    found = worker.of_cases(getattr(torch, dtype))
+    rows = [figures(name, dtype, each) for name, each in found.items()]
+    (directory / f"{dist.get_rank()}.json").write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
