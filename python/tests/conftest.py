@@ -24,6 +24,12 @@ def pytest_configure(config):
         pytest.exit("these tests sleep in place: run them with `make test-python`", returncode=2)
 
 
+def pytest_collection_finish(session):
+    # Else every full collection walks what importing has made.
+    gc.collect()
+    gc.freeze()
+
+
 @contextlib.contextmanager
 def a_runtime(nvme_file_bytes: int = NVME_FILE_BYTES):
     """A runtime over a file tier; there can be one in a process."""
