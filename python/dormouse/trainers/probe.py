@@ -46,7 +46,7 @@ def compare(
     has_graph = torch.is_grad_enabled()
     dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
     is_low = torch.is_autocast_enabled(device.type) or min(map(_itemsize, dtypes)) < 4
-    batch = _batch(model.get_input_embeddings().weight.shape[0], device)
+    batch = small_batch_of(model)
     with undisturbed(device), torch.set_grad_enabled(has_graph), NoDropout():
         with checkpointing.use(model, None):
             wanted = _computed(own, batch, model, has_graph)
@@ -64,7 +64,11 @@ def compare(
             )
 
 
-def _batch(vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+def small_batch_of(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Returns token ids, their mask and the columns that hold responses."""
+    weight = model.get_input_embeddings().weight
+    # A weight that DeepSpeed has partitioned is empty and has its shape beside.
+    vocab, device = getattr(weight, "ds_shape", weight.shape)[0], weight.device
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> torch.Tensor:
