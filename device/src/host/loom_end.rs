@@ -76,7 +76,9 @@ fn loom_memory_of_others_is_never_taken_for_ours() {
         });
         world.map_and_check();
         world.map_and_check();
-        threads.map(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         assert_eq!(world.end.get(), 1);
     });
 }
