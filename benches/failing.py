@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 RANKS = 2
@@ -44,11 +44,11 @@ def seconds_until_heard(
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         file = stack.enter_context(log.open("a"))
         command = [sys.executable, str(worker), directory, *arguments]
-        stack.enter_context(ranks(command, preload, file))
+        workers = stack.enter_context(ranks(command, preload, file))
         failed, heard = Path(directory) / "failed", Path(directory) / "heard.0"
-        if not appears(failed, BEGIN_S_MAX):
+        if not appears(failed, BEGIN_S_MAX, workers):
             return None, f"ranks did not begin: {log}"
-        if not appears(heard, HEARD_S_MAX):
+        if not appears(heard, HEARD_S_MAX, workers[:1]):
             return None, "none"
         error = json.loads(heard.read_text())
         start = json.loads(failed.read_text())["s"]
@@ -56,7 +56,9 @@ def seconds_until_heard(
 
 
 @contextlib.contextmanager
-def ranks(command: list[str], preload: Path, log, count: int = RANKS) -> Iterator[list]:
+def ranks(
+    command: list[str], preload: Path, log, count: int = RANKS
+) -> Iterator[list[subprocess.Popen]]:
     """Context of ``count`` processes that meet as torchrun's do; they end with it."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -89,10 +91,14 @@ def ranks(command: list[str], preload: Path, log, count: int = RANKS) -> Iterato
             worker.wait()
 
 
-def appears(path: Path, seconds_max: float) -> bool:
+def appears(path: Path, seconds_max: float, workers: Sequence[subprocess.Popen]) -> bool:
+    """Waits for a file, no longer than ``workers`` live, all of which are needed for it."""
     end = time.monotonic() + seconds_max
     while not path.exists():
         if time.monotonic() > end:
             return False
+        if any(worker.poll() is not None for worker in workers):
+            # It may have been left last.
+            return path.exists()
         time.sleep(POLL_S)
     return True

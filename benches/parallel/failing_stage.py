@@ -25,7 +25,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E
 
 import cases  # noqa: E402
 import dormouse  # noqa: E402
-from dormouse.megatron.stage import StageStep  # noqa: E402
+from dormouse.megatron.stage_step import StageStep  # noqa: E402
 
 CASE = cases.Case(2, stages=2, dtype=torch.float32, weights=torch.float32)
 # Stage 0 waits by then.
@@ -66,7 +66,7 @@ def main(directory: Path, kind: str) -> None:
         cases.run(CASE, function, model, cases.batches_of())
         fails = failing(directory, kind) if dist.get_rank() == 1 else contextlib.nullcontext()
         try:
-            with dormouse.fail_together(), fails:
+            with fails:
                 cases.run(CASE, function, model, cases.batches_of())
         except (RuntimeError, ValueError) as error:
             leave(directory, f"heard.{dist.get_rank()}", error=f"{type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ KINDS = ("error", "killed")
 def failure_row(preload: Path, logs: Path) -> Row:
     """The longest of :data:`KINDS`."""
     how = (
-        "Megatron's schedule with shared prompts in fail_together(), two pipeline stages over gloo; "
+        "Megatron's schedule with shared prompts, two pipeline stages over gloo; "
         "stage 1 fails in the first backward of its list while stage 0 waits for the gradient; the "
         "longest of"
     )
