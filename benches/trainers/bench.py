@@ -40,11 +40,7 @@ SCRIPTS = {
     "trl": ("grpo.py", "grpo_shared.py"),
     "deepspeed": ("train.py", "train_shared.py"),
     "verl": ("actor.py", "actor_shared.py"),
-<<<<<<< HEAD
-    "megatron": ("train.py", "train_shared.py"),
     "openrlhf": ("actor.py", "actor_shared.py"),
-=======
->>>>>>> benchpar
 }
 # Rows that timing.py measures, and their bars.
 RATIOS = {"adapter_overhead": 1.03, "unshared_over_dense": 1.03, "trl_over_plain": None}
