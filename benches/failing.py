@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from ranks import ranks
 
 RANKS = 2
 TYPED = "RankFailedError: rank 1 failed: "
@@ -44,7 +44,7 @@ def seconds_until_heard(
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         file = stack.enter_context(log.open("a"))
         command = [sys.executable, str(worker), directory, *arguments]
-        workers = stack.enter_context(ranks(command, preload, file))
+        workers = stack.enter_context(ranks(command, preload, file, RANKS))
         failed, heard = Path(directory) / "failed", Path(directory) / "heard.0"
         if not appears(failed, BEGIN_S_MAX, workers):
             return None, f"ranks did not begin: {log}"
@@ -53,42 +53,6 @@ def seconds_until_heard(
         error = json.loads(heard.read_text())
         start = json.loads(failed.read_text())["s"]
         return error["s"] - start, error["error"].splitlines()[0][:ERROR_CHARS_MAX]
-
-
-@contextlib.contextmanager
-def ranks(
-    command: list[str], preload: Path, log, count: int = RANKS
-) -> Iterator[list[subprocess.Popen]]:
-    """Context of ``count`` processes that meet as torchrun's do; they end with it."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    shared = os.environ | {
-        "WORLD_SIZE": str(count),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-        "LD_PRELOAD": str(preload),
-        "DORMOUSE_LIB": str(preload.with_name("libdormouse.so")),
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen(
-            command,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=log,
-            stderr=log,
-            # With the child that it leaves behind.
-            start_new_session=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.pid, 9)
-            worker.wait()
 
 
 def appears(path: Path, seconds_max: float, workers: Sequence[subprocess.Popen]) -> bool:

@@ -36,7 +36,7 @@ def test_nobody_waits_for_a_process_that_ended(
     path = tmp_path / "failed"
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-        # Whoever waits finds it.
+        # A loop that went on waiting would find the file.
         monkeypatch.setattr(failing.time, "sleep", lambda seconds: path.touch())
         assert not failing.appears(path, BEGIN_S_MAX, [ended])
 

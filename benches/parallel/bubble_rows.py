@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-from failing import ranks
 from pipelines import LAYOUTS, bubble, measured_bubble, op_ns, pipeline_of
+from ranks import left_by_ranks
 from rows import LOWER, Row
 
 from dormouse.queries import query
@@ -43,10 +40,19 @@ def bubble_row(layout: str, preload: Path, logs: Path) -> Row:
     row = Row(row_name(layout), "ratio", LOWER, how, bar=BAR)
     request = {"stages": lists["stages"], "op_ns": nanoseconds, "rounds": ROUNDS}
     try:
-        found = measured_bubble(play(request, stages, preload, logs / f"{row.name}.log"))
+        rounds = left_by_ranks(
+            WORKER,
+            (),
+            preload,
+            logs / f"{row.name}.log",
+            count=stages,
+            seconds_max=SECONDS_MAX,
+            given=request,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         row.note("ours", error)
         return row
+    found = measured_bubble(rounds)
     row.ours = found / simulated
     row.how += (
         f"; measured {found:.4f}, median of {ROUNDS} rounds; steps: "
@@ -54,16 +60,3 @@ def bubble_row(layout: str, preload: Path, logs: Path) -> Row:
     )
     return row
 
-
-def play(request: dict, count: int, preload: Path, log: Path) -> list[list[dict]]:
-    """Returns the rounds of each stage."""
-    with tempfile.TemporaryDirectory() as directory, log.open("a") as file:
-        (Path(directory) / "lists.json").write_text(json.dumps(request))
-        command = [sys.executable, str(WORKER), directory]
-        with ranks(command, preload, file, count) as workers:
-            for worker in workers:
-                code = worker.wait(SECONDS_MAX)
-                if code:
-                    raise subprocess.CalledProcessError(code, command)
-        files = [Path(directory) / f"{rank}.json" for rank in range(count)]
-        return [json.loads(each.read_text()) for each in files]

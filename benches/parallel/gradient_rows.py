@@ -3,13 +3,10 @@ all layouts of python/tests_megatron/cases.py."""
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-from failing import ranks
+from ranks import left_by_ranks
 from rows import LOWER, Row
 
 WORKER = Path(__file__).with_name("layouts.py")
@@ -34,7 +31,11 @@ def gradient_rows(preload: Path, logs: Path) -> list[Row]:
     try:
         for count in RANKS:
             for dtype in DTYPES:
-                found += run_layouts(count, dtype, preload, logs / f"layouts_{count}_{dtype}.log")
+                log = logs / f"layouts_{count}_{dtype}.log"
+                left = left_by_ranks(
+                    WORKER, (dtype,), preload, log, count=count, seconds_max=SECONDS_MAX
+                )
+                found += [each for of_rank in left for each in of_rank]
     except (OSError, subprocess.SubprocessError) as error:
         for row in rows:
             row.note("ours", error)
@@ -63,15 +64,3 @@ def fill(rows: list[Row], found: list[dict]) -> None:
             f"{case['dtype']}, {case['worst_parameter']}"
         )
 
-
-def run_layouts(count: int, dtype: str, preload: Path, log: Path) -> list[dict]:
-    """Returns what layouts.py leaves, of all ranks."""
-    with tempfile.TemporaryDirectory() as directory, log.open("a") as file:
-        command = [sys.executable, str(WORKER), directory, dtype]
-        with ranks(command, preload, file, count) as workers:
-            for worker in workers:
-                code = worker.wait(SECONDS_MAX)
-                if code:
-                    raise subprocess.CalledProcessError(code, command)
-        files = [Path(directory) / f"{rank}.json" for rank in range(count)]
-        return [each for path in files for each in json.loads(path.read_text())]

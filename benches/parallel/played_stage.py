@@ -1,6 +1,6 @@
 """One stage of a pipeline, whose work is played by sleeping: ``played_stage.py DIRECTORY``.
 
-``lists.json`` there has of each stage its list of the planner and the time of each op, and the
+``given.json`` there has of each stage its list of the planner and the time of each op, and the
 number of rounds. The list is carried out as the adapter of Megatron does, with its messages over
 gloo; leaves ``RANK.json``: of each round, when it began and ended and how long ops took, in seconds
 of the machine's clock. With the environment of torchrun.
@@ -30,7 +30,7 @@ NS_PER_S = 1e9
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    request = json.loads((directory / "lists.json").read_text())
+    request = json.loads((directory / "given.json").read_text())
     stage, op_ns = request["stages"][rank], request["op_ns"][rank]
     for op, nanoseconds in zip(stage["ops"], op_ns, strict=True):
         op["ns"] = nanoseconds
