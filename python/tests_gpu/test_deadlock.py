@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from alone import alone
-from conftest import busy
+from conftest import busy, standin_only
 
 import dormouse
 from dormouse import _native as native
@@ -199,11 +199,13 @@ def run_interface(name: str) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
+@standin_only("the CPU writes to blocks")
 @alone()
 def test_allocator():
     run_interface("allocator")
 
 
+@standin_only("the CPU writes to blocks")
 @alone()
 def test_pool():
     run_interface("pool")

@@ -115,24 +115,8 @@ class PackedAttention(torch.autograd.Function):
     def forward(ctx, query, key, value, sinks, packed, rules, past, add):
         """``packed``: the rows of the responses. ``past``: :data:`Past`. ``add``: an :data:`Add`,
         called once per prefix and backward; None if no prefix needs gradients."""
-        # Stored tokens-first, as the model reads it.
-        _, heads, rows, _ = query.shape
-        out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
-        lse = None
         start = sum(key.shape[2] for key, _ in past)
-        for part in packed.parts(query, rules, start):
-            part_out, part_lse = kernel_for(query, rules.scores, part.mask).forward(
-                part.rows(query),
-                part.keys(key),
-                part.keys(value),
-                part.causal,
-                rules.scores,
-                part.mask_of(query),
-            )
-            if lse is None:
-                lse = part_lse.new_empty(query.shape[:3])
-            part.rows(out).copy_(part_out)
-            part.rows(lse).copy_(part_lse)
+        out, lse = _own_forward(query, key, value, packed.parts(query, rules, start), rules)
         outs, lses = [out], [lse]
         for part in _parts_of_path(past):
             past_out, past_lse = _past_forward(
@@ -142,11 +126,7 @@ class PackedAttention(torch.autograd.Function):
             lses.append(past_lse)
         weights = _Weights(lses, sinks)
         if past:
-            # In the accumulation dtype: BF16 outputs are merged in FP32 and rounded once.
-            merged = outs[0] * weights.of(0)
-            for part, each in enumerate(outs[1:], 1):
-                merged += each * weights.of(part)
-            out = merged.to(query.dtype)
+            out = _merged(outs, weights)
         if sinks is not None:
             out = (out * weights.keys).to(query.dtype)
         # Those of the path come last: the other slots are the same at every depth (see the probe).
@@ -302,6 +282,41 @@ class _Weights:
         return -(weight * product).sum((0, 2))
 
 
+def _own_forward(query, key, value, parts: Iterator[Part | UnequalPart], rules: Rules):
+    """Attention of every row over the keys of its own response; returns out, stored tokens-first as
+    the model reads it, and log-sum-exp."""
+    def run(part: Part | UnequalPart):
+        forward = kernel_for(query, rules.scores, part.mask).forward
+        own = part.rows(query), part.keys(key), part.keys(value)
+        return forward(*own, part.causal, rules.scores, part.mask_of(query))
+
+    first, *others = parts
+    part_out, part_lse = run(first)
+    if not others:
+        out, lse = first.joined(part_out), first.joined(part_lse)
+        return out.transpose(1, 2).contiguous().transpose(1, 2), lse
+    _, heads, rows, _ = query.shape
+    out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
+    lse = part_lse.new_empty(query.shape[:3])
+    for part in (first, *others):
+        if part is not first:
+            part_out, part_lse = run(part)
+        part.rows(out).copy_(part_out)
+        part.rows(lse).copy_(part_lse)
+    return out, lse
+
+
+def _merged(outs: list[torch.Tensor], weights: _Weights) -> torch.Tensor:
+    """Returns the weighted sum of the parts' outputs, at least two, laid out as the first. BF16 and
+    FP16 outputs are added in FP32 and rounded once."""
+    merged = outs[0] * weights.of(0)
+    for part, each in enumerate(outs[1:-1], 1):
+        merged.addcmul_(each, weights.of(part))
+    # The last sum is rounded as it is written.
+    out = torch.empty_like(outs[0])
+    return torch.addcmul(merged, outs[-1], weights.of(len(outs) - 1), out=out)
+
+
 def _past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
     """Attention of every row over a prefix's keys; returns out and log-sum-exp, which is -inf for
     rows that see none."""
@@ -421,6 +436,10 @@ class Part(NamedTuple):
     def keys(self, packed: torch.Tensor) -> torch.Tensor:
         return self.run.of(packed)[:, :, self.key : self.key_end]
 
+    def joined(self, rows: torch.Tensor) -> torch.Tensor:
+        """Reverses :meth:`rows`, of a part that has all rows of its run."""
+        return rows.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+
     def mask_of(self, query: torch.Tensor) -> torch.Tensor | None:
         """Returns the mask in the query's dtype and place, ``[1, 1, rows, keys]``."""
         return None if self.mask is None else self.mask.to(query)[None, None]
@@ -438,6 +457,10 @@ class UnequalPart(NamedTuple):
         return packed[:, :, self.start : self.start + self.causal.ends[-1]]
 
     keys = rows
+
+    def joined(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns ``rows``: those of all responses are in place."""
+        return rows
 
     def mask_of(self, query: torch.Tensor) -> None:
         """Returns None: it has no mask."""

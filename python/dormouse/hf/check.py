@@ -288,7 +288,7 @@ class Check:
             with support.explained(f"the model's own backward{self._widened}"):
                 if loss.requires_grad:
                     loss.backward()
-        return _Run(seen, trial.take(to_host=True))
+        return _Run(seen, trial.take(kept=True))
 
     def _shared(self, trial: Trial, miniature: Miniature) -> _Run:
         pieces: dict[int, dict[int, Output]] = {}
@@ -449,7 +449,7 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
     if got.shape != wanted.shape:
         return float("inf"), 0.0
     wide = torch.promote_types(wanted.dtype, torch.float32)
-    # A dense run's gradients wait in host memory.
+    # A dense run's gradients may wait in host memory.
     wanted, got = wanted.to(got.device, wide), got.to(wide)
     error, norm = float((got - wanted).norm()), float(wanted.norm())
     if not math.isfinite(error):

@@ -289,9 +289,9 @@ class _ShardedTrial(_PartsTrial):
     def adopt(self, output):
         """Does nothing: gathered weights are leaves that no module holds."""
 
-    def take(self, *, to_host: bool = False):
+    def take(self, *, kept: bool = False):
         reshard(self._model)
-        return super().take(to_host=to_host)
+        return super().take(kept=kept)
 
     def _substitute(self):
         return []

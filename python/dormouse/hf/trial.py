@@ -9,6 +9,9 @@ from .support import UnsupportedModelError
 
 # Widened weights and their gradients.
 TRIAL_COPIES = 2
+# Gradients stay on a GPU that has room for as many again, twice: those of the next run, and what
+# computing them takes.
+KEPT_ROOM = 2
 
 
 class Trial:
@@ -44,8 +47,9 @@ class Trial:
             if id(leaf) not in known and leaf not in self._others:
                 self._others[leaf], leaf.grad = leaf.grad, None
 
-    def take(self, *, to_host: bool = False) -> dict[str, torch.Tensor]:
-        """Returns the gradients since the last call, by name; ``to_host``: in host memory."""
+    def take(self, *, kept: bool = False) -> dict[str, torch.Tensor]:
+        """Returns the gradients since the last call, by name. ``kept``: while another run computes
+        its own, so in host memory if the GPU has little room."""
         for name, parameter in self._own.items():
             if parameter._version == self._before[name][1]:
                 continue
@@ -58,6 +62,7 @@ class Trial:
         # A module that kept a parameter elsewhere computes with the parameter itself.
         used = {p: name for name, p in self._own.items()}
         used |= {p: name for name, p in self._model.named_parameters()}
+        to_host = kept and not _has_room([p.grad for p in used if p.grad is not None])
         for parameter, name in used.items():
             if parameter.grad is not None:
                 grad = self._local(parameter.grad)
@@ -91,6 +96,14 @@ class Trial:
                 copy = copy.clone()
             self._copies[tensor] = copy
         return self._copies[tensor]
+
+
+def _has_room(grads: list[torch.Tensor]) -> bool:
+    """Returns whether gradients can stay where they are."""
+    if not grads or grads[0].device.type != "cuda":
+        return True
+    needed_bytes = KEPT_ROOM * sum(grad.nbytes for grad in grads)
+    return needed_bytes <= torch.cuda.mem_get_info(grads[0].device)[0]
 
 
 def _digest(tensor: torch.Tensor) -> int:

@@ -132,8 +132,8 @@ class _ParallelTrial(Trial):
         for softmax in self._narrow:
             softmax.input_in_float16 = True
 
-    def take(self, *, to_host=False):
-        grads = super().take(to_host=to_host)
+    def take(self, *, kept=False):
+        grads = super().take(kept=kept)
         for name, parameter in self._own.items():
             # Of rows that are this rank's; Megatron adds them up after the last backward.
             if name in grads and getattr(parameter, "sequence_parallel", False):
