@@ -1,4 +1,4 @@
-"""Rows of a simulated step on a GPU: what mapping calls add by their published costs, and its peaks."""
+"""Rows of a simulated step on a GPU: what mapping calls add by their measured costs, and its peaks."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def fill(free: dict, steps: dict[int, dict], worst: dict) -> Row:
         "what mapping calls add to a simulated step, over the step: 10k/2k, N = 32, calls at the "
         f"costs of {COSTS.name} on a virtual clock; pages of {PAGE_MIB} MiB and large pages of "
         f"{LARGE_MIB_DEFAULT} MiB, the default: {default['calls_ns'] / 1e9:.2f} s in calls on all "
-        f"threads, a step of {default['step_ns'] / 1e9:.2f} s; where unmapping waits for kernels "
-        f"and maps after releases stall: {share(worst, free):.4f}; peers: other large pages, at "
+        f"threads, a step of {default['step_ns'] / 1e9:.2f} s; at published costs, where "
+        f"unmapping waits for kernels and maps after releases stall: {share(worst, free):.4f}; peers: other large pages, at "
         f"{PAGE_MIB} MiB none"
     )
     row = Row("gpu_sleep_wake_overhead", "ratio", LOWER, how, bar=BAR)
