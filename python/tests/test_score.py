@@ -395,3 +395,10 @@ def test_one_rank_of_several_scores_alone():
                 SharedPrefix(refused, runtime).score(group())
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("asked, microbatches", [({}, 2), ({"microbatch_tokens": 1024}, 1)])
+def test_a_microbatch_has_512_rows_on_a_cpu(asked, microbatches, runtime):
+    case = group(8, (400, 400), seed=1)
+    scores = SharedPrefix(tiny(), runtime, sleep=False).score(case, **asked)
+    assert scores.counts["microbatches"] == microbatches

@@ -315,6 +315,17 @@ def test_without_the_allocator_nothing_sleeps_and_it_still_runs():
 
 
 @alone()
+def test_a_microbatch_has_more_rows_than_on_a_cpu():
+    from dormouse.hf import SharedPrefix
+
+    model, case = model_and_group()
+    shared = SharedPrefix(model, dormouse.Runtime(device="cuda"), sleep=False)
+    losses = lambda logits, labels, i, g: loss_fn(logits, labels, i)  # noqa: E731
+    assert shared.step([case], losses).microbatch_tokens == 4096
+    assert shared.step([case], losses, microbatch_tokens=40).microbatch_tokens == 40
+
+
+@alone()
 def test_mixed_and_mismatching_devices_are_refused():
     from models import group, tiny
 

@@ -15,8 +15,9 @@ from ..tree import Conversation, Tree
 from .outputs import Losses, Output, Request
 
 # Rows of a microbatch where a caller names no number. Fewer cost time, as each repeats what does not
-# depend on its rows; more take memory.
-DEFAULT_MICROBATCH_TOKENS = 512
+# depend on its rows; more take memory. A GPU repeats more: the launches, and the sums into weight
+# gradients, which take as long as 150 rows (docs/evidence/gpu.md).
+DEFAULT_MICROBATCH_TOKENS = {"cpu": 512, "cuda": 4096}
 
 LossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]
 PromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor], torch.Tensor]

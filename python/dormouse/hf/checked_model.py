@@ -14,7 +14,7 @@ from ..group import records_of
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
 from . import adapters, check, dropout, miniature, mixers, routing, share, sharding, support
-from .batch import Batch, Sample, batch_of, has_tree, recorded_experts
+from .batch import DEFAULT_MICROBATCH_TOKENS, Batch, Sample, batch_of, has_tree, recorded_experts
 from .check import Checked
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
@@ -66,6 +66,12 @@ class CheckedModel:
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
         return batch.plan(model_shape(self._view), microbatch_tokens)
+
+    def _rows_of(self, microbatch_tokens: int | None) -> int:
+        """Returns the rows of a microbatch: those asked for, else the device's default."""
+        if microbatch_tokens is None:
+            return DEFAULT_MICROBATCH_TOKENS[self._runtime.device.type]
+        return microbatch_tokens
 
     def _request(self, batches, outputs=(), prompt_outputs=(), prompt_loss_fn=None) -> Request:
         """Returns what losses of these groups and trees read."""

@@ -14,7 +14,7 @@ from ..group import Group
 from ..offload import in_place
 from ..schedule import Plan
 from . import head, sharding, support
-from .batch import DEFAULT_MICROBATCH_TOKENS, GroupBatch
+from .batch import GroupBatch
 from .check import undisturbed
 from .checked_model import CheckedModel
 from .head import Head
@@ -53,7 +53,7 @@ class ScoredModel(CheckedModel):
         keep: int | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
-        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
+        microbatch_tokens: int | None = None,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> TokenScores | GroupScores:
@@ -110,7 +110,7 @@ class ScoredModel(CheckedModel):
         prompt_lengths: torch.Tensor,
         temperature: float = 1.0,
         entropy: bool = False,
-        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
+        microbatch_tokens: int | None = None,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> TokenScores:
@@ -186,10 +186,10 @@ class ScoredModel(CheckedModel):
         return self._ready_for(context, *options, self._score_rows, *own)
 
     def _ready_for(
-        self, context, temperature: float, entropy: bool, microbatch_tokens: int, work, *own
+        self, context, temperature: float, entropy: bool, microbatch_tokens: int | None, work, *own
     ):
         """Returns ``work(*own, weights, temperature, entropy, microbatch_tokens)``, run with the
-        model as it is in ``context``."""
+        model as it is in ``context``, and with the default for no number of rows."""
         has_graph = torch.is_grad_enabled()
         # The first call checks the model, which needs autograd whatever the caller is in.
         with (
@@ -205,7 +205,7 @@ class ScoredModel(CheckedModel):
                     "score() runs one rank alone, and this model's weights are gathered over "
                     "ranks; accepted: a plain model or DistributedDataParallel"
                 )
-            return work(*own, weights, temperature, entropy, microbatch_tokens)
+            return work(*own, weights, temperature, entropy, self._rows_of(microbatch_tokens))
 
     def _score_group(
         self,

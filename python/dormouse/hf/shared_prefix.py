@@ -16,7 +16,6 @@ from ..schedule import Machine, Plan, predict_nothing
 from ..tree import Conversation, Tree
 from . import share, sharding, speed, support
 from .batch import (
-    DEFAULT_MICROBATCH_TOKENS,
     Batch,
     GroupBatch,
     LossFn,
@@ -63,7 +62,7 @@ class SharedPrefix(ScoredModel):
 
     @in_passes
     def check(
-        self, group: Group | None = None, *, microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS
+        self, group: Group | None = None, *, microbatch_tokens: int | None = None
     ) -> Checked:
         """Runs a miniature group densely and shared, and compares logits and all gradients.
 
@@ -84,7 +83,7 @@ class SharedPrefix(ScoredModel):
                 "accepted: step(), which runs the check on every rank"
             )
         batches = [] if group is None else [GroupBatch(group)]
-        reach = reach_of(batches, microbatch_tokens)
+        reach = reach_of(batches, self._rows_of(microbatch_tokens))
         return self._check(weights, reach, "a call of check()", PLAIN)
 
     def backward(
@@ -95,7 +94,7 @@ class SharedPrefix(ScoredModel):
         prompt_loss_fn: PromptLossFn | None = None,
         outputs: Collection[str] = (),
         prompt_outputs: Collection[str] = (),
-        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
+        microbatch_tokens: int | None = None,
         on_phase: Callable[[str], None] | None = None,
         **tree_options,
     ) -> StepReport:
@@ -128,7 +127,8 @@ class SharedPrefix(ScoredModel):
         prompt of its own: ``prompt_loss_fn`` and ``prompt_outputs`` are refused, labels on a
         prompt's tokens say the same.
 
-        ``microbatch_tokens``: rows per microbatch. ``on_phase`` is called with ``"A"``, ``"B"``,
+        ``microbatch_tokens``: rows per microbatch; None: 512 on the CPU, 4,096 on a GPU. Its
+        activations take memory for so many tokens. ``on_phase`` is called with ``"A"``, ``"B"``,
         ``"C"`` when the phase of the running op changes, and with ``"end"`` after the last.
         ``tree_options``: ``block_tokens``, ``machine`` and ``device_bytes`` of
         :class:`dormouse.hf.batch.TreeBatch`.
@@ -156,6 +156,7 @@ class SharedPrefix(ScoredModel):
             if on_phase is not None:
                 on_phase("end")
             return StepReport(0.0)
+        microbatch_tokens = self._rows_of(microbatch_tokens)
         self._check_if_needed(weights, [own], microbatch_tokens, request)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
@@ -180,7 +181,7 @@ class SharedPrefix(ScoredModel):
         outputs: Collection[str] = (),
         prompt_outputs: Collection[str] = (),
         process_group=None,
-        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
+        microbatch_tokens: int | None = None,
         exchange: bool | Machine = False,
     ) -> RanksReport:
         """Adds to every parameter's ``.grad`` the mean over ranks of their groups' gradients.
@@ -190,9 +191,9 @@ class SharedPrefix(ScoredModel):
         ``i`` of ``groups[g]``; for a tree ``loss_fn(logits, labels, i, positions, g)``.
         ``prompt_loss_fn(logits, labels, g)``, ``outputs`` and ``prompt_outputs`` likewise, the same
         on all ranks; under ``fully_shard``, and with a tree, only ``outputs``.
-        ``microbatch_tokens``: the minimum over ranks applies. ``process_group``: the
-        data-parallel ranks; defaults to DDP's group, else to the default group, else to this
-        process alone.
+        ``microbatch_tokens``: as for :meth:`backward`; the minimum over ranks applies.
+        ``process_group``: the data-parallel ranks; defaults to DDP's group, else to the default
+        group, else to this process alone.
 
         ``exchange``: a prefix that groups or trees of several ranks begin with is computed by one
         of them, which sends K, V and recurrent states to the others and receives their gradients;
@@ -228,6 +229,7 @@ class SharedPrefix(ScoredModel):
                 ranks.refuse(process_group, error, self._runtime.device)
                 raise
             own = (groups, Losses(loss_fn, prompt_loss_fn, request), process_group, exchange)
+            microbatch_tokens = self._rows_of(microbatch_tokens)
             offer, agreement = self._agree(stack, own, microbatch_tokens)
             stack.enter_context(torch.enable_grad())
             if agreement.check_tokens is not None:
@@ -275,7 +277,7 @@ class SharedPrefix(ScoredModel):
         self,
         batch: Group | Tree | Sequence[Conversation],
         *,
-        microbatch_tokens: int = DEFAULT_MICROBATCH_TOKENS,
+        microbatch_tokens: int | None = None,
         measured: Speed | None = None,
         **tree_options,
     ) -> dict:
@@ -289,7 +291,7 @@ class SharedPrefix(ScoredModel):
         own = batch_of(batch, Losses(), **tree_options)
         if own.is_empty:
             return predict_nothing()
-        with self._plan(own, microbatch_tokens) as plan:
+        with self._plan(own, self._rows_of(microbatch_tokens)) as plan:
             prediction = plan.predict()
             if measured is None:
                 return prediction
