@@ -49,7 +49,7 @@ def draw(rows=7, vocab=33, dtype=torch.float64, seed=0, scale=3.0):
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("block_bytes", [1, 600, 1 << 20])
 def test_values_and_gradients_are_those_of_log_softmax(temperature, block_bytes, monkeypatch):
-    monkeypatch.setattr(likelihood, "BLOCK_BYTES_MAX", block_bytes)
+    monkeypatch.setitem(likelihood.BLOCK_BYTES_MAX, "cpu", block_bytes)
     logits, labels = draw()
     direction = torch.randn(len(labels), dtype=torch.float64)
     pairs = [
@@ -120,7 +120,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_copy_of_all_logits_in_fp32(monkeypatch):
-    monkeypatch.setattr(likelihood, "BLOCK_BYTES_MAX", 40_000)
+    monkeypatch.setitem(likelihood.BLOCK_BYTES_MAX, "cpu", 40_000)
     logits, labels = draw(rows=100, vocab=1000, dtype=torch.bfloat16)
     leaf = logits.requires_grad_()
     with Largest() as seen:
