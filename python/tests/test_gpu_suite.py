@@ -304,6 +304,10 @@ def test_details_go_to_their_part():
     assert command[command.index("--cells") + 1] == "10k/2k:32,6k/6k"
     assert command[command.index("--seconds") + 1] == "85"
     assert "--nvme-dir" not in command
+    assert "--layers" not in command
+    command = part.command(replace(chosen, layers=8, microbatch_tokens=8192), 100)
+    assert command[command.index("--layers") + 1] == "8"
+    assert command[command.index("--microbatch-tokens") + 1] == "8192"
     command = parts.BY_NAME["frontier"].command(replace(chosen, details=()), 9)
     assert command[command.index("--nvme-bytes") + 1] == str(2 << 30)
 

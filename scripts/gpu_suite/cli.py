@@ -42,7 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
     if old:
         print(old, flush=True)
     setting = Setting(
-        paths, asked.tiny, asked.device, asked.out, asked.host_gib, asked.nvme_dir, asked.nvme_gib
+        paths,
+        asked.tiny,
+        asked.device,
+        asked.out,
+        asked.host_gib,
+        asked.nvme_dir,
+        asked.nvme_gib,
+        layers=asked.layers,
+        microbatch_tokens=asked.microbatch_tokens,
     )
     run = Run(setting, asked.name, asked.title, time.monotonic() + (asked.seconds or math.inf))
     return run.all(asked.chosen, asked.limit)

@@ -23,7 +23,8 @@ class CannotRun(Exception):
 @dataclass(frozen=True)
 class Setting:
     """What the command line says. ``host_gib``: None lets the benchmark measure what is free.
-    ``details``: of the part, after its name's colon."""
+    ``details``: of the part, after its name's colon. ``layers``, ``microbatch_tokens``: of the
+    headline's model, None: its own."""
 
     paths: paths.Paths
     tiny: bool
@@ -33,6 +34,8 @@ class Setting:
     nvme_dir: Path | None = None
     nvme_gib: int = 0
     details: tuple[str, ...] = ()
+    layers: int | None = None
+    microbatch_tokens: int | None = None
 
 
 # Of a setting, and the seconds that the part really has.
@@ -94,6 +97,11 @@ def headline(command: str) -> Command:
             options += ["--tiny", "--host-bytes", str(TINY_HOST_BYTES)]
         elif setting.host_gib is not None:
             options += ["--host-bytes", str(int(setting.host_gib * (1 << GIB_SHIFT)))]
+        for option, value in (
+            ("--layers", setting.layers),
+            ("--microbatch-tokens", setting.microbatch_tokens),
+        ):
+            options += [option, str(value)] if value is not None else []
         if setting.details:
             options += ["--cells", ",".join(setting.details)]
         if setting.nvme_dir is not None and command == "frontier":

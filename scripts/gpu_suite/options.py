@@ -44,6 +44,10 @@ def parse(arguments: list[str] | None, description: str) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--device", default="cuda", help="of demo and headline (%(default)s)")
     parser.add_argument("--host-gib", type=float, help="host tier (default: most of what is free)")
+    parser.add_argument("--layers", type=int, help="of the headline's model (default: all that fit)")
+    parser.add_argument(
+        "--microbatch-tokens", type=int, help="rows of the headline's microbatches (default: 4096)"
+    )
     parser.add_argument("--nvme-dir", type=Path, help="a disk, for the frontier's file tier")
     parser.add_argument("--nvme-gib", type=int, default=NVME_GIB, help="of its file (%(default)s)")
     asked = parser.parse_args(arguments)

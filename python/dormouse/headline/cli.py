@@ -34,12 +34,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nvme-dir", help="directory of the file tier (default: none)")
     parser.add_argument("--nvme-bytes", type=int, default=0, help="bytes of its file")
     parser.add_argument("--layers", type=int, help="of the model (default: as many as fit)")
+    parser.add_argument(
+        "--microbatch-tokens", type=int, help="response rows of a microbatch (default: 4096)"
+    )
     options = parser.parse_args(arguments)
     geometry = shapes.TINY if options.tiny else shapes.LLAMA3_8B
     if options.layers is not None:
         if not 1 < options.layers <= geometry.layers:
             parser.error(f"--layers {options.layers}; accepted: 2 to {geometry.layers}")
         geometry = replace(geometry, layers=options.layers)
+    if options.microbatch_tokens is not None:
+        if options.microbatch_tokens < 1:
+            parser.error(f"--microbatch-tokens {options.microbatch_tokens}; accepted: at least 1")
+        geometry = replace(geometry, microbatch_tokens=options.microbatch_tokens)
     return COMMANDS[options.command](options, geometry)
 
 

@@ -55,6 +55,7 @@ class Pair:
     def _start(self, side: str) -> None:
         arguments = ["-m", WORKER_MODULE, side, "--geometry", self._geometry.name]
         arguments += ["--layers", str(self._geometry.layers)]
+        arguments += ["--microbatch-tokens", str(self._geometry.microbatch_tokens)]
         arguments += ["--device", self._device, "--runtime", json.dumps(self._runtime)]
         log = Path(self._logs.name) / f"{side}.log"
         process = Process(arguments, preload=None, log=log)

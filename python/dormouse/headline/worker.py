@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--geometry", choices=shapes.GEOMETRIES, required=True)
     parser.add_argument("--layers", type=int, required=True, help="of the geometry's, or fewer")
+    parser.add_argument("--microbatch-tokens", type=int, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--runtime", type=json.loads, default={}, help="options, as JSON")
     options = parser.parse_args()
@@ -193,7 +194,11 @@ def main() -> None:
     def emit(message: dict) -> None:
         answers.write(json.dumps(message) + "\n")
 
-    geometry = replace(shapes.GEOMETRIES[options.geometry], layers=options.layers)
+    geometry = replace(
+        shapes.GEOMETRIES[options.geometry],
+        layers=options.layers,
+        microbatch_tokens=options.microbatch_tokens,
+    )
     worker = Worker(options.side, geometry, torch.device(options.device), options.runtime)
     emit({"reply": worker.do_info()})
     serve(worker, sys.stdin, emit)
