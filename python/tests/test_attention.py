@@ -237,3 +237,42 @@ def test_parts_whose_scores_lie_far_apart(dtype, apart):
     ):
         allowed = 2.5 * float((densely.double() - true).norm()) + 1e-6 * float(true.norm())
         assert float((ours.double() - true).norm()) <= allowed
+
+
+class _Stored:
+    """The CPU's kernel, its output stored tokens-first or heads-first."""
+
+    def __init__(self, tokens_first: bool):
+        self._tokens_first = tokens_first
+        self.out: torch.Tensor
+
+    def forward(self, query, *others):
+        out, lse = kernels.CpuFlash.forward(query, *others)
+        self.out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        if not self._tokens_first:
+            self.out = out.contiguous()
+        return self.out, lse
+
+
+@pytest.mark.parametrize("segments", [[(0, 6)], [(0, 3), (3, 6)], [(0, 2), (2, 6)]])
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_outputs_are_stored_tokens_first_and_copied_only_for_that(
+    segments, tokens_first, monkeypatch
+):
+    kernel = _Stored(tokens_first)
+    monkeypatch.setattr(attention, "kernel_for", lambda *_: kernel)
+    query, key, value = (draw(1, HEADS, 6, 8, seed=seed) for seed in range(3))
+    rules = attention.Rules(scale=1.0)
+    parts = attention.Packed.of(segments).parts(query, rules, 0)
+    out, lse = attention._own_forward(query, key, value, parts, rules)
+    assert out.transpose(1, 2).is_contiguous()
+    assert lse.is_contiguous()
+    # One call served all rows: its output is used as it is.
+    is_one = len({end - start for start, end in segments}) == 1
+    assert (out.data_ptr() == kernel.out.data_ptr()) == (is_one and tokens_first)
+    wanted = [
+        kernels.CpuFlash.forward(*(x[:, :, a:b] for x in (query, key, value)), True, rules.scores)
+        for a, b in segments
+    ]
+    assert torch.equal(out, torch.cat([each for each, _ in wanted], 2))
+    assert torch.equal(lse, torch.cat([each for _, each in wanted], 2))

@@ -86,7 +86,7 @@ class CausalAttention(torch.autograd.Function):
     def forward(ctx, query, key, value, scores):
         out, lse = kernel_for(query, scores).forward(query, key, value, True, scores)
         # Stored tokens-first by every kernel alike: what the model does next depends on it.
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        out = _tokens_first(out)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.scores = scores
         return out
@@ -292,18 +292,24 @@ def _own_forward(query, key, value, parts: Iterator[Part | UnequalPart], rules: 
 
     first, *others = parts
     part_out, part_lse = run(first)
+    lse = part_lse.new_empty(query.shape[:3])
+    first.rows(lse).copy_(part_lse)
     if not others:
-        out, lse = first.joined(part_out), first.joined(part_lse)
-        return out.transpose(1, 2).contiguous().transpose(1, 2), lse
+        return first.joined(part_out), lse
     _, heads, rows, _ = query.shape
     out = query.new_empty(1, rows, heads, value.shape[3]).transpose(1, 2)
-    lse = part_lse.new_empty(query.shape[:3])
-    for part in (first, *others):
-        if part is not first:
-            part_out, part_lse = run(part)
+    first.rows(out).copy_(part_out)
+    for part in others:
+        part_out, part_lse = run(part)
         part.rows(out).copy_(part_out)
         part.rows(lse).copy_(part_lse)
     return out, lse
+
+
+def _tokens_first(x: torch.Tensor) -> torch.Tensor:
+    """Returns ``[batch, heads, tokens, width]`` stored as ``[batch, tokens, heads, width]``, the
+    same tensor if it is."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _merged(outs: list[torch.Tensor], weights: _Weights) -> torch.Tensor:
@@ -436,9 +442,9 @@ class Part(NamedTuple):
     def keys(self, packed: torch.Tensor) -> torch.Tensor:
         return self.run.of(packed)[:, :, self.key : self.key_end]
 
-    def joined(self, rows: torch.Tensor) -> torch.Tensor:
-        """Reverses :meth:`rows`, of a part that has all rows of its run."""
-        return rows.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+    def joined(self, out: torch.Tensor) -> torch.Tensor:
+        """Reverses :meth:`rows`, of a part that has all rows; stored tokens-first."""
+        return _tokens_first(out.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2))
 
     def mask_of(self, query: torch.Tensor) -> torch.Tensor | None:
         """Returns the mask in the query's dtype and place, ``[1, 1, rows, keys]``."""
@@ -458,9 +464,9 @@ class UnequalPart(NamedTuple):
 
     keys = rows
 
-    def joined(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns ``rows``: those of all responses are in place."""
-        return rows
+    def joined(self, out: torch.Tensor) -> torch.Tensor:
+        """Reverses :meth:`rows`, of a part that has all rows; stored tokens-first."""
+        return _tokens_first(out)
 
     def mask_of(self, query: torch.Tensor) -> None:
         """Returns None: it has no mask."""
