@@ -41,9 +41,10 @@ impl Draft<'_> {
         with: impl FnOnce(&ResidencyProblem<'_>, &LeastMemory) -> T,
     ) -> T {
         let tree = self.tree;
-        let items = &Microbatches::new(tree, self.microbatch_rows.into());
+        let runtime_decides = self.request.options.runtime_residency;
+        let items = &Microbatches::new(tree, self.microbatch_rows.into(), runtime_decides);
         let mut least = LeastMemory::new(tree, items);
-        if self.request.options.runtime_residency {
+        if runtime_decides {
             least.ends = order::as_given(tree, items);
         }
         let ends = &least.ends[..];
