@@ -27,5 +27,3 @@ pub(crate) const PARETO_POINTS_TWO_TIERS_MAX: usize = 8;
 pub(crate) const MICROBATCH_HALVINGS_MAX: u32 = 3;
 /// Maximum nodes of a plan for which microbatch sizes are tried; a try takes about 1 µs per node.
 pub(crate) const MICROBATCH_SIZE_NODES_MAX: usize = 1 << 16;
-/// Minimum microbatches of a node of which the first is split in two: with fewer, one more costs more than 1 %.
-pub(crate) const MICROBATCHES_HALVED_MIN: usize = 8;

@@ -41,10 +41,9 @@ impl Draft<'_> {
         with: impl FnOnce(&ResidencyProblem<'_>, &LeastMemory) -> T,
     ) -> T {
         let tree = self.tree;
-        let runtime_decides = self.request.options.runtime_residency;
-        let items = &Microbatches::new(tree, self.microbatch_rows.into(), runtime_decides);
+        let items = &Microbatches::new(tree, self.microbatch_rows.into());
         let mut least = LeastMemory::new(tree, items);
-        if runtime_decides {
+        if self.request.options.runtime_residency {
             least.ends = order::as_given(tree, items);
         }
         let ends = &least.ends[..];

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use crate::limits::MICROBATCHES_HALVED_MIN;
 use crate::tree_planner::pack::pack;
 use crate::tree_planner::tree::PlanTree;
 
@@ -58,8 +57,8 @@ pub(crate) struct Microbatches {
 }
 
 impl Microbatches {
-    /// Packs the leaves of each node under a budget of rows. `halves_first`: see [`halve_first`].
-    pub(crate) fn new(tree: &PlanTree, microbatch_rows: u64, halves_first: bool) -> Self {
+    /// Packs the leaves of each node under a budget of rows.
+    pub(crate) fn new(tree: &PlanTree, microbatch_rows: u64) -> Self {
         let (mut leaves, starts) = leaves_by_parent(tree);
         let (mut microbatches, mut first) = (Vec::new(), Vec::with_capacity(tree.len() + 2));
         for above in 0..=tree.len() {
@@ -73,11 +72,7 @@ impl Microbatches {
             }
             let rows: Vec<u64> = own.iter().map(|leaf| tree.rows(*leaf as usize)).collect();
             let given = own.to_vec();
-            let mut packed = pack(&rows, microbatch_rows);
-            if halves_first {
-                halve_first(&mut packed, &rows);
-            }
-            for members in packed {
+            for members in pack(&rows, microbatch_rows) {
                 let next = begin + members.len();
                 let packed = &mut leaves[begin..next];
                 packed.iter_mut().zip(&members).for_each(|(leaf, at)| *leaf = given[*at]);
@@ -112,26 +107,6 @@ impl Microbatches {
     ) -> impl Iterator<Item = SubtreePart> + 'a {
         let microbatches = self.of(node).map(SubtreePart::Microbatch);
         microbatches.chain(tree.inner_children(node).map(|child| SubtreePart::Node(child as u32)))
-    }
-}
-
-/// Splits the first of many microbatches in two of about as many rows. The prefix's tensors leave while the first
-/// microbatches run, so the peak of both is there (decision 0053).
-fn halve_first(packed: &mut Vec<Vec<usize>>, rows: &[u64]) {
-    if packed.len() < MICROBATCHES_HALVED_MIN {
-        return;
-    }
-    let all_rows: u64 = packed[0].iter().map(|&leaf| rows[leaf]).sum();
-    let mut rows_before = 0;
-    let first_half = packed[0].iter().take_while(|&&leaf| {
-        let is_in = 2 * rows_before < all_rows;
-        rows_before += rows[leaf];
-        is_in
-    });
-    let count = first_half.count();
-    if count < packed[0].len() {
-        let second_half = packed[0].split_off(count);
-        packed.insert(1, second_half);
     }
 }
 

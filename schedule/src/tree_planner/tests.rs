@@ -405,7 +405,7 @@ proptest! {
 
 /// The smallest peak with packed microbatches of `rows` rows.
 fn packed_peak(given: &ResidencyProblem<'_>, rows: u32) -> u64 {
-    let items = Microbatches::new(given.tree, rows.into(), false);
+    let items = Microbatches::new(given.tree, rows.into());
     LeastMemory::new(given.tree, &items).bytes
 }
 

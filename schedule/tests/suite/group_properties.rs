@@ -249,8 +249,7 @@ fn values_at_the_limits_are_accepted_and_beyond_refused() {
     assert!(case.plan().is_ok());
     let mut case = group(2, &[1], 1024);
     case.responses = vec![case.responses[0]; RESPONSES_MAX];
-    // The first of many microbatches runs in two halves.
-    assert_eq!(case.plan().unwrap().ops().len(), 1024 + 1 + 3);
+    assert_eq!(case.plan().unwrap().ops().len(), 1024 + 3);
     case.responses.push(case.responses[0]);
     let error = case.plan().unwrap_err();
     assert_eq!(error.to_string(), "responses is 1048577; accepted: 1 to 1048576");
