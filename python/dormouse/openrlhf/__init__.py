@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from ..runtime import Runtime
 from ..trainers import UnsupportedTrainerError
+from ..trainers.options import Options
 from ..trainers.sharing import Sharing
-from .actor import Options, replacements
+from .actor import replacements
 from .late import MODULE, when_imported
 from .refusals import check_class
 
@@ -21,14 +21,7 @@ __all__ = ["Sharing", "UnsupportedTrainerError", "register", "restore", "share"]
 _OWN = "_dormouse_own_methods"
 
 
-def share(
-    actor_class: type,
-    *,
-    runtime: Runtime | None = None,
-    sleep: bool = True,
-    prompt_dropout: bool = True,
-    **score_options,
-) -> type:
+def share(actor_class: type, **options) -> type:
     """Makes OpenRLHF's ``Actor`` compute equal prompts once per call, and returns the class.
 
     Its ``__init__`` and ``forward`` are replaced on the class itself, because OpenRLHF's workers
@@ -45,10 +38,8 @@ def share(
     :class:`UnsupportedTrainerError` if they differ. It is also raised for what is known not to be
     supported.
 
-    ``runtime``: manages the memory that sleeps. None: that of ``dormouse.install()``, called before
-    an actor loads its model. ``sleep``, ``prompt_dropout``: of :class:`dormouse.hf.SharedPrefix`.
-    ``score_options``: ``microbatch_tokens`` and ``graphs`` of
-    :meth:`dormouse.hf.SharedPrefix.score`.
+    ``options``: of :class:`dormouse.trainers.options.Options`. Without a ``runtime``, that of
+    ``dormouse.install()``, called before an actor loads its model.
 
     ``actor.sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
     """
@@ -58,12 +49,7 @@ def share(
             "first"
         )
     check_class(actor_class)
-    options = Options(
-        runtime=runtime,
-        model={"sleep": sleep, "prompt_dropout": prompt_dropout},
-        score=score_options,
-    )
-    methods = replacements(actor_class, options)
+    methods = replacements(actor_class, Options.of(options))
     setattr(actor_class, _OWN, {name: vars(actor_class)[name] for name in methods})
     for name, method in methods.items():
         setattr(actor_class, name, method)
