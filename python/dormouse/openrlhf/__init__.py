@@ -6,19 +6,20 @@ come from :meth:`dormouse.hf.SharedPrefix.score_packed`. ``docs/trainers.md`` ha
 
 from __future__ import annotations
 
-import sys
-
 from ..trainers import UnsupportedTrainerError
+from ..trainers.late import when_imported
 from ..trainers.options import Options
 from ..trainers.sharing import Sharing
 from .actor import replacements
-from .late import MODULE, when_imported
 from .refusals import check_class
 
 __all__ = ["Sharing", "UnsupportedTrainerError", "register", "restore", "share"]
 
 # Where a shared class keeps its own methods.
 _OWN = "_dormouse_own_methods"
+
+# Where OpenRLHF defines its actor.
+MODULE = "openrlhf.models.actor"
 
 
 def share(actor_class: type, **options) -> type:
@@ -68,10 +69,6 @@ def register(**options) -> None:
     """Calls :func:`share` for OpenRLHF's ``Actor``, now or as soon as this process imports it.
     ``options``: of :func:`share`.
 
-    It is a hook for Ray's workers: OpenRLHF itself is not imported by it, so that CUDA's devices
-    are not looked at before Ray has assigned them.
+    It is a hook for Ray's workers: OpenRLHF itself is not imported by it.
     """
-    if MODULE in sys.modules:
-        share(sys.modules[MODULE].Actor, **options)
-    else:
-        when_imported(lambda module: share(module.Actor, **options))
+    when_imported(MODULE, lambda module: share(module.Actor, **options))

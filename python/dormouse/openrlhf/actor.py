@@ -12,11 +12,11 @@ from ..hf import SharedPrefix, sharding
 from ..install import install
 from ..runtime import Runtime
 from ..trainers import probe
+from ..trainers.masked_rows import Rows
 from ..trainers.options import Options
 from ..trainers.own_forward import own_forward
 from ..trainers.sharing import Sharing
 from .refusals import SharedOutput, check_call, check_model
-from .rows import Rows
 
 _log = logging.getLogger(__name__)
 

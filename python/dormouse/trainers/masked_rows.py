@@ -1,4 +1,4 @@
-"""Rows of the batch that OpenRLHF gives its actor, one after another."""
+"""Rows of a padded batch with a mask of its actions, one after another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..trainers.refusals import refuse
+from .refusals import refuse
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,6 @@ class Rows:
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
         """Returns values of tokens, ``[tokens]``, at the places of the tokens before, ``[rows,
-        columns - 1]``, as OpenRLHF has them."""
+        columns - 1]``."""
         places = values.new_zeros(self.has_token.shape)
         return places.masked_scatter(self.has_token, values)[:, 1:]
