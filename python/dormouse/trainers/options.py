@@ -15,7 +15,7 @@ from ..runtime import Runtime
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What ``share()`` of TRL's, verl's and OpenRLHF's adapters takes beside a class."""
+    """What ``share()`` of TRL's, verl's, OpenRLHF's and NeMo-RL's adapters takes by name."""
 
     runtime: Runtime | None = None
     """Manages the memory that sleeps. None: the one that the adapter's ``share()`` names."""
