@@ -13,8 +13,7 @@ from models import VOCAB, distance, take_gradients, tiny
 from test_token_scores import padded
 
 import dormouse.openrlhf
-from dormouse.openrlhf import UnsupportedTrainerError
-from dormouse.openrlhf.late import MODULE
+from dormouse.openrlhf import MODULE, UnsupportedTrainerError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "openrlhf"

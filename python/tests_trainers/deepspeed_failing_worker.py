@@ -13,6 +13,7 @@ from pathlib import Path
 import conftest
 import deepspeed_cases as cases
 import torch
+import torch.distributed as dist
 
 from dormouse import fail_together
 from dormouse.hf import SharedPrefix
@@ -29,6 +30,8 @@ def main(directory: Path, stage: int) -> None:
         shared = SharedPrefix(engine, runtime)
         try:
             with fail_together():
+                # A rank that enters after rank 0's end hears of that end, not of the error.
+                dist.barrier()
                 scores = shared.score(ids, mask, keep=keep)
                 if rank == 0:
                     raise ValueError("a loss of one rank")

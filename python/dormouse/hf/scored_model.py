@@ -42,6 +42,12 @@ AUTO = "auto"
 KEPT_SHARE = 0.5
 
 
+def check_graphs(graphs: str) -> None:
+    """Checks the option ``graphs`` of :meth:`ScoredModel.score`."""
+    if graphs not in (AUTO, KEPT, TWICE):
+        raise ArgumentError(f"graphs is {graphs!r}; accepted: {AUTO!r}, {KEPT!r}, {TWICE!r}")
+
+
 class ScoredModel(CheckedModel):
     """A model that scores groups and padded batches."""
 
@@ -180,8 +186,7 @@ class ScoredModel(CheckedModel):
 
     def _call(self, find_places, shape: tuple[int, ...], graphs: str, context, *options):
         """``find_places()``: the groups of the batch, whose values have ``shape``."""
-        if graphs not in (AUTO, KEPT, TWICE):
-            raise ArgumentError(f"graphs is {graphs!r}; accepted: {AUTO!r}, {KEPT!r}, {TWICE!r}")
+        check_graphs(graphs)
         own = (find_places, shape, graphs, context)
         return self._ready_for(context, *options, self._score_rows, *own)
 

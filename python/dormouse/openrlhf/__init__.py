@@ -6,13 +6,11 @@ come from :meth:`dormouse.hf.SharedPrefix.score_packed`. ``docs/trainers.md`` ha
 
 from __future__ import annotations
 
-import sys
-
-from ..runtime import Runtime
 from ..trainers import UnsupportedTrainerError
+from ..trainers.late import when_imported
+from ..trainers.options import Options
 from ..trainers.sharing import Sharing
-from .actor import Options, replacements
-from .late import MODULE, when_imported
+from .actor import replacements
 from .refusals import check_class
 
 __all__ = ["Sharing", "UnsupportedTrainerError", "register", "restore", "share"]
@@ -20,15 +18,11 @@ __all__ = ["Sharing", "UnsupportedTrainerError", "register", "restore", "share"]
 # Where a shared class keeps its own methods.
 _OWN = "_dormouse_own_methods"
 
+# Where OpenRLHF defines its actor.
+MODULE = "openrlhf.models.actor"
 
-def share(
-    actor_class: type,
-    *,
-    runtime: Runtime | None = None,
-    sleep: bool = True,
-    prompt_dropout: bool = True,
-    **score_options,
-) -> type:
+
+def share(actor_class: type, **options) -> type:
     """Makes OpenRLHF's ``Actor`` compute equal prompts once per call, and returns the class.
 
     Its ``__init__`` and ``forward`` are replaced on the class itself, because OpenRLHF's workers
@@ -45,10 +39,8 @@ def share(
     :class:`UnsupportedTrainerError` if they differ. It is also raised for what is known not to be
     supported.
 
-    ``runtime``: manages the memory that sleeps. None: that of ``dormouse.install()``, called before
-    an actor loads its model. ``sleep``, ``prompt_dropout``: of :class:`dormouse.hf.SharedPrefix`.
-    ``score_options``: ``microbatch_tokens`` and ``graphs`` of
-    :meth:`dormouse.hf.SharedPrefix.score`.
+    ``options``: of :class:`dormouse.trainers.options.Options`. Without a ``runtime``, that of
+    ``dormouse.install()``, called before an actor loads its model.
 
     ``actor.sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
     """
@@ -58,12 +50,7 @@ def share(
             "first"
         )
     check_class(actor_class)
-    options = Options(
-        runtime=runtime,
-        model={"sleep": sleep, "prompt_dropout": prompt_dropout},
-        score=score_options,
-    )
-    methods = replacements(actor_class, options)
+    methods = replacements(actor_class, Options.of(options))
     setattr(actor_class, _OWN, {name: vars(actor_class)[name] for name in methods})
     for name, method in methods.items():
         setattr(actor_class, name, method)
@@ -82,10 +69,6 @@ def register(**options) -> None:
     """Calls :func:`share` for OpenRLHF's ``Actor``, now or as soon as this process imports it.
     ``options``: of :func:`share`.
 
-    It is a hook for Ray's workers: OpenRLHF itself is not imported by it, so that CUDA's devices
-    are not looked at before Ray has assigned them.
+    It is a hook for Ray's workers: OpenRLHF itself is not imported by it.
     """
-    if MODULE in sys.modules:
-        share(sys.modules[MODULE].Actor, **options)
-    else:
-        when_imported(lambda module: share(module.Actor, **options))
+    when_imported(MODULE, lambda module: share(module.Actor, **options))

@@ -12,23 +12,13 @@ from ..hf import SharedPrefix, sharding
 from ..install import install
 from ..runtime import Runtime
 from ..trainers import probe
+from ..trainers.masked_rows import Rows
+from ..trainers.options import Options
 from ..trainers.own_forward import own_forward
 from ..trainers.sharing import Sharing
 from .refusals import SharedOutput, check_call, check_model
-from .rows import Rows
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What :func:`dormouse.openrlhf.share` was called with."""
-
-    runtime: Runtime | None
-    model: dict
-    """Of :class:`SharedPrefix`."""
-    score: dict
-    """Of :meth:`SharedPrefix.score`."""
 
 
 def replacements(actor_class: type, options: Options) -> dict:
@@ -129,7 +119,7 @@ class SharedActor:
         plain = sharding.unwrapped(model)
         check_model(plain)
         with own_forward(plain):
-            self._shared = SharedPrefix(model, self.runtime, **self.options.model)
+            self._shared = self.options.shared_prefix(model, self.runtime)
         self._of = model
         self._compared.clear()
 

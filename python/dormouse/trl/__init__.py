@@ -6,23 +6,16 @@ entropies come from :meth:`dormouse.hf.SharedPrefix.window`. ``docs/trainers.md`
 
 from __future__ import annotations
 
-from ..runtime import Runtime
 from ..trainers import UnsupportedTrainerError
+from ..trainers.options import Options
 from .refusals import check_class
-from .scores import Options, Sharing
+from .scores import Sharing
 from .trainer import SharedScores
 
 __all__ = ["Sharing", "UnsupportedTrainerError", "share"]
 
 
-def share(
-    trainer_class: type,
-    *,
-    runtime: Runtime | None = None,
-    sleep: bool = True,
-    prompt_dropout: bool = True,
-    **score_options,
-) -> type:
+def share(trainer_class: type, **options) -> type:
     """Returns a subclass of TRL's ``GRPOTrainer`` or ``RLOOTrainer``, or of a subclass of either,
     that computes equal prompts once per accumulation window::
 
@@ -39,23 +32,17 @@ def share(
     :class:`UnsupportedTrainerError` if they differ. It is also raised, by the constructor, for what
     is known not to be supported.
 
-    ``runtime``: manages the memory that sleeps. None: on a CPU one of the process's own, with the
-    settings of the environment; on a GPU pass ``dormouse.install().runtime``. ``sleep``,
-    ``prompt_dropout``: of :class:`dormouse.hf.SharedPrefix`. ``score_options``:
-    ``microbatch_tokens`` and ``graphs`` of :meth:`dormouse.hf.SharedPrefix.score`.
+    ``options``: of :class:`dormouse.trainers.options.Options`. Without a ``runtime``, on a CPU one
+    of the process's own, with the settings of the environment; on a GPU pass
+    ``dormouse.install().runtime``.
 
     ``trainer.sharing`` counts what was shared: :class:`Sharing`.
     """
     check_class(trainer_class)
-    options = Options(
-        runtime=runtime,
-        model={"sleep": sleep, "prompt_dropout": prompt_dropout},
-        score=score_options,
-    )
     attributes = {
         "__module__": trainer_class.__module__,
         "__qualname__": trainer_class.__qualname__,
         "__doc__": trainer_class.__doc__,
-        "sharing_options": options,
+        "sharing_options": Options.of(options),
     }
     return type(trainer_class.__name__, (SharedScores, trainer_class), attributes)

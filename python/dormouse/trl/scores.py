@@ -13,10 +13,11 @@ from ..hf.check import Checked
 from ..hf.padded import Places, groups_of
 from ..hf.token_scores import TokenScores
 from ..hf.window import Window
-from ..runtime import Runtime
 from ..trainers import probe
+from ..trainers.options import Options
 from ..trainers.own_forward import own_forward
 from ..trainers.runtimes import runtime_of
+from ..trainers.sharing import Sharing as Counts
 
 _log = logging.getLogger(__name__)
 
@@ -24,24 +25,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Token ids and their mask, ``[rows, columns]``, of one microbatch."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What :func:`dormouse.trl.share` was called with."""
-
-    runtime: Runtime | None
-    model: dict
-    """Of :class:`SharedPrefix`."""
-    score: dict
-    """Of :meth:`SharedPrefix.score`."""
-
-
 @dataclass
-class Sharing:
-    """Counts of the rows that losses were computed of."""
+class Sharing(Counts):
+    """Counts of the rows that losses were computed of. ``prompts`` are those of whole windows."""
 
-    rows: int = 0
-    prompts: int = 0
-    """Prompts that were computed for them: the fewest that windows allow."""
     prompts_of_microbatches: int = 0
     """Those that microbatches by themselves would have computed."""
 
@@ -154,7 +141,7 @@ class SharedRows:
         if found is None:
             runtime = self.options.runtime or runtime_of(next(model.parameters()).device)
             with own_forward(sharding.unwrapped(model)):
-                found = SharedPrefix(model, runtime, **self.options.model)
+                found = self.options.shared_prefix(model, runtime)
             self._models[model] = found
         return found
 

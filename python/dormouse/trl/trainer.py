@@ -7,8 +7,9 @@ import torch
 from ..failures import fail_together
 from ..hf import sharding
 from ..trainers import UnsupportedTrainerError
+from ..trainers.options import Options
 from .refusals import check_trainer
-from .scores import Batch, Options, SharedRows, Sharing
+from .scores import Batch, SharedRows, Sharing
 
 
 class SharedScores:

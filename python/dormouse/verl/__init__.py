@@ -6,23 +6,16 @@ come from :meth:`dormouse.hf.SharedPrefix.window_packed`. ``docs/trainers.md`` h
 
 from __future__ import annotations
 
-from ..runtime import Runtime
 from ..trainers import UnsupportedTrainerError
+from ..trainers.options import Options
 from ..trainers.sharing import Sharing
-from .engine import Options, SharedScores
+from .engine import SharedScores
 from .refusals import check_class
 
 __all__ = ["Sharing", "UnsupportedTrainerError", "register", "share"]
 
 
-def share(
-    engine_class: type,
-    *,
-    runtime: Runtime | None = None,
-    sleep: bool = True,
-    prompt_dropout: bool = True,
-    **score_options,
-) -> type:
+def share(engine_class: type, **options) -> type:
     """Returns a subclass of verl's ``FSDPEngineWithLMHead``, or of a subclass of it, that computes
     equal prompts once per batch that verl gives the engine.
 
@@ -40,25 +33,18 @@ def share(
     :class:`UnsupportedTrainerError` if they differ. It is also raised for what is known not to be
     supported.
 
-    ``runtime``: manages the memory that sleeps. None: that of ``dormouse.install()``, called before
-    the model is loaded. ``sleep``, ``prompt_dropout``: of :class:`dormouse.hf.SharedPrefix`.
-    ``score_options``: ``microbatch_tokens`` and ``graphs`` of
-    :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens that verl allows
-    for a micro-batch.
+    ``options``: of :class:`dormouse.trainers.options.Options`. Without a ``runtime``, that of
+    ``dormouse.install()``, called before the model is loaded; without ``microbatch_tokens``, those
+    that verl allows for a micro-batch.
 
     ``engine.sharing`` counts what was shared: :class:`Sharing`.
     """
     check_class(engine_class)
-    options = Options(
-        runtime=runtime,
-        model={"sleep": sleep, "prompt_dropout": prompt_dropout},
-        score=score_options,
-    )
     attributes = {
         "__module__": engine_class.__module__,
         "__qualname__": engine_class.__qualname__,
         "__doc__": engine_class.__doc__,
-        "sharing_options": options,
+        "sharing_options": Options.of(options),
     }
     return type(engine_class.__name__, (SharedScores, engine_class), attributes)
 

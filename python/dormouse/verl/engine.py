@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -12,25 +11,14 @@ from ..failures import fail_together
 from ..hf import SharedPrefix, sharding
 from ..hf.window import Window
 from ..install import install
-from ..runtime import Runtime
 from ..trainers import probe
+from ..trainers.options import Options
 from ..trainers.own_forward import own_forward
 from ..trainers.sharing import Sharing
 from .refusals import check_engine
 from .rows import COLUMN, OpenWindow, Rows, setting
 from .small import small_batch, values_of
 from .whole import WholeWeights
-
-
-@dataclass(frozen=True)
-class Options:
-    """What :func:`dormouse.verl.share` was called with."""
-
-    runtime: Runtime | None
-    model: dict
-    """Of :class:`SharedPrefix`."""
-    score: dict
-    """Of :meth:`SharedPrefix.score`."""
 
 
 def _no_forward(**inputs) -> None:
@@ -119,20 +107,20 @@ class SharedScores:
         return window
 
     def _arguments(self, rows: Rows) -> dict:
+        options = self.sharing_options
         return {
             "temperature": rows.temperature,
             "entropy": rows.with_entropies,
-            "microbatch_tokens": rows.microbatch_tokens,
             "context": self._in_place,
-            **self.sharing_options.score,
+            **options.score,
+            "microbatch_tokens": options.microbatch_tokens or rows.microbatch_tokens,
         }
 
     @property
     def _model(self) -> SharedPrefix:
         if self._shared is None:
             with self._in_place():
-                model = self.sharing_options.model
-                self._shared = SharedPrefix(self.module, self._runtime, **model)
+                self._shared = self.sharing_options.shared_prefix(self.module, self._runtime)
         return self._shared
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Rows of the batch that OpenRLHF gives its actor, one after another."""
+"""Rows of a padded batch with a mask of its actions, one after another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..trainers.refusals import refuse
+from .refusals import refuse
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Rows:
         refuse(
             (
                 not 0 < actions < columns,
-                f"action_mask has {actions} columns and sequences {columns}",
-                "at least 1, and fewer than sequences",
+                f"the mask of actions has {actions} columns and the batch {columns}",
+                "at least 1, and fewer than the batch",
             )
         )
         has_token = attention_mask != 0
@@ -52,13 +52,13 @@ class Rows:
         refuse(
             (
                 bool((lengths == 0).any()) or bool((end - first != lengths).any()),
-                "attention_mask has a row without tokens, or with a hole",
+                "the mask of tokens has a row without tokens, or with a hole",
                 "consecutive tokens, padded on either side",
             ),
             (
                 bool((is_action & ~has_token).any()),
-                "action_mask is not 0 at a place of padding",
-                "actions that are tokens of attention_mask",
+                "the mask of actions is not 0 at a place of padding",
+                "actions that are tokens",
             ),
         )
         return cls(
@@ -71,6 +71,6 @@ class Rows:
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
         """Returns values of tokens, ``[tokens]``, at the places of the tokens before, ``[rows,
-        columns - 1]``, as OpenRLHF has them."""
+        columns - 1]``."""
         places = values.new_zeros(self.has_token.shape)
         return places.masked_scatter(self.has_token, values)[:, 1:]

@@ -1,4 +1,4 @@
-"""A call as soon as OpenRLHF's actor is imported."""
+"""A call as soon as a module of a trainer is imported."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-MODULE = "openrlhf.models.actor"
 
+def when_imported(name: str, then: Callable[[ModuleType], object]) -> None:
+    """Calls ``then(module)`` now, or at the end of the first import of module ``name``.
 
-def when_imported(then: Callable[[ModuleType], object]) -> None:
-    """Calls ``then(module)`` at the end of the first import of :data:`MODULE`."""
-    sys.meta_path.insert(0, _Finder(then))
+    Nothing is imported by it, so that CUDA's devices are not looked at before Ray has assigned
+    them.
+    """
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, then))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, then: Callable[[ModuleType], object]):
-        self._then = then
+    def __init__(self, name: str, then: Callable[[ModuleType], object]):
+        self._name, self._then = name, then
 
     def find_spec(self, fullname, path, target=None):
-        if fullname != MODULE:
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)

@@ -1,0 +1,73 @@
+"""Shared prompts in NeMo-RL's DTensor policy worker: :func:`share` and :func:`register`.
+
+NeMo-RL's losses, optimizer, clipping and metrics stay as they are; log-probabilities come from
+:meth:`dormouse.hf.SharedPrefix.score_packed`. Not run with NeMo-RL: ``docs/trainers.md``.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from ..install import install
+from ..trainers import UnsupportedTrainerError
+from ..trainers.late import when_imported
+from ..trainers.options import Options
+from ..trainers.sharing import Sharing
+from .forward import SharedForward
+from .refusals import FUNCTION, check_module
+
+__all__ = ["Sharing", "UnsupportedTrainerError", "register", "restore", "share"]
+
+# Where NeMo-RL defines its forward of a micro-batch.
+MODULE = "nemo_rl.models.automodel.train"
+# What imports it from there.
+WORKER = "nemo_rl.models.policy.workers.dtensor_policy_worker_v2"
+
+
+def share(module: ModuleType, **options) -> SharedForward:
+    """Replaces ``forward_with_post_processing_fn`` in NeMo-RL's module :data:`MODULE` by one that
+    computes equal prompts once per micro-batch, and returns it; :func:`restore` puts the own back.
+
+    NeMo-RL's worker imports the function by name, so this comes before the worker's import. A row's
+    prompt is its tokens before the first of ``token_mask``. Values of prompts' tokens, which
+    NeMo-RL's losses mask, are 0. Calls for anything but log-probabilities of rows with a
+    ``token_mask`` run the own function.
+
+    The first call for a model in training mode, and the first in evaluation mode, compares the own
+    log-probabilities of a few short rows with the shared ones, and raises
+    :class:`UnsupportedTrainerError` if they differ. It is also raised for what is known not to be
+    supported.
+
+    ``options``: of :class:`dormouse.trainers.options.Options`. Without a ``runtime``, that of
+    ``dormouse.install()``, called here: before a model is loaded.
+
+    The returned function's ``sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
+    """
+    check_module(module)
+    if WORKER in sys.modules:
+        raise UnsupportedTrainerError(
+            f"{WORKER} is imported, and has the own function by name; accepted: share() before"
+        )
+    own = getattr(module, FUNCTION)
+    if isinstance(own, SharedForward):
+        raise UnsupportedTrainerError(
+            f"{module.__name__} shares prompts already; accepted: one share(), or restore() first"
+        )
+    found = Options.of(options)
+    shared = SharedForward(module, own, found.runtime or install().runtime, found)
+    setattr(module, FUNCTION, shared)
+    return shared
+
+
+def restore(module: ModuleType) -> None:
+    """Puts back the function that :func:`share` replaced. Does nothing for another module."""
+    shared = getattr(module, FUNCTION, None)
+    if isinstance(shared, SharedForward):
+        setattr(module, FUNCTION, shared.own)
+
+
+def register(**options) -> None:
+    """Calls :func:`share` for NeMo-RL's module, now or as soon as this process imports it.
+    ``options``: of :func:`share`."""
+    when_imported(MODULE, lambda module: share(module, **options))

@@ -1,0 +1,52 @@
+"""Keyword arguments of the adapters' ``share()``, and what becomes of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from models import tiny
+from test_openrlhf import StandInActor, a_batch, computed, copy_of
+from test_trl import Trainer
+
+import dormouse.openrlhf
+import dormouse.trainers.options
+import dormouse.trl
+from dormouse.hf import SharedPrefix
+
+REFUSED = {
+    "temperature": (0.5, r"share\(\) got temperature; accepted: runtime, sleep, prompt_dropout, "),
+    "graphs": ("once", "graphs is 'once'; accepted: 'auto', 'kept', 'twice'"),
+    "microbatch_tokens": (0, "microbatch_tokens is 0; accepted: 1 and above, or None"),
+    "runtime": (SimpleNamespace(), "runtime is of SimpleNamespace; accepted: dormouse.Runtime"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("share", [dormouse.trl.share, dormouse.openrlhf.share])
+def test_what_is_not_accepted_is_refused_before_a_batch(share, name):
+    value, message = REFUSED[name]
+    own = Trainer if share is dormouse.trl.share else copy_of(StandInActor)
+    before = dict(vars(own))
+    with pytest.raises(dormouse.ArgumentError, match=message):
+        share(own, **{name: value})
+    assert dict(vars(own)) == before
+
+
+def test_what_is_accepted_reaches_the_model_and_its_scores(runtime, monkeypatch):
+    seen = {}
+
+    class Recorded(SharedPrefix):
+        def __init__(self, *args, **named):
+            seen.update(named)
+            super().__init__(*args, **named)
+
+        def score_packed(self, *args, **named):
+            seen.update(named)
+            return super().score_packed(*args, **named)
+
+    monkeypatch.setattr(dormouse.trainers.options, "SharedPrefix", Recorded)
+    given = {"sleep": False, "prompt_dropout": False, "microbatch_tokens": 7, "graphs": "twice"}
+    shared_class = dormouse.openrlhf.share(copy_of(StandInActor), runtime=runtime, **given)
+    computed(shared_class(tiny()), a_batch(), entropy=False)
+    assert given.items() <= seen.items()
