@@ -19,6 +19,7 @@ from ..trainers.sharing import Sharing
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
 from .pipelined import run_pipelined
+from .plans import compare_plans
 from .refusals import chunks_of
 from .shared_gpt import SharedGPT
 
@@ -72,10 +73,13 @@ class SharedForwardBackward:
         batches = _taken(data_iterator, named["num_microbatches"])
         microbatches = list(map(self._read, batches))
         places = self._shared_places(microbatches)
+        options = self._options(microbatches, places or [])
+        device = next(chunks[0].parameters()).device
+        compare_plans(microbatches, places, options, named["forward_only"], device)
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if places is None:
             return self._own(**named)
-        shared, options = list(map(self._shared, chunks)), self._options(microbatches, places)
+        shared = list(map(self._shared, chunks))
         if chunks[0].config.pipeline_model_parallel_size > 1:
             result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
         else:
