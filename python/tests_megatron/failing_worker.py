@@ -55,8 +55,8 @@ class Failing:
     rank: int
     enter: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
     """Context of the call on that rank."""
-    arguments: Callable[[], dict] = dict
-    """Of the schedule on that rank."""
+    arguments: Callable[[Callable], dict] = lambda shared: {}
+    """Of the schedule on that rank, which the function gets."""
     others_late_s: float = 0.0
     """How much later the other ranks begin the call."""
 
@@ -90,7 +90,7 @@ def layer_within(name: str) -> Callable:
     return lambda: mock.patch.object(Stage, name, failing)
 
 
-def a_loss() -> dict:
+def a_loss(shared: Callable) -> dict:
     def forward_step(data_iterator, model):
         next(data_iterator)
         raises()
@@ -98,18 +98,27 @@ def a_loss() -> dict:
     return {"forward_step_func": forward_step}
 
 
-def no_data() -> dict:
+def evaluation(shared: Callable) -> dict:
+    """The schedule is called in a loss, where the other stage is not in it."""
+
+    def forward_step(data_iterator, model):
+        shared(data_iterator=data_iterator, model=model, num_microbatches=1, forward_only=True)
+
+    return {"forward_step_func": forward_step}
+
+
+def no_data(shared: Callable) -> dict:
     return {"data_iterator": None}
 
 
-def few_data() -> dict:
+def few_data(shared: Callable) -> dict:
     return {"data_iterator": iter(cases.batches_of()[:-1])}
 
 
-def other_batches(change: Callable[[dict], dict], chunks: int = 1, **named) -> Callable[[], dict]:
+def other_batches(change: Callable[[dict], dict], chunks: int = 1, **named) -> Callable:
     """Returns arguments with changed batches. ``named``: of :func:`cases.batches_of`."""
 
-    def arguments() -> dict:
+    def arguments(shared: Callable) -> dict:
         changed = list(map(change, cases.batches_of(**named)))
         return {"data_iterator": [iter(changed) for _ in range(chunks)]}
 
@@ -132,11 +141,11 @@ def unshared(batch: dict) -> dict:
     return batch | {"loss_mask": torch.ones_like(batch["loss_mask"])}
 
 
-def fewer_microbatches() -> dict:
+def fewer_microbatches(shared: Callable) -> dict:
     return {"num_microbatches": 2}
 
 
-def forward_only() -> dict:
+def forward_only(shared: Callable) -> dict:
     return {"forward_only": True}
 
 
@@ -154,6 +163,7 @@ FAILING = {
     "stage 0, refusal": Failing(STAGES, 0, arguments=no_data),
     "stage 1, layer of the first forwards": Failing(STAGES, 1, layer_within("values")),
     "stage 1, loss": Failing(STAGES, 1, arguments=a_loss),
+    "stage 1, evaluation in a loss": Failing(STAGES, 1, arguments=evaluation),
     "stage 1, backward": Failing(STAGES, 1, in_place_of(StageStep, "microbatch_backward")),
     "stage 0 of two chunks, first forwards": Failing(CHUNKS, 0, layer_within("values")),
     "stage 1 of two chunks, backward": Failing(
@@ -181,9 +191,7 @@ DIFFERING = {
     "stage 1, fewer microbatches": Differing(
         STAGES, 1, arguments=fewer_microbatches, names=("microbatches", "prompts")
     ),
-    "stage 0, forward only": Differing(
-        STAGES, 0, arguments=forward_only, names=("direction",)
-    ),
+    "stage 0, forward only": Differing(STAGES, 0, arguments=forward_only, names=("direction",)),
     "stage 1, other options": Differing(STAGES, 1, other_options, names=("options",)),
     "stage 1 of two chunks, another token": Differing(
         CHUNKS, 1, arguments=other_batches(of_another_token, chunks=2), names=PROMPTS
@@ -229,7 +237,7 @@ def what_came_of(failing: Failing, runtime) -> dict:
         found.append(cases.gradients(model))
     own = {"error": None, "rank": None, "distance": distance(*found)}
     is_failing = dist.get_rank() == failing.rank
-    arguments = failing.arguments() if is_failing else {}
+    arguments = failing.arguments(function) if is_failing else {}
     if not is_failing:
         time.sleep(failing.others_late_s)
     try:

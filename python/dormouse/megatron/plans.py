@@ -13,11 +13,14 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
 
 from .. import _native as native
 from .. import ranks
 from ..hf.padded import Places
 from .batches import Microbatch, shape_of
+from .refusals import settings_of
+from .shared_gpt import all_hold
 
 # Of a digest: what an error shows.
 DIGEST_CHARS = 12
@@ -58,6 +61,19 @@ def compare_plans(
         with contextlib.suppress(RuntimeError):
             dist.barrier(group)
         raise
+
+
+def all_share(chunks: Sequence[torch.nn.Module], gpt: GPTModel, shares: bool) -> bool:
+    """Returns whether the call shares prompts: ``shares``, and that of every replica if their
+    gradients are reduced as they arrive. Collective of the data-parallel ranks then.
+
+    ``chunks``: parts of the model in their wrappers. ``gpt``: one of them, without.
+    """
+    if not any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks):
+        return shares
+    # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return all_hold(gpt, shares, group)
 
 
 def _described(places: Sequence[Places]) -> str:

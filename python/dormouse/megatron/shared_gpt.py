@@ -72,7 +72,7 @@ class SharedGPT(ScoredModel):
 
     def _outdated(self, *arguments, **options):
         reason = super()._outdated(*arguments, **options)
-        if _all(self._model, reason is None):
+        if all_hold(self._model, reason is None):
             return None
         return reason or "the check of another rank"
 
@@ -82,7 +82,7 @@ class SharedGPT(ScoredModel):
             checked = super()._check(*arguments, **options)
         except Exception as error:
             refusal = error
-        if _all(self._model, refusal is None):
+        if all_hold(self._model, refusal is None):
             return checked
         # Ranks of another stage check other layers.
         raise refusal or UnsupportedModelError(
@@ -93,10 +93,10 @@ class SharedGPT(ScoredModel):
         probe = super()._known_probe(key)
         # A probe runs passes, with collectives of the tensor-parallel ranks alone: stages find
         # theirs at other times.
-        return probe if _all(self._model, probe is not None, _group(self._model)) else None
+        return probe if all_hold(self._model, probe is not None, _group(self._model)) else None
 
     def _fits(self, *arguments, **options):
-        return _all(self._model, super()._fits(*arguments, **options))
+        return all_hold(self._model, super()._fits(*arguments, **options))
 
 
 class TensorParallelWeights(ReplicatedWeights):
@@ -110,7 +110,7 @@ class TensorParallelWeights(ReplicatedWeights):
         return _ParallelTrial(model, dtype)
 
     def fits_twice(self, model, dtype):
-        return _all(self._module, super().fits_twice(model, dtype))
+        return all_hold(self._module, super().fits_twice(model, dtype))
 
 
 class _ParallelTrial(Trial):
@@ -161,7 +161,7 @@ def _sum(
     return table
 
 
-def _all(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None) -> bool:
+def all_hold(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None) -> bool:
     """Returns whether it holds on every rank of a group. Default: of all that have a part of the
     model."""
     failed = torch.tensor([not holds], dtype=torch.int64)
