@@ -20,6 +20,7 @@ from ..hf.trial import Trial
 from ..hf.window import Window
 from ..schedule import Plan
 from ..trainers.own_forward import own_forward
+from .held import Held
 from .part import Part
 from .refusals import check_model
 from .stage_step import StageStep
@@ -42,6 +43,11 @@ class SharedGPT(ScoredModel):
         context = functools.partial(own_forward, self._model)
         scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
         return Window(self._model, scores)
+
+    @functools.cached_property
+    def held(self) -> Held:
+        """What the stage holds whose first part this is."""
+        return Held(self._runtime)
 
     def part(self, places: list[Places], microbatch_tokens: int) -> Part:
         """Returns this part of a pipeline with the groups of a call. A context manager."""
