@@ -19,21 +19,15 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches")]
 import bubble_rows
 import failure_rows
 import gradient_rows
+import peak_rows
 import planner_rows
 from lines import lines_row
 from pipelines import LAYOUTS
-from rows import LOWER, Row, measure
+from rows import measure
 
 OUT = ROOT / "target" / "bench" / "parallel.json"
 LOGS = ROOT / "target" / "bench" / "parallel"
 PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
-
-PEAK = "peak_over_planned_pp4"
-PEAK_BAR = 1.03
-PEAK_REASON = (
-    "not measured: the planner predicts a stage's peak from bytes per row, and the adapter of "
-    "Megatron gives none, because its prefixes sleep"
-)
 
 
 def main() -> int:
@@ -51,7 +45,7 @@ def main() -> int:
     ]
     makers += [
         (gradient_rows.NAMES, lambda: gradient_rows.gradient_rows(PRELOAD, LOGS)),
-        ((PEAK,), lambda: [Row(PEAK, "ratio", LOWER, PEAK_REASON, bar=PEAK_BAR)]),
+        ((peak_rows.NAME,), lambda: [peak_rows.peak_row(PRELOAD, LOGS)]),
         ((failure_rows.NAME,), lambda: [failure_rows.failure_row(PRELOAD, LOGS)]),
         (planner_rows.NAMES, planner_rows.planner_rows),
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gradient_rows
+import peak_rows
 import pipelines
 import pytest
 
 from lines import changed_lines
+from rows import LOWER, Row
 
 
 def test_lines_that_were_added_and_removed_count() -> None:
@@ -67,3 +69,13 @@ def test_the_worst_layout_and_the_farthest_ratio_are_reported() -> None:
     assert [row.met for row in rows] == [False, True, True]
     assert "one, float32" in rows[1].how
     assert "two, float32" in rows[2].how
+
+
+def test_the_largest_peak_over_its_plan_is_reported() -> None:
+    def calls(*pairs: tuple[int, int]) -> list[dict]:
+        return [dict(zip(("measured", "planned"), pair, strict=True)) for pair in pairs]
+
+    row = Row(peak_rows.NAME, "ratio", LOWER, "how", bar=peak_rows.BAR)
+    peak_rows.fill(row, [calls((8, 10), (9, 10)), calls((21, 20), (10, 20))])
+    assert row.ours == pytest.approx(1.05) and not row.met
+    assert row.how.endswith("smallest ratio 0.500")

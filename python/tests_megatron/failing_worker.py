@@ -1,8 +1,8 @@
 """One rank of test_failing_ranks.py, over gloo.
 
-``python failing_worker.py DIRECTORY errors`` runs every case of :data:`FAILING`, each in process
-groups of its own, and leaves ``errors.RANK`` there: what :func:`what_came_of` returns, and what is
-asleep afterwards.
+``python failing_worker.py DIRECTORY errors`` runs every case of :data:`FAILING` and
+:data:`DIFFERING` with as many ranks as there are, each in process groups of its own, and leaves
+``errors.RANK`` there: what :func:`what_came_of` returns, and what is asleep afterwards.
 ``python failing_worker.py DIRECTORY killed RANK`` kills that rank in a call, and leaves
 ``error.RANK`` of the other. With the environment of torchrun.
 """
@@ -14,6 +14,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 import cases
 import dormouse.megatron
 from dormouse.hf.prefix import PlannedForward
+from dormouse.megatron import SharedForwardBackward
 from dormouse.megatron.stage import Stage
 from dormouse.megatron.stage_step import StageStep
 from models import distance
@@ -36,6 +38,8 @@ STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
 CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)
 PARTS = cases.Case(2, 2, share={"microbatch_tokens": 9})
 REPLICAS = cases.Case(2)
+STAGES_OF_PARTS = dataclasses.replace(PARTS, ranks=4, stages=2)
+STAGES_OF_REPLICAS = dataclasses.replace(STAGES, ranks=4)
 NO_RANK = -1
 
 
@@ -51,8 +55,18 @@ class Failing:
     rank: int
     enter: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
     """Context of the call on that rank."""
-    arguments: Callable[[], dict] = dict
-    """Of the schedule on that rank."""
+    arguments: Callable[[Callable], dict] = lambda shared: {}
+    """Of the schedule on that rank, which the function gets."""
+    others_late_s: float = 0.0
+    """How much later the other ranks begin the call."""
+
+
+@dataclass(frozen=True)
+class Differing(Failing):
+    """One rank is about to run something else than the others. Nothing of it fails."""
+
+    names: tuple[str, ...] = ()
+    """Of what differs."""
 
 
 def raises(*args, **named):
@@ -76,7 +90,7 @@ def layer_within(name: str) -> Callable:
     return lambda: mock.patch.object(Stage, name, failing)
 
 
-def a_loss() -> dict:
+def a_loss(shared: Callable) -> dict:
     def forward_step(data_iterator, model):
         next(data_iterator)
         raises()
@@ -84,8 +98,62 @@ def a_loss() -> dict:
     return {"forward_step_func": forward_step}
 
 
-def no_data() -> dict:
+def evaluation(shared: Callable) -> dict:
+    """The schedule is called in a loss, where the other stage is not in it."""
+
+    def forward_step(data_iterator, model):
+        shared(data_iterator=data_iterator, model=model, num_microbatches=1, forward_only=True)
+
+    return {"forward_step_func": forward_step}
+
+
+def no_data(shared: Callable) -> dict:
     return {"data_iterator": None}
+
+
+def few_data(shared: Callable) -> dict:
+    return {"data_iterator": iter(cases.batches_of()[:-1])}
+
+
+def other_batches(change: Callable[[dict], dict], chunks: int = 1, **named) -> Callable:
+    """Returns arguments with changed batches. ``named``: of :func:`cases.batches_of`."""
+
+    def arguments(shared: Callable) -> dict:
+        changed = list(map(change, cases.batches_of(**named)))
+        return {"data_iterator": [iter(changed) for _ in range(chunks)]}
+
+    return arguments
+
+
+def as_it_is(batch: dict) -> dict:
+    return batch
+
+
+def of_another_token(batch: dict) -> dict:
+    """The first token of every prompt is another; lengths are the same."""
+    tokens = batch["tokens"].clone()
+    tokens[:, 0] = (tokens[:, 0] + 1) % cases.VOCABULARY
+    return batch | {"tokens": tokens}
+
+
+def unshared(batch: dict) -> dict:
+    """Every label carries loss, so there is no prompt."""
+    return batch | {"loss_mask": torch.ones_like(batch["loss_mask"])}
+
+
+def fewer_microbatches(shared: Callable) -> dict:
+    return {"num_microbatches": 2}
+
+
+def forward_only(shared: Callable) -> dict:
+    return {"forward_only": True}
+
+
+def other_options():
+    def options(self, *args):
+        return {"microbatch_tokens": 7}
+
+    return mock.patch.object(SharedForwardBackward, "_options", options)
 
 
 FAILING = {
@@ -95,6 +163,7 @@ FAILING = {
     "stage 0, refusal": Failing(STAGES, 0, arguments=no_data),
     "stage 1, layer of the first forwards": Failing(STAGES, 1, layer_within("values")),
     "stage 1, loss": Failing(STAGES, 1, arguments=a_loss),
+    "stage 1, evaluation in a loss": Failing(STAGES, 1, arguments=evaluation),
     "stage 1, backward": Failing(STAGES, 1, in_place_of(StageStep, "microbatch_backward")),
     "stage 0 of two chunks, first forwards": Failing(CHUNKS, 0, layer_within("values")),
     "stage 1 of two chunks, backward": Failing(
@@ -103,8 +172,40 @@ FAILING = {
     "part 0, prefix": Failing(PARTS, 0, in_place_of(PlannedForward, "forward")),
     "part 1, loss": Failing(PARTS, 1, arguments=a_loss),
     "replica 1, loss": Failing(REPLICAS, 1, arguments=a_loss),
+    "stage 1, batches end": Failing(STAGES, 1, arguments=few_data),
+    "stage 0, before stage 1 arrives": Failing(STAGES, 0, arguments=no_data, others_late_s=3.0),
     "no stage": Failing(STAGES, NO_RANK),
     "no part": Failing(PARTS, NO_RANK),
+}
+PROMPTS = ("prompts",)
+DIFFERING = {
+    "stage 0, another token": Differing(
+        STAGES, 0, arguments=other_batches(of_another_token), names=PROMPTS
+    ),
+    "stage 1, longer prompts": Differing(
+        STAGES, 1, arguments=other_batches(as_it_is, prompt_tokens=22), names=PROMPTS
+    ),
+    "stage 1, no shared prompt": Differing(
+        STAGES, 1, arguments=other_batches(unshared), names=PROMPTS
+    ),
+    "stage 1, fewer microbatches": Differing(
+        STAGES, 1, arguments=fewer_microbatches, names=("microbatches", "prompts")
+    ),
+    "stage 0, forward only": Differing(STAGES, 0, arguments=forward_only, names=("direction",)),
+    "stage 1, other options": Differing(STAGES, 1, other_options, names=("options",)),
+    "stage 1 of two chunks, another token": Differing(
+        CHUNKS, 1, arguments=other_batches(of_another_token, chunks=2), names=PROMPTS
+    ),
+    "part 0, another token": Differing(
+        PARTS, 0, arguments=other_batches(of_another_token), names=PROMPTS
+    ),
+    "part 1, other options": Differing(PARTS, 1, other_options, names=("options",)),
+    "part 1 of stage 1 of two": Differing(
+        STAGES_OF_PARTS, 3, arguments=other_batches(of_another_token), names=PROMPTS
+    ),
+    "stage 1 of replica 0 of two": Differing(
+        STAGES_OF_REPLICAS, 2, arguments=other_batches(of_another_token), names=PROMPTS
+    ),
 }
 
 
@@ -136,7 +237,9 @@ def what_came_of(failing: Failing, runtime) -> dict:
         found.append(cases.gradients(model))
     own = {"error": None, "rank": None, "distance": distance(*found)}
     is_failing = dist.get_rank() == failing.rank
-    arguments = failing.arguments() if is_failing else {}
+    arguments = failing.arguments(function) if is_failing else {}
+    if not is_failing:
+        time.sleep(failing.others_late_s)
     try:
         with failing.enter() if is_failing else contextlib.nullcontext():
             cases.run(failing.case, function, model, cases.batches_of(), **arguments)
@@ -148,7 +251,9 @@ def what_came_of(failing: Failing, runtime) -> dict:
 
 def run_cases(directory: Path, runtime) -> dict:
     found = {}
-    for name, failing in FAILING.items():
+    for name, failing in (FAILING | DIFFERING).items():
+        if failing.case.ranks != int(os.environ["WORLD_SIZE"]):
+            continue
         with joined(directory / name, failing.case):
             found[name] = what_came_of(failing, runtime)
         found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]

@@ -99,6 +99,7 @@ def attention_of(gpt):
         "a layer's attention is a Identity",
     ),
     (lambda gpt: gpt.decoder.layers.append(torch.nn.Identity()), "a layer is a Identity"),
+    (lambda gpt: setattr(gpt.decoder, "layers", torch.nn.ModuleList()), "stage has 0 layers"),
 ])
 def test_a_part_of_the_model_is_refused_by_name(model, change, message):
     gpt = refusals.unwrapped(model)

@@ -131,11 +131,11 @@ pub struct StagePeak {
     pub in_flight_parts: u32,
     /// Bytes of boundary tensors and their accumulators.
     pub boundary_bytes: u64,
-    /// Bytes that prefixes save for their backward.
+    /// Bytes that prefixes save for their backward and that stay awake.
     pub prefix_bytes: u64,
     /// Bytes that microbatches save for their backward.
     pub microbatch_bytes: u64,
-    /// Peak of the sum of these bytes.
+    /// Peak of the sum of these bytes with what ops work with, and of those that a stage always holds.
     pub bytes: u64,
 }
 

@@ -62,5 +62,5 @@ pub use meet::{PipelineTimes, TransferTime, TransferTiming};
 pub use spec::{
     CHUNKS_MAX, GROUPS_MAX, MICROBATCHES_MAX, MemoryBounds, NS_MAX, OPS_MAX, Pipeline,
     PipelineGroup, PipelineMicrobatch, PipelineOrder, PipelineRates, RowBytes, STAGES_MAX,
-    StageShare, VIRTUAL_STAGES_MAX,
+    StageBytes, StageShare, VIRTUAL_STAGES_MAX,
 };

@@ -3,43 +3,54 @@
 use std::collections::BTreeMap;
 
 use super::lists::{StageOp, StagePeak};
-use super::spec::RowBytes;
+use super::spec::StageBytes;
 
 /// Returns the peak memory of a list, which depends only on the order of ops.
 ///
 /// A chunk's boundary and saved bytes are alive from its forward to the end of its backward, a
-/// microbatch's on each part likewise.
-pub(super) fn peak(ops: &[StageOp], row_bytes: &RowBytes) -> StagePeak {
-    let mut peak = StagePeak::default();
-    let mut held = StagePeak::default();
+/// microbatch's on each part likewise. Working bytes are held during an op alone.
+pub(super) fn peak(ops: &[StageOp], bytes: &StageBytes) -> StagePeak {
+    let mut held = StagePeak { bytes: bytes.fixed, ..StagePeak::default() };
+    let mut peak = held;
     // Live chunks of each group and live parts of each microbatch.
     let mut chunks: BTreeMap<u32, u32> = BTreeMap::new();
     let mut microbatches: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     for op in ops {
         let (rows, begins) = (op.rows.count(), op.kind.is_forward());
+        let working = rows.saturating_mul(bytes.working(op.kind));
+        if !begins {
+            peak = largest(peak, with_working(held, working));
+        }
         let hold = |bytes: &mut u64, row_bytes: u64| {
             let own = rows.saturating_mul(row_bytes);
             *bytes = if begins { bytes.saturating_add(own) } else { bytes.saturating_sub(own) };
         };
         if op.kind.is_prefix() {
             count(&mut chunks, op.group, begins);
-            hold(&mut held.boundary_bytes, row_bytes.boundary);
-            hold(&mut held.prefix_bytes, row_bytes.prefix_saved);
+            hold(&mut held.boundary_bytes, bytes.boundary);
+            hold(&mut held.prefix_bytes, bytes.prefix_saved);
         } else {
             count(&mut microbatches, (op.group, op.index), begins);
-            hold(&mut held.microbatch_bytes, row_bytes.microbatch_saved);
+            hold(&mut held.microbatch_bytes, bytes.microbatch_saved);
             let parts = held.in_flight_parts;
             held.in_flight_parts = if begins { parts + 1 } else { parts.saturating_sub(1) };
         }
         held.live_groups = chunks.len() as u32;
         held.in_flight = microbatches.len() as u32;
-        held.bytes = held
-            .boundary_bytes
+        held.bytes = bytes
+            .fixed
+            .saturating_add(held.boundary_bytes)
             .saturating_add(held.prefix_bytes)
             .saturating_add(held.microbatch_bytes);
-        peak = largest(peak, held);
+        if begins {
+            peak = largest(peak, with_working(held, working));
+        }
     }
     peak
+}
+
+fn with_working(held: StagePeak, working: u64) -> StagePeak {
+    StagePeak { bytes: held.bytes.saturating_add(working), ..held }
 }
 
 /// Counts one more of `key`, or one less.

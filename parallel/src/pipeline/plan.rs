@@ -107,8 +107,8 @@ impl Pipeline {
         let mut best: Option<Found> = None;
         for &place in places {
             let (mut stages, ids) = lists(self, graph, starts, place);
-            for stage in &mut stages {
-                stage.peak = peak(&stage.ops, &self.row_bytes);
+            for (number, stage) in (0..).zip(&mut stages) {
+                stage.peak = peak(&stage.ops, &self.bytes_of(number));
             }
             let times = TransferReplay::new(graph, &stages, &ids, self.timing()).run()?;
             let (makespan_ns, bound_ns) = (times.makespan_ns, bound_ns(graph));

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::PipelineError;
+use super::lists::StageOpKind;
 use super::meet::TransferTiming;
 use dormouse_schedule::{PlanError, TOKENS_MAX, check_range};
 
@@ -106,6 +107,39 @@ pub struct RowBytes {
     pub microbatch_saved: u64,
 }
 
+/// What one stage holds, in bytes: of a row on each of its parts, and besides rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StageBytes {
+    /// Boundary tensors and their accumulators, per prefix row.
+    pub boundary: u64,
+    /// Bytes a prefix row saves for its backward, and that stay awake.
+    pub prefix_saved: u64,
+    /// Bytes per prefix row that are awake during its own ops alone: what sleeps between them, and what
+    /// they work with.
+    pub prefix_working: u64,
+    /// Bytes a microbatch row saves for its backward.
+    pub microbatch_saved: u64,
+    /// Bytes per microbatch row that its own ops work with.
+    pub microbatch_working: u64,
+    /// Bytes that the stage holds during its whole list, such as gradients of parameters.
+    pub fixed: u64,
+}
+
+impl StageBytes {
+    /// Returns the bytes per row that an op works with.
+    pub(crate) const fn working(&self, kind: StageOpKind) -> u64 {
+        if kind.is_prefix() { self.prefix_working } else { self.microbatch_working }
+    }
+}
+
+impl From<RowBytes> for StageBytes {
+    fn from(row: RowBytes) -> Self {
+        let RowBytes { boundary, prefix_saved, microbatch_saved, .. } = row;
+        Self { boundary, prefix_saved, microbatch_saved, ..Self::default() }
+    }
+}
+
 /// A pipeline to plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -130,6 +164,8 @@ pub struct Pipeline {
     pub rates: PipelineRates,
     /// Bytes per row.
     pub row_bytes: RowBytes,
+    /// What each stage holds. Empty: `row_bytes` on every stage, nothing asleep.
+    pub stage_bytes: Vec<StageBytes>,
     /// Scale of a prefix op's time per part, in thousandths: a dead last layer costs less. Empty: all 1000.
     pub prefix_permille: Vec<u32>,
     /// Scale of a microbatch op's time per part, in thousandths: a head costs more. Empty: all 1000.
@@ -140,6 +176,11 @@ impl Pipeline {
     /// Returns the number of parts of all stages.
     pub(crate) fn parts(&self) -> u32 {
         self.stages * self.virtual_stages
+    }
+
+    /// Returns what a stage holds.
+    pub(crate) fn bytes_of(&self, stage: u32) -> StageBytes {
+        self.stage_bytes.get(stage as usize).copied().unwrap_or_else(|| self.row_bytes.into())
     }
 
     /// Returns the timing mode of transfers that the plan assumes.
@@ -155,6 +196,10 @@ impl Pipeline {
         check_range("chunks", self.chunks, 0, CHUNKS_MAX)?;
         check_range("op_overhead_ns", self.rates.op_overhead_ns, 0, NS_MAX)?;
         check_range("transfer_latency_ns", self.rates.transfer_latency_ns, 0, NS_MAX)?;
+        if !self.stage_bytes.is_empty() {
+            let stages = u64::from(self.stages);
+            check_range("stage_bytes", self.stage_bytes.len() as u64, stages, stages)?;
+        }
         self.check_permille("prefix_permille", &self.prefix_permille)?;
         self.check_permille("microbatch_permille", &self.microbatch_permille)?;
         for (group, it) in self.groups.iter().enumerate() {

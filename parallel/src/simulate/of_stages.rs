@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::world::{SimulatedRank, SimulatedStep, StepExchange, World};
-use crate::pipeline::{Pipeline, PipelineError, PipelineUnit, StageOp, Stages};
+use crate::pipeline::{Pipeline, PipelineError, PipelineUnit, StageBytes, StageOp, Stages};
 
 impl World {
     /// Converts op lists into ranks; transfers overlap compute. The boundary and saved bytes of a chunk,
-    /// or of a microbatch on one part, are one block from its forward to the end of its backward.
+    /// or of a microbatch on one part, are one block from its forward to the end of its backward; what an
+    /// op works with one of that op; what a stage always holds one without an end.
     ///
     /// # Errors
     /// As [`Stages::op_ns`].
@@ -23,11 +24,11 @@ impl World {
                 }
             }
         }
-        let rank = |(list, op_ns): (&crate::pipeline::StageList, Vec<u64>)| {
-            rank(pipeline, &list.ops, &op_ns, &sent)
+        let rank = |(stage, (list, op_ns)): (u32, (&crate::pipeline::StageList, Vec<u64>))| {
+            rank(&pipeline.bytes_of(stage), &list.ops, &op_ns, &sent)
         };
         Ok(Self {
-            ranks: stages.stages.iter().zip(op_ns).map(rank).collect(),
+            ranks: (0..).zip(stages.stages.iter().zip(op_ns)).map(rank).collect(),
             exchanges,
             link_bytes_per_s: pipeline.rates.link_bytes_per_s,
             link_latency_ns: pipeline.rates.transfer_latency_ns,
@@ -37,12 +38,11 @@ impl World {
 }
 
 fn rank(
-    pipeline: &Pipeline,
+    bytes: &StageBytes,
     ops: &[StageOp],
     op_ns: &[u64],
     sent: &BTreeMap<PipelineUnit, u32>,
 ) -> SimulatedRank {
-    let row_bytes = &pipeline.row_bytes;
     let mut rank = SimulatedRank::default();
     // The blocks of forwards whose backward has not run.
     let mut blocks = BTreeMap::new();
@@ -51,16 +51,22 @@ fn rank(
         let place = (op.kind.is_prefix(), op.group, op.index, op.part);
         if op.kind.is_forward() {
             let row = if op.kind.is_prefix() {
-                row_bytes.boundary.saturating_add(row_bytes.prefix_saved)
+                bytes.boundary.saturating_add(bytes.prefix_saved)
             } else {
-                row_bytes.microbatch_saved
+                bytes.microbatch_saved
             };
-            let block = rank.block_bytes.len() as u32;
+            let block = allocated(&mut rank, &mut step, op.rows.count().saturating_mul(row));
             blocks.insert(place, block);
-            rank.block_bytes.push(op.rows.count().saturating_mul(row));
-            step.allocates.push(block);
         } else {
             step.frees.extend(blocks.remove(&place));
+        }
+        let working = op.rows.count().saturating_mul(bytes.working(op.kind));
+        if working > 0 {
+            let block = allocated(&mut rank, &mut step, working);
+            step.frees.push(block);
+        }
+        if rank.steps.is_empty() && bytes.fixed > 0 {
+            allocated(&mut rank, &mut step, bytes.fixed);
         }
         if op.receives.is_some() {
             step.receives.extend(sent.get(&op.unit()));
@@ -71,4 +77,12 @@ fn rank(
         rank.steps.push(step);
     }
     rank
+}
+
+/// Adds a block that a step allocates.
+fn allocated(rank: &mut SimulatedRank, step: &mut SimulatedStep, bytes: u64) -> u32 {
+    let block = rank.block_bytes.len() as u32;
+    rank.block_bytes.push(bytes);
+    step.allocates.push(block);
+    block
 }

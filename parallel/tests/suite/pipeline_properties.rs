@@ -28,6 +28,17 @@ prop_compose! {
 }
 
 prop_compose! {
+    /// What each of five stages holds.
+    fn stage_bytes()(own in prop::collection::vec(prop::array::uniform6(0u64..9), 5)) -> Vec<StageBytes> {
+        let bytes = |own: [u64; 6]| {
+            let [boundary, prefix_saved, prefix_working, microbatch_saved, microbatch_working, fixed] = own;
+            StageBytes { boundary, prefix_saved, prefix_working, microbatch_saved, microbatch_working, fixed }
+        };
+        own.into_iter().map(bytes).collect()
+    }
+}
+
+prop_compose! {
     fn pipeline()(
         stages in 1u32..6,
         virtual_stages in prop_oneof![3 => Just(1u32), 2 => 2u32..4],
@@ -189,8 +200,9 @@ proptest! {
 
     /// The simulator of ranks gives the same times and peak bytes for the same lists.
     #[test]
-    fn simulated_ranks_match_the_stages(mut case in pipeline()) {
+    fn simulated_ranks_match_the_stages(mut case in pipeline(), own in stage_bytes()) {
         case.blocking = false;
+        case.stage_bytes = own.into_iter().take(case.stages as usize).collect();
         let stages = case.plan().unwrap();
         let times = stages.times(&case, TransferTiming::Overlapped).unwrap();
         let timeline = World::of_stages(&case, &stages).unwrap().run().unwrap();
@@ -426,6 +438,21 @@ fn an_error_names_the_deadlock() {
         "deadlock (blocking batches): stage 0 would receive from stage 1 microbatch 0 backward \
          of group 0, part 1; stage 1 would receive from stage 0 microbatch 0 forward of group 0, part 0"
     );
+}
+
+/// What an op works with counts during that op, and a stage has bytes of its own.
+#[test]
+fn working_bytes_count_during_an_op() {
+    let mut case = Pipeline { chunks: 1, ..uniform(2, 1, 1, 2, 1) };
+    let (rows, each) = (case.groups[0].prefix_rows, case.groups[0].microbatches[0].rows);
+    let own = StageBytes { boundary: 3, prefix_working: 7, fixed: 100, ..StageBytes::default() };
+    let last = StageBytes { microbatch_saved: 5000, microbatch_working: 1000, ..own };
+    case.stage_bytes = vec![own, last];
+    let peaks: Vec<StagePeak> = case.plan().unwrap().stages.iter().map(|s| s.peak).collect();
+    assert_eq!((peaks[0].bytes, peaks[0].prefix_bytes), (100 + 10 * rows, 0));
+    assert_eq!(peaks[1].bytes, 100 + 3 * rows + 6000 * each);
+    case.stage_bytes.pop();
+    assert_eq!(case.plan().unwrap_err().to_string(), "stage_bytes is 1; accepted: 2 to 2");
 }
 
 #[test]

@@ -49,6 +49,12 @@ class Twins:
                     "gradient; accepted: parameters that modules hold as such"
                 )
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Of the gradients that the twins hold."""
+        grads = (twin.grad for twin in self._twins.values())
+        return sum(grad.nbytes for grad in grads if grad is not None)
+
     def take(self) -> list[torch.Tensor | None]:
         """Returns the gradients that the twins of :attr:`trainable` collected, and clears them."""
         grads = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from megatron.core.models.gpt import GPTModel
 
+from ..trainers.own_forward import own_forward
 from ..trainers.refusals import UnsupportedTrainerError
 from .batches import Microbatch
 from .refusals import arguments_of, check_call
@@ -20,8 +21,17 @@ Part = Callable[[slice, bool], torch.Tensor]
 class Calls:
     """In place of the model's forward: each call gets the losses of its microbatch."""
 
-    def __init__(self, gpt: GPTModel, microbatches: list[Microbatch], part: Part):
+    def __init__(
+        self,
+        gpt: GPTModel,
+        microbatches: list[Microbatch],
+        part: Part,
+        *,
+        may_evaluate: bool = False,
+    ):
+        """``may_evaluate``: calls without gradients are of no microbatch, and run as Megatron's."""
         self._gpt, self._left, self._part = gpt, list(microbatches), part
+        self._may_evaluate = may_evaluate
         self._row = 0
 
     @contextlib.contextmanager
@@ -35,6 +45,9 @@ class Calls:
         # Passes find the model without it: it wraps the forward (trainers.own_forward).
         @functools.wraps(type(self._gpt).forward)
         def forward(*args, **named):
+            if self._may_evaluate and not torch.is_grad_enabled():
+                with own_forward(self._gpt):
+                    return self._gpt.forward(*args, **named)
             return self._losses(*args, **named)
 
         self._gpt.forward = forward

@@ -7,18 +7,20 @@ import logging
 from collections.abc import Callable
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
 from ..failures import fail_together
 from ..hf.padded import Places
 from ..hf.window import Window
 from ..runtime import Runtime
-from ..trainers.refusals import UnsupportedTrainerError
+from ..trainers.refusals import UnsupportedTrainerError, refuse
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
 from .pipelined import run_pipelined
+from .plans import all_share, compare_plans
 from .refusals import chunks_of
 from .shared_gpt import SharedGPT
 
@@ -41,7 +43,7 @@ class SharedForwardBackward:
         self._own, self._runtime, self._read = own, runtime, read
         self._sleep, self._score_options = sleep, score_options
         self._models: dict[GPTModel, SharedGPT] = {}
-        self._noticed = False
+        self._noticed = self._is_within = False
         self.sharing = Sharing()
         """Counts since the construction."""
 
@@ -62,9 +64,33 @@ class SharedForwardBackward:
         }
         if collect_non_loss_data:
             return self._own(data_iterator=data_iterator, collect_non_loss_data=True, **named)
+        if self._is_within:
+            return self._evaluated(data_iterator, named)
         # Ranks wait for each other in messages and collectives, which one that fails never enters.
         with fail_together():
-            return self._shared_call(data_iterator, named)
+            self._is_within = True
+            try:
+                return self._shared_call(data_iterator, named)
+            finally:
+                self._is_within = False
+
+    def _evaluated(self, data_iterator, named: dict):
+        """Returns what the schedule returns for an evaluation in a loss of a call."""
+        refuse(
+            (
+                not named["forward_only"],
+                "the schedule is called within itself with a backward",
+                "forward_only=True",
+            ),
+            (
+                parallel_state.get_pipeline_model_parallel_world_size() > 1,
+                "the schedule of a pipeline is called within itself, where one stage is alone",
+                "an evaluation between two calls",
+            ),
+        )
+        # Without gradients the model's calls are of no microbatch.
+        with torch.no_grad():
+            return self._own(data_iterator=data_iterator, **named)
 
     def _shared_call(self, data_iterator, named: dict):
         """Returns what the schedule returns. ``named``: its other arguments."""
@@ -72,18 +98,25 @@ class SharedForwardBackward:
         batches = _taken(data_iterator, named["num_microbatches"])
         microbatches = list(map(self._read, batches))
         places = self._shared_places(microbatches)
+        options = self._options(microbatches, places or [])
+        device = next(chunks[0].parameters()).device
+        compare_plans(microbatches, places, options, named["forward_only"], device)
         named["data_iterator"] = [iter(batches) for _ in chunks]
-        if places is None:
+        shares = places is not None
+        if not named["forward_only"]:
+            shares = all_share(named["model"], chunks[0], shares)
+        if not shares:
             return self._own(**named)
-        shared, options = list(map(self._shared, chunks)), self._options(microbatches, places)
+        shared = list(map(self._shared, chunks))
         if chunks[0].config.pipeline_model_parallel_size > 1:
             result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
         else:
-            window = functools.partial(
-                shared[0].window, places, shape_of(microbatches), **options
-            )
-            part = _parts(window, has_graph=not named["forward_only"])
-            with Calls(chunks[0], microbatches, part).in_place():
+            window = functools.partial(shared[0].window, places, shape_of(microbatches), **options)
+            has_graph = not named["forward_only"]
+            part = _parts(window, has_graph=has_graph)
+            may_evaluate = has_graph and torch.is_grad_enabled()
+            calls = Calls(chunks[0], microbatches, part, may_evaluate=may_evaluate)
+            with calls.in_place():
                 result = self._own(**named)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)

@@ -36,6 +36,8 @@ class _Run:
     """Hidden states of the part before, by kind and number of the op."""
     returned: dict[tuple[str, int], tuple[list, list]] = field(default_factory=dict)
     """What the op's backward begins with, and its gradients as far as they are known."""
+    report: dict = field(default_factory=dict)
+    """The runtime's, of the prefix, after its backward."""
 
 
 def rows_of(op: Op) -> int:
@@ -138,6 +140,20 @@ class Part:
         """Returns the gradient of each of :attr:`parameters`, after the ops."""
         return self._twins.take()
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Of the gradients that :meth:`take` would return."""
+        return self._twins.gradient_bytes
+
+    @property
+    def accumulator_ratio(self) -> float:
+        """Bytes of a boundary tensor's accumulator over those of the tensor: FP32, or FP64."""
+        return max(self.dtype.itemsize, torch.float32.itemsize) / self.dtype.itemsize
+
+    def prefix_report(self, op: dict) -> dict:
+        """Returns the runtime's report of the prefix of an op of a list, after its backward."""
+        return self._runs[op["group"]].report
+
     def described(self) -> list[dict]:
         """Returns the groups as the planner's query has them."""
         return [_described(run) for run in self._runs]
@@ -159,7 +175,7 @@ class Part:
         if received is not None:
             seeds = [received]
         if what == "prefix":
-            run.step.prefix_backward(run.end, roots, seeds)
+            run.report = run.step.prefix_backward(run.end, roots, seeds)
         else:
             run.step.microbatch_backward(run.microbatches[number], roots, seeds)
         read = run.received.pop(key, None)

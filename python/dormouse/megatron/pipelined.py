@@ -49,7 +49,7 @@ def run_pipelined(
     )
     config, forward_only = last.config, named["forward_only"]
     parts = [each.part(places, options["microbatch_tokens"]) for each in shared]
-    with Stage(parts) as stage:
+    with Stage(parts, shared[0].held) as stage:
         values = stage.values(shape_of(microbatches))
         stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)
         if values is not None:

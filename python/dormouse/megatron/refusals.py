@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -67,10 +67,9 @@ def unwrapped(module: torch.nn.Module) -> GPTModel:
     """
     inner = module
     while isinstance(inner, WRAPPERS):
-        settings = getattr(inner, "ddp_config", None)
         refuse(
             (
-                getattr(settings, "overlap_param_gather", False),
+                getattr(settings_of(inner), "overlap_param_gather", False),
                 "overlap_param_gather gathers the weights of a module as it runs",
                 "overlap_param_gather=False",
             )
@@ -85,6 +84,11 @@ def unwrapped(module: torch.nn.Module) -> GPTModel:
         ("forward" in vars(inner), "the model's forward is patched", "that of its class"),
     )
     return inner
+
+
+def settings_of(module: torch.nn.Module) -> DistributedDataParallelConfig | None:
+    """Returns how gradients of a module are reduced; None if it is not wrapped for that."""
+    return getattr(module, "ddp_config", None)
 
 
 def check_model(gpt: GPTModel) -> None:
@@ -119,6 +123,13 @@ def check_model(gpt: GPTModel) -> None:
             f"cross_entropy_fusion_impl is {config.cross_entropy_fusion_impl!r}",
             "'native'",
         ),
+    )
+    refuse(
+        (
+            len(gpt.decoder.layers) == 0,
+            "a pipeline stage has 0 layers, so no keys of a prompt",
+            "at least one layer in each part of the model",
+        )
     )
     for name in ("hidden_dropout", "attention_dropout"):
         rate = getattr(config, name)

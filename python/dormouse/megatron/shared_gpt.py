@@ -20,6 +20,7 @@ from ..hf.trial import Trial
 from ..hf.window import Window
 from ..schedule import Plan
 from ..trainers.own_forward import own_forward
+from .held import Held
 from .part import Part
 from .refusals import check_model
 from .stage_step import StageStep
@@ -42,6 +43,11 @@ class SharedGPT(ScoredModel):
         context = functools.partial(own_forward, self._model)
         scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
         return Window(self._model, scores)
+
+    @functools.cached_property
+    def held(self) -> Held:
+        """What the stage holds whose first part this is."""
+        return Held(self._runtime)
 
     def part(self, places: list[Places], microbatch_tokens: int) -> Part:
         """Returns this part of a pipeline with the groups of a call. A context manager."""
@@ -72,7 +78,7 @@ class SharedGPT(ScoredModel):
 
     def _outdated(self, *arguments, **options):
         reason = super()._outdated(*arguments, **options)
-        if _all(self._model, reason is None):
+        if all_hold(self._model, reason is None):
             return None
         return reason or "the check of another rank"
 
@@ -82,7 +88,7 @@ class SharedGPT(ScoredModel):
             checked = super()._check(*arguments, **options)
         except Exception as error:
             refusal = error
-        if _all(self._model, refusal is None):
+        if all_hold(self._model, refusal is None):
             return checked
         # Ranks of another stage check other layers.
         raise refusal or UnsupportedModelError(
@@ -93,10 +99,10 @@ class SharedGPT(ScoredModel):
         probe = super()._known_probe(key)
         # A probe runs passes, with collectives of the tensor-parallel ranks alone: stages find
         # theirs at other times.
-        return probe if _all(self._model, probe is not None, _group(self._model)) else None
+        return probe if all_hold(self._model, probe is not None, _group(self._model)) else None
 
     def _fits(self, *arguments, **options):
-        return _all(self._model, super()._fits(*arguments, **options))
+        return all_hold(self._model, super()._fits(*arguments, **options))
 
 
 class TensorParallelWeights(ReplicatedWeights):
@@ -110,7 +116,7 @@ class TensorParallelWeights(ReplicatedWeights):
         return _ParallelTrial(model, dtype)
 
     def fits_twice(self, model, dtype):
-        return _all(self._module, super().fits_twice(model, dtype))
+        return all_hold(self._module, super().fits_twice(model, dtype))
 
 
 class _ParallelTrial(Trial):
@@ -161,7 +167,7 @@ def _sum(
     return table
 
 
-def _all(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None) -> bool:
+def all_hold(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None) -> bool:
     """Returns whether it holds on every rank of a group. Default: of all that have a part of the
     model."""
     failed = torch.tensor([not holds], dtype=torch.int64)

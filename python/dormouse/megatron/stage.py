@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from megatron.core import parallel_state
 
-from .. import queries
+from .held import Held, gathered, planned_lists
 from .lists import Message, Neighbours, carry_out
 from .part import Part, rows_of
 
@@ -25,9 +25,9 @@ from .part import Part, rows_of
 class Stage:
     """A context manager: leaving it frees everything."""
 
-    def __init__(self, parts: list[Part]):
-        """``parts``: of this stage, in the order of the model."""
-        self._parts, self.device = parts, parts[0].device
+    def __init__(self, parts: list[Part], held: Held):
+        """``parts``: of this stage, in the order of the model. ``held``: of the calls before."""
+        self._parts, self.device, self._held = parts, parts[0].device, held
         group = parallel_state.get_pipeline_model_parallel_group()
         self._number, self._count = group.rank(), group.size()
         self.neighbours = Neighbours(group)
@@ -78,8 +78,10 @@ class Stage:
         with torch.enable_grad(), contextlib.ExitStack() as stack:
             for part in self._parts:
                 stack.enter_context(part.stepping(gradients))
-            lists = queries.pipeline(
+            model = parallel_state.get_model_parallel_group()
+            lists = planned_lists(
                 self._parts[0].described(),
+                gathered(self._held, model, self._number, self._count),
                 stages=self._count,
                 virtual_stages=len(self._parts),
                 chunks=1,
@@ -88,11 +90,15 @@ class Stage:
             )
             own = lists["stages"][self._number]
             self.planned_bytes = sum(op["sends"]["bytes"] for op in own["ops"] if op["sends"])
+            self.planned_peak = own["peak"]
+            self._held.begin(self._parts, own["ops"])
             carry_out(own, self._run_op, self.neighbours, self._room_for)
+            self._held.end()
         return [gradient for part in self._parts for gradient in part.take()]
 
     def _run_op(self, op: dict, received: torch.Tensor | None) -> torch.Tensor | None:
-        return self._parts[op["virtual_stage"]].run_op(op, received)
+        part = self._parts[op["virtual_stage"]]
+        return self._held.measured(part, op, received, part.run_op)
 
     def _room_for(self, op: dict) -> torch.Tensor:
         return self._parts[0].empty(op["receives"]["rows"])

@@ -65,8 +65,10 @@ class StageStep(Step):
         with self._accepting(op.reads):
             torch.autograd.backward(roots, seeds)
 
-    def prefix_backward(self, op: Op, roots: list, seeds: list) -> None:
-        """Runs phase C. ``roots``: what it begins with beside K and V."""
+    def prefix_backward(self, op: Op, roots: list, seeds: list) -> dict:
+        """Runs phase C; returns the runtime's report of the prefix. ``roots``: what it begins with
+        beside K and V."""
         if roots:
             self._live[op.node].forward.rows = _SentRows(roots, seeds)
         self._prefix_backward(op.node, is_last=False)
+        return self._report.prefixes[-1]

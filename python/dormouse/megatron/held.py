@@ -1,0 +1,196 @@
+"""What a stage holds while it carries out its list: measured in a call, planned in the next.
+
+Figures are bytes per row of each kind of op, the largest of a call. They are those of memory that
+the runtime allocates: elsewhere they are 0, and nothing is planned.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .. import queries, ranks
+from ..runtime import Runtime
+from .part import Part
+
+_log = logging.getLogger(__name__)
+
+# Halvings of two numbers of 32 bits.
+BOUND_STEPS_MAX = 64
+
+
+@dataclass
+class StageBytes:
+    """As the planner's query has them: docs/queries/pipeline.md."""
+
+    boundary: int = 0
+    prefix_saved: int = 0
+    prefix_working: int = 0
+    microbatch_saved: int = 0
+    microbatch_working: int = 0
+    fixed: int = 0
+
+    def raise_to(self, **found: float) -> None:
+        """Takes larger figures over."""
+        for name, value in found.items():
+            setattr(self, name, max(getattr(self, name), math.ceil(value)))
+
+
+class _Sample(NamedTuple):
+    awake_bytes: int
+    tracked_bytes: int
+    """Asleep or awake: what falls asleep meanwhile does not change it."""
+    peak_bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """Of a prefix, until its backward."""
+
+    saved_bytes: int
+    peak_bytes: int | None
+    """Of the op, beyond what was held before. None: unknown."""
+
+
+@dataclass
+class Held:
+    """Figures of one stage. ``bytes`` are those of the last call that ended."""
+
+    runtime: Runtime
+    bytes: StageBytes | None = None
+    _found: StageBytes = field(default_factory=StageBytes)
+    _forwards: dict[tuple[int, int], _Forward] = field(default_factory=dict)
+
+    def begin(self, parts: Sequence[Part], ops: Sequence[dict]) -> None:
+        """Begins a list of ``ops``."""
+        gradients = sum(parameter.nbytes for part in parts for parameter in part.parameters)
+        # One waits to be sent while the next op runs.
+        message = max((op["sends"]["bytes"] for op in ops if op["sends"]), default=0)
+        self._found, self._forwards = StageBytes(fixed=gradients + message), {}
+
+    def end(self) -> None:
+        """Ends a list: the next one is planned with its figures."""
+        self.bytes = self._found if self._found.microbatch_saved > 0 else None
+
+    @property
+    def room_bytes(self) -> int:
+        """What the budget leaves for a list."""
+        used = self.runtime.stats()["allocated"]["current_bytes"]
+        return max(0, self.runtime.info()["alloc_budget_bytes"] - used)
+
+    def measured(self, part: Part, op: dict, received: torch.Tensor | None, run: Callable):
+        """Returns ``run(op, received)``, and measures it."""
+        before = self._sample(part)
+        sent = run(op, received)
+        after = self._sample(part)
+        rows = op["rows"]["end"] - op["rows"]["begin"]
+        # It was made before the op, and is the op's.
+        received_bytes = 0 if received is None else received.nbytes
+        # Gradients of parameters are what a stage holds besides rows.
+        grown_bytes = after.gradient_bytes - before.gradient_bytes
+        saved_bytes = after.tracked_bytes - before.tracked_bytes - grown_bytes + received_bytes
+        peak_bytes = None
+        if after.peak_bytes > before.peak_bytes:
+            # The op's own: an earlier maximum would hide it.
+            held_bytes = before.awake_bytes + grown_bytes - received_bytes
+            peak_bytes = after.peak_bytes - held_bytes
+        if op["kind"] == "prefix_forward":
+            self._forwards[op["part"], op["group"]] = _Forward(saved_bytes, peak_bytes)
+        elif op["kind"] == "prefix_backward":
+            self._prefix_ended(part, op, rows, peak_bytes)
+        else:
+            is_forward = op["kind"] == "microbatch_forward"
+            if is_forward:
+                self._found.raise_to(microbatch_saved=saved_bytes / rows)
+            if peak_bytes is not None:
+                working_bytes = peak_bytes - (saved_bytes if is_forward else 0)
+                self._found.raise_to(microbatch_working=working_bytes / rows)
+        return sent
+
+    def _prefix_ended(self, part: Part, op: dict, rows: int, peak_bytes: int | None) -> None:
+        forward = self._forwards.pop((op["part"], op["group"]))
+        report = part.prefix_report(op)
+        asleep_bytes = report["asleep_bytes_peak"]
+        boundary_bytes = report["boundary_bytes"] * (1 + part.accumulator_ratio)
+        awake_bytes = forward.saved_bytes - asleep_bytes
+        working = [asleep_bytes]
+        if peak_bytes is not None:
+            working.append(peak_bytes)
+        if forward.peak_bytes is not None:
+            working.append(forward.peak_bytes - awake_bytes)
+        self._found.raise_to(
+            boundary=boundary_bytes / rows,
+            prefix_saved=max(0, awake_bytes - boundary_bytes) / rows,
+            prefix_working=max(working) / rows,
+        )
+
+    def _sample(self, part: Part) -> _Sample:
+        stats = self.runtime.stats()
+        awake, asleep = stats["allocated"], stats["asleep"]
+        return _Sample(
+            awake["current_bytes"],
+            awake["current_bytes"] + asleep["current_bytes"],
+            awake["peak_bytes"],
+            part.gradient_bytes,
+        )
+
+
+class Gathered(NamedTuple):
+    """Figures of all stages, the same on each rank of a model."""
+
+    stage_bytes: list[dict]
+    """Empty if a rank has none."""
+    room_bytes: list[int]
+
+
+def gathered(held: Held, group: dist.ProcessGroup, stage: int, stages: int) -> Gathered:
+    """Returns the figures of all stages. Collective of the ranks of a model, of which those of a
+    tensor-parallel group have a stage together."""
+    names = [each.name for each in fields(StageBytes)]
+    own = [] if held.bytes is None else [getattr(held.bytes, name) for name in names]
+    numbers = torch.tensor([stage, held.room_bytes, *own], dtype=torch.int64)
+    found = [each.tolist() for each in ranks.gather_numbers(group, numbers, held.runtime.device)]
+    of_stages = [[each[1:] for each in found if each[0] == number] for number in range(stages)]
+    rooms = [min(each[0] for each in of_stage) for of_stage in of_stages]
+    if any(len(each) == 2 for each in found):
+        return Gathered([], rooms)
+    largest = [[max(column) for column in zip(*each, strict=True)][1:] for each in of_stages]
+    bytes_ = [asdict(StageBytes(*each)) for each in largest]
+    return Gathered(bytes_, rooms)
+
+
+def planned_lists(groups: list[dict], figures: Gathered, **pipeline) -> dict:
+    """Returns the planner's lists of all stages. As many groups and microbatches are in flight as
+    every stage has room for. ``pipeline``: of the query."""
+    bounds = {"live_groups_max": 0, "in_flight_max": 0}
+    for _ in range(BOUND_STEPS_MAX):
+        own = {"stage_bytes": figures.stage_bytes, "bounds": bounds}
+        lists = queries.pipeline(groups, **own, **pipeline)
+        peaks = [each["peak"] for each in lists["stages"]]
+        short = [
+            (peak["bytes"] - room, peak)
+            for peak, room in zip(peaks, figures.room_bytes, strict=True)
+            if peak["bytes"] > room
+        ]
+        if not short:
+            return lists
+        missing_bytes, peak = max(short, key=lambda each: each[0])
+        of_prefixes = peak["boundary_bytes"] + peak["prefix_bytes"]
+        halves = {"live_groups_max": "live_groups", "in_flight_max": "in_flight"}
+        # What holds most is halved first.
+        order = sorted(halves, reverse=of_prefixes > peak["microbatch_bytes"])
+        name = next((each for each in order if peak[halves[each]] > 1), None)
+        if name is None:
+            _log.warning(
+                "a stage lacks %d bytes for one group and one microbatch at a time", missing_bytes
+            )
+            return lists
+        bounds = bounds | {name: peak[halves[name]] // 2}
+    return lists

@@ -1,0 +1,87 @@
+"""Ranks of a model compare what they are about to run, before the first pass.
+
+Stages carry out lists that fit together, and passes of tensor-parallel ranks hold collectives. A
+rank with another plan would wait for messages that nobody sends, or read those of other rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+
+from .. import _native as native
+from .. import ranks
+from ..hf.padded import Places
+from .batches import Microbatch, shape_of
+from .refusals import settings_of
+from .shared_gpt import all_hold
+
+# Of a digest: what an error shows.
+DIGEST_CHARS = 12
+
+
+def compare_plans(
+    microbatches: Sequence[Microbatch],
+    places: Sequence[Places] | None,
+    options: dict,
+    forward_only: bool,
+    device: torch.device,
+) -> None:
+    """Compares what determines the passes of a call over the ranks of a model. Collective.
+
+    ``places``: None if no prompt is shared. ``options``: of a window.
+
+    Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they differ.
+    """
+    group = parallel_state.get_model_parallel_group()
+    rows, columns = shape_of(microbatches)
+    has_backward = not forward_only and torch.is_grad_enabled()
+    share = ranks.Share(
+        must_match={
+            "versions": f"dormouse {native.library().dormouse_get_version():#x}, "
+            f"torch {torch.__version__}",
+            "microbatches": f"{len(microbatches)} of {rows} rows, {columns} columns",
+            "direction": "forward and backward" if has_backward else "forward only",
+            "prompts": "none is shared" if places is None else _described(places),
+            "options": ", ".join(f"{name}={value!r}" for name, value in sorted(options.items())),
+        },
+        budgets={},
+        microbatches=(),
+    )
+    try:
+        ranks.agree(group, share, device)
+    except ranks.RanksDifferError:
+        # A rank that raises ends the waits of the others, one that is still reading included.
+        with contextlib.suppress(RuntimeError):
+            dist.barrier(group)
+        raise
+
+
+def all_share(chunks: Sequence[torch.nn.Module], gpt: GPTModel, shares: bool) -> bool:
+    """Returns whether the call shares prompts: ``shares``, and that of every replica if their
+    gradients are reduced as they arrive. Collective of the data-parallel ranks then.
+
+    ``chunks``: parts of the model in their wrappers. ``gpt``: one of them, without.
+    """
+    if not any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks):
+        return shares
+    # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return all_hold(gpt, shares, group)
+
+
+def _described(places: Sequence[Places]) -> str:
+    digest = hashlib.sha256()
+    for each in places:
+        sequences = (each.group.prompt, *each.group.responses)
+        digest.update(repr((list(map(len, sequences)), each.rows, each.indices)).encode())
+        for tokens in sequences:
+            digest.update(tokens.to(torch.int64).numpy().tobytes())
+    count = sum(len(each.rows) for each in places)
+    return f"{len(places)} of {count} rows (sha256 {digest.hexdigest()[:DIGEST_CHARS]})"

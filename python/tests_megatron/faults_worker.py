@@ -1,0 +1,276 @@
+"""One rank of test_faults.py, over gloo.
+
+``python faults_worker.py DIRECTORY [CASE...]``, with the environment of torchrun, leaves
+``RANK.pt`` there: what each of :data:`CASES` with as many ranks returns. No rank fails in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import conftest
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+import cases
+from agreement_worker import PARTS, STAGES, Calls
+from dormouse.megatron.stage import Stage
+from dormouse.megatron.stage_step import StageStep
+from models import distance
+
+REPLICAS = cases.Case(
+    2, config={"calculate_per_token_loss": True}, per_token=True, share={"microbatch_tokens": 9}
+)
+# Longer than any wait for an answer, and than a connection to a machine that vanished.
+LATE_S = 8.0
+
+
+@dataclass(frozen=True)
+class Late:
+    """One rank is late, before a call or in it."""
+
+    case: cases.Case
+    rank: int
+    within: Callable[[], contextlib.AbstractContextManager] | None = None
+    """Context of the call on that rank; None: the call begins late."""
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+        found = {"distance": calls.distance()}
+        exact = cases.gradients(calls.chunks)
+        late = contextlib.nullcontext
+        start_s = time.monotonic()
+        if dist.get_rank() == self.rank:
+            late = self.within or late
+            if self.within is None:
+                time.sleep(LATE_S)
+        with late():
+            error = calls.error()
+        found |= {"error": error, "seconds": time.monotonic() - start_s}
+        found["late"] = distance(exact, cases.gradients(calls.chunks))
+        return found
+
+
+def once(owner: type, name: str, wait: Callable[[], None]) -> Callable:
+    """Returns a context in which the first call of a method waits."""
+    own = getattr(owner, name)
+
+    def context():
+        waits = [wait]
+
+        def waiting(self, *args, **named):
+            if waits:
+                waits.pop()()
+            return own(self, *args, **named)
+
+        return mock.patch.object(owner, name, waiting)
+
+    return context
+
+
+def sleep() -> None:
+    time.sleep(LATE_S)
+
+
+def stop() -> None:
+    """Stops this process, its threads included."""
+    command = f"sleep {LATE_S}; kill -CONT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", command], env={}, start_new_session=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def without_loss(batch: dict) -> dict:
+    return batch | {"loss_mask": torch.zeros_like(batch["loss_mask"])}
+
+
+def unshared(batch: dict) -> dict:
+    """Responses of both rows begin with a label of their own, so each has a prompt of its own."""
+    tokens = batch["tokens"].clone()
+    tokens[:, 0] = torch.arange(len(tokens)) + batch["number"] * len(tokens)
+    return batch | {"tokens": tokens}
+
+
+@dataclass(frozen=True)
+class Share:
+    """Batches of one replica, or of all, are changed."""
+
+    case: cases.Case
+    change: Callable[[dict], dict]
+    replicas: tuple[int, ...]
+    """Whose batches are changed."""
+    numbers: tuple[int, ...] = (0, 1, 2)
+    """Of the microbatches that are changed."""
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+
+        def iterators() -> list:
+            found = [each | {"number": i} for i, each in enumerate(cases.batches_of())]
+            if cases.parallel_state.get_data_parallel_rank() in self.replicas:
+                found = [
+                    self.change(each) if each["number"] in self.numbers else each for each in found
+                ]
+            return [iter(found) for _ in calls.chunks]
+
+        found = {"distance": calls.distance(data_iterator=iterators)}
+        found["prompts"] = calls.shared.sharing.prompts
+        found["next"] = calls.distance()
+        return found
+
+
+@dataclass(frozen=True)
+class NoLoss:
+    """No row carries loss, on no rank."""
+
+    case: cases.Case
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+        batches = list(map(without_loss, cases.batches_of()))
+        cases.run(self.case, calls.shared, calls.chunks, batches)
+        found = cases.gradients(calls.chunks)
+        largest = max(float(each.abs().max()) for each in found.values())
+        return {"largest": largest, "next": calls.distance()}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The model, and another, are evaluated in the loss of each microbatch."""
+
+    case: cases.Case
+    by: str
+    """What evaluates the model: :data:`EVALUATIONS`."""
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+        other = cases.chunks_of(self.case)[0]
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(1.5)
+        evaluated: list[torch.Tensor] = []
+        # The last call's, of both ways.
+        ways = {}
+
+        def step(data_iterator, model):
+            losses, own = cases.forward_step(self.case, data_iterator, model)
+
+            def loss_func(given):
+                with torch.no_grad():
+                    evaluated.append(EVALUATIONS[self.by](self.case, calls, model))
+                    evaluated.append(model_evaluated(self.case, calls, other))
+                return own(given)
+
+            return losses, loss_func
+
+        found = []
+        for way, function in (("plain", get_forward_backward_func()), ("shared", calls.shared)):
+            evaluated.clear()
+            calls.run(function, forward_step_func=step)
+            found.append(cases.gradients(calls.chunks))
+            ways[way] = torch.stack(evaluated)
+        return {"distance": distance(*found), "evaluated": ways, "next": calls.distance()}
+
+
+def model_evaluated(case: cases.Case, calls: Calls, model) -> torch.Tensor:
+    batch = cases.batches_of(call=1)[0]
+    model.eval()
+    losses, own = cases.forward_step(case, iter([batch]), model)
+    model.train()
+    return own(losses)[0]
+
+
+def schedule_evaluated(case: cases.Case, calls: Calls, model) -> torch.Tensor:
+    """By the schedule of the call itself."""
+    batches = cases.batches_of(call=1)
+    step = partial(cases.forward_step, case)
+    own = {"seq_length": cases.COLUMNS_MAX, "micro_batch_size": 2, "forward_step_func": step}
+    logged = calls.shared(
+        data_iterator=iter(batches),
+        model=model,
+        num_microbatches=len(batches),
+        forward_only=True,
+        **own,
+    )
+    return torch.stack([each["loss"] for each in logged]).sum()
+
+
+EVALUATIONS = {"model": model_evaluated, "schedule": schedule_evaluated}
+STAGES_OF_REPLICAS = dataclasses.replace(REPLICAS, ranks=4, stages=2)
+OVERLAPPED = dataclasses.replace(REPLICAS, ddp={"overlap_grad_reduce": True, "bucket_size": 1000})
+SHARDED = dataclasses.replace(REPLICAS, ddp={"use_distributed_optimizer": True})
+PER_TOKEN_STAGES = dataclasses.replace(REPLICAS, stages=2)
+CHUNKS_OF_REPLICAS = dataclasses.replace(
+    STAGES_OF_REPLICAS, chunks=2, config=REPLICAS.config | cases.INTERLEAVED
+)
+OVERLAPPED_STAGES = dataclasses.replace(STAGES_OF_REPLICAS, ddp=OVERLAPPED.ddp)
+UNEVEN = dataclasses.replace(STAGES, config={"num_layers_in_first_pipeline_stage": 3})
+LATE = {
+    "stage 0, before the call": Late(STAGES, 0),
+    "stage 1, before the call": Late(STAGES, 1),
+    "stage 0, first forwards": Late(STAGES, 0, once(Stage, "values", sleep)),
+    "stage 1, its list": Late(STAGES, 1, once(StageStep, "microbatch_backward", sleep)),
+    "stage 0, stopped in its list": Late(STAGES, 0, once(StageStep, "microbatch_backward", stop)),
+    "part 1, stopped in a layer": Late(PARTS, 1, once(TransformerLayer, "forward", stop)),
+    "replica 1, before the call": Late(REPLICAS, 1),
+}
+SHARES = {
+    "replica 1 has no loss": Share(REPLICAS, without_loss, (1,)),
+    "replica 0 shares no prompt": Share(REPLICAS, unshared, (0,)),
+    "replica 1 has no loss, overlapped": Share(OVERLAPPED, without_loss, (1,)),
+    "replica 0 has no loss, sharded optimizer": Share(SHARDED, without_loss, (0,)),
+    "a microbatch without loss, two stages": Share(PER_TOKEN_STAGES, without_loss, (0,), (1,)),
+    "the last microbatch without loss, two stages": Share(
+        PER_TOKEN_STAGES, without_loss, (0,), (2,)
+    ),
+    "the last microbatch without loss, two replicas": Share(REPLICAS, without_loss, (1,), (2,)),
+    "replica 1 of two stages has no loss": Share(STAGES_OF_REPLICAS, without_loss, (1,)),
+    "replica 0 of two stages shares no prompt": Share(STAGES_OF_REPLICAS, unshared, (0,)),
+    "replica 1 of two stages of two chunks has no loss": Share(
+        CHUNKS_OF_REPLICAS, without_loss, (1,)
+    ),
+    "replica 1 of two stages has no loss, overlapped": Share(OVERLAPPED_STAGES, without_loss, (1,)),
+    "stages of three layers and of one": Share(UNEVEN, without_loss, ()),
+}
+KEPT = dataclasses.replace(PARTS, share={"graphs": "kept"})
+EVALUATED = {
+    "model, two parts": Evaluated(PARTS, "model"),
+    "model, two parts, kept graphs": Evaluated(KEPT, "model"),
+    "schedule, two parts": Evaluated(PARTS, "schedule"),
+    "schedule, two replicas": Evaluated(cases.Case(2), "schedule"),
+}
+NO_LOSS = {
+    "no loss, two stages": NoLoss(PER_TOKEN_STAGES),
+    "no loss, two replicas": NoLoss(REPLICAS),
+}
+CASES = LATE | SHARES | NO_LOSS | EVALUATED
+
+
+def main(directory: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    with conftest.a_runtime() as runtime:
+        for name, case in CASES.items():
+            if names and name not in names:
+                continue
+            if case.case.ranks == int(os.environ["WORLD_SIZE"]):
+                found[name] = case(runtime)
+                found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+    torch.save(found, directory / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,84 @@
+"""What happens to a step and is no failure: a late rank, a rank without groups, an evaluation
+between the passes. The step is right, nothing stays asleep, and so is the next one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rank_workers import RANKS, run_ranks
+
+from faults_worker import CASES, EVALUATED, LATE, LATE_S, NO_LOSS, SHARES
+
+WORKER = Path(__file__).with_name("faults_worker.py")
+SECONDS_MAX = 300
+EXACT = 1e-10
+BEGUN_LATER_S_MAX = 1.0
+# Of a call in which every replica shares.
+PROMPTS = 2
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, list[dict]]:
+    """What each rank left, of each case."""
+    left = {}
+    for ranks in (RANKS, 4):
+        directory = tmp_path_factory.mktemp(f"faults_{ranks}")
+        assert run_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX) == [0] * ranks
+        of_ranks = [torch.load(directory / f"{rank}.pt") for rank in range(ranks)]
+        left |= {name: [each[name] for each in of_ranks] for name in of_ranks[0]}
+    return left
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_late_rank_is_waited_for(name, found):
+    for own in found[name]:
+        assert own["error"] is None
+        assert own["late"] < EXACT
+    # The late rank itself, and one that waited for it and may have begun a little later.
+    assert all(own["seconds"] >= LATE_S - BEGUN_LATER_S_MAX for own in found[name])
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_a_rank_may_have_less_than_others(name, found):
+    assert all(own["distance"] < EXACT for own in found[name])
+
+
+@pytest.mark.parametrize("name, prompts", [
+    ("replica 1 has no loss", (PROMPTS, 0)),
+    ("replica 0 shares no prompt", (0, PROMPTS)),
+    # Reductions that overlap are in the order in which gradients arrive.
+    ("replica 1 has no loss, overlapped", (0, 0)),
+    ("replica 0 has no loss, sharded optimizer", (0, PROMPTS)),
+    ("a microbatch without loss, two stages", (PROMPTS, PROMPTS)),
+    ("replica 1 of two stages has no loss", (PROMPTS, 0, PROMPTS, 0)),
+    ("replica 1 of two stages of two chunks has no loss", (PROMPTS, 0, PROMPTS, 0)),
+    ("replica 1 of two stages has no loss, overlapped", (0, 0, 0, 0)),
+])
+def test_the_other_ranks_share(name, prompts, found):
+    assert tuple(own["prompts"] for own in found[name]) == prompts
+
+
+@pytest.mark.parametrize("name", NO_LOSS)
+def test_no_loss_is_no_gradient(name, found):
+    assert all(own["largest"] == 0 for own in found[name])
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_an_evaluation_between_the_passes(name, found):
+    for own in found[name]:
+        assert own["distance"] < EXACT
+        plain, shared = own["evaluated"]["plain"], own["evaluated"]["shared"]
+        # Of two models, in the losses of three microbatches.
+        assert len(shared) == 6 and (shared[::2] != shared[1::2]).all()
+        torch.testing.assert_close(shared, plain, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_stays_asleep_and_the_next_call_is_right(name, found):
+    for own in found[name]:
+        assert own["asleep"] == 0
+        # A late rank's own call follows one in time.
+        assert own.get("next", own.get("late")) < EXACT
