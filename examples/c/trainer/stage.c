@@ -159,13 +159,14 @@ static void run_op(const stage_op *op, pass *it, uint32_t failing)
     }
     switch (op->kind) {
     case PREFIX_FORWARD: prefix_forward(); break;
-    case MICROBATCH_FORWARD: microbatch_forward(it); break;
-    case MICROBATCH_BACKWARD:
+    case MICROBATCH_FORWARD:
+        /* Not in a backward: the later stage may be done by then. */
         if (stage == failing && op->index == 1) {
             fail(EXIT_ASKED, "fails as asked");
         }
-        microbatch_backward(it);
+        microbatch_forward(it);
         break;
+    case MICROBATCH_BACKWARD: microbatch_backward(it); break;
     case PREFIX_BACKWARD: prefix_backward(); break;
     }
     if (!is_forward && stage == 0) {
