@@ -47,8 +47,8 @@ def fill(free: dict, steps: dict[int, dict], worst: dict) -> Row:
         f"costs of {COSTS.name} on a virtual clock; pages of {PAGE_MIB} MiB and large pages of "
         f"{LARGE_MIB_DEFAULT} MiB, the default: {default['calls_ns'] / 1e9:.2f} s in calls on all "
         f"threads, a step of {default['step_ns'] / 1e9:.2f} s; at published costs, where "
-        f"unmapping waits for kernels and maps after releases stall: {share(worst, free):.4f}; peers: other large pages, at "
-        f"{PAGE_MIB} MiB none"
+        f"unmapping waits for kernels and maps after releases stall: {share(worst, free):.4f}; "
+        f"peers: other large pages, at {PAGE_MIB} MiB none"
     )
     row = Row("gpu_sleep_wake_overhead", "ratio", LOWER, how, bar=BAR)
     return put_sizes(row, added)

@@ -59,4 +59,3 @@ def bubble_row(layout: str, preload: Path, logs: Path) -> Row:
         f"{(1 + found) / (1 + simulated):.4f}"
     )
     return row
-

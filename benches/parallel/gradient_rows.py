@@ -63,4 +63,3 @@ def fill(rows: list[Row], found: list[dict]) -> None:
             f"{len(found)} layouts and dtypes on each rank, two calls pooled: {case['name']}, "
             f"{case['dtype']}, {case['worst_parameter']}"
         )
-

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import ranks
 from . import calls, deepspeed_engine, graph, substitutes, tensor_parallel
 from .support import ModelView, UnsupportedModelError
-from .trial import TRIAL_COPIES, Trial
+from .trial import TRIAL_COPIES, Trial, fits
 
 if dist.is_available():
     from torch.distributed.fsdp import (
@@ -104,10 +104,7 @@ class ReplicatedWeights:
         """Returns whether copies of the weights in ``dtype`` fit beside them, with gradients."""
         parameters = list(model.parameters())
         needed_bytes = sum(p.numel() for p in parameters) * dtype.itemsize * TRIAL_COPIES
-        device = parameters[0].device
-        if device.type != "cuda":
-            return True
-        return needed_bytes <= torch.cuda.mem_get_info(device)[0]
+        return fits(needed_bytes, parameters[0].device)
 
     def gathered_storages(self) -> set[int]:
         """Returns addresses of temporarily gathered weights, which never sleep."""

@@ -127,8 +127,8 @@ class SharedPrefix(ScoredModel):
         prompt of its own: ``prompt_loss_fn`` and ``prompt_outputs`` are refused, labels on a
         prompt's tokens say the same.
 
-        ``microbatch_tokens``: rows per microbatch; None: 512 on the CPU, 4,096 on a GPU. Its
-        activations take memory for so many tokens. ``on_phase`` is called with ``"A"``, ``"B"``,
+        ``microbatch_tokens``: rows per microbatch; None: 512 on the CPU, 4,096 on a GPU. The
+        activations of one microbatch are in memory at a time. ``on_phase`` is called with ``"A"``, ``"B"``,
         ``"C"`` when the phase of the running op changes, and with ``"end"`` after the last.
         ``tree_options``: ``block_tokens``, ``machine`` and ``device_bytes`` of
         :class:`dormouse.hf.batch.TreeBatch`.

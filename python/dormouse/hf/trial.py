@@ -98,12 +98,15 @@ class Trial:
         return self._copies[tensor]
 
 
+def fits(needed_bytes: int, device: torch.device) -> bool:
+    """Returns whether a GPU has so many free bytes; True for another device."""
+    return device.type != "cuda" or needed_bytes <= torch.cuda.mem_get_info(device)[0]
+
+
 def _has_room(grads: list[torch.Tensor]) -> bool:
     """Returns whether gradients can stay where they are."""
-    if not grads or grads[0].device.type != "cuda":
-        return True
     needed_bytes = KEPT_ROOM * sum(grad.nbytes for grad in grads)
-    return needed_bytes <= torch.cuda.mem_get_info(grads[0].device)[0]
+    return not grads or fits(needed_bytes, grads[0].device)
 
 
 def _digest(tensor: torch.Tensor) -> int:

@@ -1,7 +1,7 @@
 """Ranks of a model compare what they are about to run, before the first pass.
 
 Stages carry out lists that fit together, and passes of tensor-parallel ranks hold collectives. A
-rank with another plan would wait for messages that nobody sends, or read those of other rows.
+rank with a different plan would wait for a message that no rank sends, or receive other rows.
 """
 
 from __future__ import annotations
