@@ -391,6 +391,15 @@ impl<D: Device> Allocator<D> {
         locked.state.stats
     }
 
+    /// Returns how many more bytes can be in use, awake or reserved to wake, without raising the most ever in use:
+    /// a sixteenth of it is left to requests. Never more than the budget allows.
+    #[must_use]
+    pub fn spare_bytes(&self) -> u64 {
+        let mut locked = self.state.lock();
+        locked.state.settle_thread_cache();
+        locked.state.spare_bytes()
+    }
+
     /// Resets every peak to the current value.
     pub fn reset_peaks(&self) {
         self.change(|state| {
