@@ -564,6 +564,11 @@ def library_path() -> Path:
     )
 
 
+def preload_path() -> Path:
+    """Returns the path of libdormouse_preload.so, which is next to libdormouse.so."""
+    return library_path().with_name("libdormouse_preload.so")
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Returns the loaded library with its prototypes."""

@@ -290,6 +290,11 @@ class Prefix(_Handle):
         plan_handle = None if plan is None else plan._handle
         native.create(self, "prefix_create", runtime._handle, plan_handle, prefix_id, layers)
 
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime whose tiers hold what sleeps."""
+        return self._runtime
+
     def enter(self, phase: native.Phase) -> None:
         """Enters the next phase: A, then B, then C."""
         native.call("prefix_enter_phase", self._handle, phase, self._runtime.stream())
