@@ -39,6 +39,7 @@ mod boundary;
 mod collect;
 mod convert;
 mod device;
+mod dumps;
 mod fault;
 mod files;
 mod fork;

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 from alone import alone
@@ -29,6 +33,47 @@ def test_running_out_is_torchs_own_class_and_can_be_caught_again():
         assert is_out_of_memory(error)
     held = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
     assert held.is_cuda, "the process goes on"
+
+
+@alone()
+def test_a_dump_is_written_where_memory_runs_out_and_the_error_names_it():
+    with tempfile.TemporaryDirectory() as folder:
+        # The warning of the first, which has no directory, is not wanted on standard error.
+        os.environ |= {"DORMOUSE_DUMP_DIR": f"{folder}/%h", "RANK": "3", "DORMOUSE_LOG": "off"}
+        dormouse.install()
+        missing = str(exhaust())
+        assert "No dump was written: could not write" in missing, missing
+        directory = Path(folder) / Path("/proc/sys/kernel/hostname").read_text().strip()
+        directory.mkdir()
+        for _ in range(9):
+            error = exhaust()
+            assert type(error) is torch.OutOfMemoryError
+        assert str(error).endswith("No dump was written: this process has written 8.")
+        names = sorted(path.name for path in directory.iterdir())
+        assert len(names) == 7
+        name = f"dormouse-{directory.name}-rank3-pid{os.getpid()}-1-oom.html"
+        assert names[0] == name
+        page = (directory / name).read_text()
+        assert page.lower().startswith("<!doctype html>") and page.rstrip().endswith("</html>")
+
+
+@alone()
+def test_the_error_names_the_dump():
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DORMOUSE_DUMP_DIR"] = folder
+        dormouse.install()
+        error = str(exhaust())
+        (page,) = Path(folder).iterdir()
+        assert f"Open {page} in a browser: it shows what held the memory." in error
+
+
+@alone()
+def test_nothing_is_written_unless_a_directory_is_named():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        dormouse.install()
+        assert "browser" not in str(exhaust())
+        assert not list(Path(folder).iterdir())
 
 
 @alone()

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::path::Path;
 
 use dormouse_offload::Tier;
-use dormouse_timeline::{Process, html, pftrace};
+use dormouse_timeline::{html, pftrace};
 
 use super::c::*;
 use super::tags;
@@ -16,7 +16,7 @@ use crate::runtime::create::Options;
 use crate::runtime::report::stats_of;
 use crate::runtime::{RUNTIMES, Runtime};
 use crate::status::{self, dormouse_status_t};
-use crate::{convert, files, log};
+use crate::{convert, dumps, files};
 
 /// Creates the runtime of one device. A device has at most one live runtime. The first call creates
 /// the process heap, unless the preload library created it earlier.
@@ -206,15 +206,7 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
             }
         };
         let snapshot = Runtime::get(runtime)?.heap.timeline().snapshot();
-        let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
-        let process = Process::current(program_name(), rank);
+        let process = dumps::process();
         files::dump(path, |file| write(&snapshot, &process, file))
     })
-}
-
-/// Returns the name of this process, for the title of a timeline.
-fn program_name() -> String {
-    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "process".to_owned() } else { name.to_owned() }
 }

@@ -280,6 +280,14 @@ table! {
          `SLURM_PROCID`, otherwise 0. A FIFO that no process reads is an error. Read when the first \
          runtime is created."
     }
+    DumpDir c"DORMOUSE_DUMP_DIR" {
+        Path, c"",
+        c"an existing, writable directory, in which %h is the host, %p the pid, %r the rank and %% a %",
+        c"directory of timeline dumps that are written where device memory runs out",
+        "A page for a browser, named `dormouse-<host>-rank<rank>-pid<pid>-<number>-oom.html`, at most 8 of a \
+         process. The error names it. Nothing is written if it is not set. A dump that fails is a warning, \
+         and the error is raised all the same."
+    }
     StatsFile c"DORMOUSE_STATS_FILE" {
         Path, c"",
         c"a path for a regular file, in which %h is the host, %p the pid, %r the rank and %% a %",
