@@ -22,7 +22,10 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec,
+    get_gpt_layer_local_spec,
+)
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import (
     gather_from_tensor_model_parallel_region,
@@ -30,7 +33,8 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.moe.router import TopKRouter
+from torch.overrides import TorchFunctionMode
 
 import dormouse.megatron
 from dormouse.megatron import stage
@@ -85,6 +89,13 @@ INTERLEAVED = {
     "overlap_p2p_comm": True,
     "batch_p2p_comm": False,
 }
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 24,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_router_load_balancing_type": "none",
+}
 CASES = {
     "one rank": Case(),
     "twice": Case(share={"graphs": "twice", "microbatch_tokens": 9}),
@@ -100,6 +111,20 @@ CASES = {
         model={"share_embeddings_and_output_weights": True},
     ),
     "per token": Case(config={"calculate_per_token_loss": True}, per_token=True),
+    "experts": Case(config=EXPERTS),
+    "experts, twice": Case(config=EXPERTS, share={"graphs": "twice", "microbatch_tokens": 9}),
+    "experts, shared and gated ones, gathered, awake": Case(
+        config=EXPERTS
+        | {
+            "moe_layer_freq": [0, 1, 1, 1],
+            "moe_router_pre_softmax": True,
+            "moe_router_topk_scaling_factor": 1.5,
+            "moe_shared_expert_gate": True,
+            "moe_shared_expert_intermediate_size": 16,
+            "moe_token_dispatcher_type": "allgather",
+        },
+        share={"sleep": False, "graphs": "kept"},
+    ),
     "two parts": Case(2, 2),
     "two parts, twice": Case(2, 2, share={"graphs": "twice", "microbatch_tokens": 9}),
     "two parts, tied, biases": Case(
@@ -107,6 +132,7 @@ CASES = {
     ),
     "two parts of one key head": Case(2, 2, config={"num_query_groups": 1}),
     "two parts of a sequence": Case(2, 2, config={"sequence_parallel": True}),
+    "two parts of a sequence, experts": Case(2, 2, config=EXPERTS | {"sequence_parallel": True}),
     "two stages": Case(2, stages=2, share={"microbatch_tokens": 9}),
     "two stages, tied, learned positions, biases": Case(
         2,
@@ -123,6 +149,10 @@ CASES = {
         config={"calculate_per_token_loss": True},
         per_token=True,
         share={"sleep": False, "microbatch_tokens": 9},
+    ),
+    "two stages, experts": Case(2, stages=2, config=EXPERTS, share={"microbatch_tokens": 9}),
+    "two stages of two chunks, experts": Case(
+        2, stages=2, chunks=2, config=EXPERTS | INTERLEAVED, share={"microbatch_tokens": 9}
     ),
     "two stages of two chunks": Case(
         2, stages=2, chunks=2, config=INTERLEAVED, share={"microbatch_tokens": 9}
@@ -160,6 +190,62 @@ class ExactGPT(GPTModel):
         logits = gather_from_tensor_model_parallel_region(logits, group=self.pg_collection.tp)
         logits = logits.permute(1, 2, 0)
         return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+class ExactSoftmax(TorchFunctionMode):
+    """Softmax of FP64 rows stays in FP64; that of Megatron's routers is FP32."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.softmax and args[0].dtype is torch.float64:
+            kwargs = {name: value for name, value in kwargs.items() if name != "dtype"}
+        return func(*args, **kwargs)
+
+
+ExactSoftmax().__enter__()
+
+
+class ByToken:
+    """In place of Megatron's replay of routing: a router selects by token and position.
+
+    In BF16 rounding sends many a row to other experts, in any two runs (docs/method.md §10).
+    """
+
+    tokens = positions = torch.empty(0)
+    """Of the rows of the model's last forward."""
+
+    def __init__(self, layer: int):
+        self._layer = layer
+
+    def get_replay_topk(self, scores, topk, *own):
+        rows, experts = scores.shape
+        # Sequence parallelism: each rank has a part.
+        part = slice(None)
+        if rows != self.tokens.numel():
+            part = slice(parallel_state.get_tensor_model_parallel_rank() * rows, None)
+        keys = (self.tokens * 7 + self.positions * 13 + self._layer * 5)[part][:rows, None]
+        # Different ones, for as many experts as there are, less one.
+        indices = (keys + torch.arange(topk) * (1 + keys % (experts - 1))) % experts
+        return scores.gather(1, indices), indices
+
+
+class RecordedGPT(GPTModel):
+    """Its routers select by token and position."""
+
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        for module in self.modules():
+            if isinstance(module, TopKRouter):
+                module.router_replay = ByToken(module.layer_number)
+
+    def forward(self, input_ids, position_ids, *args, **named):
+        # Megatron's rows are those of the first column, then those of the second.
+        ByToken.tokens, ByToken.positions = (x.T.reshape(-1) for x in (input_ids, position_ids))
+        return super().forward(input_ids, position_ids, *args, **named)
+
+
+class ExactRecordedGPT(RecordedGPT, ExactGPT):
+    """Both."""
 
 
 class PartialNorm(torch.nn.RMSNorm):
@@ -221,9 +307,11 @@ def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Mo
     torch.manual_seed(7 + number)
     model_parallel_cuda_manual_seed(7)
     kind = ExactGPT if case.dtype is torch.float64 else GPTModel
+    if case.weights is torch.bfloat16 and config.num_moe_experts is not None:
+        kind = ExactRecordedGPT if kind is ExactGPT else RecordedGPT
     model = kind(
         config,
-        spec_of(config),
+        spec_of(config, chunk["vp_stage"]),
         vocab_size=VOCABULARY,
         max_sequence_length=COLUMNS_MAX,
         pre_process=parallel_state.is_pipeline_first_stage(**chunk),
@@ -237,14 +325,20 @@ def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Mo
     return DistributedDataParallel(config, DistributedDataParallelConfig(**case.ddp), model)
 
 
-def spec_of(config: TransformerConfig):
-    spec = get_gpt_layer_local_spec(
-        qk_layernorm=config.qk_layernorm, normalization=config.normalization
+def spec_of(config: TransformerConfig, vp_stage: int | None = None):
+    if config.num_moe_experts is None and not config.sequence_parallel:
+        return get_gpt_layer_local_spec(
+            qk_layernorm=config.qk_layernorm, normalization=config.normalization
+        )
+    spec = get_gpt_decoder_block_spec(
+        config, False, normalization=config.normalization, vp_stage=vp_stage
     )
-    if not config.sequence_parallel:
-        return spec
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = PartialNorm
-    return TransformerBlockSubmodules([spec] * config.num_layers, PartialNorm)
+    if config.sequence_parallel:
+        spec.layer_norm = PartialNorm
+        for layer in spec.layer_specs:
+            layer.submodules.input_layernorm = PartialNorm
+            layer.submodules.pre_mlp_layernorm = PartialNorm
+    return spec
 
 
 def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:

@@ -7,18 +7,21 @@ import inspect
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 
+SINKHORN = "sinkhorn"
 POSITIONS = ("rope", "learned_absolute", "none")
 # Of TransformerConfig: the values that are accepted, and why others are not.
 SETTINGS = (
     ("context_parallel_size", (1,), "tokens of a sequence are on several ranks"),
-    ("num_moe_experts", (None,), "routers' counts and losses are those of the shared rows"),
     ("mtp_num_layers", (None,), "its losses read rows that are shared"),
     ("multi_latent_attention", (False,), "keys are expanded inside the attention"),
     ("experimental_attention_variant", (None,), "it is no softmax attention"),
@@ -37,6 +40,20 @@ SETTINGS = (
     ("delay_wgrad_compute", (False,), "it computes gradients past autograd"),
     ("enable_autocast", (False,), "it is not tested"),
     ("flash_decode", (False,), "it is of generation"),
+    ("expert_model_parallel_size", (1,), "passes of replicas wait for each other"),
+    ("moe_expert_capacity_factor", (None,), "which tokens are dropped depends on other rows"),
+    ("moe_router_force_load_balancing", (False,), "routing is random"),
+    ("moe_input_jitter_eps", (None,), "responses would share the noise of their prompt"),
+    ("moe_enable_routing_replay", (False,), "recorded experts are those of other rows"),
+    ("moe_router_padding_for_quantization", (False,), "experts get rows that depend on others"),
+    ("moe_router_enable_expert_bias", (False,), "it follows from counts of rows, shared ones too"),
+    ("moe_z_loss_coeff", (None,), "its mean is over rows, shared ones too"),
+    ("moe_grouped_gemm", (False,), "it is not tested"),
+    ("moe_latent_size", (None,), "it is not tested"),
+    ("moe_shared_expert_overlap", (False,), "it is not tested"),
+    ("moe_permute_fusion", (False,), "it is not tested"),
+    ("moe_router_fusion", (False,), "it is not tested"),
+    ("moe_token_dispatcher_type", ("alltoall", "allgather"), "it is not tested"),
 )
 WRAPPERS = (DistributedDataParallel, Float16Module)
 # Arguments of GPTModel.forward that a call may have.
@@ -109,6 +126,17 @@ def check_model(gpt: GPTModel) -> None:
             "sequence_parallel=False, or pipeline_model_parallel_size=1",
         ),
         (
+            SINKHORN in _balancing_of(config),
+            "moe_router_load_balancing_type is 'sinkhorn': routing of a row depends on others",
+            "'none'",
+        ),
+        (
+            any(coefficient for coefficient in _balancing_of(config).values()),
+            f"moe_aux_loss_coeff is {config.moe_aux_loss_coeff}: its counts and means are of rows, "
+            "shared ones too",
+            "0.0",
+        ),
+        (
             gpt.mtp_process,
             "the model predicts several tokens: its losses read rows that are shared",
             "mtp_block_spec=None",
@@ -144,9 +172,19 @@ def check_model(gpt: GPTModel) -> None:
         _check_layer(layer)
 
 
+def _balancing_of(config: TransformerConfig) -> dict[str, float]:
+    """Returns how load is balanced over experts, with the coefficient of each loss."""
+    kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    coefficients = coefficients if isinstance(coefficients, list) else [coefficients]
+    return dict(zip(kinds, coefficients, strict=True))
+
+
 def _check_layer(layer: torch.nn.Module) -> None:
     attention = getattr(layer, "self_attention", None)
     core = getattr(attention, "core_attention", None)
+    experts = getattr(layer, "mlp", None)
+    router = getattr(experts, "router", None)
     refuse(
         (
             not isinstance(layer, TransformerLayer),
@@ -162,6 +200,11 @@ def _check_layer(layer: torch.nn.Module) -> None:
             not isinstance(core, DotProductAttention),
             f"a layer's core attention is a {type(core).__name__}",
             "megatron.core's DotProductAttention, as in get_gpt_layer_local_spec",
+        ),
+        (
+            isinstance(experts, MoELayer) and type(router) is not TopKRouter,
+            f"a layer's router is a {type(router).__name__}",
+            "megatron.core's TopKRouter",
         ),
     )
 
