@@ -34,7 +34,6 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.router import TopKRouter
-from torch.overrides import TorchFunctionMode
 
 import dormouse.megatron
 from dormouse.megatron import stage
@@ -51,6 +50,7 @@ class Case:
     ranks: int = 1
     tensor_parallel: int = 1
     stages: int = 1
+    expert_parallel: int = 1
     chunks: int = 1
     """Parts of the model on a stage."""
     dtype: torch.dtype = torch.float64
@@ -177,6 +177,31 @@ CASES = {
     "four stages": Case(4, stages=4, share={"microbatch_tokens": 9}),
     "two stages of two parts": Case(4, 2, 2, share={"microbatch_tokens": 9}),
     "two stages of two replicas": Case(4, stages=2),
+    "experts on two ranks": Case(2, expert_parallel=2, config=EXPERTS),
+    "experts on two ranks, two parts of a sequence": Case(
+        2,
+        2,
+        expert_parallel=2,
+        config=EXPERTS | {"sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
+    "experts on two ranks, two replicas": Case(
+        4, expert_parallel=2, config=EXPERTS, share={"microbatch_tokens": 9}
+    ),
+    "experts on four ranks, two parts of a sequence": Case(
+        4,
+        2,
+        expert_parallel=4,
+        config=EXPERTS | {"sequence_parallel": True, "expert_tensor_parallel_size": 1},
+        share={"microbatch_tokens": 9},
+    ),
+    "experts on two ranks, overlapped": Case(
+        2,
+        expert_parallel=2,
+        config=EXPERTS | {"calculate_per_token_loss": True},
+        ddp={"overlap_grad_reduce": True, "bucket_size": 1000},
+        per_token=True,
+        share={"microbatch_tokens": 9, "sleep": False},
+    ),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
@@ -192,17 +217,13 @@ class ExactGPT(GPTModel):
         return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
-class ExactSoftmax(TorchFunctionMode):
+def exact_softmax(rows, dim, dtype=None, own=torch.softmax):
     """Softmax of FP64 rows stays in FP64; that of Megatron's routers is FP32."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is torch.softmax and args[0].dtype is torch.float64:
-            kwargs = {name: value for name, value in kwargs.items() if name != "dtype"}
-        return func(*args, **kwargs)
+    return own(rows, dim, dtype=None if rows.dtype is torch.float64 else dtype)
 
 
-ExactSoftmax().__enter__()
+# Not a mode of torch's: passes in a backward see none.
+torch.softmax = exact_softmax
 
 
 class ByToken:
@@ -288,6 +309,7 @@ def config_of(case: Case) -> TransformerConfig:
         "use_cpu_initialization": True,
         "init_method_std": 0.15,
         "tensor_model_parallel_size": case.tensor_parallel,
+        "expert_model_parallel_size": case.expert_parallel,
         "pipeline_model_parallel_size": case.stages,
         "virtual_pipeline_model_parallel_size": case.chunks if case.chunks > 1 else None,
         "pipeline_dtype": torch.float64,
@@ -352,7 +374,8 @@ def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
         return torch.randint(VOCABULARY, (count,), generator=generator)
 
     prompts = draw(prompt_tokens), draw(prompt_tokens - 8)
-    rows = [(0, 9), (1, 5), (0, 1), (0, 14), (1, 0), (1, 11)]
+    # Replicas differ in what fits into a microbatch of 9 tokens.
+    rows = [(0, 9 - 4 * (rank % 2)), (1, 5), (0, 1), (0, 14), (1, 0), (1, 11)]
     found = []
     for place in range(0, len(rows), 2):
         own = []
@@ -469,5 +492,9 @@ def join(case: Case = Case()) -> None:
         dist.init_process_group("gloo", **alone)
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
-        case.tensor_parallel, case.stages, case.chunks if case.chunks > 1 else None
+        case.tensor_parallel,
+        case.stages,
+        case.chunks if case.chunks > 1 else None,
+        expert_model_parallel_size=case.expert_parallel,
+        expert_tensor_parallel_size=case.config.get("expert_tensor_parallel_size"),
     )

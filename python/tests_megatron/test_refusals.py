@@ -54,7 +54,6 @@ def shared(runtime, **options):
     ("delay_wgrad_compute", True),
     ("enable_autocast", True),
     ("flash_decode", True),
-    ("expert_model_parallel_size", 2),
     ("moe_expert_capacity_factor", 1.0),
     ("moe_router_force_load_balancing", True),
     ("moe_input_jitter_eps", 0.01),
@@ -110,6 +109,26 @@ def attention_of(gpt):
     (
         lambda gpt: setattr(gpt.decoder.layers[1], "self_attention", torch.nn.Identity()),
         "a layer's attention is a Identity",
+    ),
+    (
+        lambda gpt: vars(gpt.config).update(
+            expert_model_parallel_size=2, pipeline_model_parallel_size=2
+        ),
+        "expert_model_parallel_size is above 1 in a pipeline",
+    ),
+    (
+        lambda gpt: vars(gpt.config).update(
+            expert_model_parallel_size=2, moe_token_dispatcher_type="allgather"
+        ),
+        "moe_token_dispatcher_type is 'allgather'",
+    ),
+    (
+        lambda gpt: vars(gpt.config).update(
+            expert_model_parallel_size=2,
+            expert_tensor_parallel_size=2,
+            moe_token_dispatcher_type="alltoall",
+        ),
+        "expert_tensor_parallel_size is 2",
     ),
     (
         lambda gpt: setattr(gpt.config, "moe_router_load_balancing_type", "sinkhorn"),

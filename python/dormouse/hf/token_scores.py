@@ -237,6 +237,7 @@ class TwiceCall(Call):
                 self._passes.device,
                 temperature=self._passes.temperature,
                 with_entropies=self._passes.with_entropies,
+                microbatches=places.microbatches,
             )
             found = [scores.log_probabilities, *filter(None, [scores.entropies])]
             for number, values in enumerate(zip(*found, strict=True)):
@@ -252,7 +253,7 @@ class TwiceCall(Call):
     def _step(self, places: Places, gradients: Values) -> None:
         own = [self._of(gradients, places, i) for i in range(len(places.rows))]
         group = places.group
-        if not self._random.matters:
+        if not self._random.matters and not places.microbatches:
             # What no loss depends on is not run again.
             weights = [
                 float(any(each is not None and bool(each.any()) for each in of_row))
@@ -267,14 +268,15 @@ class TwiceCall(Call):
         def loss_fn(logits, labels, i):
             values = self._passes.differentiable_values(logits, labels, needed)
             pairs = zip(values, own[i], strict=True)
-            return sum((value * grad).sum() for value, grad in pairs if grad is not None)
+            weighed = ((value * grad).sum() for value, grad in pairs if grad is not None)
+            return sum(weighed, torch.zeros((), device=logits.device))
 
         batch = GroupBatch(group, Losses(loss_fn))
         with (
             self._passes.plan_of(batch) as plan,
             self._passes.step_of(batch, plan, Step) as step,
         ):
-            step.run()
+            step.run(microbatches=places.microbatches)
 
 
 class _RandomState:

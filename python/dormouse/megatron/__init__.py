@@ -45,7 +45,9 @@ def share(
     the model (interleaved), with lists of models and of data iterators, as Megatron takes them.
 
     Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
-    Data-parallel ranks need not agree on anything.
+    Data-parallel ranks need not agree on anything, except those of an expert-parallel group: their
+    passes wait for each other, so each must call this with the same options, and prompts are shared
+    if all of them have some.
 
     The first call in each state of the model runs a miniature group both ways, and raises
     :class:`dormouse.hf.UnsupportedModelError` if gradients differ. What is known not to be

@@ -40,7 +40,6 @@ SETTINGS = (
     ("delay_wgrad_compute", (False,), "it computes gradients past autograd"),
     ("enable_autocast", (False,), "it is not tested"),
     ("flash_decode", (False,), "it is of generation"),
-    ("expert_model_parallel_size", (1,), "passes of replicas wait for each other"),
     ("moe_expert_capacity_factor", (None,), "which tokens are dropped depends on other rows"),
     ("moe_router_force_load_balancing", (False,), "routing is random"),
     ("moe_input_jitter_eps", (None,), "responses would share the noise of their prompt"),
@@ -111,6 +110,7 @@ def settings_of(module: torch.nn.Module) -> DistributedDataParallelConfig | None
 def check_model(gpt: GPTModel) -> None:
     """Checks what may change between steps, too. Raises :class:`UnsupportedTrainerError`."""
     config = gpt.config
+    is_expert_parallel = config.expert_model_parallel_size > 1
     refuse(
         *(
             (
@@ -135,6 +135,24 @@ def check_model(gpt: GPTModel) -> None:
             f"moe_aux_loss_coeff is {config.moe_aux_loss_coeff}: its counts and means are of rows, "
             "shared ones too",
             "0.0",
+        ),
+        (
+            is_expert_parallel and config.pipeline_model_parallel_size > 1,
+            "expert_model_parallel_size is above 1 in a pipeline: stages of replicas carry out lists "
+            "of their own, and wait for each other",
+            "expert_model_parallel_size=1, or pipeline_model_parallel_size=1",
+        ),
+        (
+            is_expert_parallel and config.moe_token_dispatcher_type != "alltoall",
+            f"moe_token_dispatcher_type is {config.moe_token_dispatcher_type!r} and "
+            "expert_model_parallel_size above 1: it takes as many rows from each rank",
+            "'alltoall'",
+        ),
+        (
+            is_expert_parallel and config.expert_tensor_parallel_size > 1,
+            f"expert_tensor_parallel_size is {config.expert_tensor_parallel_size} and "
+            "expert_model_parallel_size above 1: it is not tested",
+            "expert_tensor_parallel_size=1",
         ),
         (
             gpt.mtp_process,
