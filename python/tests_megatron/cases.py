@@ -10,6 +10,7 @@ import dataclasses
 import socket
 from dataclasses import dataclass, field
 from functools import partial
+from unittest import mock
 
 import conftest
 import on_cpu  # noqa: F401
@@ -33,13 +34,16 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
 
 import dormouse.megatron
+from dormouse.hf.step import LivePrefix
 from dormouse.megatron import stage
 from dormouse.megatron.refusals import unwrapped
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
+PROMPT_TOKENS, LONG_TOKENS = 21, 300
 Tensors = dict[str, torch.Tensor]
 
 
@@ -66,6 +70,19 @@ class Case:
     """The loss function returns the number of its tokens, too."""
     share: dict = field(default_factory=dict)
     """Of dormouse.megatron.share."""
+    prompt_tokens: int = PROMPT_TOKENS
+    """Of the longer prompt. Long ones sleep: pages leave whole."""
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether routers add losses or count tokens."""
+        names = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_enable_expert_bias")
+        return any(map(self.config.get, names))
+
+    @property
+    def columns(self) -> int:
+        """Of the longest rows."""
+        return COLUMNS_MAX - PROMPT_TOKENS + self.prompt_tokens
 
     def of_dtype(self, dtype: torch.dtype) -> Case:
         return dataclasses.replace(self, dtype=dtype, weights=dtype)
@@ -96,6 +113,12 @@ EXPERTS = {
     "moe_token_dispatcher_type": "alltoall",
     "moe_router_load_balancing_type": "none",
 }
+BALANCED = EXPERTS | {
+    "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
+    # As large as other losses.
+    "moe_aux_loss_coeff": [0.3, 0.5, 0.7],
+    "moe_z_loss_coeff": 0.2,
+}
 CASES = {
     "one rank": Case(),
     "twice": Case(share={"graphs": "twice", "microbatch_tokens": 9}),
@@ -125,6 +148,23 @@ CASES = {
         },
         share={"sleep": False, "graphs": "kept"},
     ),
+    "experts, long prompts": Case(config=EXPERTS, prompt_tokens=LONG_TOKENS),
+    "experts, balanced, long prompts": Case(config=BALANCED, prompt_tokens=LONG_TOKENS),
+    "experts, balanced, per token, twice": Case(
+        config=BALANCED | {"calculate_per_token_loss": True},
+        per_token=True,
+        share={"graphs": "twice", "microbatch_tokens": 9},
+    ),
+    "experts, balanced by biases, awake": Case(
+        config=EXPERTS
+        | {
+            "moe_layer_freq": [1, 0, 1, 0],
+            "moe_router_bias_update_rate": 0.05,
+            "moe_router_enable_expert_bias": True,
+            "moe_router_score_function": "sigmoid",
+        },
+        share={"sleep": False, "graphs": "kept"},
+    ),
     "two parts": Case(2, 2),
     "two parts, twice": Case(2, 2, share={"graphs": "twice", "microbatch_tokens": 9}),
     "two parts, tied, biases": Case(
@@ -133,6 +173,9 @@ CASES = {
     "two parts of one key head": Case(2, 2, config={"num_query_groups": 1}),
     "two parts of a sequence": Case(2, 2, config={"sequence_parallel": True}),
     "two parts of a sequence, experts": Case(2, 2, config=EXPERTS | {"sequence_parallel": True}),
+    "two parts of a sequence, experts, balanced": Case(
+        2, 2, config=BALANCED | {"sequence_parallel": True}
+    ),
     "two stages": Case(2, stages=2, share={"microbatch_tokens": 9}),
     "two stages, tied, learned positions, biases": Case(
         2,
@@ -184,8 +227,20 @@ CASES = {
         expert_parallel=2,
         config=EXPERTS | {"sequence_parallel": True, "expert_tensor_parallel_size": 1},
     ),
-    "experts on two ranks, two replicas": Case(
-        4, expert_parallel=2, config=EXPERTS, share={"microbatch_tokens": 9}
+    "experts on two ranks, long prompts": Case(
+        2, expert_parallel=2, config=EXPERTS, prompt_tokens=LONG_TOKENS
+    ),
+    "experts on two ranks, balanced": Case(2, expert_parallel=2, config=BALANCED),
+    "experts of two replicas, balanced over both": Case(2, config=BALANCED),
+    "experts on two ranks, two replicas, balanced": Case(
+        4, expert_parallel=2, config=BALANCED, share={"microbatch_tokens": 9}
+    ),
+    "experts on two ranks, two replicas, long prompts": Case(
+        4,
+        expert_parallel=2,
+        config=EXPERTS,
+        share={"microbatch_tokens": 9},
+        prompt_tokens=LONG_TOKENS,
     ),
     "experts on four ranks, two parts of a sequence": Case(
         4,
@@ -222,8 +277,13 @@ def exact_softmax(rows, dim, dtype=None, own=torch.softmax):
     return own(rows, dim, dtype=None if rows.dtype is torch.float64 else dtype)
 
 
+def exact_float(tensor, own=torch.Tensor.float):
+    """FP64 stays FP64: Megatron's routers take a sigmoid in FP32."""
+    return tensor if tensor.dtype is torch.float64 else own(tensor)
+
+
 # Not a mode of torch's: passes in a backward see none.
-torch.softmax = exact_softmax
+torch.softmax, torch.Tensor.float = exact_softmax, exact_float
 
 
 class ByToken:
@@ -283,7 +343,7 @@ def chunks_of(case: Case) -> list[torch.nn.Module]:
     chunks = [_chunk_of(case, config, number) for number in range(case.chunks)]
     no_sync = [each.no_sync for each in chunks]
     config.no_sync_func = no_sync if case.chunks > 1 else no_sync[0]
-    config.finalize_model_grads_func = finalize_model_grads
+    config.finalize_model_grads_func = finalize
     return chunks
 
 
@@ -335,7 +395,7 @@ def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Mo
         config,
         spec_of(config, chunk["vp_stage"]),
         vocab_size=VOCABULARY,
-        max_sequence_length=COLUMNS_MAX,
+        max_sequence_length=case.columns,
         pre_process=parallel_state.is_pipeline_first_stage(**chunk),
         post_process=parallel_state.is_pipeline_last_stage(**chunk),
         vp_stage=chunk["vp_stage"],
@@ -363,7 +423,9 @@ def spec_of(config: TransformerConfig, vp_stage: int | None = None):
     return spec
 
 
-def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
+def batches_of(
+    call: int = 0, prompt_tokens: int = PROMPT_TOKENS, columns: int = COLUMNS_MAX
+) -> list[dict]:
     """Returns the microbatches of this rank: rows of two prompts in any order, one of which has a
     response of a single token, one holes in its loss and one no loss, with padding behind."""
     rank = parallel_state.get_data_parallel_rank()
@@ -383,7 +445,7 @@ def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
             ids = torch.cat([prompts[prompt], draw(response)])
             end = len(ids) - 1
             # Megatron's interleaved schedule sends shapes the wrong way between two stages.
-            mask = torch.zeros(COLUMNS_MAX - (0 if is_interleaved else place))
+            mask = torch.zeros(columns - (0 if is_interleaved else place))
             mask[end - response : end] = 1
             if response == 14:
                 mask[end - 9 : end - 6] = 0
@@ -429,7 +491,7 @@ def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
         "data_iterator": [iter(batches) for _ in chunks],
         "model": chunks,
         "num_microbatches": len(batches),
-        "seq_length": COLUMNS_MAX,
+        "seq_length": case.columns,
         "micro_batch_size": 2,
     }
     return function(**own | named)
@@ -444,20 +506,57 @@ def gradients(ddp) -> Tensors:
     }
 
 
+# Tokens per expert, as the last call of finalize() found them.
+COUNTED: Tensors = {}
+
+
+def finalize(model: list, *args, **named) -> None:
+    """Megatron's own, which sets the counts of routers to zero."""
+    COUNTED.clear()
+    COUNTED.update(
+        (f"{number}.{name}", each.clone())
+        for number, chunk in enumerate(model)
+        for name, each in chunk.named_buffers()
+        if "tokens_per_expert" in name
+    )
+    finalize_model_grads(model, *args, **named)
+
+
+def balance(ddp: list) -> Tensors:
+    """Returns the biases of experts, their counts, and what routers logged since the last call of
+    this."""
+    logged = {
+        name: own["values"].clone()
+        for name, own in moe_utils.get_moe_layer_wise_logging_tracker().items()
+    }
+    moe_utils.clear_aux_losses_tracker()
+    biases = {
+        f"{number}.{name}": each.clone()
+        for number, chunk in enumerate(ddp)
+        for name, each in chunk.named_buffers()
+        if "expert_bias" in name
+    }
+    return logged | biases | COUNTED
+
+
 def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
     ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
+    asleep: list[int] = []
     if runtime is not None:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
-    found = {"gradients": [], "losses": []}
+    found = {"gradients": [], "losses": [], "balance": []}
+    moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS):
-        with _counted(bytes_sent):
-            found["losses"].append(run(case, function, ddp, batches_of(call)))
+        batches = batches_of(call, case.prompt_tokens, case.columns)
+        with _counted(bytes_sent), _slept(asleep):
+            found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
+        found["balance"].append(balance(ddp))
     if runtime is not None:
         found["sharing"] = function.sharing
-        found["bytes"] = bytes_sent
+        found["bytes"], found["asleep"] = bytes_sent, asleep
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
 
@@ -478,6 +577,20 @@ def _counted(found: list[tuple[int, int]]):
         yield
     finally:
         stage.Stage.backward = own
+
+
+@contextlib.contextmanager
+def _slept(found: list[int]):
+    """Context of a call: the most bytes asleep of each prefix."""
+    own = LivePrefix.backward
+
+    def backward(self, *args, **named):
+        report = own(self, *args, **named)
+        found.append(report["asleep_bytes_peak"])
+        return report
+
+    with mock.patch.object(LivePrefix, "backward", backward):
+        yield
 
 
 def join(case: Case = Case()) -> None:

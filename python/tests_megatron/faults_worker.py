@@ -213,6 +213,8 @@ STAGES_OF_REPLICAS = dataclasses.replace(REPLICAS, ranks=4, stages=2)
 EXPERTS = dataclasses.replace(
     REPLICAS, expert_parallel=2, config=REPLICAS.config | cases.EXPERTS
 )
+BALANCED = dataclasses.replace(REPLICAS, config=REPLICAS.config | cases.BALANCED)
+BALANCED_EXPERTS = dataclasses.replace(BALANCED, expert_parallel=2)
 OVERLAPPED = dataclasses.replace(REPLICAS, ddp={"overlap_grad_reduce": True, "bucket_size": 1000})
 SHARDED = dataclasses.replace(REPLICAS, ddp={"use_distributed_optimizer": True})
 PER_TOKEN_STAGES = dataclasses.replace(REPLICAS, stages=2)
@@ -251,6 +253,10 @@ SHARES = {
     "replica 0 shares no prompt, experts on both": Share(EXPERTS, unshared, (0,)),
     "replica 1 has more prompts, experts on both": Share(EXPERTS, unshared, (1,), (0,)),
     "replica 0 has fewer responses, experts on both": Share(EXPERTS, without_loss, (0,), (1,)),
+    "replica 0 shares no prompt, balanced over both": Share(BALANCED, unshared, (0,)),
+    "replica 1 has no loss, balanced, experts on both": Share(
+        BALANCED_EXPERTS, without_loss, (1,)
+    ),
     "stages of three layers and of one": Share(UNEVEN, without_loss, ()),
 }
 KEPT = dataclasses.replace(PARTS, share={"graphs": "kept"})
@@ -260,6 +266,7 @@ EVALUATED = {
     "schedule, two parts": Evaluated(PARTS, "schedule"),
     "schedule, two replicas": Evaluated(cases.Case(2), "schedule"),
     "model, experts on both": Evaluated(EXPERTS, "model"),
+    "model, balanced, experts on both": Evaluated(BALANCED_EXPERTS, "model"),
     "schedule, experts on both": Evaluated(
         cases.Case(2, expert_parallel=2, config=cases.EXPERTS), "schedule"
     ),

@@ -59,8 +59,6 @@ def shared(runtime, **options):
     ("moe_input_jitter_eps", 0.01),
     ("moe_enable_routing_replay", True),
     ("moe_router_padding_for_quantization", True),
-    ("moe_router_enable_expert_bias", True),
-    ("moe_z_loss_coeff", 1e-3),
     ("moe_grouped_gemm", True),
     ("moe_latent_size", 16),
     ("moe_shared_expert_overlap", True),
@@ -134,13 +132,6 @@ def attention_of(gpt):
         lambda gpt: setattr(gpt.config, "moe_router_load_balancing_type", "sinkhorn"),
         "type is 'sinkhorn'",
     ),
-    (
-        lambda gpt: vars(gpt.config).update(
-            moe_router_load_balancing_type=["seq_aux_loss", "aux_loss"],
-            moe_aux_loss_coeff=[0.0, 1e-2],
-        ),
-        "moe_aux_loss_coeff is .*0.01",
-    ),
     (lambda gpt: gpt.decoder.layers.append(torch.nn.Identity()), "a layer is a Identity"),
     (lambda gpt: setattr(gpt.decoder, "layers", torch.nn.ModuleList()), "stage has 0 layers"),
 ])
@@ -149,6 +140,29 @@ def test_a_part_of_the_model_is_refused_by_name(model, change, message):
     change(gpt)
     with pytest.raises(UnsupportedTrainerError, match=message):
         refusals.check_model(gpt)
+
+
+@pytest.mark.parametrize("setting", [
+    {"moe_router_load_balancing_type": ["none", "aux_loss"], "moe_aux_loss_coeff": [0.0, 1e-2]},
+    {"moe_z_loss_coeff": 1e-3},
+    {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"},
+])
+def test_balancing_in_a_pipeline_is_refused_by_name(runtime, setting):
+    gpt = refusals.unwrapped(cases.model_of(cases.Case(config=cases.EXPERTS | setting)))
+    refusals.check_model(gpt)
+    gpt.config.pipeline_model_parallel_size = 2
+    with pytest.raises(UnsupportedTrainerError, match="routers balance experts in a pipeline"):
+        refusals.check_model(gpt)
+    # Nothing is balanced in evaluation.
+    refusals.check_model(gpt.eval())
+
+
+def test_kept_graphs_with_expert_parallelism_are_refused_by_name(runtime):
+    case = cases.CASES["experts"]
+    chunks = cases.chunks_of(case)
+    refusals.unwrapped(chunks[0]).config.expert_model_parallel_size = 2
+    with pytest.raises(UnsupportedTrainerError, match="graphs is 'kept' with expert_model"):
+        cases.run(case, shared(runtime, graphs="kept"), chunks, cases.batches_of())
 
 
 def test_a_router_of_another_class_is_refused_by_name(runtime):

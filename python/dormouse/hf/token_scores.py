@@ -64,7 +64,8 @@ class Passes:
     view: ModelView
     weights: ReplicatedWeights
     device: torch.device
-    plan_of: Callable[[GroupBatch], Plan]
+    plan_of: Callable[[GroupBatch, Places], Plan]
+    """Called before the passes of a group."""
     step_of: Callable[..., Step]
     """``(batch, plan, kind)``: a step of the class ``kind``."""
     temperature: float
@@ -187,7 +188,7 @@ class KeptCall(Call):
         with torch.enable_grad(), self._twins.in_place(), contextlib.ExitStack() as stack:
             for places in self._places:
                 batch = GroupBatch(places.group)
-                plan = stack.enter_context(self._passes.plan_of(batch))
+                plan = stack.enter_context(self._passes.plan_of(batch, places))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
                 own = (self._passes, self._head, self._rows, self._asleep)
@@ -233,7 +234,7 @@ class TwiceCall(Call):
                 self._passes.view,
                 self._passes.weights,
                 places.group,
-                self._passes.plan_of,
+                lambda batch, places=places: self._passes.plan_of(batch, places),
                 self._passes.device,
                 temperature=self._passes.temperature,
                 with_entropies=self._passes.with_entropies,
@@ -273,7 +274,7 @@ class TwiceCall(Call):
 
         batch = GroupBatch(group, Losses(loss_fn))
         with (
-            self._passes.plan_of(batch) as plan,
+            self._passes.plan_of(batch, places) as plan,
             self._passes.step_of(batch, plan, Step) as step,
         ):
             step.run(microbatches=places.microbatches)

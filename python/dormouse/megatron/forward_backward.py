@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ..runtime import Runtime
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing
+from .balancing import Balancing, balances
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
 from .pipelined import run_pipelined
@@ -98,7 +100,10 @@ class SharedForwardBackward:
         chunks = chunks_of(named["model"])
         batches = _taken(data_iterator, named["num_microbatches"])
         microbatches = list(map(self._read, batches))
-        places = self._shared_places(microbatches)
+        has_backward = not named["forward_only"] and torch.is_grad_enabled()
+        # Routers read every row of the trainer's.
+        whole = has_backward and any(map(balances, chunks))
+        places = self._shared_places(microbatches, whole)
         options = self._options(microbatches, places or [])
         device = next(chunks[0].parameters()).device
         compare_plans(microbatches, places, options, named["forward_only"], device)
@@ -109,7 +114,8 @@ class SharedForwardBackward:
         if chunks[0].config.pipeline_model_parallel_size > 1:
             result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
         else:
-            result = self._run_whole(shared[0], chunks[0], places, microbatches, options, named)
+            own = (places, microbatches, whole, options, named)
+            result = self._run_whole(shared[0], chunks[0], *own)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)
         return result
@@ -120,6 +126,7 @@ class SharedForwardBackward:
         gpt: GPTModel,
         places: list[Places],
         microbatches: list[Microbatch],
+        is_balanced: bool,
         options: dict,
         named: dict,
     ):
@@ -137,17 +144,27 @@ class SharedForwardBackward:
             places = joint_places(shared, gpt, places, rows, options, named["forward_only"])
             # The last row is that of dummies.
             shape, options = (rows + 1, columns), options | {"graphs": TWICE}
-        part = _parts(
-            functools.partial(shared.window, places, shape, **options), has_graph=has_graph
-        )
+        balancing = None
+        if is_balanced:
+            # All responses run.
+            places = [
+                dataclasses.replace(each, microbatches=max(1, each.microbatches))
+                for each in places
+            ]
+            balancing = Balancing(gpt, microbatches, places)
+        window = functools.partial(shared.window, places, shape, balancing, **options)
+        part = _parts(window, has_graph=has_graph)
         may_evaluate = has_graph and torch.is_grad_enabled()
         calls = Calls(gpt, microbatches, part, may_evaluate=may_evaluate)
         with calls.in_place():
             return self._own(**named)
 
-    def _shared_places(self, microbatches: list[Microbatch]) -> list[Places] | None:
-        """Returns the groups of all rows; None if no prompt is shared."""
-        places = places_of(microbatches)
+    def _shared_places(
+        self, microbatches: list[Microbatch], whole: bool
+    ) -> list[Places] | None:
+        """Returns the groups of all rows; None if no prompt is shared. ``whole``: see
+        :func:`places_of`."""
+        places = places_of(microbatches, whole=whole)
         if places is not None and len(places) < sum(len(each.rows) for each in places):
             return places
         if not self._noticed:

@@ -20,9 +20,10 @@ from .. import _native as native
 from .. import ranks
 from ..group import Group
 from ..hf.padded import Places
+from .balancing import GLOBAL, balances, coefficients_of
 from .batches import Microbatch, shape_of
 from .refusals import settings_of
-from .shared_gpt import SharedGPT, all_hold, joint_group, is_expert_parallel
+from .shared_gpt import SharedGPT, all_hold, is_expert_parallel, joint_group
 
 # Of a digest: what an error shows.
 DIGEST_CHARS = 12
@@ -67,15 +68,16 @@ def all_share(
     chunks: Sequence[torch.nn.Module], gpt: GPTModel, shares: bool, forward_only: bool
 ) -> bool:
     """Returns whether the call shares prompts: ``shares``, and that of every replica of an
-    expert-parallel group, and of all if their gradients are reduced as they arrive. Collective of
-    these.
+    expert-parallel group, and of all if their gradients are reduced as they arrive, or experts
+    balanced over all. Collective of these.
 
     ``chunks``: parts of the model in their wrappers. ``gpt``: one of them, without.
     """
     if is_expert_parallel(gpt):
         shares = all_hold(gpt, shares)
-    is_overlapped = any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks)
-    if forward_only or not is_overlapped:
+    waits = any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks)
+    waits |= balances(gpt) and GLOBAL in coefficients_of(gpt)
+    if forward_only or not waits:
         return shares
     # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
@@ -90,8 +92,8 @@ def joint_places(
     options: dict,
     forward_only: bool,
 ) -> list[Places]:
-    """Returns groups with as many passes as those of every replica of an expert-parallel group: this
-    rank's own, the one with the most microbatches first, then dummies. Collective of these.
+    """Returns groups with as many passes as those of every replica of an expert-parallel group:
+    this rank's own, the one with the most microbatches first, then dummies. Collective of these.
 
     ``row``: of the values, for dummies. ``options``: of a window.
 

@@ -7,7 +7,6 @@ import inspect
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
@@ -16,6 +15,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from ..trainers.refusals import UnsupportedTrainerError, refuse
+from .balancing import balances
 
 SINKHORN = "sinkhorn"
 POSITIONS = ("rope", "learned_absolute", "none")
@@ -45,8 +45,6 @@ SETTINGS = (
     ("moe_input_jitter_eps", (None,), "responses would share the noise of their prompt"),
     ("moe_enable_routing_replay", (False,), "recorded experts are those of other rows"),
     ("moe_router_padding_for_quantization", (False,), "experts get rows that depend on others"),
-    ("moe_router_enable_expert_bias", (False,), "it follows from counts of rows, shared ones too"),
-    ("moe_z_loss_coeff", (None,), "its mean is over rows, shared ones too"),
     ("moe_grouped_gemm", (False,), "it is not tested"),
     ("moe_latent_size", (None,), "it is not tested"),
     ("moe_shared_expert_overlap", (False,), "it is not tested"),
@@ -126,20 +124,20 @@ def check_model(gpt: GPTModel) -> None:
             "sequence_parallel=False, or pipeline_model_parallel_size=1",
         ),
         (
-            SINKHORN in _balancing_of(config),
+            SINKHORN in config.moe_router_load_balancing_type,
             "moe_router_load_balancing_type is 'sinkhorn': routing of a row depends on others",
             "'none'",
         ),
         (
-            any(coefficient for coefficient in _balancing_of(config).values()),
-            f"moe_aux_loss_coeff is {config.moe_aux_loss_coeff}: its counts and means are of rows, "
-            "shared ones too",
-            "0.0",
+            balances(gpt) and config.pipeline_model_parallel_size > 1,
+            "routers balance experts in a pipeline, where passes run in the order of a list",
+            "moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None and "
+            "moe_router_enable_expert_bias=False, or pipeline_model_parallel_size=1",
         ),
         (
             is_expert_parallel and config.pipeline_model_parallel_size > 1,
-            "expert_model_parallel_size is above 1 in a pipeline: stages of replicas carry out lists "
-            "of their own, and wait for each other",
+            "expert_model_parallel_size is above 1 in a pipeline: stages of replicas carry out "
+            "lists of their own, and wait for each other",
             "expert_model_parallel_size=1, or pipeline_model_parallel_size=1",
         ),
         (
@@ -188,14 +186,6 @@ def check_model(gpt: GPTModel) -> None:
         )
     for layer in gpt.decoder.layers:
         _check_layer(layer)
-
-
-def _balancing_of(config: TransformerConfig) -> dict[str, float]:
-    """Returns how load is balanced over experts, with the coefficient of each loss."""
-    kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    coefficients = coefficients if isinstance(coefficients, list) else [coefficients]
-    return dict(zip(kinds, coefficients, strict=True))
 
 
 def _check_layer(layer: torch.nn.Module) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,11 @@ from ..hf.window import Window
 from ..schedule import Plan
 from ..trainers.own_forward import own_forward
 from ..trainers.refusals import refuse
+from .balancing import Balancing, balances
 from .held import Held
 from .part import Part
 from .refusals import check_model
+from .routers import Routers
 from .stage_step import StageStep
 from .view import view_of
 
@@ -48,15 +51,37 @@ class SharedGPT(ScoredModel):
         self,
         places: list[Places],
         shape: tuple[int, int],
+        balancing: Balancing | None = None,
         *,
         microbatch_tokens: int,
         graphs: str = AUTO,
     ) -> Window:
         """Returns log-probabilities of labels, ``shape``, to be taken in parts; 0 outside
-        ``places``."""
-        context = functools.partial(own_forward, self._model)
+        ``places``. ``balancing``: of a call whose routers balance experts."""
+
+        @contextlib.contextmanager
+        def context() -> Iterator[None]:
+            with own_forward(self._model), self._routers.of(balancing):
+                yield
+
         scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
+        if balancing is not None:
+            balancing.settle()
         return Window(self._model, scores)
+
+    @functools.cached_property
+    def _routers(self) -> Routers:
+        return Routers(self._model)
+
+    def _plan_of(self, places, batch, microbatch_tokens):
+        plan = super()._plan_of(places, batch, microbatch_tokens)
+        if self._routers.balancing is not None:
+            self._routers.balancing.begin(places, plan)
+        return plan
+
+    def _run_probe(self, *arguments, **options):
+        with self._routers.of(None):
+            return super()._run_probe(*arguments, **options)
 
     @functools.cached_property
     def held(self) -> Held:
@@ -82,7 +107,7 @@ class SharedGPT(ScoredModel):
 
     def _resolve(self):
         check_model(self._model)
-        return view_of(self._model)
+        return view_of(self._model, self._routers)
 
     def _refuse_known_causes(self):
         check_model(self._model)
@@ -92,9 +117,11 @@ class SharedGPT(ScoredModel):
 
     def _check_if_needed(self, weights, batches, microbatch_tokens, request):
         super()._check_if_needed(weights, batches, microbatch_tokens, request)
-        if not (is_expert_parallel(self._model) and self._sleep and torch.is_grad_enabled()):
+        runs_probes = self._sleep and torch.is_grad_enabled()
+        if not runs_probes or not (is_expert_parallel(self._model) or balances(self._model)):
             return
-        # Residency may differ between replicas, and with it what needs a probe.
+        # Residency may differ between replicas, and with it what needs a probe. Owners of rows are
+        # found by the order of passes, which a probe would change.
         sample = batches[0].sample()
         _, *others = self._probe_key(batches[0], microbatch_tokens, False, request)
         for key in ((is_longer, *others) for is_longer in (False, True)):
@@ -112,7 +139,8 @@ class SharedGPT(ScoredModel):
         # Replicas of an expert-parallel group have other lengths.
         reach = Reach(*largest(self._model, reach))
         try:
-            checked = super()._check(weights, reach, *arguments, **options)
+            with self._routers.of(None):
+                checked = super()._check(weights, reach, *arguments, **options)
         except Exception as error:
             refusal = error
         if all_hold(self._model, refusal is None):
