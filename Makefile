@@ -12,7 +12,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -26,6 +26,9 @@ lib: ## target/release/libdormouse.so and libdormouse_preload.so
 
 cli: ## target/release/dormouse, the program
 	$(CARGO) build --release --locked -p dormouse-cli
+
+wheel: python ## target/wheel/dormouse-*.whl: the package, both libraries and the program, as `pip install .` installs them
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir target/wheel .
 
 python: ## the checkout's own Python environment in .venv
 	scripts/setup-python

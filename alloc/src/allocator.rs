@@ -386,16 +386,31 @@ impl<D: Device> Allocator<D> {
     /// Returns a consistent snapshot of the statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let mut locked = self.state.lock();
-        locked.state.settle_thread_cache();
-        locked.state.stats
+        self.state.lock().state.settled_stats()
     }
 
-    /// Resets every peak to the current value.
+    /// Returns how many more bytes can be in use, awake or reserved to wake, without raising the most ever in use:
+    /// a sixteenth of it is left to requests. Never more than the budget allows.
+    #[must_use]
+    pub fn spare_bytes(&self) -> u64 {
+        let mut locked = self.state.lock();
+        locked.state.settle_thread_cache();
+        locked.state.spare_bytes()
+    }
+
+    /// Resets every peak to the current value, except that of the interval.
     pub fn reset_peaks(&self) {
         self.change(|state| {
             state.settle_thread_cache();
-            state.stats.reset_peaks();
+            state.earlier_peaks.reset(&mut state.stats);
+        });
+    }
+
+    /// Begins an interval: its peak becomes the current value, other peaks stay.
+    pub fn begin_interval(&self) {
+        self.change(|state| {
+            state.settle_thread_cache();
+            state.earlier_peaks.begin_interval(&mut state.stats);
         });
     }
 

@@ -50,6 +50,8 @@ impl Amount {
 pub struct Stats {
     /// Awake blocks that are not freed.
     pub allocated_bytes: Amount,
+    /// Their highest value since the start or the last `begin_interval`.
+    pub allocated_interval_peak_bytes: u64,
     /// Awake blocks, including those with a deferred free and those that are pending.
     pub active_bytes: Amount,
     /// Asleep blocks, those with a deferred free included. They hold no pages.
@@ -100,8 +102,40 @@ pub struct Stats {
     pub ooms: u64,
 }
 
+/// Peaks of `allocated_bytes` before the latest reset or begin of an interval. `Stats` has the peak since
+/// then, for both: an allocation raises one peak.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EarlierPeaks {
+    since_reset: u64,
+    in_interval: u64,
+}
+
+impl EarlierPeaks {
+    /// Resets every peak but that of the interval.
+    pub(crate) fn reset(&mut self, stats: &mut Stats) {
+        self.in_interval = self.in_interval.max(stats.allocated_bytes.peak);
+        self.since_reset = 0;
+        stats.reset_peaks();
+    }
+
+    /// Begins an interval. Other peaks stay.
+    pub(crate) fn begin_interval(&mut self, stats: &mut Stats) {
+        self.since_reset = self.since_reset.max(stats.allocated_bytes.peak);
+        self.in_interval = 0;
+        stats.allocated_bytes.reset_peak();
+    }
+
+    /// Returns the statistics with both peaks.
+    pub(crate) fn complete(self, mut stats: Stats) -> Stats {
+        let later = stats.allocated_bytes.peak;
+        stats.allocated_interval_peak_bytes = later.max(self.in_interval);
+        stats.allocated_bytes.peak = later.max(self.since_reset);
+        stats
+    }
+}
+
 impl Stats {
-    pub(crate) fn reset_peaks(&mut self) {
+    fn reset_peaks(&mut self) {
         for amount in [
             &mut self.allocated_bytes,
             &mut self.active_bytes,

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches")]
 
 import bubble_rows
+import compared_rows
 import failure_rows
 import gradient_rows
 import peak_rows
@@ -47,6 +48,7 @@ def main() -> int:
         (gradient_rows.NAMES, lambda: gradient_rows.gradient_rows(PRELOAD, LOGS)),
         ((peak_rows.NAME,), lambda: [peak_rows.peak_row(PRELOAD, LOGS)]),
         ((failure_rows.NAME,), lambda: [failure_rows.failure_row(PRELOAD, LOGS)]),
+        ((compared_rows.NAME,), lambda: [compared_rows.compared_row(PRELOAD, LOGS)]),
         (planner_rows.NAMES, planner_rows.planner_rows),
     ]
     return measure(makers, options.only, OUT)

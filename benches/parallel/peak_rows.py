@@ -13,6 +13,8 @@ NAME = "peak_over_planned_pp4"
 BAR = 1.03
 STAGES = 4
 SECONDS_MAX = 300.0
+# Peer: what stages hold that have more memory than the plan needs.
+FREE = "more memory"
 
 
 def peak_row(preload: Path, logs: Path) -> Row:
@@ -20,7 +22,8 @@ def peak_row(preload: Path, logs: Path) -> Row:
         f"Megatron's schedule with shared prompts, {STAGES} pipeline stages over gloo, four "
         "prompts of 400 to 1,500 tokens with four responses each; peak of the allocator while a "
         "stage carries out its list, beyond what it held before, over that of the plan, which "
-        "knows bytes per row from a call with other prompts"
+        "knows bytes per row from a call with other prompts; each stage has as little memory as "
+        "its plan is accepted in, so a list that needs more does not end"
     )
     row = Row(NAME, "ratio", LOWER, how, bar=BAR)
     try:
@@ -33,16 +36,27 @@ def peak_row(preload: Path, logs: Path) -> Row:
     return row
 
 
-def fill(row: Row, left: list[list[dict]]) -> None:
-    """Puts the largest ratio of any stage and call into the row. ``left``: calls of each stage."""
-    ratios = [[each["measured"] / each["planned"] for each in of_stage] for of_stage in left]
-    row.ours = max(map(max, ratios))
-    row.how += (
-        "; by stage, measured and planned MB of the call with the largest ratio: "
-        + ", ".join(
-            f"{each['measured'] / 1e6:.1f} and {each['planned'] / 1e6:.1f}"
-            for of_stage in left
-            for each in [max(of_stage, key=lambda it: it["measured"] / it["planned"])]
-        )
+def fill(row: Row, left: list[dict[str, list[dict]]]) -> None:
+    """Puts the largest ratio of any stage and call into the row. ``left``: of each stage, the calls
+    ``within`` the planned memory and those ``free`` to use more."""
+
+    def ratio(call: dict) -> float:
+        return call["measured"] / call["bytes"]
+
+    within = [of_stage["within"] for of_stage in left]
+    row.ours = max(ratio(call) for calls in within for call in calls)
+    row.peers[FREE] = max(ratio(call) for of_stage in left for call in of_stage["free"])
+    largest = [max(calls, key=ratio) for calls in within]
+    row.how += "; by stage, measured and planned MB of the call with the largest ratio: "
+    row.how += ", ".join(
+        f"{call['measured'] / 1e6:.1f} and {call['bytes'] / 1e6:.1f}" for call in largest
     )
-    row.how += f"; smallest ratio {min(map(min, ratios)):.3f}"
+    smallest = min(ratio(call) for calls in within for call in calls)
+    row.how += f"; smallest ratio {smallest:.3f}; longest wait for copies in a list: "
+    waited_ns = {
+        name: max(call["waited_ns"] for of_stage in left for call in of_stage[name])
+        for name in ("within", "free")
+    }
+    row.how += (
+        f"{waited_ns['within'] / 1e6:.0f} ms, with more memory {waited_ns['free'] / 1e6:.0f} ms"
+    )

@@ -72,10 +72,14 @@ def test_the_worst_layout_and_the_farthest_ratio_are_reported() -> None:
 
 
 def test_the_largest_peak_over_its_plan_is_reported() -> None:
-    def calls(*pairs: tuple[int, int]) -> list[dict]:
-        return [dict(zip(("measured", "planned"), pair, strict=True)) for pair in pairs]
+    def calls(*each: tuple[int, int, int]) -> list[dict]:
+        return [dict(zip(("measured", "bytes", "waited_ns"), it, strict=True)) for it in each]
 
     row = Row(peak_rows.NAME, "ratio", LOWER, "how", bar=peak_rows.BAR)
-    peak_rows.fill(row, [calls((8, 10), (9, 10)), calls((21, 20), (10, 20))])
+    first = {"within": calls((8, 10, 10**6), (9, 10, 0)), "free": calls((30, 10, 0))}
+    second = {"within": calls((21, 20, 10**7), (10, 20, 0)), "free": calls((20, 20, 10**8))}
+    peak_rows.fill(row, [first, second])
     assert row.ours == pytest.approx(1.05) and not row.met
-    assert row.how.endswith("smallest ratio 0.500")
+    assert row.peers == {peak_rows.FREE: 3}
+    assert "smallest ratio 0.500" in row.how
+    assert row.how.endswith("10 ms, with more memory 100 ms")

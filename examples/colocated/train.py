@@ -1,6 +1,6 @@
 """A rollout engine and a trainer in one process: each sleeps while the other works.
 
-    LD_PRELOAD=target/release/libdormouse_preload.so python examples/colocated/train.py
+    python -m dormouse run examples/colocated/train.py
 """
 
 import copy

@@ -174,8 +174,11 @@
 /// Configuration as a file of `NAME = VALUE` lines.
 #define DORMOUSE_FORMAT_CONFIG 3
 
-/// Sets every peak to its current value after the statistics are read.
+/// Sets every peak, except that of the interval, to its current value after the statistics are read.
 #define DORMOUSE_STATS_RESET_PEAKS 1
+
+/// Begins an interval after the statistics are read. Peaks other than that of the interval stay.
+#define DORMOUSE_STATS_BEGIN_INTERVAL 2
 
 /// Built-in default.
 #define DORMOUSE_FROM_BUILT_IN 0
@@ -475,6 +478,9 @@ typedef struct dormouse_stats_t {
     uint64_t unmap_calls;
     /// Number of waits for a stream to free memory.
     uint64_t stream_waits;
+    /// Highest value of `allocated` since creation or the latest `DORMOUSE_STATS_BEGIN_INTERVAL`, in
+    /// bytes.
+    uint64_t allocated_interval_peak_bytes;
 } dormouse_stats_t;
 
 /// The block that contains an address.
@@ -1089,11 +1095,11 @@ dormouse_status_t dormouse_runtime_destroy(struct dormouse_runtime_t *runtime);
 dormouse_status_t dormouse_runtime_get_info(struct dormouse_runtime_t *runtime,
                                             struct dormouse_info_t *info_out);
 
-/// Returns the memory statistics of a runtime. `flags` is 0 or `DORMOUSE_STATS_RESET_PEAKS`, which
-/// sets every peak to its current value after the statistics are read.
+/// Returns the memory statistics of a runtime. `flags` is the bitwise OR of `DORMOUSE_STATS_*`: what
+/// is done after the statistics are read.
 ///
-/// Any-thread. `stats_out` may be NULL if `DORMOUSE_STATS_RESET_PEAKS` is set. Errors: `NULL`,
-/// `VERSION`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown flag.
+/// Any-thread. A runtime has one interval, which the latest caller began. `stats_out` may be NULL if a
+/// flag is set. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown flag.
 dormouse_status_t dormouse_runtime_get_stats(struct dormouse_runtime_t *runtime,
                                              uint64_t flags,
                                              struct dormouse_stats_t *stats_out);

@@ -351,10 +351,17 @@ impl Trainer {
         Ok(())
     }
 
-    /// Wakes the layers that the backward of `layer` reads, and those of its window.
+    /// Wakes the layers that the backward of `layer` reads and those of its window, and others below while
+    /// there is memory to spare.
     fn wake_for(&mut self, layer: usize) -> Outcome<()> {
         let window = self.engine.wake_window_layers as usize;
-        for ahead in (layer.saturating_sub(window)..=layer).rev() {
+        for ahead in (0..=layer).rev() {
+            let is_asleep = self.layers[ahead].iter().any(|one| one.span.is_some());
+            let bytes: u64 =
+                self.layers[ahead].iter().map(|one| one.block.range.bytes as u64).sum();
+            if ahead + window < layer && is_asleep && bytes > self.allocator.spare_bytes() {
+                break;
+            }
             self.wake(ahead)?;
         }
         Ok(())

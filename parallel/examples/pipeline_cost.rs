@@ -57,7 +57,7 @@ fn main() -> Result<(), PipelineError> {
     let real = PipelineRates {
         op_overhead_ns: MICROBATCH_NS / 50,
         transfer_latency_ns: MICROBATCH_NS / 20,
-        link_bytes_per_s: 0,
+        ..PipelineRates::default()
     };
     let mut rows = Vec::new();
     for (machine, rates) in [("ideal", PipelineRates::default()), ("real", real)] {

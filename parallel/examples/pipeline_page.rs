@@ -24,6 +24,7 @@ fn main() -> Result<(), PipelineError> {
             op_overhead_ns: 500_000,
             transfer_latency_ns: 200_000,
             link_bytes_per_s: 50_000_000_000,
+            ..PipelineRates::default()
         },
         row_bytes: RowBytes {
             activation: 8192,

@@ -1,6 +1,7 @@
 """dormouse: compute a shared prompt prefix once, and let everything else sleep.
 
-A thin package over ``libdormouse.so``; no compiled parts of its own.
+A thin package over ``libdormouse.so``. ``python -m dormouse run SCRIPT`` starts a script in which CPU
+tensors can sleep.
 
 - :func:`install`: selects how dormouse manages torch's memory in this process.
 - :func:`fail_together`: an error or a death of one rank is an error of all, at once.
@@ -30,6 +31,9 @@ from .offload import Offload, offload
 from .runtime import Prefix, Runtime, StayedAwake, Tag
 from .schedule import Forest, Plan, query
 from .tree import Conversation, Tree
+
+# That of the workspace in Cargo.toml.
+__version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",

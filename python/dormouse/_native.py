@@ -40,6 +40,7 @@ ERR_ARGUMENT = -102
 DEVICES = {"host": 1, "cuda": 2}
 FORMATS = {"pftrace": 1, "html": 2}
 STATS_RESET_PEAKS = 1
+STATS_BEGIN_INTERVAL = 2
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 TAG_WITHOUT_BACKUP = 1
 PLAN_LAST_LAYER_DEAD = 1
@@ -215,6 +216,7 @@ class Stats(_Struct):
         *_all(c_uint64, "allocated_total_bytes", "active_total_bytes", "requested_total_bytes"),
         *_all(c_uint64, "mapped_total_bytes", "inactive_split_total_bytes"),
         *_all(c_uint64, "map_calls", "unmap_calls", "stream_waits"),
+        *_all(c_uint64, "allocated_interval_peak_bytes"),
     )
 
 
@@ -562,6 +564,11 @@ def library_path() -> Path:
         "libdormouse.so not found at " + " or ".join(map(str, places)) + "; "
         "build it with `make lib` or set DORMOUSE_LIB to its path"
     )
+
+
+def preload_path() -> Path:
+    """Returns the path of libdormouse_preload.so, which is next to libdormouse.so."""
+    return library_path().with_name("libdormouse_preload.so")
 
 
 @functools.cache

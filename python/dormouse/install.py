@@ -199,8 +199,7 @@ def _unavailable_modes(target: torch.device) -> dict[str, str]:
 def _preload(runtime: Runtime) -> str:
     if "preload" in runtime.info()["modes"]:
         return "libdormouse_preload.so serves malloc of this process: CPU tensors sleep in place"
-    library = native.library_path().with_name("libdormouse_preload.so")
     return (
-        "CPU tensors sleep in place only in a process started with "
-        f"LD_PRELOAD={library}; this process was not"
+        "CPU tensors sleep in place only in a process started by `python -m dormouse run SCRIPT`, or with "
+        f"LD_PRELOAD={native.preload_path()}; this process was not"
     )

@@ -12,6 +12,7 @@ from .activations.forwards import Forwards, are_managed
 from .activations.layers import check_layers, find_layers, is_compiled
 from .activations.passes import Pass
 from .activations.report import BY_COPY, IN_PLACE, OffloadReport, why_awake
+from .asleep import why_no_tier, why_not_in_place
 from .errors import ArgumentError, StateError
 from .install import installed
 from .runtime import Runtime
@@ -76,7 +77,7 @@ def offload(
             f"the model has parameters on {elsewhere.pop()}; accepted: all on {runtime.device}, "
             "the runtime's device"
         )
-    reason = _why_not_in_place(runtime)
+    reason = why_not_in_place(runtime)
     if in_place and reason is not None:
         raise ArgumentError(f"in_place=True is not possible: {reason}")
     is_in_place = reason is None and in_place is not False
@@ -110,7 +111,7 @@ class Offload(Forwards):
         if self._has_warned or report.asleep_bytes or came_late or not has_saved:
             return
         self._has_warned = True
-        reason = why_awake(report, self._runtime, self._window_layers)
+        reason = why_no_tier(self._runtime) or why_awake(report, self._window_layers)
         warnings.warn(f"dormouse.offload: nothing slept: {reason}", RuntimeWarning, stacklevel=5)
 
 
@@ -120,7 +121,7 @@ def in_place(
     """Returns the context in which all that forwards save sleeps in place, that of their last layers
     too, because other work comes before their backward. None where that is not possible: see
     :func:`offload`; or another context manages the layers."""
-    can_sleep = _why_not_in_place(runtime) is None and runtime.info()["tiers"]
+    can_sleep = why_not_in_place(runtime) is None and runtime.info()["tiers"]
     if not can_sleep or are_managed(layers) or is_compiled(model):
         return None
     return Forwards(model, runtime, list(layers), IN_PLACE, 0)
@@ -134,15 +135,3 @@ def _installed_runtime() -> Runtime:
             "dormouse.install() before"
         )
     return found.runtime
-
-
-def _why_not_in_place(runtime: Runtime) -> str | None:
-    """Returns why memory of the runtime's device cannot sleep in place, or None."""
-    if runtime.device.type == "cpu":
-        if "preload" in runtime.info()["modes"]:
-            return None
-        return "the process was not started under LD_PRELOAD=libdormouse_preload.so"
-    found = installed()
-    if found is not None and found.mode == "allocator" and found.runtime is runtime:
-        return None
-    return "dormouse is not torch's CUDA allocator; call dormouse.install() before the first tensor"

@@ -144,8 +144,13 @@ class Runtime(_Handle):
         return result
 
     def reset_peaks(self) -> None:
-        """Sets every peak to its current value."""
+        """Sets every peak, except that of the interval, to its current value."""
         native.call("runtime_get_stats", self._handle, native.STATS_RESET_PEAKS, None)
+
+    def begin_interval(self) -> None:
+        """Begins an interval: ``allocated_interval_peak_bytes`` of :meth:`stats` is that of awake
+        allocated memory from here on. A runtime has one interval; no other peak changes."""
+        native.call("runtime_get_stats", self._handle, native.STATS_BEGIN_INTERVAL, None)
 
     def trim(self) -> int:
         """Releases cached free pages to the system. Returns the bytes released."""
@@ -289,6 +294,11 @@ class Prefix(_Handle):
         self._gradients: dict[tuple[int, int], tuple[int, int, torch.dtype]] = {}
         plan_handle = None if plan is None else plan._handle
         native.create(self, "prefix_create", runtime._handle, plan_handle, prefix_id, layers)
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime whose tiers hold what sleeps."""
+        return self._runtime
 
     def enter(self, phase: native.Phase) -> None:
         """Enters the next phase: A, then B, then C."""

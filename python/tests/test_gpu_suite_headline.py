@@ -128,6 +128,7 @@ def measured(**changes) -> bars.Measured:
             "refused": {"flash 4": "TypeError"},
         }
         reply = {"seconds": seconds, "phases": phases, "prefix": prefix}
+        reply["phase_seconds"] = {"A": seconds / 10, "B": seconds * 0.9}
         return reply | {"attention": [attention, attention | {"calls": "pieces", "seconds": {}}]}
 
     sides = {
@@ -149,6 +150,8 @@ def test_a_cell_is_held_to_its_bars():
     assert found["speedup, dense ÷ asleep"]["met"]
     assert found["sleeping costs"]["ours"] == pytest.approx(5.0)
     assert found["sleeping costs"]["met"] is False
+    assert found["phase B"]["ours"] == pytest.approx(1.89)
+    assert found["phase B"]["peers"]["awake"] == pytest.approx(1.8)
     assert found["dormant bytes given back during B"]["ours"] == pytest.approx(99.0)
     assert found["whole-step peak below awake"]["ours"] == pytest.approx(55.0)
     assert found["whole-step peak below awake"]["peers"]["below dense"] == pytest.approx(40.0)
@@ -163,6 +166,21 @@ def test_a_side_without_memory_leaves_its_figures_open():
     assert found["sleeping costs"]["met"] is False
     assert found["whole-step peak below awake"]["ours"] is None
     assert found["speedup, dense ÷ asleep"]["met"]
+
+
+def test_a_budget_that_meets_the_bar_of_the_peak_says_what_it_costs():
+    found = measured()
+    # 100 of parameters and gradients, and 53 % of the 200 that the awake step takes.
+    assert bars.limit_bytes(found, 50) == 206
+    assert "the budget costs" not in figures(found)
+    found.peaks["limited"] = {"phases": {"B": {"driver_peak": 106}}}
+    found.limited = {"seconds": 2.31}
+    assert figures(found)["whole-step peak below awake, under a budget"]["ours"] == 47.0
+    assert figures(found)["the budget costs"]["ours"] == pytest.approx(10.0)
+    found.peaks["limited"] = {"out_of_memory": "no room"}
+    assert figures(found)["whole-step peak below awake, under a budget"]["ours"] is None
+    found.peaks["awake"] = {"out_of_memory": "no room"}
+    assert bars.limit_bytes(found, 50) is None
 
 
 def test_both_sides_with_one_kernel_gain_what_they_save():

@@ -79,6 +79,7 @@ def test_constants_are_the_headers():
     for name, bit in native.TIER_FLAGS.items():
         assert constant(f"TIER_FLAG_{name.upper()}") == bit
     assert constant("STATS_RESET_PEAKS") == native.STATS_RESET_PEAKS
+    assert constant("STATS_BEGIN_INTERVAL") == native.STATS_BEGIN_INTERVAL
     for name in ("OK", "DECLINED", "PARTIAL", "ERR_ARGUMENT"):
         assert constant(name) == getattr(native, name), name
     short = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}

@@ -7,6 +7,7 @@ what each of :data:`CASES` returns.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 from unittest import mock
@@ -19,10 +20,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 import cases
 import dormouse.megatron
 import long_rows
-from dormouse.megatron import stage
 from dormouse.megatron.held import Held
 from dormouse.megatron.refusals import unwrapped
 from models import distance
+from stage_peaks import read_peaks
 
 STAGES = cases.Case(2, stages=2, config=long_rows.CONFIG, share={"microbatch_tokens": 260})
 AWAKE = dataclasses.replace(STAGES, share=STAGES.share | {"sleep": False})
@@ -34,8 +35,9 @@ ROOM_BYTES = 1
 
 
 def figures_of(case: cases.Case, runtime) -> dict:
-    """Returns figures of the first call, peaks of the second, and of one without room, and how far
-    its gradients are from Megatron's own."""
+    """Returns figures of the first call, peaks of it, of the second, of one in as little memory as
+    the second's plan is accepted in, and of one without room, and how far the gradients of the
+    last two are from Megatron's own."""
     cases.join(case)
     chunks, batches = cases.chunks_of(case), long_rows.batches_of(PROMPTS)
     function = get_forward_backward_func()
@@ -43,30 +45,25 @@ def figures_of(case: cases.Case, runtime) -> dict:
     rows, columns = batches[0]["tokens"].shape
     # Megatron's interleaved schedule sends these shapes.
     shape = {"seq_length": columns, "micro_batch_size": rows}
-    peaks = []
-    own = stage.carry_out
-
-    def carry_out(of_stage: dict, *arguments) -> None:
-        runtime.reset_peaks()
-        before = runtime.stats()["allocated"]["current_bytes"]
-        own(of_stage, *arguments)
-        measured = runtime.stats()["allocated"]["peak_bytes"] - before
-        peaks.append(of_stage["peak"] | {"measured": measured})
-
-    with mock.patch.object(stage, "carry_out", carry_out):
-        cases.run(case, shared, chunks, batches, **shape)
+    run = functools.partial(cases.run, case, ddp=chunks, batches=batches, **shape)
+    with read_peaks(runtime) as free:
+        run(shared)
         held = shared._models[unwrapped(chunks[0])].held
         found = {"bytes": dataclasses.asdict(held.bytes)}
-        cases.run(case, shared, chunks, batches, **shape)
-        # On one stage alone: all must plan the same.
-        room = ROOM_BYTES if dist.get_rank() == 0 else 1 << 60
-        with mock.patch.object(Held, "room_bytes", room):
-            cases.run(case, shared, chunks, batches, **shape)
-    ours = cases.gradients(chunks)
-    cases.run(case, function, chunks, batches, **shape)
-    found["distance"] = distance(cases.gradients(chunks), ours)
+        run(shared)
+    with read_peaks(runtime, within_plan=True) as within:
+        run(shared)
+    gradients = [cases.gradients(chunks)]
+    # On one stage alone: all must plan the same.
+    room = ROOM_BYTES if dist.get_rank() == 0 else 1 << 60
+    with mock.patch.object(Held, "room_bytes", room), read_peaks(runtime) as without_room:
+        run(shared)
+    gradients.append(cases.gradients(chunks))
+    run(function)
+    found["distance"] = max(distance(cases.gradients(chunks), each) for each in gradients)
     parameters = [p for chunk in chunks for p in chunk.parameters()]
     found["gradient_bytes"] = sum(p.nbytes for p in parameters)
+    peaks = [*free, *within, *without_room]
     return found | {"peaks": peaks, "asleep": runtime.stats()["asleep"]["current_bytes"]}
 
 

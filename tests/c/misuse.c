@@ -23,7 +23,7 @@ static void null_pointers(dormouse_runtime_t *runtime)
     RETURNS(dormouse_runtime_get_info(NULL, NULL), DORMOUSE_ERR_NULL, "");
     RETURNS(dormouse_runtime_get_stats(runtime, 0, NULL), DORMOUSE_ERR_NULL, "stats_out");
     RETURNS(dormouse_runtime_get_stats(NULL, DORMOUSE_STATS_RESET_PEAKS, NULL), DORMOUSE_ERR_NULL, "runtime");
-    RETURNS(dormouse_runtime_get_stats(runtime, 2, NULL), DORMOUSE_ERR_ARGUMENT, "flags is 0x2");
+    RETURNS(dormouse_runtime_get_stats(runtime, 4, NULL), DORMOUSE_ERR_ARGUMENT, "flags is 0x4");
     RETURNS(dormouse_runtime_trim(NULL, &number), DORMOUSE_ERR_NULL, "runtime");
     RETURNS(dormouse_runtime_trim(runtime, NULL), DORMOUSE_ERR_NULL, "freed_bytes_out");
     RETURNS(dormouse_runtime_set_budget(NULL, 0, 1), DORMOUSE_ERR_NULL, "runtime");

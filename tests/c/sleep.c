@@ -120,6 +120,11 @@ static void figures(const char *dir)
     EXPECT(stats.tiers[DORMOUSE_TIER_NVME].peak_bytes > 0);
     EXPECT(stats.asleep.current_bytes == 0 && stats.asleep.peak_bytes > 0);
     EXPECT(stats.declined > 0);
+    EXPECT(stats.allocated.peak_bytes > stats.allocated.current_bytes);
+    EXPECT(stats.allocated_interval_peak_bytes == stats.allocated.peak_bytes);
+    OK(dormouse_runtime_get_stats(runtime, DORMOUSE_STATS_BEGIN_INTERVAL, NULL));
+    OK(dormouse_runtime_get_stats(runtime, 0, &stats));
+    EXPECT(stats.allocated_interval_peak_bytes < stats.allocated.peak_bytes);
     OK(dormouse_runtime_get_stats(runtime, DORMOUSE_STATS_RESET_PEAKS, &stats));
     EXPECT(stats.asleep.peak_bytes > 0);
     OK(dormouse_runtime_get_stats(runtime, DORMOUSE_STATS_RESET_PEAKS, NULL));

@@ -30,7 +30,7 @@ mod thread_cached;
 
 use crate::config::Margin;
 use crate::core::{Fit, LargePages, Ranges, Starts, Tlsf};
-use crate::stats::Stats;
+use crate::stats::{EarlierPeaks, Stats};
 use crate::thread_cache::ThreadCache;
 use crate::types::{ArenaId, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError};
@@ -201,6 +201,7 @@ pub(crate) struct State {
     /// Number of requests for which the filling is suspended.
     fill_pause: u32,
     pub(crate) stats: Stats,
+    pub(crate) earlier_peaks: EarlierPeaks,
 }
 
 /// The list of a pool's cached ranges.
@@ -266,6 +267,7 @@ impl State {
             near_high_bytes: 0,
             fill_pause: 0,
             stats: Stats { budget_bytes, ..Stats::default() },
+            earlier_peaks: EarlierPeaks::default(),
         }
     }
 

@@ -106,6 +106,12 @@ impl State {
         }
     }
 
+    /// Returns all statistics, those of the thread cache included.
+    pub(crate) fn settled_stats(&mut self) -> Stats {
+        self.settle_thread_cache();
+        self.earlier_peaks.complete(self.stats)
+    }
+
     /// Settles the thread cache if, with `bytes` and `requested_bytes` more, it may have reached a peak.
     #[inline]
     pub(super) fn settle_near_peak(&mut self, bytes: u64, requested_bytes: u64) {

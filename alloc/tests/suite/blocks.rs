@@ -321,6 +321,35 @@ fn peaks_are_reset_to_what_is_now() {
 }
 
 #[test]
+fn an_interval_has_a_peak_of_its_own() {
+    let (_, allocator) = allocator(512, 100);
+    let peaks = || {
+        let stats = allocator.stats();
+        (stats.allocated_bytes.peak, stats.allocated_interval_peak_bytes)
+    };
+    let pass = |count| {
+        let block = allocator.allocate(&pages(count)).unwrap();
+        let _ = allocator.free(block.range.start, 0).unwrap();
+    };
+    let _keep = allocator.allocate(&pages(2)).unwrap();
+    pass(30);
+    assert_eq!(peaks(), (bytes(32), bytes(32)));
+    allocator.begin_interval();
+    assert_eq!(peaks(), (bytes(32), bytes(2)));
+    pass(10);
+    assert_eq!(peaks(), (bytes(32), bytes(12)));
+    allocator.reset_peaks();
+    assert_eq!(peaks(), (bytes(2), bytes(12)));
+    pass(5);
+    assert_eq!(peaks(), (bytes(7), bytes(12)));
+    pass(40);
+    assert_eq!(peaks(), (bytes(42), bytes(42)));
+    allocator.begin_interval();
+    allocator.begin_interval();
+    assert_eq!(peaks(), (bytes(42), bytes(2)));
+}
+
+#[test]
 fn cached_ranges_beside_blocks_count_as_inactive_split() {
     let (device, allocator) = allocator(512, 100);
     let (a, b) = (allocator.allocate(&pages(4)).unwrap(), allocator.allocate(&pages(4)).unwrap());

@@ -82,3 +82,26 @@ fn an_allocator_that_moves_no_pages_keeps_them() {
 fn allocate(allocator: &Arc<Allocator<crate::common::Fake>>, pages: usize) -> Block {
     allocator.allocate(&Request::new(pages * PAGE)).unwrap()
 }
+
+/// What may wake ahead: up to a sixteenth below the most ever in use, and within the budget.
+#[test]
+fn memory_is_spare_as_far_as_it_was_in_use_before() {
+    let (_, allocator) = with_contents(PAGES, config(), 0);
+    let bytes = |pages: usize| (pages * PAGE) as u64;
+    let block = |pages| allocator.allocate(&Request::new(pages * PAGE)).unwrap();
+    let (kept, freed) = (block(63), block(97));
+    assert_eq!(allocator.spare_bytes(), 0, "this is the most that was ever in use");
+    // The use is noted with the next request.
+    let noted = block(1);
+    let _ = allocator.free(freed.range.start, 0).unwrap();
+    assert_eq!(allocator.spare_bytes(), bytes(160 - 10 - 64));
+    allocator.reserve_awake(bytes(6)).unwrap();
+    assert_eq!(allocator.spare_bytes(), bytes(160 - 10 - 64 - 6));
+    allocator.set_budget(bytes(100)).unwrap();
+    assert_eq!(allocator.spare_bytes(), bytes(100 - 64 - 6));
+    allocator.unreserve_awake(bytes(6)).unwrap();
+    for block in [kept, noted] {
+        let _ = allocator.free(block.range.start, 0).unwrap();
+    }
+    assert_eq!(allocator.spare_bytes(), bytes(100));
+}

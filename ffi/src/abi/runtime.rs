@@ -98,11 +98,11 @@ pub unsafe extern "C" fn dormouse_runtime_get_info(
     })
 }
 
-/// Returns the memory statistics of a runtime. `flags` is 0 or `DORMOUSE_STATS_RESET_PEAKS`, which
-/// sets every peak to its current value after the statistics are read.
+/// Returns the memory statistics of a runtime. `flags` is the bitwise OR of `DORMOUSE_STATS_*`: what
+/// is done after the statistics are read.
 ///
-/// Any-thread. `stats_out` may be NULL if `DORMOUSE_STATS_RESET_PEAKS` is set. Errors: `NULL`,
-/// `VERSION`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown flag.
+/// Any-thread. A runtime has one interval, which the latest caller began. `stats_out` may be NULL if a
+/// flag is set. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`, `ARGUMENT` for an unknown flag.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_get_stats(
     runtime: *mut dormouse_runtime_t,
@@ -110,18 +110,21 @@ pub unsafe extern "C" fn dormouse_runtime_get_stats(
     stats_out: *mut dormouse_stats_t,
 ) -> dormouse_status_t {
     enter(|| {
-        check_flags(flags, DORMOUSE_STATS_RESET_PEAKS, "flags", "DORMOUSE_STATS_RESET_PEAKS")?;
-        let resets = flags != 0;
+        let known = DORMOUSE_STATS_RESET_PEAKS | DORMOUSE_STATS_BEGIN_INTERVAL;
+        check_flags(flags, known, "flags", "DORMOUSE_STATS_*")?;
         // SAFETY: the caller's promise (module docs).
         let out = unsafe { Out::optional_sized(stats_out, "stats_out") }?;
-        if out.is_none() && !resets {
+        if out.is_none() && flags == 0 {
             return Err(Fault::null("stats_out"));
         }
         let runtime = Runtime::get(runtime)?;
         if let Some(out) = out {
             out.fill(stats_of(runtime.heap));
         }
-        if resets {
+        if flags & DORMOUSE_STATS_BEGIN_INTERVAL != 0 {
+            runtime.heap.allocator().begin_interval();
+        }
+        if flags & DORMOUSE_STATS_RESET_PEAKS != 0 {
             runtime.heap.allocator().reset_peaks();
             runtime.engine.reset_peaks();
         }

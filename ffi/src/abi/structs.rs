@@ -105,8 +105,10 @@ pub const DORMOUSE_FORMAT_HTML: i32 = 2;
 /// Configuration as a file of `NAME = VALUE` lines.
 pub const DORMOUSE_FORMAT_CONFIG: i32 = 3;
 
-/// Sets every peak to its current value after the statistics are read.
+/// Sets every peak, except that of the interval, to its current value after the statistics are read.
 pub const DORMOUSE_STATS_RESET_PEAKS: u64 = 1;
+/// Begins an interval after the statistics are read. Peaks other than that of the interval stay.
+pub const DORMOUSE_STATS_BEGIN_INTERVAL: u64 = 2;
 
 /// Built-in default.
 pub const DORMOUSE_FROM_BUILT_IN: i32 = 0;
@@ -315,6 +317,9 @@ pub struct dormouse_stats_t {
     pub unmap_calls: u64,
     /// Number of waits for a stream to free memory.
     pub stream_waits: u64,
+    /// Highest value of `allocated` since creation or the latest `DORMOUSE_STATS_BEGIN_INTERVAL`, in
+    /// bytes.
+    pub allocated_interval_peak_bytes: u64,
 }
 
 /// The block that contains an address.

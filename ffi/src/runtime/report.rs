@@ -117,6 +117,7 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
         map_calls: memory.maps,
         unmap_calls: memory.unmaps,
         stream_waits: memory.stream_waits,
+        allocated_interval_peak_bytes: memory.allocated_interval_peak_bytes,
         ..c::dormouse_stats_t::default()
     }
 }

@@ -82,6 +82,8 @@ pub struct Prefix<D: Device> {
     /// Number of gradients of the last microbatch so far; `None` before it begins.
     last_microbatch_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
+    /// This layer and those above it were asked to wake, without a plan.
+    awake_from: u32,
     /// Times of the trainer's marks.
     clock: Clock<D>,
     /// Time that threads waited elsewhere than at the begin of a backward.
@@ -130,6 +132,7 @@ impl<D: Device> Engine<D> {
             microbatches_after: None,
             last_microbatch_gradients: None,
             wake_began_ns: None,
+            awake_from: layers,
             clock: Clock::default(),
             other_stall_ns: 0,
             phase_peak_bytes: [0; 3],

@@ -1,4 +1,4 @@
-//! Microbatches and waking: by the plan if there is one, otherwise a window of layers ahead.
+//! Microbatches and waking: by the plan if there is one, otherwise a window of layers ahead, on a GPU more.
 
 use dormouse_device::Device;
 
@@ -44,7 +44,10 @@ impl<D: Device> Prefix<D> {
                 self.move_by_plan()
             }
             None if is_first => self.begin_wake(),
-            None => Ok(()),
+            None => {
+                self.wake_beyond_window();
+                Ok(())
+            }
         };
     }
 
@@ -82,9 +85,34 @@ impl<D: Device> Prefix<D> {
             return Ok(());
         }
         let top = self.layers() - 1;
-        let ids = self.ids(needed(top).chain(ahead(top, self.window)));
-        self.engine.wake_ahead(&ids);
+        self.engine.wake_ahead(&self.ids(needed(top)));
+        self.wake_window(top);
         Ok(())
+    }
+
+    /// Starts to wake the window below `layer`, and then what [`Prefix::wake_beyond_window`] adds.
+    fn wake_window(&mut self, layer: u32) {
+        self.engine.wake_ahead(&self.ids(ahead(layer, self.window)));
+        self.awake_from = self.awake_from.min(layer.saturating_sub(self.window));
+        self.wake_beyond_window();
+    }
+
+    /// On a GPU starts to wake further layers, as long as this does not raise the most memory in use. A window
+    /// is only as much lead time as the host has: its marks come some layers before the GPU needs them, and the
+    /// link may take longer than the backward.
+    fn wake_beyond_window(&mut self) {
+        if !self.engine.allocator().device().is_stream_ordered() || self.wake_began_ns.is_none() {
+            return;
+        }
+        while let Some(next) = self.awake_from.checked_sub(1) {
+            let ids = self.ids(std::iter::once(next));
+            let place = self.engine.residence(&ids);
+            if place.bytes - place.resident_bytes > self.engine.allocator().spare_bytes() {
+                return;
+            }
+            self.awake_from = next;
+            self.engine.wake_ahead(&ids);
+        }
     }
 
     /// Records the sleeping bytes when waking begins. Returns true if that was done before.
@@ -194,7 +222,7 @@ impl<D: Device> Prefix<D> {
             follow.backward(layer);
             return self.wake_by_plan();
         }
-        self.engine.wake_ahead(&self.ids(ahead(layer, self.window)));
+        self.wake_window(layer);
         Ok(())
     }
 

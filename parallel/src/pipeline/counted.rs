@@ -124,12 +124,19 @@ impl Pipeline {
         let options = plans[0].options();
         let machine = options.machine.unwrap_or_default();
         let Machine { flops_per_s, op_overhead_ns, link_bytes_per_s, .. } = machine;
+        let Machine { sleep_bytes_per_s, wake_bytes_per_s, .. } = machine;
         check_range("flops_per_s", flops_per_s, 1, u64::MAX)?;
         let mut pipeline = Self {
             stages,
             virtual_stages,
             groups: plans.iter().map(|_| PipelineGroup::default()).collect(),
-            rates: PipelineRates { op_overhead_ns, transfer_latency_ns: 0, link_bytes_per_s },
+            rates: PipelineRates {
+                op_overhead_ns,
+                transfer_latency_ns: 0,
+                link_bytes_per_s,
+                sleep_bytes_per_s,
+                wake_bytes_per_s,
+            },
             ..Self::default()
         };
         pipeline.check_stages()?;

@@ -8,7 +8,8 @@ use super::spec::StageBytes;
 /// Returns the peak memory of a list, which depends only on the order of ops.
 ///
 /// A chunk's boundary and saved bytes are alive from its forward to the end of its backward, a
-/// microbatch's on each part likewise. Working bytes are held during an op alone.
+/// microbatch's on each part likewise. Working bytes, and what sleeps of a prefix, are held during an op
+/// alone: within this peak a list runs on any machine, as a slower one waits for what is falling asleep.
 pub(super) fn peak(ops: &[StageOp], bytes: &StageBytes) -> StagePeak {
     let mut held = StagePeak { bytes: bytes.fixed, ..StagePeak::default() };
     let mut peak = held;

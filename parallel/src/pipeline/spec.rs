@@ -91,6 +91,11 @@ pub struct PipelineRates {
     pub transfer_latency_ns: u64,
     /// Link rate per pair of stages and direction, in bytes/s; 0 means unlimited.
     pub link_bytes_per_s: u64,
+    /// Rate at which a prefix falls asleep on each stage, in bytes/s; 0 means unlimited. Lists do not depend
+    /// on it: [`World::of_stages`](crate::simulate::World::of_stages) does.
+    pub sleep_bytes_per_s: u64,
+    /// Rate at which it wakes, likewise.
+    pub wake_bytes_per_s: u64,
 }
 
 /// Bytes per row and part.
@@ -115,8 +120,10 @@ pub struct StageBytes {
     pub boundary: u64,
     /// Bytes a prefix row saves for its backward, and that stay awake.
     pub prefix_saved: u64,
-    /// Bytes per prefix row that are awake during its own ops alone: what sleeps between them, and what
-    /// they work with.
+    /// Bytes a prefix row saves for its backward, and that are awake during its own ops alone. What has not
+    /// left when the next op needs the room, that op waits for.
+    pub prefix_asleep: u64,
+    /// Bytes per prefix row that its own ops work with.
     pub prefix_working: u64,
     /// Bytes a microbatch row saves for its backward.
     pub microbatch_saved: u64,
@@ -127,9 +134,13 @@ pub struct StageBytes {
 }
 
 impl StageBytes {
-    /// Returns the bytes per row that an op works with.
+    /// Returns the bytes per row that are awake during an op alone.
     pub(crate) const fn working(&self, kind: StageOpKind) -> u64 {
-        if kind.is_prefix() { self.prefix_working } else { self.microbatch_working }
+        if kind.is_prefix() {
+            self.prefix_asleep.saturating_add(self.prefix_working)
+        } else {
+            self.microbatch_working
+        }
     }
 }
 

@@ -2,13 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use super::world::{SimulatedRank, SimulatedStep, StepExchange, World};
-use crate::pipeline::{Pipeline, PipelineError, PipelineUnit, StageBytes, StageOp, Stages};
+use super::world::{BlockSleep, SimulatedRank, SimulatedStep, StepExchange, World};
+use crate::pipeline::{
+    Pipeline, PipelineError, PipelineRates, PipelineUnit, StageBytes, StageList, StageOp, Stages,
+};
+use dormouse_residency::Tier;
+use dormouse_schedule::Machine;
 
 impl World {
     /// Converts op lists into ranks; transfers overlap compute. The boundary and saved bytes of a chunk,
     /// or of a microbatch on one part, are one block from its forward to the end of its backward; what an
     /// op works with one of that op; what a stage always holds one without an end.
+    ///
+    /// If the pipeline has both rates, what sleeps of a chunk is a block too, on its way to the host after
+    /// the forward and back for the backward, and a device has room for the planned peak alone: steps wait
+    /// for what has not left. Otherwise it leaves and returns in no time.
     ///
     /// # Errors
     /// As [`Stages::op_ns`].
@@ -24,8 +32,16 @@ impl World {
                 }
             }
         }
-        let rank = |(stage, (list, op_ns)): (u32, (&crate::pipeline::StageList, Vec<u64>))| {
-            rank(&pipeline.bytes_of(stage), &list.ops, &op_ns, &sent)
+        let PipelineRates { sleep_bytes_per_s, wake_bytes_per_s, .. } = pipeline.rates;
+        let sleeps = sleep_bytes_per_s > 0 && wake_bytes_per_s > 0;
+        let rank = |(stage, (list, op_ns)): (u32, (&StageList, Vec<u64>))| {
+            let mut rank = rank(&pipeline.bytes_of(stage), &list.ops, &op_ns, &sent, sleeps);
+            if sleeps {
+                let device_bytes = list.peak.bytes;
+                let rates = Machine { sleep_bytes_per_s, wake_bytes_per_s, ..Machine::default() };
+                rank.machine = Machine { device_bytes, ..rates };
+            }
+            rank
         };
         Ok(Self {
             ranks: (0..).zip(stages.stages.iter().zip(op_ns)).map(rank).collect(),
@@ -42,10 +58,11 @@ fn rank(
     ops: &[StageOp],
     op_ns: &[u64],
     sent: &BTreeMap<PipelineUnit, u32>,
+    sleeps: bool,
 ) -> SimulatedRank {
     let mut rank = SimulatedRank::default();
-    // The blocks of forwards whose backward has not run.
-    let mut blocks = BTreeMap::new();
+    // The blocks of forwards whose backward has not run, and those of them that sleep.
+    let (mut blocks, mut asleep) = (BTreeMap::new(), BTreeMap::new());
     for (op, compute_ns) in ops.iter().zip(op_ns) {
         let mut step = SimulatedStep { compute_ns: *compute_ns, ..SimulatedStep::default() };
         let place = (op.kind.is_prefix(), op.group, op.index, op.part);
@@ -60,7 +77,20 @@ fn rank(
         } else {
             step.frees.extend(blocks.remove(&place));
         }
-        let working = op.rows.count().saturating_mul(bytes.working(op.kind));
+        let mut row = bytes.working(op.kind);
+        if sleeps && op.kind.is_prefix() {
+            row = bytes.prefix_working;
+            if op.kind.is_forward() {
+                let own = op.rows.count().saturating_mul(bytes.prefix_asleep);
+                let block = allocated(&mut rank, &mut step, own);
+                step.sleeps.push(BlockSleep { block, tier: Tier::Host });
+                asleep.insert(place, block);
+            } else if let Some(block) = asleep.remove(&place) {
+                step.needs.push(block);
+                step.frees.push(block);
+            }
+        }
+        let working = op.rows.count().saturating_mul(row);
         if working > 0 {
             let block = allocated(&mut rank, &mut step, working);
             step.frees.push(block);

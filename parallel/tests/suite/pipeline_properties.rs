@@ -29,13 +29,20 @@ prop_compose! {
 
 prop_compose! {
     /// What each of five stages holds.
-    fn stage_bytes()(own in prop::collection::vec(prop::array::uniform6(0u64..9), 5)) -> Vec<StageBytes> {
-        let bytes = |own: [u64; 6]| {
-            let [boundary, prefix_saved, prefix_working, microbatch_saved, microbatch_working, fixed] = own;
-            StageBytes { boundary, prefix_saved, prefix_working, microbatch_saved, microbatch_working, fixed }
+    fn stage_bytes()(own in prop::collection::vec(prop::array::uniform7(0u64..9), 5)) -> Vec<StageBytes> {
+        let bytes = |own: [u64; 7]| {
+            let [boundary, prefix_saved, prefix_asleep, prefix_working, ..] = own;
+            let [.., microbatch_saved, microbatch_working, fixed] = own;
+            let prefix = StageBytes { boundary, prefix_saved, prefix_asleep, prefix_working, ..StageBytes::default() };
+            StageBytes { microbatch_saved, microbatch_working, fixed, ..prefix }
         };
         own.into_iter().map(bytes).collect()
     }
+}
+
+/// From copies that outlast the list to copies of less than an op.
+fn link_rate() -> impl Strategy<Value = u64> {
+    (0u32..5).prop_map(|exponent| 10_000_000 * 10u64.pow(exponent))
 }
 
 prop_compose! {
@@ -60,7 +67,12 @@ prop_compose! {
             chunk_rows_multiple,
             bounds: MemoryBounds { live_groups_max, in_flight_max },
             blocking,
-            rates: PipelineRates { op_overhead_ns, transfer_latency_ns, link_bytes_per_s },
+            rates: PipelineRates {
+                op_overhead_ns,
+                transfer_latency_ns,
+                link_bytes_per_s,
+                ..PipelineRates::default()
+            },
             row_bytes: RowBytes { activation: 1, boundary: 2, prefix_saved: 5, microbatch_saved: 3 },
             ..Pipeline::default()
         }
@@ -217,6 +229,36 @@ proptest! {
             prop_assert_eq!(rank.compute_ns + rank.waits.exchanges_ns, rank.end_ns);
         }
         prop_assert_eq!(timeline.total_ns, times.makespan_ns);
+    }
+
+    /// However slowly prefixes fall asleep and wake, lists run in their order within the planned peaks, and
+    /// waits are all that they cost; one byte less on any stage, and they never end.
+    #[test]
+    fn simulated_ranks_need_the_planned_peaks_at_any_rate(
+        mut case in pipeline(),
+        own in stage_bytes(),
+        sleep_bytes_per_s in link_rate(),
+        wake_bytes_per_s in link_rate(),
+    ) {
+        case.blocking = false;
+        case.stage_bytes = own.into_iter().take(case.stages as usize).collect();
+        let stages = case.plan().unwrap();
+        case.rates = PipelineRates { sleep_bytes_per_s, wake_bytes_per_s, ..case.rates };
+        let world = World::of_stages(&case, &stages).unwrap();
+        let timeline = world.run().unwrap();
+        prop_assert!(timeline.total_ns >= stages.report.makespan_ns);
+        for (number, (stage, rank)) in stages.stages.iter().zip(&timeline.ranks).enumerate() {
+            prop_assert!(rank.peak.device_bytes <= stage.peak.bytes);
+            let waits = rank.waits;
+            let waited_ns = waits.exchanges_ns + waits.room_ns + waits.wakes_ns;
+            prop_assert_eq!(rank.compute_ns + waited_ns, rank.end_ns);
+            // A device of 0 bytes has no bound.
+            if stage.peak.bytes > 1 {
+                let mut smaller = world.clone();
+                smaller.ranks[number].machine.device_bytes -= 1;
+                prop_assert!(smaller.run().is_err());
+            }
+        }
     }
 
     /// The check refuses a list with two swapped steps exactly if the tick-by-tick replay does.
@@ -445,7 +487,8 @@ fn an_error_names_the_deadlock() {
 fn working_bytes_count_during_an_op() {
     let mut case = Pipeline { chunks: 1, ..uniform(2, 1, 1, 2, 1) };
     let (rows, each) = (case.groups[0].prefix_rows, case.groups[0].microbatches[0].rows);
-    let own = StageBytes { boundary: 3, prefix_working: 7, fixed: 100, ..StageBytes::default() };
+    let prefix = StageBytes { boundary: 3, prefix_asleep: 5, ..StageBytes::default() };
+    let own = StageBytes { prefix_working: 2, fixed: 100, ..prefix };
     let last = StageBytes { microbatch_saved: 5000, microbatch_working: 1000, ..own };
     case.stage_bytes = vec![own, last];
     let peaks: Vec<StagePeak> = case.plan().unwrap().stages.iter().map(|s| s.peak).collect();
@@ -453,6 +496,32 @@ fn working_bytes_count_during_an_op() {
     assert_eq!(peaks[1].bytes, 100 + 3 * rows + 6000 * each);
     case.stage_bytes.pop();
     assert_eq!(case.plan().unwrap_err().to_string(), "stage_bytes is 1; accepted: 2 to 2");
+}
+
+/// A step waits for a prefix that is falling asleep if the planned peak has no room for both.
+#[test]
+fn steps_wait_for_room_where_the_peak_has_none() {
+    let mut case = Pipeline { chunks: 1, ..uniform(1, 1, 1, 2, 1) };
+    case.groups[0].prefix_rows = 1;
+    case.groups[0].microbatches.iter_mut().for_each(|it| it.rows = 1);
+    let own = StageBytes { prefix_asleep: 1000, microbatch_saved: 1000, ..StageBytes::default() };
+    let mut waits_ns = |own: StageBytes, sleep_bytes_per_s| {
+        case.stage_bytes = vec![own];
+        case.rates.sleep_bytes_per_s = sleep_bytes_per_s;
+        case.rates.wake_bytes_per_s = 1_000_000_000;
+        let stages = case.plan().unwrap();
+        let timeline = World::of_stages(&case, &stages).unwrap().run().unwrap();
+        (stages.stages[0].peak.bytes, timeline.ranks[0].waits.room_ns)
+    };
+    assert_eq!(waits_ns(own, 1_000_000_000), (1000, 1000));
+    assert_eq!(waits_ns(own, 10_000_000_000), (1000, 100));
+    let small = StageBytes { microbatch_saved: 10, ..own };
+    assert_eq!(waits_ns(small, 1_000_000_000), (1000, 1000), "a chunk leaves as a whole");
+    // The prefix worked with as many bytes as the microbatch takes.
+    let roomy = StageBytes { prefix_working: 1000, ..own };
+    assert_eq!(waits_ns(roomy, 1), (2000, 0));
+    // One rate alone: it leaves in no time.
+    assert_eq!(waits_ns(own, 0), (1000, 0));
 }
 
 #[test]
@@ -524,8 +593,12 @@ fn the_largest_numbers_do_not_overflow() {
             vec![PipelineMicrobatch { rows: 1 << 28, forward_ns: NS_MAX, backward_ns: NS_MAX }; 2];
     }
     case.prefix_permille = vec![1_000_000; 6];
-    case.rates =
-        PipelineRates { op_overhead_ns: NS_MAX, transfer_latency_ns: NS_MAX, link_bytes_per_s: 1 };
+    case.rates = PipelineRates {
+        op_overhead_ns: NS_MAX,
+        transfer_latency_ns: NS_MAX,
+        link_bytes_per_s: 1,
+        ..PipelineRates::default()
+    };
     let all = u64::MAX;
     case.row_bytes =
         RowBytes { activation: all, boundary: all, prefix_saved: all, microbatch_saved: all };

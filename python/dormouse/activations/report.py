@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..runtime import Runtime
-
 IN_PLACE, BY_COPY = "in place", "by copy"
 
 
@@ -41,14 +39,8 @@ class OffloadReport:
         return self.asleep_bytes / outside if outside else 0.0
 
 
-def why_awake(report: OffloadReport, runtime: Runtime, window_layers: int) -> str:
-    """Returns why nothing slept in a forward, and what helps."""
-    info = runtime.info()
-    if not info["tiers"]:
-        return (
-            f"no tier is open ({info['unavailable_reason'] or 'none was requested'}); pass "
-            "nvme_dir=, a directory on a local disk, to dormouse.Runtime or dormouse.install()"
-        )
+def why_awake(report: OffloadReport, window_layers: int) -> str:
+    """Returns why nothing slept in a forward, although a tier is open, and what helps."""
     if report.layer_calls == 0:
         return "no layer ran in a call of the model; call the model itself, or pass layers=[...]"
     if report.saved_bytes == report.window_bytes:

@@ -17,6 +17,8 @@ SPEEDUP_PUBLISHED = {EAGER: 4.115, COMPILED: 2.533}
 SLEEPING_COSTS_MAX_PERCENT = 2.0
 GIVEN_BACK_MIN_PERCENT = 97.0
 STEP_PEAK_CUT_MIN_PERCENT = 45.0
+# What a budget is below the peak that the bar accepts: pages are whole, and streams take some.
+LIMIT_MARGIN_PERCENT = 2.0
 PHASE_B_CUT_PUBLISHED_PERCENT = 59.1
 
 
@@ -24,8 +26,9 @@ PHASE_B_CUT_PUBLISHED_PERCENT = 59.1
 class Measured:
     """Replies of the workers about one cell; out of memory is part of a reply.
 
-    ``peaks``: ``dense``, ``awake``, ``asleep``. ``rounds``: the same, ``dense`` in the first rounds
-    only.
+    ``peaks``: ``dense``, ``awake``, ``asleep``, and ``limited``: asleep under a device budget.
+    ``rounds``: the first three, ``dense`` in the first rounds only. ``limited``: a timed run under
+    that budget.
     """
 
     cell: Cell
@@ -33,11 +36,21 @@ class Measured:
     rounds: list[dict[str, dict]] = field(default_factory=list)
     prediction: dict = field(default_factory=dict)
     kernels: dict = field(default_factory=dict)
+    limited: dict = field(default_factory=dict)
+
+
+def limit_bytes(measured: Measured, parameter_bytes: int) -> int | None:
+    """Returns the device budget under which the whole-step peak meets its bar: of parameters,
+    gradients and a share of the awake peak. None if that peak was not measured."""
+    if "phases" not in measured.peaks.get("awake", {}):
+        return None
+    share = 1.0 - (STEP_PEAK_CUT_MIN_PERCENT + LIMIT_MARGIN_PERCENT) / 100.0
+    return 2 * parameter_bytes + int(share * _peak(measured, "awake"))
 
 
 def rows_of(measured: Measured, geometry: Geometry) -> list[dict]:
     """Returns the rows of the cell so far."""
-    return [*_peak_rows(measured), *_time_rows(measured, geometry)]
+    return [*_peak_rows(measured), *_time_rows(measured, geometry), *_limited_rows(measured)]
 
 
 def unmeasured(cell: Cell, reason: str) -> dict:
@@ -87,6 +100,7 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
             dense_by_arithmetic=expected.seconds(work.dense, expected.CUDNN),
             ours_by_arithmetic=expected.seconds(work.ours, expected.FLASH),
         ),
+        *_phase_rows(m),
         row(
             f"{cell}: sleeping costs",
             "%",
@@ -106,12 +120,29 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
     ]
 
 
+def _phase_rows(m: Measured) -> list[dict]:
+    """What each phase takes, asleep and awake: where sleeping costs time."""
+    last = {side: m.rounds[-1].get(side, {}).get("phase_seconds", {}) for side in ("asleep", "awake")}
+    return [
+        row(
+            f"{m.cell}: phase {name}",
+            "s",
+            seconds,
+            better=LOWER,
+            how="asleep, of the last round, on the device",
+            awake=last["awake"].get(name),
+        )
+        for name, seconds in last["asleep"].items()
+    ]
+
+
 def _peak_rows(m: Measured) -> list[dict]:
     asleep = m.peaks.get("asleep", {})
     if "phases" not in asleep:
         return []
     cell, is_headline = m.cell, m.cell in HEADLINE
-    counters = {side: _peak(m, side, counter="allocator_peak") for side in m.peaks}
+    sides = ("dense", "awake", "asleep")
+    counters = {side: _peak(m, side, counter="allocator_peak") for side in sides if side in m.peaks}
     how = (
         "driver's figure read each ms, above parameters and gradients; "
         f"by the allocators' counters {_gb(counters)}"
@@ -139,6 +170,32 @@ def _peak_rows(m: Measured) -> list[dict]:
             )
         )
     return [*rows, _given_back(m)]
+
+
+def _limited_rows(m: Measured) -> list[dict]:
+    """The whole-step peak under a budget, and what the budget costs."""
+    if "limited" not in m.peaks:
+        return []
+    found, name = m.peaks["limited"], f"{m.cell}: whole-step peak below awake, under a budget"
+    if "phases" not in found:
+        return [row(name, "%", None, how=f"out of memory: {found.get('out_of_memory')}")]
+    peak, asleep = _peak(m, "limited"), _median(m, "asleep")
+    seconds = m.limited.get("seconds")
+    return [
+        row(
+            name,
+            "%",
+            _below(peak, _peak(m, "awake")),
+            how=f"{peak / GB:.2f} GB above parameters and gradients, by the driver's figure",
+        ),
+        row(
+            f"{m.cell}: the budget costs",
+            "%",
+            None if None in (seconds, asleep) else _percent(seconds / asleep),
+            better=LOWER,
+            how="one step over the median of those asleep without a budget",
+        ),
+    ]
 
 
 def _given_back(m: Measured) -> dict:

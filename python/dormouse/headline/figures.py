@@ -1,4 +1,5 @@
-"""Bytes in use per phase, as the driver reports them and as the allocator counts them.
+"""Seconds and bytes in use per phase; bytes as the driver reports them and as the allocator counts
+them.
 
 *Driver*: ``cudaMemGetInfo``, total minus free, of the whole GPU; on the CPU the process's resident
 bytes. A thread reads it every millisecond, so shorter peaks are missed. *Allocator*: peak bytes
@@ -26,6 +27,32 @@ def used_bytes(device: torch.device) -> int:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     free, total = torch.cuda.mem_get_info(device)
     return total - free
+
+
+class PhaseClock:
+    """Seconds of each phase of a step on the device. Pass :meth:`on_phase` to the step. Nothing waits:
+    a phase begins when the device comes to the work queued after its mark."""
+
+    def __init__(self, device: torch.device):
+        self._on_gpu = device.type == "cuda"
+        self._begins: list[tuple[str, torch.cuda.Event | float]] = []
+
+    def on_phase(self, name: str) -> None:
+        """Ends the current phase and begins ``name``; ``"end"`` begins none."""
+        if not self._on_gpu:
+            self._begins.append((name, time.monotonic()))
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._begins.append((name, event))
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of each phase. The device has done the step's work."""
+        pairs = zip(self._begins, self._begins[1:], strict=False)
+        return {name: self._between(begin, end) for (name, begin), (_, end) in pairs}
+
+    def _between(self, begin, end) -> float:
+        return begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
 
 
 class Meter:

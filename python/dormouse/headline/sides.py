@@ -126,6 +126,7 @@ class Ours:
         self._model = model
         self._microbatch_tokens = geometry.microbatch_tokens
         self._runtime = runtime
+        self._budget_bytes = runtime.info()["alloc_budget_bytes"]
         self._compiled: list | None = None
         # Eager and compiled need separate probes: compiled layers save other tensors.
         self._shared: dict[tuple[str, bool], dormouse.hf.SharedPrefix] = {}
@@ -163,6 +164,10 @@ class Ours:
     def checkpoint(self, on: bool) -> None:
         """Switches activation checkpointing: of the responses, since the prompt sleeps."""
         Dense.checkpoint(self, on)
+
+    def limit(self, device_bytes: int | None) -> None:
+        """Sets the runtime's device budget; None sets the one it was made with."""
+        self._runtime.set_budget("device", device_bytes or self._budget_bytes)
 
     def rest(self) -> None:
         """Keeps the weights: the schedule's check compares the model with the one it saw."""

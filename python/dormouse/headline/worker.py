@@ -26,7 +26,7 @@ from dormouse.errors import is_out_of_memory
 
 from . import group as groups
 from . import shapes, sides
-from .figures import Meter, used_bytes
+from .figures import Meter, PhaseClock, used_bytes
 
 SIDES = ("dense", "ours")
 
@@ -81,8 +81,9 @@ class Worker:
     ) -> dict:
         """Runs one step on all or the first responses, from zeroed to final gradients.
 
-        Returns ``seconds``, or only ``out_of_memory`` with a sentence. With ``peaks`` also the
-        bytes of each phase above idle; reading them lengthens ``seconds``.
+        Returns ``seconds``, and those of each phase as ``phase_seconds``, or only
+        ``out_of_memory`` with a sentence. With ``peaks`` the bytes of each phase above idle in
+        place of its seconds; reading them lengthens ``seconds``.
         """
         group = self._part(responses)
         self._zero_gradients()
@@ -90,9 +91,10 @@ class Worker:
             self._trim()
         self._wait()
         meter = Meter(self._device) if peaks else None
+        clock = PhaseClock(self._device)
         reply, start = {}, time.monotonic()
         try:
-            tell = meter.on_phase if meter else _nothing
+            tell = meter.on_phase if meter else clock.on_phase
             reply = self._side.step(
                 group,
                 self._loss,
@@ -111,7 +113,14 @@ class Worker:
             phases = meter.close() if meter else None
         if meter and "seconds" in reply:
             reply |= {"phases": phases, "idle_bytes": meter.idle_bytes}
+        elif "seconds" in reply:
+            reply["phase_seconds"] = clock.seconds()
         return reply
+
+    def do_budget(self, device_bytes: int | None) -> dict:
+        """Limits the device bytes of the side's runtime; None takes the limit away."""
+        self._side.limit(device_bytes)
+        return {}
 
     def do_checkpoint(self, on: bool) -> dict:
         """Switches activation checkpointing of every layer."""
@@ -154,10 +163,6 @@ class Worker:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _nothing(phase: str) -> None:
-    """Ignores phases."""
 
 
 def serve(worker: Worker, commands, emit) -> None:

@@ -367,6 +367,11 @@ class PlannedForward(PrefixForward):
         self.notes: list[str] = []
 
     @property
+    def is_to_sleep(self) -> bool:
+        """Whether what the layers save may sleep."""
+        return self._probe is not None
+
+    @property
     def protected_below(self) -> set[int]:
         """Storages that never sleep while a prefix runs that follows this one: those of the model,
         and boundary tensors of the path."""

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from .. import _native as native
+from ..asleep import warn_if_awake
 from ..runtime import Prefix
 from ..schedule import Op, Plan, Score
 from . import graph, support
@@ -75,6 +76,8 @@ class LivePrefix:
         self.handle.enter(native.Phase.C)
         run_backward(self, weights, is_last)
         report = self.handle.report()
+        if self.forward.is_to_sleep:
+            warn_if_awake(report, self.handle.runtime)
         self.release()
         self.handle.close()
         return report

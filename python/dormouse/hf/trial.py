@@ -9,9 +9,9 @@ from .support import UnsupportedModelError
 
 # Widened weights and their gradients.
 TRIAL_COPIES = 2
-# Gradients stay on a GPU that has room for as many again, twice: those of the next run, and what
-# computing them takes.
-KEPT_ROOM = 2
+# Gradients stay on a GPU that has room for those of the next run, and a quarter of them for what
+# computing these takes.
+KEPT_ROOM = 1.25
 
 
 class Trial:
@@ -98,9 +98,13 @@ class Trial:
         return self._copies[tensor]
 
 
-def fits(needed_bytes: int, device: torch.device) -> bool:
-    """Returns whether a GPU has so many free bytes; True for another device."""
-    return device.type != "cuda" or needed_bytes <= torch.cuda.mem_get_info(device)[0]
+def fits(needed_bytes: float, device: torch.device) -> bool:
+    """Returns whether a GPU has so many bytes free, in torch's cache or outside it; True for another
+    device."""
+    if device.type != "cuda":
+        return True
+    cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return needed_bytes <= torch.cuda.mem_get_info(device)[0] + cached_bytes
 
 
 def _has_room(grads: list[torch.Tensor]) -> bool:

@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 # Halvings of two numbers of 32 bits.
 BOUND_STEPS_MAX = 64
+# Part of the room that no list is planned for: its rows are others than those that were measured.
+ROOM_DIVISOR = 32
 
 
 @dataclass
@@ -31,6 +33,7 @@ class StageBytes:
 
     boundary: int = 0
     prefix_saved: int = 0
+    prefix_asleep: int = 0
     prefix_working: int = 0
     microbatch_saved: int = 0
     microbatch_working: int = 0
@@ -47,6 +50,7 @@ class _Sample(NamedTuple):
     tracked_bytes: int
     """Asleep or awake: what falls asleep meanwhile does not change it."""
     peak_bytes: int
+    """Awake, since the op began."""
     gradient_bytes: int
 
 
@@ -55,8 +59,8 @@ class _Forward:
     """Of a prefix, until its backward."""
 
     saved_bytes: int
-    peak_bytes: int | None
-    """Of the op, beyond what was held before. None: unknown."""
+    peak_bytes: int
+    """Of the op, beyond what was held before."""
 
 
 @dataclass
@@ -81,13 +85,16 @@ class Held:
 
     @property
     def room_bytes(self) -> int:
-        """What the budget leaves for a list."""
+        """What the budget leaves for a list. What is still falling asleep beyond it, allocations
+        wait for."""
         used = self.runtime.stats()["allocated"]["current_bytes"]
-        return max(0, self.runtime.info()["alloc_budget_bytes"] - used)
+        left = max(0, self.runtime.info()["alloc_budget_bytes"] - used)
+        return left - left // ROOM_DIVISOR
 
     def measured(self, part: Part, op: dict, received: torch.Tensor | None, run: Callable):
         """Returns ``run(op, received)``, and measures it."""
         before = self._sample(part)
+        self.runtime.begin_interval()
         sent = run(op, received)
         after = self._sample(part)
         rows = op["rows"]["end"] - op["rows"]["begin"]
@@ -96,39 +103,31 @@ class Held:
         # Gradients of parameters are what a stage holds besides rows.
         grown_bytes = after.gradient_bytes - before.gradient_bytes
         saved_bytes = after.tracked_bytes - before.tracked_bytes - grown_bytes + received_bytes
-        peak_bytes = None
-        if after.peak_bytes > before.peak_bytes:
-            # The op's own: an earlier maximum would hide it.
-            held_bytes = before.awake_bytes + grown_bytes - received_bytes
-            peak_bytes = after.peak_bytes - held_bytes
+        peak_bytes = after.peak_bytes - (before.awake_bytes + grown_bytes - received_bytes)
         if op["kind"] == "prefix_forward":
             self._forwards[op["part"], op["group"]] = _Forward(saved_bytes, peak_bytes)
         elif op["kind"] == "prefix_backward":
             self._prefix_ended(part, op, rows, peak_bytes)
         else:
-            is_forward = op["kind"] == "microbatch_forward"
-            if is_forward:
+            if op["kind"] == "microbatch_forward":
                 self._found.raise_to(microbatch_saved=saved_bytes / rows)
-            if peak_bytes is not None:
-                working_bytes = peak_bytes - (saved_bytes if is_forward else 0)
-                self._found.raise_to(microbatch_working=working_bytes / rows)
+                peak_bytes -= saved_bytes
+            self._found.raise_to(microbatch_working=peak_bytes / rows)
         return sent
 
-    def _prefix_ended(self, part: Part, op: dict, rows: int, peak_bytes: int | None) -> None:
+    def _prefix_ended(self, part: Part, op: dict, rows: int, peak_bytes: int) -> None:
         forward = self._forwards.pop((op["part"], op["group"]))
         report = part.prefix_report(op)
         asleep_bytes = report["asleep_bytes_peak"]
         boundary_bytes = report["boundary_bytes"] * (1 + part.accumulator_ratio)
         awake_bytes = forward.saved_bytes - asleep_bytes
-        working = [asleep_bytes]
-        if peak_bytes is not None:
-            working.append(peak_bytes)
-        if forward.peak_bytes is not None:
-            working.append(forward.peak_bytes - awake_bytes)
+        # Each op has all of the prefix awake.
+        working_bytes = max(forward.peak_bytes - awake_bytes, peak_bytes) - asleep_bytes
         self._found.raise_to(
             boundary=boundary_bytes / rows,
             prefix_saved=max(0, awake_bytes - boundary_bytes) / rows,
-            prefix_working=max(working) / rows,
+            prefix_asleep=asleep_bytes / rows,
+            prefix_working=max(0, working_bytes) / rows,
         )
 
     def _sample(self, part: Part) -> _Sample:
@@ -137,7 +136,7 @@ class Held:
         return _Sample(
             awake["current_bytes"],
             awake["current_bytes"] + asleep["current_bytes"],
-            awake["peak_bytes"],
+            stats["allocated_interval_peak_bytes"],
             part.gradient_bytes,
         )
 

@@ -74,6 +74,7 @@ impl Shadow {
         assert!(stats.active_bytes.peak >= self.peaks.allocated_bytes, "{stats:?}");
         for (name, peak, expected) in [
             ("allocated", stats.allocated_bytes.peak, self.peaks.allocated_bytes),
+            ("interval", stats.allocated_interval_peak_bytes, self.peaks.interval_bytes),
             ("asleep", stats.asleep_bytes.peak, self.peaks.asleep_bytes),
             ("requested", stats.requested_bytes.peak, self.peaks.requested_bytes),
             ("allocations", stats.allocations.peak, self.peaks.blocks),

@@ -62,6 +62,8 @@ struct Peaks {
     blocks: u64,
     /// More than the budget there was, or what was held past it, is never mapped.
     mapped_bytes_max: u64,
+    /// Since an interval last began.
+    interval_bytes: u64,
 }
 
 /// What a run came to.
@@ -213,6 +215,7 @@ impl Shadow {
             Op::ReopenArena { which } => self.reopen_arena(which),
             Op::Stale { which } => self.stale(which),
             Op::ResetPeaks => self.reset_peaks(),
+            Op::BeginInterval => self.begin_interval(),
             Op::MapFails { skip, is_full } => self.device.fail_map(skip, fault(is_full)),
             Op::UnmapFails { skip } => self.device.fail_unmap(skip, fault(false)),
             Op::EventFails { call, skip } => self.device.gpu().fail(CALLS[call], skip),

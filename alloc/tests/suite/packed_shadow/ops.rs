@@ -104,6 +104,7 @@ pub(crate) enum Op {
         which: usize,
     },
     ResetPeaks,
+    BeginInterval,
     MapFails {
         skip: u64,
         is_full: bool,
@@ -214,7 +215,8 @@ fn op(setup: &Setup, [kind, a0, a1, b0, b1, c]: [u8; OP_BYTES]) -> Op {
         14 if c % 4 > 0 => Op::Budget { bytes: setup.budget_bytes },
         14 => Op::Budget { bytes: 1 + ((a << 4) as u64) % setup.budget_bytes },
         15 => Op::ReopenArena { which: a % ARENAS },
-        16 if c % 2 == 1 => Op::ResetPeaks,
+        16 if c % 4 == 1 => Op::ResetPeaks,
+        16 if c % 4 == 3 => Op::BeginInterval,
         16 => Op::Stale { which },
         17 if c % 8 == 7 => Op::EventFails { call: a % 3, skip: (b % 4) as u64 },
         17 if c % 2 == 0 => Op::MapFails { skip: (b % 3) as u64, is_full: c % 4 == 0 },

@@ -130,12 +130,18 @@ impl Shadow {
             mapped_bytes: self.peaks.mapped_bytes.max(now.mapped_bytes),
             blocks: self.peaks.blocks.max(now.blocks),
             mapped_bytes_max: self.peaks.mapped_bytes_max.max(now.mapped_bytes_max),
+            interval_bytes: self.peaks.interval_bytes.max(now.interval_bytes),
         };
     }
 
     pub(super) fn reset_peaks(&mut self) {
         self.allocator.reset_peaks();
-        self.peaks = self.now();
+        self.peaks = Peaks { interval_bytes: self.peaks.interval_bytes, ..self.now() };
+    }
+
+    pub(super) fn begin_interval(&mut self) {
+        self.allocator.begin_interval();
+        self.peaks.interval_bytes = self.now().interval_bytes;
     }
 
     /// What would be the peaks if they were reset now.
@@ -150,6 +156,7 @@ impl Shadow {
             mapped_bytes,
             blocks: mine().count() as u64,
             mapped_bytes_max: mapped_bytes.max(self.budget_bytes),
+            interval_bytes: self.allocated_bytes(),
         }
     }
 }

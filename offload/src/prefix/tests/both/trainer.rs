@@ -130,6 +130,11 @@ impl<'a> Trainer<'a> {
     }
 
     pub(crate) fn microbatch(&mut self) {
+        (0..LAYERS).for_each(|layer| self.gradient(layer));
+    }
+
+    /// One microbatch's gradient of a layer's keys.
+    pub(crate) fn gradient(&mut self, layer: u32) {
         let gradient = self.allocate(KEYS * 4, 0, 0);
         for i in 0..KEYS {
             let one = (1.0_f32.to_bits(), 2.0_f32.to_bits());
@@ -137,13 +142,11 @@ impl<'a> Trainer<'a> {
                 poke(gradient + i * 4, u64::from(one.0) | u64::from(one.1) << 32);
             }
         }
-        for layer in 0..LAYERS {
-            assert!(holds(self.keys[layer as usize], KEYS * 4, 1000 + u64::from(layer)));
-            // SAFETY: a live block of that many elements, with no other user.
-            #[expect(unsafe_code, reason = "the trainer lends memory by address")]
-            unsafe {
-                self.prefix.accumulate(layer, 0, gradient, KEYS, DType::F32, &self.stream).unwrap();
-            }
+        assert!(holds(self.keys[layer as usize], KEYS * 4, 1000 + u64::from(layer)));
+        // SAFETY: a live block of that many elements, with no other user.
+        #[expect(unsafe_code, reason = "the trainer lends memory by address")]
+        unsafe {
+            self.prefix.accumulate(layer, 0, gradient, KEYS, DType::F32, &self.stream).unwrap();
         }
         self.fixture.engine.free(gradient, 0).unwrap();
     }

@@ -45,6 +45,63 @@ fn make_room(fixture: &Fixture) {
     fixture.allocator.trim(u64::MAX);
 }
 
+fn awake_layers(trainer: &Trainer<'_>) -> usize {
+    let is_awake = |&layer: &u32| trainer.states(layer) == [RegionState::Awake; 3];
+    (0..LAYERS).filter(is_awake).count()
+}
+
+#[test]
+fn the_last_microbatch_wakes_layers_beyond_the_window_into_memory_that_was_in_use() {
+    // Without such memory the window of three, and the layer above it. A budget leaves a layer out.
+    for (was_in_use, is_limited, expected) in
+        [(false, false, 4), (true, false, LAYERS), (true, true, LAYERS - 1)]
+    {
+        let fixture = Plan::default().build();
+        let mut trainer = in_phase_b(&fixture);
+        if was_in_use {
+            make_room(&fixture);
+        }
+        if is_limited {
+            let stats = fixture.allocator.stats();
+            let in_use_bytes = stats.active_bytes.current + stats.staged_bytes.current;
+            let room_bytes = u64::from(LAYERS) * LAYER_BYTES - 1;
+            fixture.allocator.set_budget(in_use_bytes + room_bytes).unwrap();
+        }
+        trainer.prefix.microbatch(1);
+        trainer.microbatch();
+        trainer.settle();
+        assert_eq!(awake_layers(&trainer), 0, "more microbatches come");
+        trainer.prefix.microbatch(0);
+        trainer.microbatch();
+        trainer.settle();
+        assert_eq!(awake_layers(&trainer), expected as usize);
+        trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+        (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
+        trainer.end();
+    }
+}
+
+#[test]
+fn layers_beyond_the_window_wake_as_the_backward_frees_memory() {
+    let fixture = Plan::default().build();
+    let mut trainer = in_phase_b(&fixture);
+    make_room(&fixture);
+    // As the activations of the last microbatch, which its backward frees.
+    let spare_bytes = fixture.allocator.spare_bytes();
+    let activations = fixture.allocate(spare_bytes as usize - MIB, 1);
+    trainer.prefix.microbatch(0);
+    trainer.gradient(LAYERS - 1);
+    trainer.settle();
+    assert_eq!(awake_layers(&trainer), 4);
+    fixture.engine.free(activations, 0).unwrap();
+    trainer.gradient(LAYERS - 2);
+    trainer.settle();
+    assert_eq!(awake_layers(&trainer), LAYERS as usize);
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
+    trainer.end();
+}
+
 #[test]
 fn a_mark_returns_before_the_bytes_are_there_and_its_stream_waits_for_them() {
     let fixture = Plan::default().build();

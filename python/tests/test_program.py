@@ -1,0 +1,119 @@
+"""``python -m dormouse``, the package's version, and the warning of a step in which nothing slept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dormouse
+from dormouse import _native as native
+from dormouse.__main__ import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_MAX = 120
+STEP = """
+import sys, warnings
+import torch
+from models import group, tiny
+import dormouse
+from dormouse.hf import SharedPrefix
+
+runtime = dormouse.Runtime(nvme_dir=sys.argv[1], nvme_file_bytes=64 << 20)
+shared = SharedPrefix(tiny(hidden_size=192), runtime, sleep="awake" not in sys.argv)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        report = shared.backward(group(prompt=256), lambda logits, labels, i: logits.sum() * 1e-3)
+print(report.prefix["asleep_bytes_peak"])
+for each in caught:
+    if "nothing slept" in str(each.message):
+        print(each.message)
+"""
+
+
+def run(*arguments: str, preloaded: bool = False, **changes: str) -> subprocess.CompletedProcess:
+    """Runs Python without the preload library, unless asked."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'python' / 'tests'}"}
+    if not preloaded:
+        environment.pop("LD_PRELOAD", None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**environment, **changes},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+
+
+def test_the_version_is_that_of_the_workspace():
+    cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    assert dormouse.__version__ == cargo["workspace"]["package"]["version"]
+    told = run("-m", "dormouse", "--version")
+    assert told.stdout == f"{dormouse.__version__}\n"
+
+
+def test_it_says_where_the_libraries_are():
+    told = run("-m", "dormouse", "--lib", "--preload")
+    lib, preload = map(Path, told.stdout.splitlines())
+    assert lib == native.library_path()
+    assert preload.is_file() and preload.parent == lib.parent
+
+
+def test_a_script_runs_under_the_preload_library_with_its_arguments(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\n"
+        "print(sys.argv[1:], os.environ['LD_PRELOAD'].split(':')[0].endswith('_preload.so'))\n"
+        "print('libdormouse_preload.so' in open('/proc/self/maps').read())\n"
+        "sys.exit(7)\n"
+    )
+    told = run("-m", "dormouse", "run", str(script), "--lib", "-h", "--", "x y")
+    assert told.stdout == "['--lib', '-h', '--', 'x y'] True\nTrue\n", told.stderr
+    assert told.returncode == 7
+
+
+def test_a_module_runs_too():
+    told = run("-m", "dormouse", "run", "-m", "json.tool", "--help")
+    assert "json.tool" in told.stdout and told.returncode == 0
+
+
+def test_other_preloaded_libraries_stay_behind_ours():
+    ours = str(native.preload_path())
+    assert environment({"LD_PRELOAD": "/a.so /b.so"})["LD_PRELOAD"] == f"{ours}:/a.so:/b.so"
+    assert environment({"LD_PRELOAD": f"/a.so:{ours}"})["LD_PRELOAD"] == f"{ours}:/a.so"
+    assert environment({"A": "b"}) == {
+        "A": "b",
+        "LD_PRELOAD": ours,
+        "DORMOUSE_LIB": str(native.library_path()),
+    }
+
+
+def test_run_without_a_script_says_what_is_missing():
+    told = run("-m", "dormouse", "run")
+    assert told.returncode == 2 and "SCRIPT is missing" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "preloaded, told", [(True, ""), (False, "start it by `python -m dormouse run SCRIPT`")]
+)
+def test_a_step_in_which_nothing_slept_says_so_once(tmp_path, preloaded, told):
+    script = tmp_path / "step.py"
+    script.write_text(STEP)
+    done = run(str(script), str(tmp_path), preloaded=preloaded)
+    assert done.returncode == 0, done.stderr
+    asleep, *warned = done.stdout.splitlines()
+    assert (int(asleep) > 0) == (not told)
+    assert len(warned) == bool(told)
+    assert told in "".join(warned)
+
+
+def test_a_step_that_is_to_stay_awake_warns_of_nothing(tmp_path):
+    script = tmp_path / "step.py"
+    script.write_text(STEP)
+    done = run(str(script), str(tmp_path), "awake")
+    assert done.stdout == "0\n", done.stderr
