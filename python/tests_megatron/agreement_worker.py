@@ -29,6 +29,9 @@ from models import distance
 STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
 CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)
 PARTS = cases.Case(2, 2, share={"microbatch_tokens": 9})
+EXPERTS = cases.Case(
+    2, expert_parallel=2, config=cases.EXPERTS, share={"microbatch_tokens": 9}
+)
 # The rank that alone deviates.
 DEVIATING = 1
 
@@ -133,6 +136,8 @@ CASES = {
     "refusal of a stage": refusal(STAGES),
     "refusal of a chunk": refusal(CHUNKS),
     "refusal of a part": refusal(PARTS),
+    "refusal of a replica's part of experts": refusal(EXPERTS),
+    "change of a replica's part of experts": change(EXPERTS),
     "change of a stage": change(STAGES),
     "change of a part": change(PARTS),
     "calls of chunks": calls_of_chunks,

@@ -10,6 +10,7 @@ import dataclasses
 import socket
 from dataclasses import dataclass, field
 from functools import partial
+from unittest import mock
 
 import conftest
 import on_cpu  # noqa: F401
@@ -22,7 +23,10 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec,
+    get_gpt_layer_local_spec,
+)
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import (
     gather_from_tensor_model_parallel_region,
@@ -30,13 +34,16 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.router import TopKRouter
 
 import dormouse.megatron
+from dormouse.hf.step import LivePrefix
 from dormouse.megatron import stage
 from dormouse.megatron.refusals import unwrapped
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
+PROMPT_TOKENS, LONG_TOKENS = 21, 300
 Tensors = dict[str, torch.Tensor]
 
 
@@ -47,6 +54,7 @@ class Case:
     ranks: int = 1
     tensor_parallel: int = 1
     stages: int = 1
+    expert_parallel: int = 1
     chunks: int = 1
     """Parts of the model on a stage."""
     dtype: torch.dtype = torch.float64
@@ -62,6 +70,19 @@ class Case:
     """The loss function returns the number of its tokens, too."""
     share: dict = field(default_factory=dict)
     """Of dormouse.megatron.share."""
+    prompt_tokens: int = PROMPT_TOKENS
+    """Of the longer prompt. Long ones sleep: pages leave whole."""
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether routers add losses or count tokens."""
+        names = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_enable_expert_bias")
+        return any(map(self.config.get, names))
+
+    @property
+    def columns(self) -> int:
+        """Of the longest rows."""
+        return COLUMNS_MAX - PROMPT_TOKENS + self.prompt_tokens
 
     def of_dtype(self, dtype: torch.dtype) -> Case:
         return dataclasses.replace(self, dtype=dtype, weights=dtype)
@@ -85,6 +106,19 @@ INTERLEAVED = {
     "overlap_p2p_comm": True,
     "batch_p2p_comm": False,
 }
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 24,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_router_load_balancing_type": "none",
+}
+BALANCED = EXPERTS | {
+    "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
+    # As large as other losses.
+    "moe_aux_loss_coeff": [0.3, 0.5, 0.7],
+    "moe_z_loss_coeff": 0.2,
+}
 CASES = {
     "one rank": Case(),
     "twice": Case(share={"graphs": "twice", "microbatch_tokens": 9}),
@@ -100,6 +134,37 @@ CASES = {
         model={"share_embeddings_and_output_weights": True},
     ),
     "per token": Case(config={"calculate_per_token_loss": True}, per_token=True),
+    "experts": Case(config=EXPERTS),
+    "experts, twice": Case(config=EXPERTS, share={"graphs": "twice", "microbatch_tokens": 9}),
+    "experts, shared and gated ones, gathered, awake": Case(
+        config=EXPERTS
+        | {
+            "moe_layer_freq": [0, 1, 1, 1],
+            "moe_router_pre_softmax": True,
+            "moe_router_topk_scaling_factor": 1.5,
+            "moe_shared_expert_gate": True,
+            "moe_shared_expert_intermediate_size": 16,
+            "moe_token_dispatcher_type": "allgather",
+        },
+        share={"sleep": False, "graphs": "kept"},
+    ),
+    "experts, long prompts": Case(config=EXPERTS, prompt_tokens=LONG_TOKENS),
+    "experts, balanced, long prompts": Case(config=BALANCED, prompt_tokens=LONG_TOKENS),
+    "experts, balanced, per token, twice": Case(
+        config=BALANCED | {"calculate_per_token_loss": True},
+        per_token=True,
+        share={"graphs": "twice", "microbatch_tokens": 9},
+    ),
+    "experts, balanced by biases, awake": Case(
+        config=EXPERTS
+        | {
+            "moe_layer_freq": [1, 0, 1, 0],
+            "moe_router_bias_update_rate": 0.05,
+            "moe_router_enable_expert_bias": True,
+            "moe_router_score_function": "sigmoid",
+        },
+        share={"sleep": False, "graphs": "kept"},
+    ),
     "two parts": Case(2, 2),
     "two parts, twice": Case(2, 2, share={"graphs": "twice", "microbatch_tokens": 9}),
     "two parts, tied, biases": Case(
@@ -107,6 +172,10 @@ CASES = {
     ),
     "two parts of one key head": Case(2, 2, config={"num_query_groups": 1}),
     "two parts of a sequence": Case(2, 2, config={"sequence_parallel": True}),
+    "two parts of a sequence, experts": Case(2, 2, config=EXPERTS | {"sequence_parallel": True}),
+    "two parts of a sequence, experts, balanced": Case(
+        2, 2, config=BALANCED | {"sequence_parallel": True}
+    ),
     "two stages": Case(2, stages=2, share={"microbatch_tokens": 9}),
     "two stages, tied, learned positions, biases": Case(
         2,
@@ -123,6 +192,10 @@ CASES = {
         config={"calculate_per_token_loss": True},
         per_token=True,
         share={"sleep": False, "microbatch_tokens": 9},
+    ),
+    "two stages, experts": Case(2, stages=2, config=EXPERTS, share={"microbatch_tokens": 9}),
+    "two stages of two chunks, experts": Case(
+        2, stages=2, chunks=2, config=EXPERTS | INTERLEAVED, share={"microbatch_tokens": 9}
     ),
     "two stages of two chunks": Case(
         2, stages=2, chunks=2, config=INTERLEAVED, share={"microbatch_tokens": 9}
@@ -147,6 +220,43 @@ CASES = {
     "four stages": Case(4, stages=4, share={"microbatch_tokens": 9}),
     "two stages of two parts": Case(4, 2, 2, share={"microbatch_tokens": 9}),
     "two stages of two replicas": Case(4, stages=2),
+    "experts on two ranks": Case(2, expert_parallel=2, config=EXPERTS),
+    "experts on two ranks, two parts of a sequence": Case(
+        2,
+        2,
+        expert_parallel=2,
+        config=EXPERTS | {"sequence_parallel": True, "expert_tensor_parallel_size": 1},
+    ),
+    "experts on two ranks, long prompts": Case(
+        2, expert_parallel=2, config=EXPERTS, prompt_tokens=LONG_TOKENS
+    ),
+    "experts on two ranks, balanced": Case(2, expert_parallel=2, config=BALANCED),
+    "experts of two replicas, balanced over both": Case(2, config=BALANCED),
+    "experts on two ranks, two replicas, balanced": Case(
+        4, expert_parallel=2, config=BALANCED, share={"microbatch_tokens": 9}
+    ),
+    "experts on two ranks, two replicas, long prompts": Case(
+        4,
+        expert_parallel=2,
+        config=EXPERTS,
+        share={"microbatch_tokens": 9},
+        prompt_tokens=LONG_TOKENS,
+    ),
+    "experts on four ranks, two parts of a sequence": Case(
+        4,
+        2,
+        expert_parallel=4,
+        config=EXPERTS | {"sequence_parallel": True, "expert_tensor_parallel_size": 1},
+        share={"microbatch_tokens": 9},
+    ),
+    "experts on two ranks, overlapped": Case(
+        2,
+        expert_parallel=2,
+        config=EXPERTS | {"calculate_per_token_loss": True},
+        ddp={"overlap_grad_reduce": True, "bucket_size": 1000},
+        per_token=True,
+        share={"microbatch_tokens": 9, "sleep": False},
+    ),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
@@ -160,6 +270,63 @@ class ExactGPT(GPTModel):
         logits = gather_from_tensor_model_parallel_region(logits, group=self.pg_collection.tp)
         logits = logits.permute(1, 2, 0)
         return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+def exact_softmax(rows, dim, dtype=None, own=torch.softmax):
+    """Softmax of FP64 rows stays in FP64; that of Megatron's routers is FP32."""
+    return own(rows, dim, dtype=None if rows.dtype is torch.float64 else dtype)
+
+
+def exact_float(tensor, own=torch.Tensor.float):
+    """FP64 stays FP64: Megatron's routers take a sigmoid in FP32."""
+    return tensor if tensor.dtype is torch.float64 else own(tensor)
+
+
+# Not a mode of torch's: passes in a backward see none.
+torch.softmax, torch.Tensor.float = exact_softmax, exact_float
+
+
+class ByToken:
+    """In place of Megatron's replay of routing: a router selects by token and position.
+
+    In BF16 rounding sends many a row to other experts, in any two runs (docs/method.md §10).
+    """
+
+    tokens = positions = torch.empty(0)
+    """Of the rows of the model's last forward."""
+
+    def __init__(self, layer: int):
+        self._layer = layer
+
+    def get_replay_topk(self, scores, topk, *own):
+        rows, experts = scores.shape
+        # Sequence parallelism: each rank has a part.
+        part = slice(None)
+        if rows != self.tokens.numel():
+            part = slice(parallel_state.get_tensor_model_parallel_rank() * rows, None)
+        keys = (self.tokens * 7 + self.positions * 13 + self._layer * 5)[part][:rows, None]
+        # Different ones, for as many experts as there are, less one.
+        indices = (keys + torch.arange(topk) * (1 + keys % (experts - 1))) % experts
+        return scores.gather(1, indices), indices
+
+
+class RecordedGPT(GPTModel):
+    """Its routers select by token and position."""
+
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        for module in self.modules():
+            if isinstance(module, TopKRouter):
+                module.router_replay = ByToken(module.layer_number)
+
+    def forward(self, input_ids, position_ids, *args, **named):
+        # Megatron's rows are those of the first column, then those of the second.
+        ByToken.tokens, ByToken.positions = (x.T.reshape(-1) for x in (input_ids, position_ids))
+        return super().forward(input_ids, position_ids, *args, **named)
+
+
+class ExactRecordedGPT(RecordedGPT, ExactGPT):
+    """Both."""
 
 
 class PartialNorm(torch.nn.RMSNorm):
@@ -176,7 +343,7 @@ def chunks_of(case: Case) -> list[torch.nn.Module]:
     chunks = [_chunk_of(case, config, number) for number in range(case.chunks)]
     no_sync = [each.no_sync for each in chunks]
     config.no_sync_func = no_sync if case.chunks > 1 else no_sync[0]
-    config.finalize_model_grads_func = finalize_model_grads
+    config.finalize_model_grads_func = finalize
     return chunks
 
 
@@ -202,6 +369,7 @@ def config_of(case: Case) -> TransformerConfig:
         "use_cpu_initialization": True,
         "init_method_std": 0.15,
         "tensor_model_parallel_size": case.tensor_parallel,
+        "expert_model_parallel_size": case.expert_parallel,
         "pipeline_model_parallel_size": case.stages,
         "virtual_pipeline_model_parallel_size": case.chunks if case.chunks > 1 else None,
         "pipeline_dtype": torch.float64,
@@ -221,11 +389,13 @@ def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Mo
     torch.manual_seed(7 + number)
     model_parallel_cuda_manual_seed(7)
     kind = ExactGPT if case.dtype is torch.float64 else GPTModel
+    if case.weights is torch.bfloat16 and config.num_moe_experts is not None:
+        kind = ExactRecordedGPT if kind is ExactGPT else RecordedGPT
     model = kind(
         config,
-        spec_of(config),
+        spec_of(config, chunk["vp_stage"]),
         vocab_size=VOCABULARY,
-        max_sequence_length=COLUMNS_MAX,
+        max_sequence_length=case.columns,
         pre_process=parallel_state.is_pipeline_first_stage(**chunk),
         post_process=parallel_state.is_pipeline_last_stage(**chunk),
         vp_stage=chunk["vp_stage"],
@@ -237,17 +407,25 @@ def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Mo
     return DistributedDataParallel(config, DistributedDataParallelConfig(**case.ddp), model)
 
 
-def spec_of(config: TransformerConfig):
-    spec = get_gpt_layer_local_spec(
-        qk_layernorm=config.qk_layernorm, normalization=config.normalization
+def spec_of(config: TransformerConfig, vp_stage: int | None = None):
+    if config.num_moe_experts is None and not config.sequence_parallel:
+        return get_gpt_layer_local_spec(
+            qk_layernorm=config.qk_layernorm, normalization=config.normalization
+        )
+    spec = get_gpt_decoder_block_spec(
+        config, False, normalization=config.normalization, vp_stage=vp_stage
     )
-    if not config.sequence_parallel:
-        return spec
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = PartialNorm
-    return TransformerBlockSubmodules([spec] * config.num_layers, PartialNorm)
+    if config.sequence_parallel:
+        spec.layer_norm = PartialNorm
+        for layer in spec.layer_specs:
+            layer.submodules.input_layernorm = PartialNorm
+            layer.submodules.pre_mlp_layernorm = PartialNorm
+    return spec
 
 
-def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
+def batches_of(
+    call: int = 0, prompt_tokens: int = PROMPT_TOKENS, columns: int = COLUMNS_MAX
+) -> list[dict]:
     """Returns the microbatches of this rank: rows of two prompts in any order, one of which has a
     response of a single token, one holes in its loss and one no loss, with padding behind."""
     rank = parallel_state.get_data_parallel_rank()
@@ -258,7 +436,8 @@ def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
         return torch.randint(VOCABULARY, (count,), generator=generator)
 
     prompts = draw(prompt_tokens), draw(prompt_tokens - 8)
-    rows = [(0, 9), (1, 5), (0, 1), (0, 14), (1, 0), (1, 11)]
+    # Replicas differ in what fits into a microbatch of 9 tokens.
+    rows = [(0, 9 - 4 * (rank % 2)), (1, 5), (0, 1), (0, 14), (1, 0), (1, 11)]
     found = []
     for place in range(0, len(rows), 2):
         own = []
@@ -266,7 +445,7 @@ def batches_of(call: int = 0, prompt_tokens: int = 21) -> list[dict]:
             ids = torch.cat([prompts[prompt], draw(response)])
             end = len(ids) - 1
             # Megatron's interleaved schedule sends shapes the wrong way between two stages.
-            mask = torch.zeros(COLUMNS_MAX - (0 if is_interleaved else place))
+            mask = torch.zeros(columns - (0 if is_interleaved else place))
             mask[end - response : end] = 1
             if response == 14:
                 mask[end - 9 : end - 6] = 0
@@ -312,7 +491,7 @@ def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
         "data_iterator": [iter(batches) for _ in chunks],
         "model": chunks,
         "num_microbatches": len(batches),
-        "seq_length": COLUMNS_MAX,
+        "seq_length": case.columns,
         "micro_batch_size": 2,
     }
     return function(**own | named)
@@ -327,20 +506,57 @@ def gradients(ddp) -> Tensors:
     }
 
 
+# Tokens per expert, as the last call of finalize() found them.
+COUNTED: Tensors = {}
+
+
+def finalize(model: list, *args, **named) -> None:
+    """Megatron's own, which sets the counts of routers to zero."""
+    COUNTED.clear()
+    COUNTED.update(
+        (f"{number}.{name}", each.clone())
+        for number, chunk in enumerate(model)
+        for name, each in chunk.named_buffers()
+        if "tokens_per_expert" in name
+    )
+    finalize_model_grads(model, *args, **named)
+
+
+def balance(ddp: list) -> Tensors:
+    """Returns the biases of experts, their counts, and what routers logged since the last call of
+    this."""
+    logged = {
+        name: own["values"].clone()
+        for name, own in moe_utils.get_moe_layer_wise_logging_tracker().items()
+    }
+    moe_utils.clear_aux_losses_tracker()
+    biases = {
+        f"{number}.{name}": each.clone()
+        for number, chunk in enumerate(ddp)
+        for name, each in chunk.named_buffers()
+        if "expert_bias" in name
+    }
+    return logged | biases | COUNTED
+
+
 def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
     ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
+    asleep: list[int] = []
     if runtime is not None:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
-    found = {"gradients": [], "losses": []}
+    found = {"gradients": [], "losses": [], "balance": []}
+    moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS):
-        with _counted(bytes_sent):
-            found["losses"].append(run(case, function, ddp, batches_of(call)))
+        batches = batches_of(call, case.prompt_tokens, case.columns)
+        with _counted(bytes_sent), _slept(asleep):
+            found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
+        found["balance"].append(balance(ddp))
     if runtime is not None:
         found["sharing"] = function.sharing
-        found["bytes"] = bytes_sent
+        found["bytes"], found["asleep"] = bytes_sent, asleep
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
 
@@ -363,6 +579,20 @@ def _counted(found: list[tuple[int, int]]):
         stage.Stage.backward = own
 
 
+@contextlib.contextmanager
+def _slept(found: list[int]):
+    """Context of a call: the most bytes asleep of each prefix."""
+    own = LivePrefix.backward
+
+    def backward(self, *args, **named):
+        report = own(self, *args, **named)
+        found.append(report["asleep_bytes_peak"])
+        return report
+
+    with mock.patch.object(LivePrefix, "backward", backward):
+        yield
+
+
 def join(case: Case = Case()) -> None:
     """Joins the ranks of the environment, or makes a group of one."""
     if not dist.is_initialized():
@@ -375,5 +605,9 @@ def join(case: Case = Case()) -> None:
         dist.init_process_group("gloo", **alone)
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
-        case.tensor_parallel, case.stages, case.chunks if case.chunks > 1 else None
+        case.tensor_parallel,
+        case.stages,
+        case.chunks if case.chunks > 1 else None,
+        expert_model_parallel_size=case.expert_parallel,
+        expert_tensor_parallel_size=case.config.get("expert_tensor_parallel_size"),
     )

@@ -38,6 +38,7 @@ STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
 CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)
 PARTS = cases.Case(2, 2, share={"microbatch_tokens": 9})
 REPLICAS = cases.Case(2)
+EXPERTS = dataclasses.replace(REPLICAS, expert_parallel=2, config=cases.EXPERTS)
 STAGES_OF_PARTS = dataclasses.replace(PARTS, ranks=4, stages=2)
 STAGES_OF_REPLICAS = dataclasses.replace(STAGES, ranks=4)
 NO_RANK = -1
@@ -156,6 +157,13 @@ def other_options():
     return mock.patch.object(SharedForwardBackward, "_options", options)
 
 
+def other_graphs():
+    def options(self, *args):
+        return {"microbatch_tokens": 9, "graphs": "twice"}
+
+    return mock.patch.object(SharedForwardBackward, "_options", options)
+
+
 FAILING = {
     "stage 0, layer of the first forwards": Failing(STAGES, 0, layer_within("values")),
     "stage 0, layer of its list": Failing(STAGES, 0, layer_within("backward")),
@@ -172,6 +180,10 @@ FAILING = {
     "part 0, prefix": Failing(PARTS, 0, in_place_of(PlannedForward, "forward")),
     "part 1, loss": Failing(PARTS, 1, arguments=a_loss),
     "replica 1, loss": Failing(REPLICAS, 1, arguments=a_loss),
+    "replica 1, loss, experts on both": Failing(EXPERTS, 1, arguments=a_loss),
+    "replica 0, prefix, experts on both": Failing(
+        EXPERTS, 0, in_place_of(PlannedForward, "forward")
+    ),
     "stage 1, batches end": Failing(STAGES, 1, arguments=few_data),
     "stage 0, before stage 1 arrives": Failing(STAGES, 0, arguments=no_data, others_late_s=3.0),
     "no stage": Failing(STAGES, NO_RANK),
@@ -200,6 +212,12 @@ DIFFERING = {
         PARTS, 0, arguments=other_batches(of_another_token), names=PROMPTS
     ),
     "part 1, other options": Differing(PARTS, 1, other_options, names=("options",)),
+    "replica 1, forward only, experts on both": Differing(
+        EXPERTS, 1, arguments=forward_only, names=("direction",)
+    ),
+    "replica 0, other graphs, experts on both": Differing(
+        EXPERTS, 0, other_graphs, names=("options",)
+    ),
     "part 1 of stage 1 of two": Differing(
         STAGES_OF_PARTS, 3, arguments=other_batches(of_another_token), names=PROMPTS
     ),

@@ -27,6 +27,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 import cases
 from agreement_worker import PARTS, STAGES, Calls
+from dormouse.hf.step import Step
 from dormouse.megatron.stage import Stage
 from dormouse.megatron.stage_step import StageStep
 from models import distance
@@ -209,6 +210,11 @@ def schedule_evaluated(case: cases.Case, calls: Calls, model) -> torch.Tensor:
 
 EVALUATIONS = {"model": model_evaluated, "schedule": schedule_evaluated}
 STAGES_OF_REPLICAS = dataclasses.replace(REPLICAS, ranks=4, stages=2)
+EXPERTS = dataclasses.replace(
+    REPLICAS, expert_parallel=2, config=REPLICAS.config | cases.EXPERTS
+)
+BALANCED = dataclasses.replace(REPLICAS, config=REPLICAS.config | cases.BALANCED)
+BALANCED_EXPERTS = dataclasses.replace(BALANCED, expert_parallel=2)
 OVERLAPPED = dataclasses.replace(REPLICAS, ddp={"overlap_grad_reduce": True, "bucket_size": 1000})
 SHARDED = dataclasses.replace(REPLICAS, ddp={"use_distributed_optimizer": True})
 PER_TOKEN_STAGES = dataclasses.replace(REPLICAS, stages=2)
@@ -225,6 +231,7 @@ LATE = {
     "stage 0, stopped in its list": Late(STAGES, 0, once(StageStep, "microbatch_backward", stop)),
     "part 1, stopped in a layer": Late(PARTS, 1, once(TransformerLayer, "forward", stop)),
     "replica 1, before the call": Late(REPLICAS, 1),
+    "replica 1, its backward, experts on both": Late(EXPERTS, 1, once(Step, "run", sleep)),
 }
 SHARES = {
     "replica 1 has no loss": Share(REPLICAS, without_loss, (1,)),
@@ -242,6 +249,14 @@ SHARES = {
         CHUNKS_OF_REPLICAS, without_loss, (1,)
     ),
     "replica 1 of two stages has no loss, overlapped": Share(OVERLAPPED_STAGES, without_loss, (1,)),
+    "replica 1 has no loss, experts on both": Share(EXPERTS, without_loss, (1,)),
+    "replica 0 shares no prompt, experts on both": Share(EXPERTS, unshared, (0,)),
+    "replica 1 has more prompts, experts on both": Share(EXPERTS, unshared, (1,), (0,)),
+    "replica 0 has fewer responses, experts on both": Share(EXPERTS, without_loss, (0,), (1,)),
+    "replica 0 shares no prompt, balanced over both": Share(BALANCED, unshared, (0,)),
+    "replica 1 has no loss, balanced, experts on both": Share(
+        BALANCED_EXPERTS, without_loss, (1,)
+    ),
     "stages of three layers and of one": Share(UNEVEN, without_loss, ()),
 }
 KEPT = dataclasses.replace(PARTS, share={"graphs": "kept"})
@@ -250,10 +265,16 @@ EVALUATED = {
     "model, two parts, kept graphs": Evaluated(KEPT, "model"),
     "schedule, two parts": Evaluated(PARTS, "schedule"),
     "schedule, two replicas": Evaluated(cases.Case(2), "schedule"),
+    "model, experts on both": Evaluated(EXPERTS, "model"),
+    "model, balanced, experts on both": Evaluated(BALANCED_EXPERTS, "model"),
+    "schedule, experts on both": Evaluated(
+        cases.Case(2, expert_parallel=2, config=cases.EXPERTS), "schedule"
+    ),
 }
 NO_LOSS = {
     "no loss, two stages": NoLoss(PER_TOKEN_STAGES),
     "no loss, two replicas": NoLoss(REPLICAS),
+    "no loss, experts on both": NoLoss(EXPERTS),
 }
 CASES = LATE | SHARES | NO_LOSS | EVALUATED
 

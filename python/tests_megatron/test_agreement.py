@@ -26,7 +26,12 @@ def found(tmp_path_factory) -> list[dict]:
     return [torch.load(directory / f"{rank}.pt") for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize("name", ["refusal of a stage", "refusal of a chunk", "refusal of a part"])
+@pytest.mark.parametrize("name", [
+    "refusal of a stage",
+    "refusal of a chunk",
+    "refusal of a part",
+    "refusal of a replica's part of experts",
+])
 def test_a_deviation_on_one_rank_is_refused_by_all(name, found):
     for rank, own in enumerate(found):
         error = own[name]["error"]
@@ -38,7 +43,11 @@ def test_a_deviation_on_one_rank_is_refused_by_all(name, found):
         assert own[name]["distance"] < EXACT
 
 
-@pytest.mark.parametrize("name", ["change of a stage", "change of a part"])
+@pytest.mark.parametrize("name", [
+    "change of a stage",
+    "change of a part",
+    "change of a replica's part of experts",
+])
 def test_a_change_on_one_rank_is_checked_by_all(name, found):
     for own in found:
         assert own[name] == {"checks": 1, "distance": pytest.approx(0, abs=EXACT)}

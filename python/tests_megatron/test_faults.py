@@ -53,6 +53,14 @@ def test_a_rank_may_have_less_than_others(name, found):
     ("replica 1 has no loss, overlapped", (0, 0)),
     ("replica 0 has no loss, sharded optimizer", (0, PROMPTS)),
     ("a microbatch without loss, two stages", (PROMPTS, PROMPTS)),
+    # So are passes with experts of both.
+    ("replica 1 has no loss, experts on both", (0, 0)),
+    ("replica 0 shares no prompt, experts on both", (0, 0)),
+    ("replica 1 has more prompts, experts on both", (PROMPTS, PROMPTS + 2)),
+    ("replica 0 has fewer responses, experts on both", (PROMPTS, PROMPTS)),
+    ("replica 0 shares no prompt, balanced over both", (0, 0)),
+    # Rows without a loss count too, and share what they begin with.
+    ("replica 1 has no loss, balanced, experts on both", (PROMPTS + 1, PROMPTS)),
     ("replica 1 of two stages has no loss", (PROMPTS, 0, PROMPTS, 0)),
     ("replica 1 of two stages of two chunks has no loss", (PROMPTS, 0, PROMPTS, 0)),
     ("replica 1 of two stages has no loss, overlapped", (0, 0, 0, 0)),

@@ -36,7 +36,6 @@ def shared(runtime, **options):
 
 @pytest.mark.parametrize("name, value", [
     ("context_parallel_size", 2),
-    ("num_moe_experts", 4),
     ("mtp_num_layers", 1),
     ("multi_latent_attention", True),
     ("experimental_attention_variant", "dsa"),
@@ -55,6 +54,17 @@ def shared(runtime, **options):
     ("delay_wgrad_compute", True),
     ("enable_autocast", True),
     ("flash_decode", True),
+    ("moe_expert_capacity_factor", 1.0),
+    ("moe_router_force_load_balancing", True),
+    ("moe_input_jitter_eps", 0.01),
+    ("moe_enable_routing_replay", True),
+    ("moe_router_padding_for_quantization", True),
+    ("moe_grouped_gemm", True),
+    ("moe_latent_size", 16),
+    ("moe_shared_expert_overlap", True),
+    ("moe_permute_fusion", True),
+    ("moe_router_fusion", True),
+    ("moe_token_dispatcher_type", "flex"),
     ("hidden_dropout", 0.1),
     ("attention_dropout", 0.1),
 ])
@@ -98,6 +108,30 @@ def attention_of(gpt):
         lambda gpt: setattr(gpt.decoder.layers[1], "self_attention", torch.nn.Identity()),
         "a layer's attention is a Identity",
     ),
+    (
+        lambda gpt: vars(gpt.config).update(
+            expert_model_parallel_size=2, pipeline_model_parallel_size=2
+        ),
+        "expert_model_parallel_size is above 1 in a pipeline",
+    ),
+    (
+        lambda gpt: vars(gpt.config).update(
+            expert_model_parallel_size=2, moe_token_dispatcher_type="allgather"
+        ),
+        "moe_token_dispatcher_type is 'allgather'",
+    ),
+    (
+        lambda gpt: vars(gpt.config).update(
+            expert_model_parallel_size=2,
+            expert_tensor_parallel_size=2,
+            moe_token_dispatcher_type="alltoall",
+        ),
+        "expert_tensor_parallel_size is 2",
+    ),
+    (
+        lambda gpt: setattr(gpt.config, "moe_router_load_balancing_type", "sinkhorn"),
+        "type is 'sinkhorn'",
+    ),
     (lambda gpt: gpt.decoder.layers.append(torch.nn.Identity()), "a layer is a Identity"),
     (lambda gpt: setattr(gpt.decoder, "layers", torch.nn.ModuleList()), "stage has 0 layers"),
 ])
@@ -105,6 +139,37 @@ def test_a_part_of_the_model_is_refused_by_name(model, change, message):
     gpt = refusals.unwrapped(model)
     change(gpt)
     with pytest.raises(UnsupportedTrainerError, match=message):
+        refusals.check_model(gpt)
+
+
+@pytest.mark.parametrize("setting", [
+    {"moe_router_load_balancing_type": ["none", "aux_loss"], "moe_aux_loss_coeff": [0.0, 1e-2]},
+    {"moe_z_loss_coeff": 1e-3},
+    {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"},
+])
+def test_balancing_in_a_pipeline_is_refused_by_name(runtime, setting):
+    gpt = refusals.unwrapped(cases.model_of(cases.Case(config=cases.EXPERTS | setting)))
+    refusals.check_model(gpt)
+    gpt.config.pipeline_model_parallel_size = 2
+    with pytest.raises(UnsupportedTrainerError, match="routers balance experts in a pipeline"):
+        refusals.check_model(gpt)
+    # Nothing is balanced in evaluation.
+    refusals.check_model(gpt.eval())
+
+
+def test_kept_graphs_with_expert_parallelism_are_refused_by_name(runtime):
+    case = cases.CASES["experts"]
+    chunks = cases.chunks_of(case)
+    refusals.unwrapped(chunks[0]).config.expert_model_parallel_size = 2
+    with pytest.raises(UnsupportedTrainerError, match="graphs is 'kept' with expert_model"):
+        cases.run(case, shared(runtime, graphs="kept"), chunks, cases.batches_of())
+
+
+def test_a_router_of_another_class_is_refused_by_name(runtime):
+    gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
+    refusals.check_model(gpt)
+    gpt.decoder.layers[1].mlp.router = torch.nn.Identity()
+    with pytest.raises(UnsupportedTrainerError, match="a layer's router is a Identity"):
         refusals.check_model(gpt)
 
 

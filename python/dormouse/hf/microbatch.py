@@ -49,6 +49,14 @@ def pack_members(batch: Batch, members: Sequence[Member]) -> Pack:
     return Pack(torch.cat(tokens), torch.cat(positions), segments, recorded)
 
 
+def dummy_pack(batch: Batch, sequence: int, at: int) -> Pack:
+    """Returns one token of a sequence, at position ``at``, which follows a prefix: a microbatch for
+    ranks whose passes must match those of others."""
+    tokens = batch.tokens(sequence, range(at, at + 1))
+    experts = batch.experts(sequence, range(at, at + 1))
+    return Pack(tokens, torch.full_like(tokens, at), [(0, 1)], experts)
+
+
 def _within(rows: torch.Tensor | None, start: int, end: int) -> torch.Tensor | None:
     """Returns the rows from ``start`` to ``end``, counted from ``start``."""
     return None if rows is None else rows[(rows >= start) & (rows < end)] - start

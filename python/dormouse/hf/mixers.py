@@ -46,6 +46,9 @@ class Handlers(NamedTuple):
 class Mixers:
     """What mixes tokens in the layers of a model of transformers as it is now."""
 
+    ends_at_keys = True
+    """Whether nothing but losses reads what comes after the last layer's K and V in a prefix."""
+
     def __init__(self, view: ModelView):
         self._view = view
         self.route = route_of(view)
@@ -74,6 +77,9 @@ class Mixers:
     def are_recurrent(self) -> bool:
         """Whether any layer has a recurrent module."""
         return bool(self._recurrent)
+
+    def rows_of_prefix(self) -> None:
+        """Returns what a prefix, which has just run, has behind these K and V: nothing."""
 
     @contextlib.contextmanager
     def taken_over(

@@ -22,6 +22,9 @@ class Places:
     rows: list[int]
     """The row of each response."""
     indices: list[Index]
+    microbatches: int = 0
+    """At least so many run, for ranks whose passes wait for each other: then all responses run,
+    whatever losses depend on, and dummies follow them."""
 
     def of_response(self, values: torch.Tensor, number: int) -> torch.Tensor:
         """Returns the part of ``values``, in the batch's layout, that belongs to a response."""

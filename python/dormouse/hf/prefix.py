@@ -130,8 +130,9 @@ class PrefixForward:
     @property
     def _is_last(self) -> bool:
         """Whether nothing after the running layer's boundary tensors is read."""
-        is_last = self._running == len(self.view.layers) - 1
-        return is_last and not self._request.runs_prompt_to_end
+        if self._request.runs_prompt_to_end or not self.mixers.ends_at_keys:
+            return False
+        return self._running == len(self.view.layers) - 1
 
     accepts_gradients = True
     """Whether a backward that runs now may add to the gradients of boundary tensors."""
@@ -203,6 +204,7 @@ class PrefixForward:
                         lambda: self.view.run(tokens, positions, arguments),
                         lambda: self.live[last],
                     )
+                    self.rows = self.mixers.rows_of_prefix()
         finally:
             for handle in handles:
                 handle.remove()
@@ -215,8 +217,10 @@ class PrefixForward:
             )
         roots = [*self.live[last], *self.states.of(last)]
         if self.rows is not None:
-            roots += [self._last_output, *self.rows.roots()]
-            self._last_output = None
+            if self._last_output is not None:
+                roots.append(self._last_output)
+                self._last_output = None
+            roots += self.rows.roots()
             if read is not None:
                 read(self.rows)
         self.ended(last, roots)

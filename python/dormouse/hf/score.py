@@ -17,7 +17,7 @@ from ..schedule import Member, Plan
 from .batch import GroupBatch
 from .check import Checked
 from .likelihood import entropies
-from .microbatch import microbatch_output, pack_members
+from .microbatch import dummy_pack, microbatch_output, pack_members
 from .prefix import PrefixForward
 from .sharding import ReplicatedWeights
 from .support import ModelView
@@ -50,8 +50,10 @@ def score_group(
     *,
     temperature: float,
     with_entropies: bool,
+    microbatches: int = 0,
 ) -> GroupScores:
-    """Runs the forward passes of a step, and those of the responses that a step leaves out."""
+    """Runs the forward passes of a step, and those of the responses that a step leaves out.
+    ``microbatches``: dummies follow up to so many."""
     scores = GroupScores([None] * len(group.responses), None)
     if with_entropies:
         scores.entropies = list(scores.log_probabilities)
@@ -68,6 +70,8 @@ def score_group(
                         scores.counts["prefix_tokens"] += len(op.tokens)
                     elif op.kind is native.OpKind.MICROBATCH:
                         _microbatch(forward, batch, op.members, temperature, scores)
+        for _ in range(scores.counts["microbatches"], microbatches):
+            microbatch_output(view, [forward], dummy_pack(batch, 0, forward.end))
     return scores
 
 

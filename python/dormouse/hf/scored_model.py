@@ -268,7 +268,7 @@ class ScoredModel(CheckedModel):
             self._view,
             weights,
             self._runtime.device,
-            lambda batch: self._plan(batch, microbatch_tokens),
+            lambda batch, places: self._plan_of(places, batch, microbatch_tokens),
             step_of,
             temperature,
             entropy,
@@ -299,6 +299,10 @@ class ScoredModel(CheckedModel):
             call.counts,
             self._checked(batches, PLAIN) if batches else None,
         )
+
+    def _plan_of(self, places: Places, batch: GroupBatch, microbatch_tokens: int) -> Plan:
+        """Returns the plan of the passes of ``places``, which run next."""
+        return self._plan(batch, microbatch_tokens)
 
     @property
     def _is_trainable(self) -> bool:

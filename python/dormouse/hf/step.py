@@ -22,7 +22,7 @@ from ..schedule import Op, Plan, Score
 from . import graph, support
 from .batch import Batch
 from .check import Checked
-from .microbatch import Pack, microbatch_output, pack_members
+from .microbatch import Pack, dummy_pack, microbatch_output, pack_members
 from .outputs import PLAIN, Output, Request
 from .prefix import PlannedForward, PrefixForward
 from .probe import Probe
@@ -322,10 +322,8 @@ class Step:
     def _dummy_microbatch(self, node: int, is_last: bool) -> None:
         """Runs one token after the prefix, so that passes match those of other ranks."""
         self._enter("B")
-        at, sequence = self._nodes[node].rows.stop, self._nodes[node].sequence
-        tokens = self._batch.tokens(sequence, range(at, at + 1))
-        experts = self._batch.experts(sequence, range(at, at + 1))
-        pack = Pack(tokens, torch.full_like(tokens, at), [(0, 1)], experts)
+        at = self._nodes[node]
+        pack = dummy_pack(self._batch, at.sequence, at.rows.stop)
         logits = self._output(node, pack).logits
         if is_last:
             self._weights.reduce_in_next_backward()

@@ -64,7 +64,8 @@ class Passes:
     view: ModelView
     weights: ReplicatedWeights
     device: torch.device
-    plan_of: Callable[[GroupBatch], Plan]
+    plan_of: Callable[[GroupBatch, Places], Plan]
+    """Called before the passes of a group."""
     step_of: Callable[..., Step]
     """``(batch, plan, kind)``: a step of the class ``kind``."""
     temperature: float
@@ -187,7 +188,7 @@ class KeptCall(Call):
         with torch.enable_grad(), self._twins.in_place(), contextlib.ExitStack() as stack:
             for places in self._places:
                 batch = GroupBatch(places.group)
-                plan = stack.enter_context(self._passes.plan_of(batch))
+                plan = stack.enter_context(self._passes.plan_of(batch, places))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
                 own = (self._passes, self._head, self._rows, self._asleep)
@@ -233,10 +234,11 @@ class TwiceCall(Call):
                 self._passes.view,
                 self._passes.weights,
                 places.group,
-                self._passes.plan_of,
+                lambda batch, places=places: self._passes.plan_of(batch, places),
                 self._passes.device,
                 temperature=self._passes.temperature,
                 with_entropies=self._passes.with_entropies,
+                microbatches=places.microbatches,
             )
             found = [scores.log_probabilities, *filter(None, [scores.entropies])]
             for number, values in enumerate(zip(*found, strict=True)):
@@ -252,7 +254,7 @@ class TwiceCall(Call):
     def _step(self, places: Places, gradients: Values) -> None:
         own = [self._of(gradients, places, i) for i in range(len(places.rows))]
         group = places.group
-        if not self._random.matters:
+        if not self._random.matters and not places.microbatches:
             # What no loss depends on is not run again.
             weights = [
                 float(any(each is not None and bool(each.any()) for each in of_row))
@@ -267,14 +269,15 @@ class TwiceCall(Call):
         def loss_fn(logits, labels, i):
             values = self._passes.differentiable_values(logits, labels, needed)
             pairs = zip(values, own[i], strict=True)
-            return sum((value * grad).sum() for value, grad in pairs if grad is not None)
+            weighed = ((value * grad).sum() for value, grad in pairs if grad is not None)
+            return sum(weighed, torch.zeros((), device=logits.device))
 
         batch = GroupBatch(group, Losses(loss_fn))
         with (
-            self._passes.plan_of(batch) as plan,
+            self._passes.plan_of(batch, places) as plan,
             self._passes.step_of(batch, plan, Step) as step,
         ):
-            step.run()
+            step.run(microbatches=places.microbatches)
 
 
 class _RandomState:

@@ -45,7 +45,12 @@ def share(
     the model (interleaved), with lists of models and of data iterators, as Megatron takes them.
 
     Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
-    Data-parallel ranks need not agree on anything.
+    Data-parallel ranks need not agree on anything, except those of an expert-parallel group: their
+    passes wait for each other, so each must call this with the same options, and prompts are shared
+    if all of them have some.
+
+    Routers that balance experts in training, by losses or biases, read every row of the batches. So
+    padding and rows without a loss then run too, and what is logged is Megatron's.
 
     The first call in each state of the model runs a miniature group both ways, and raises
     :class:`dormouse.hf.UnsupportedModelError` if gradients differ. What is known not to be
@@ -57,7 +62,8 @@ def share(
     ``"tokens"``, ``"labels"`` and ``"loss_mask"``. ``sleep=False`` keeps prompts awake.
     ``score_options``: ``microbatch_tokens`` and ``graphs`` of
     :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
-    microbatch's responses. In a pipeline graphs are never kept (``"twice"``).
+    microbatch's responses. In a pipeline and with expert parallelism graphs are never kept
+    (``"twice"``).
 
     The returned object's ``sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
     """

@@ -42,13 +42,18 @@ def read_batch(batch) -> Microbatch:
         ) from error
 
 
-def places_of(microbatches: Sequence[Microbatch]) -> list[Places] | None:
+def places_of(
+    microbatches: Sequence[Microbatch], *, whole: bool = False
+) -> list[Places] | None:
     """Returns the groups of the rows of all microbatches, which are numbered in their order.
 
     The values of a response are at the places of its labels. None if a prompt is too short to be
-    shared. Raises :class:`UnsupportedTrainerError` for labels that are not the next tokens.
+    shared. ``whole``: responses go on to the last column, padding included, and rows without a loss
+    are among them.
+
+    Raises :class:`UnsupportedTrainerError` for labels that are not the next tokens.
     """
-    found = list(_rows(microbatches))
+    found = list(_rows(microbatches, whole))
     if any(len(prompt) < PROMPT_TOKENS_MIN for _, prompt, _, _ in found):
         return None
     return grouped(found)
@@ -60,24 +65,40 @@ def shape_of(microbatches: Sequence[Microbatch]) -> tuple[int, int]:
     return sum(rows for rows, _ in shapes), max(columns for _, columns in shapes)
 
 
-def _rows(microbatches: Sequence[Microbatch]) -> Iterator[tuple]:
-    """Yields number, prompt, response and the index of its values of each row with a loss."""
+def _rows(microbatches: Sequence[Microbatch], whole: bool) -> Iterator[tuple]:
+    """Yields number, prompt, response and the index of its values of each row."""
     number = 0
     for microbatch in microbatches:
         _check(microbatch)
         # One copy to the host: which rows share a prompt is known before anything runs.
         for tokens, labels, mask in zip(*(each.cpu() for each in microbatch), strict=True):
-            at = mask.nonzero().flatten()
-            if len(at):
-                first, end = int(at[0]), int(at[-1]) + 1
-                if not torch.equal(tokens[1:end], labels[: end - 1]):
-                    raise UnsupportedTrainerError(
-                        f"labels of row {number} up to its last with a loss are not the next "
-                        "tokens; accepted: labels[:-1] equal to tokens[1:]"
-                    )
-                index = (number, slice(first, end))
-                yield number, tokens[: first + 1], labels[first:end], index
+            own = _loss_columns(number, tokens, labels, mask)
+            if own is None and whole:
+                own = PROMPT_TOKENS_MIN - 1, len(tokens)
+            if own is not None:
+                first, end = own[0], len(tokens) if whole else own[1]
+                # That of the last column is no column's token. In padding it may be none.
+                label = labels[end - 1 : end]
+                label = label if mask[end - 1] else label.clamp(min=0)
+                response = torch.cat([tokens[first + 1 : end], label])
+                yield number, tokens[: first + 1], response, (number, slice(first, end))
             number += 1
+
+
+def _loss_columns(
+    number: int, tokens: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor
+) -> tuple[int, int] | None:
+    """Returns the first column with a loss, and the one after the last; None without one."""
+    at = mask.nonzero().flatten()
+    if not len(at):
+        return None
+    first, end = int(at[0]), int(at[-1]) + 1
+    if not torch.equal(tokens[1:end], labels[: end - 1]):
+        raise UnsupportedTrainerError(
+            f"labels of row {number} up to its last with a loss are not the next tokens; "
+            "accepted: labels[:-1] equal to tokens[1:]"
+        )
+    return first, end
 
 
 def _check(microbatch: Microbatch) -> None:

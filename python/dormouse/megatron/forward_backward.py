@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -12,17 +13,19 @@ from megatron.core.models.gpt import GPTModel
 
 from ..failures import fail_together
 from ..hf.padded import Places
+from ..hf.token_scores import KEPT, TWICE
 from ..hf.window import Window
 from ..runtime import Runtime
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing
+from .balancing import Balancing, balances
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
 from .pipelined import run_pipelined
-from .plans import all_share, compare_plans
+from .plans import all_share, compare_plans, joint_places
 from .refusals import chunks_of
-from .shared_gpt import SharedGPT
+from .shared_gpt import SharedGPT, is_expert_parallel
 
 _log = logging.getLogger(__name__)
 
@@ -97,34 +100,71 @@ class SharedForwardBackward:
         chunks = chunks_of(named["model"])
         batches = _taken(data_iterator, named["num_microbatches"])
         microbatches = list(map(self._read, batches))
-        places = self._shared_places(microbatches)
+        has_backward = not named["forward_only"] and torch.is_grad_enabled()
+        # Routers read every row of the trainer's.
+        whole = has_backward and any(map(balances, chunks))
+        places = self._shared_places(microbatches, whole)
         options = self._options(microbatches, places or [])
         device = next(chunks[0].parameters()).device
         compare_plans(microbatches, places, options, named["forward_only"], device)
         named["data_iterator"] = [iter(batches) for _ in chunks]
-        shares = places is not None
-        if not named["forward_only"]:
-            shares = all_share(named["model"], chunks[0], shares)
-        if not shares:
+        if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
         shared = list(map(self._shared, chunks))
         if chunks[0].config.pipeline_model_parallel_size > 1:
             result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
         else:
-            window = functools.partial(shared[0].window, places, shape_of(microbatches), **options)
-            has_graph = not named["forward_only"]
-            part = _parts(window, has_graph=has_graph)
-            may_evaluate = has_graph and torch.is_grad_enabled()
-            calls = Calls(chunks[0], microbatches, part, may_evaluate=may_evaluate)
-            with calls.in_place():
-                result = self._own(**named)
+            own = (places, microbatches, whole, options, named)
+            result = self._run_whole(shared[0], chunks[0], *own)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)
         return result
 
-    def _shared_places(self, microbatches: list[Microbatch]) -> list[Places] | None:
-        """Returns the groups of all rows; None if no prompt is shared."""
-        places = places_of(microbatches)
+    def _run_whole(
+        self,
+        shared: SharedGPT,
+        gpt: GPTModel,
+        places: list[Places],
+        microbatches: list[Microbatch],
+        is_balanced: bool,
+        options: dict,
+        named: dict,
+    ):
+        """Returns what the schedule returns for a model that is not cut into stages."""
+        shape, has_graph = shape_of(microbatches), not named["forward_only"]
+        if is_expert_parallel(gpt):
+            refuse(
+                (
+                    options.get("graphs") == KEPT,
+                    "graphs is 'kept' with expert_model_parallel_size above 1",
+                    "'auto' or 'twice'",
+                )
+            )
+            rows, columns = shape
+            places = joint_places(shared, gpt, places, rows, options, named["forward_only"])
+            # The last row is that of dummies.
+            shape, options = (rows + 1, columns), options | {"graphs": TWICE}
+        balancing = None
+        if is_balanced:
+            # All responses run.
+            places = [
+                dataclasses.replace(each, microbatches=max(1, each.microbatches))
+                for each in places
+            ]
+            balancing = Balancing(gpt, microbatches, places)
+        window = functools.partial(shared.window, places, shape, balancing, **options)
+        part = _parts(window, has_graph=has_graph)
+        may_evaluate = has_graph and torch.is_grad_enabled()
+        calls = Calls(gpt, microbatches, part, may_evaluate=may_evaluate)
+        with calls.in_place():
+            return self._own(**named)
+
+    def _shared_places(
+        self, microbatches: list[Microbatch], whole: bool
+    ) -> list[Places] | None:
+        """Returns the groups of all rows; None if no prompt is shared. ``whole``: see
+        :func:`places_of`."""
+        places = places_of(microbatches, whole=whole)
         if places is not None and len(places) < sum(len(each.rows) for each in places):
             return places
         if not self._noticed:

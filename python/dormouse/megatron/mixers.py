@@ -11,6 +11,7 @@ from megatron.core.models.gpt import GPTModel
 from ..hf import registry, substitutes
 from ..hf.attention import Packed, Rules
 from ..hf.mixers import Handlers, Route
+from .routers import LastRouter, Routers
 
 
 class GPTMixers:
@@ -20,11 +21,20 @@ class GPTMixers:
     route = Route.OWN
     are_recurrent = False
 
-    def __init__(self, gpt: GPTModel):
-        self._gpt = gpt
+    def __init__(self, gpt: GPTModel, routers: Routers):
+        self._gpt, self.routers = gpt, routers
         self._cores = [layer.self_attention.core_attention for layer in gpt.decoder.layers]
         self._rows_of_shards = gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1
         self._rows = 0
+
+    @property
+    def ends_at_keys(self) -> bool:
+        """See :class:`dormouse.hf.mixers.Mixers`."""
+        return not self.routers.end_prefixes
+
+    def rows_of_prefix(self) -> LastRouter | None:
+        """See :class:`dormouse.hf.mixers.Mixers`."""
+        return self.routers.last
 
     def are_recurrent_in(self, layer: torch.nn.Module) -> bool:
         """Returns False: every layer is attention."""
@@ -51,6 +61,7 @@ class GPTMixers:
     ) -> Iterator[dict]:
         """See :meth:`dormouse.hf.mixers.Mixers.taken_over`."""
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.routers.in_pass(is_prefix=packed is None))
             for core in self._cores:
                 forward = self._attention(core, handlers.attend)
                 stack.enter_context(substitutes.forward(core, forward))

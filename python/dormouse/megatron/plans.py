@@ -7,6 +7,7 @@ rank with a different plan would wait for a message that no rank sends, or recei
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 
@@ -17,10 +18,12 @@ from megatron.core.models.gpt import GPTModel
 
 from .. import _native as native
 from .. import ranks
+from ..group import Group
 from ..hf.padded import Places
+from .balancing import GLOBAL, balances, coefficients_of
 from .batches import Microbatch, shape_of
 from .refusals import settings_of
-from .shared_gpt import all_hold
+from .shared_gpt import SharedGPT, all_hold, is_expert_parallel, joint_group
 
 # Of a digest: what an error shows.
 DIGEST_CHARS = 12
@@ -41,13 +44,11 @@ def compare_plans(
     """
     group = parallel_state.get_model_parallel_group()
     rows, columns = shape_of(microbatches)
-    has_backward = not forward_only and torch.is_grad_enabled()
     share = ranks.Share(
-        must_match={
-            "versions": f"dormouse {native.library().dormouse_get_version():#x}, "
-            f"torch {torch.__version__}",
+        must_match=_versions()
+        | {
             "microbatches": f"{len(microbatches)} of {rows} rows, {columns} columns",
-            "direction": "forward and backward" if has_backward else "forward only",
+            "direction": _direction(forward_only),
             "prompts": "none is shared" if places is None else _described(places),
             "options": ", ".join(f"{name}={value!r}" for name, value in sorted(options.items())),
         },
@@ -63,17 +64,65 @@ def compare_plans(
         raise
 
 
-def all_share(chunks: Sequence[torch.nn.Module], gpt: GPTModel, shares: bool) -> bool:
-    """Returns whether the call shares prompts: ``shares``, and that of every replica if their
-    gradients are reduced as they arrive. Collective of the data-parallel ranks then.
+def all_share(
+    chunks: Sequence[torch.nn.Module], gpt: GPTModel, shares: bool, forward_only: bool
+) -> bool:
+    """Returns whether the call shares prompts: ``shares``, and that of every replica of an
+    expert-parallel group, and of all if their gradients are reduced as they arrive, or experts
+    balanced over all. Collective of these.
 
     ``chunks``: parts of the model in their wrappers. ``gpt``: one of them, without.
     """
-    if not any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks):
+    if is_expert_parallel(gpt):
+        shares = all_hold(gpt, shares)
+    waits = any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks)
+    waits |= balances(gpt) and GLOBAL in coefficients_of(gpt)
+    if forward_only or not waits:
         return shares
     # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return all_hold(gpt, shares, group)
+
+
+def joint_places(
+    shared: SharedGPT,
+    gpt: GPTModel,
+    places: list[Places],
+    row: int,
+    options: dict,
+    forward_only: bool,
+) -> list[Places]:
+    """Returns groups with as many passes as those of every replica of an expert-parallel group:
+    this rank's own, the one with the most microbatches first, then dummies. Collective of these.
+
+    ``row``: of the values, for dummies. ``options``: of a window.
+
+    Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they cannot run together.
+    """
+    own = {name: value for name, value in options.items() if name != "microbatch_tokens"}
+    passes = ranks.Share(
+        must_match=_versions() | {"direction": _direction(forward_only), "options": repr(own)},
+        budgets={},
+        microbatches=shared.microbatches(places, options["microbatch_tokens"]),
+    )
+    agreement = ranks.agree(joint_group(gpt), passes, next(gpt.parameters()).device)
+    dummy = Places(Group([0, 0], [[0]], [1.0]), [row], [(row, slice(0, 1))])
+    return [
+        dataclasses.replace(
+            dummy if slot.group is None else places[slot.group], microbatches=slot.microbatches
+        )
+        for slot in agreement.slots
+    ]
+
+
+def _versions() -> dict[str, str]:
+    library = native.library().dormouse_get_version()
+    return {"versions": f"dormouse {library:#x}, torch {torch.__version__}"}
+
+
+def _direction(forward_only: bool) -> str:
+    has_backward = not forward_only and torch.is_grad_enabled()
+    return "forward and backward" if has_backward else "forward only"
 
 
 def _described(places: Sequence[Places]) -> str:

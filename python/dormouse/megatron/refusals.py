@@ -10,15 +10,18 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from ..trainers.refusals import UnsupportedTrainerError, refuse
+from .balancing import balances
 
+SINKHORN = "sinkhorn"
 POSITIONS = ("rope", "learned_absolute", "none")
 # Of TransformerConfig: the values that are accepted, and why others are not.
 SETTINGS = (
     ("context_parallel_size", (1,), "tokens of a sequence are on several ranks"),
-    ("num_moe_experts", (None,), "routers' counts and losses are those of the shared rows"),
     ("mtp_num_layers", (None,), "its losses read rows that are shared"),
     ("multi_latent_attention", (False,), "keys are expanded inside the attention"),
     ("experimental_attention_variant", (None,), "it is no softmax attention"),
@@ -37,6 +40,17 @@ SETTINGS = (
     ("delay_wgrad_compute", (False,), "it computes gradients past autograd"),
     ("enable_autocast", (False,), "it is not tested"),
     ("flash_decode", (False,), "it is of generation"),
+    ("moe_expert_capacity_factor", (None,), "which tokens are dropped depends on other rows"),
+    ("moe_router_force_load_balancing", (False,), "routing is random"),
+    ("moe_input_jitter_eps", (None,), "responses would share the noise of their prompt"),
+    ("moe_enable_routing_replay", (False,), "recorded experts are those of other rows"),
+    ("moe_router_padding_for_quantization", (False,), "experts get rows that depend on others"),
+    ("moe_grouped_gemm", (False,), "it is not tested"),
+    ("moe_latent_size", (None,), "it is not tested"),
+    ("moe_shared_expert_overlap", (False,), "it is not tested"),
+    ("moe_permute_fusion", (False,), "it is not tested"),
+    ("moe_router_fusion", (False,), "it is not tested"),
+    ("moe_token_dispatcher_type", ("alltoall", "allgather"), "it is not tested"),
 )
 WRAPPERS = (DistributedDataParallel, Float16Module)
 # Arguments of GPTModel.forward that a call may have.
@@ -94,6 +108,7 @@ def settings_of(module: torch.nn.Module) -> DistributedDataParallelConfig | None
 def check_model(gpt: GPTModel) -> None:
     """Checks what may change between steps, too. Raises :class:`UnsupportedTrainerError`."""
     config = gpt.config
+    is_expert_parallel = config.expert_model_parallel_size > 1
     refuse(
         *(
             (
@@ -107,6 +122,35 @@ def check_model(gpt: GPTModel) -> None:
             config.sequence_parallel and config.pipeline_model_parallel_size > 1,
             "sequence_parallel is True in a pipeline: stages send each other parts of sequences",
             "sequence_parallel=False, or pipeline_model_parallel_size=1",
+        ),
+        (
+            SINKHORN in config.moe_router_load_balancing_type,
+            "moe_router_load_balancing_type is 'sinkhorn': routing of a row depends on others",
+            "'none'",
+        ),
+        (
+            balances(gpt) and config.pipeline_model_parallel_size > 1,
+            "routers balance experts in a pipeline, where passes run in the order of a list",
+            "moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None and "
+            "moe_router_enable_expert_bias=False, or pipeline_model_parallel_size=1",
+        ),
+        (
+            is_expert_parallel and config.pipeline_model_parallel_size > 1,
+            "expert_model_parallel_size is above 1 in a pipeline: stages of replicas carry out "
+            "lists of their own, and wait for each other",
+            "expert_model_parallel_size=1, or pipeline_model_parallel_size=1",
+        ),
+        (
+            is_expert_parallel and config.moe_token_dispatcher_type != "alltoall",
+            f"moe_token_dispatcher_type is {config.moe_token_dispatcher_type!r} and "
+            "expert_model_parallel_size above 1: it takes as many rows from each rank",
+            "'alltoall'",
+        ),
+        (
+            is_expert_parallel and config.expert_tensor_parallel_size > 1,
+            f"expert_tensor_parallel_size is {config.expert_tensor_parallel_size} and "
+            "expert_model_parallel_size above 1: it is not tested",
+            "expert_tensor_parallel_size=1",
         ),
         (
             gpt.mtp_process,
@@ -147,6 +191,8 @@ def check_model(gpt: GPTModel) -> None:
 def _check_layer(layer: torch.nn.Module) -> None:
     attention = getattr(layer, "self_attention", None)
     core = getattr(attention, "core_attention", None)
+    experts = getattr(layer, "mlp", None)
+    router = getattr(experts, "router", None)
     refuse(
         (
             not isinstance(layer, TransformerLayer),
@@ -162,6 +208,11 @@ def _check_layer(layer: torch.nn.Module) -> None:
             not isinstance(core, DotProductAttention),
             f"a layer's core attention is a {type(core).__name__}",
             "megatron.core's DotProductAttention, as in get_gpt_layer_local_spec",
+        ),
+        (
+            isinstance(experts, MoELayer) and type(router) is not TopKRouter,
+            f"a layer's router is a {type(router).__name__}",
+            "megatron.core's TopKRouter",
         ),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,7 +12,10 @@ from megatron.core import parallel_state
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
 from megatron.core.models.gpt import GPTModel
 
+from .. import ranks
+from ..hf import share
 from ..hf.batch import GroupBatch
+from ..hf.miniature import Reach
 from ..hf.outputs import PLAIN
 from ..hf.padded import Places
 from ..hf.scored_model import AUTO, ScoredModel
@@ -20,29 +25,63 @@ from ..hf.trial import Trial
 from ..hf.window import Window
 from ..schedule import Plan
 from ..trainers.own_forward import own_forward
+from ..trainers.refusals import refuse
+from .balancing import Balancing, balances
 from .held import Held
 from .part import Part
 from .refusals import check_model
+from .routers import Routers
 from .stage_step import StageStep
 from .view import view_of
 
 
 class SharedGPT(ScoredModel):
-    """Ranks of a model-parallel group run passes that fit together, so they decide together."""
+    """Ranks whose passes wait for each other decide together: those of a model, and the replicas of
+    an expert-parallel group."""
+
+    def microbatches(self, places: list[Places], microbatch_tokens: int) -> list[int]:
+        """Returns the number of microbatches of each group."""
+        found = []
+        for each in places:
+            with self._plan(GroupBatch(each.group), microbatch_tokens) as plan:
+                found.append(share.microbatches_of(plan))
+        return found
 
     def window(
         self,
         places: list[Places],
         shape: tuple[int, int],
+        balancing: Balancing | None = None,
         *,
         microbatch_tokens: int,
         graphs: str = AUTO,
     ) -> Window:
         """Returns log-probabilities of labels, ``shape``, to be taken in parts; 0 outside
-        ``places``."""
-        context = functools.partial(own_forward, self._model)
+        ``places``. ``balancing``: of a call whose routers balance experts."""
+
+        @contextlib.contextmanager
+        def context() -> Iterator[None]:
+            with own_forward(self._model), self._routers.of(balancing):
+                yield
+
         scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
+        if balancing is not None:
+            balancing.settle()
         return Window(self._model, scores)
+
+    @functools.cached_property
+    def _routers(self) -> Routers:
+        return Routers(self._model)
+
+    def _plan_of(self, places, batch, microbatch_tokens):
+        plan = super()._plan_of(places, batch, microbatch_tokens)
+        if self._routers.balancing is not None:
+            self._routers.balancing.begin(places, plan)
+        return plan
+
+    def _run_probe(self, *arguments, **options):
+        with self._routers.of(None):
+            return super()._run_probe(*arguments, **options)
 
     @functools.cached_property
     def held(self) -> Held:
@@ -68,7 +107,7 @@ class SharedGPT(ScoredModel):
 
     def _resolve(self):
         check_model(self._model)
-        return view_of(self._model)
+        return view_of(self._model, self._routers)
 
     def _refuse_known_causes(self):
         check_model(self._model)
@@ -76,29 +115,45 @@ class SharedGPT(ScoredModel):
     def _weights(self):
         return TensorParallelWeights(self._model)
 
+    def _check_if_needed(self, weights, batches, microbatch_tokens, request):
+        super()._check_if_needed(weights, batches, microbatch_tokens, request)
+        runs_probes = self._sleep and torch.is_grad_enabled()
+        if not runs_probes or not (is_expert_parallel(self._model) or balances(self._model)):
+            return
+        # Residency may differ between replicas, and with it what needs a probe. Owners of rows are
+        # found by the order of passes, which a probe would change.
+        sample = batches[0].sample()
+        _, *others = self._probe_key(batches[0], microbatch_tokens, False, request)
+        for key in ((is_longer, *others) for is_longer in (False, True)):
+            if not all_hold(self._model, super()._known_probe(key) is not None):
+                self._probes[key] = self._run_probe(weights, sample, *key[:3])
+
     def _outdated(self, *arguments, **options):
         reason = super()._outdated(*arguments, **options)
         if all_hold(self._model, reason is None):
             return None
         return reason or "the check of another rank"
 
-    def _check(self, *arguments, **options):
+    def _check(self, weights, reach, *arguments, **options):
         refusal = checked = None
+        # Replicas of an expert-parallel group have other lengths.
+        reach = Reach(*largest(self._model, reach))
         try:
-            checked = super()._check(*arguments, **options)
+            with self._routers.of(None):
+                checked = super()._check(weights, reach, *arguments, **options)
         except Exception as error:
             refusal = error
         if all_hold(self._model, refusal is None):
             return checked
         # Ranks of another stage check other layers.
         raise refusal or UnsupportedModelError(
-            "another rank of the model-parallel group refuses its part of the model"
+            "another rank that runs passes of the model with this one refuses its part of it"
         )
 
     def _known_probe(self, key):
         probe = super()._known_probe(key)
         # A probe runs passes, with collectives of the tensor-parallel ranks alone: stages find
-        # theirs at other times.
+        # theirs at other times, and replicas of an expert-parallel group before all passes.
         return probe if all_hold(self._model, probe is not None, _group(self._model)) else None
 
     def _fits(self, *arguments, **options):
@@ -147,7 +202,7 @@ class _ParallelTrial(Trial):
         return grads
 
     def summed(self, table):
-        return _sum(self._model, table)
+        return _sum(self._model, table, joint_group(self._model))
 
 
 def _group(gpt: GPTModel) -> dist.ProcessGroup:
@@ -168,10 +223,47 @@ def _sum(
 
 
 def all_hold(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None) -> bool:
-    """Returns whether it holds on every rank of a group. Default: of all that have a part of the
-    model."""
+    """Returns whether it holds on every rank of a group. Default: of those that decide together."""
     failed = torch.tensor([not holds], dtype=torch.int64)
-    return not _sum(gpt, failed, group or parallel_state.get_model_parallel_group()).item()
+    return not _sum(gpt, failed, group or _deciding_group(gpt)).item()
+
+
+def largest(gpt: GPTModel, numbers: Sequence[int]) -> list[int]:
+    """Returns the largest of each over the ranks that decide together."""
+    own = torch.tensor(list(numbers), dtype=torch.int64)
+    found = ranks.gather_numbers(_deciding_group(gpt), own, _device(gpt))
+    return torch.stack(found).amax(0).tolist()
+
+
+def is_expert_parallel(gpt: GPTModel) -> bool:
+    """Returns whether the experts of a layer are on several ranks."""
+    return gpt.config.expert_model_parallel_size > 1
+
+
+def joint_group(gpt: GPTModel) -> dist.ProcessGroup:
+    """Returns the ranks whose passes wait for each other: those of a tensor-parallel and an
+    expert-parallel group."""
+    tensor_parallel = _group(gpt)
+    if not is_expert_parallel(gpt):
+        return tensor_parallel
+    groups = (tensor_parallel, gpt.pg_collection.tp_ep)
+    smaller, larger = sorted(groups, key=lambda group: group.size())
+    members = map(set, map(dist.get_process_group_ranks, (smaller, larger)))
+    refuse(
+        (
+            not set.issubset(*members),
+            f"expert-parallel groups of {groups[1].size()} ranks cross tensor-parallel ones of "
+            f"{groups[0].size()}",
+            "groups of which one contains the other",
+        )
+    )
+    return larger
+
+
+def _deciding_group(gpt: GPTModel) -> dist.ProcessGroup:
+    if is_expert_parallel(gpt):
+        return joint_group(gpt)
+    return parallel_state.get_model_parallel_group()
 
 
 def _device(gpt: GPTModel) -> torch.device:

@@ -12,6 +12,7 @@ from megatron.core.models.gpt import GPTModel
 from ..errors import ArgumentError
 from ..hf.support import ModelView
 from .mixers import GPTMixers
+from .routers import Routers
 
 
 class Logits(NamedTuple):
@@ -71,7 +72,8 @@ class GPTView(ModelView):
         return Logits(output[:, : len(tokens)])
 
     def run_dense(self, tokens, **arguments):
-        return self.run(tokens, torch.arange(len(tokens), device=tokens.device), arguments)
+        with self.own_mixers.routers.quiet():
+            return self.run(tokens, torch.arange(len(tokens), device=tokens.device), arguments)
 
     def log_probabilities(self, logits, labels, temperature):
         if temperature != 1.0:
@@ -107,6 +109,7 @@ class GPTView(ModelView):
         return self.model.vocab_size
 
 
-def view_of(gpt: GPTModel) -> GPTView:
+def view_of(gpt: GPTModel, routers: Routers) -> GPTView:
     """Returns the model with its layers."""
-    return GPTView(gpt, tuple(gpt.decoder.layers), gpt.config, own_mixers=GPTMixers(gpt))
+    own_mixers = GPTMixers(gpt, routers)
+    return GPTView(gpt, tuple(gpt.decoder.layers), gpt.config, own_mixers=own_mixers)
