@@ -389,8 +389,8 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.settled_stats()
     }
 
-    /// Returns how many more bytes can be in use, awake or reserved to wake, without raising the most ever in use:
-    /// a sixteenth of it is left to requests. Never more than the budget allows.
+    /// Returns how many more bytes can be in use, awake or reserved to wake, without raising the most ever in use
+    /// or reaching the budget: a sixteenth of the smaller one is left to requests.
     #[must_use]
     pub fn spare_bytes(&self) -> u64 {
         let mut locked = self.state.lock();

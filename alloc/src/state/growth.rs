@@ -21,7 +21,7 @@ use dormouse_device::{AddressRange, Fill};
 
 /// Further ranges that a range being mapped can split into.
 pub(super) const RANGES_PER_MAP: u32 = 2;
-/// [`State::spare_bytes`] leaves this part of the maximum use to requests: 1/16. It is more than
+/// [`State::spare_bytes`] leaves this part of the maximum use, or of the budget, to requests: 1/16. It is more than
 /// [`NEAR_DIVISOR`] has, so that they are not yet near the maximum.
 const SPARE_DIVISOR: u64 = 16;
 
@@ -307,11 +307,10 @@ impl State {
         }
     }
 
-    /// Returns how many more bytes can be in use without coming near the most ever in use, nor beyond the budget.
+    /// Returns how many more bytes can be in use without coming near the most ever in use, nor near the budget.
     pub(crate) fn spare_bytes(&self) -> u64 {
-        let spared_bytes = self.high_bytes / SPARE_DIVISOR;
-        let limit_bytes = self.stats.budget_bytes.min(self.high_bytes - spared_bytes);
-        limit_bytes.saturating_sub(self.in_use_bytes())
+        let most_bytes = self.stats.budget_bytes.min(self.high_bytes);
+        (most_bytes - most_bytes / SPARE_DIVISOR).saturating_sub(self.in_use_bytes())
     }
 
     /// Returns the bytes of a limit of the run-ahead, if it applies to this request: near the maximum use, once
