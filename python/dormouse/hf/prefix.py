@@ -25,6 +25,7 @@ from . import (
     outputs,
     recurrent,
     registry,
+    spans,
     support,
 )
 from .mixers import Handlers
@@ -80,6 +81,8 @@ class PrefixForward:
     def attend(self, call: registry.Call) -> torch.Tensor:
         """Attention function during A."""
         key, value = self._keep(call.module, call.key, call.value)
+        if call.spans is not None:
+            return spans.causal(call.query, key, value, call.rules, call.spans)
         if not self.path:
             return attention.causal(call.query, key, value, call.rules, call.sinks)
         layer = self.layer_of[call.module]

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 from .attention import Rules
 from .masks import Chunk, Window
+from .spans import Span
 from .support import UnsupportedModelError
 
 NAME = "dormouse"
@@ -46,6 +47,8 @@ class Call(NamedTuple):
     rules: Rules
     sinks: torch.Tensor | None
     """One logit per head, ``[heads]``."""
+    spans: tuple[Span, ...] | None = None
+    """In phase A: the rows of the queries among those of the keys; None: all."""
 
 
 Attend = Callable[[Call], torch.Tensor]

@@ -26,12 +26,14 @@ class Calls:
         gpt: GPTModel,
         microbatches: list[Microbatch],
         part: Part,
+        columns_of: Callable[[int], torch.Tensor],
         *,
         may_evaluate: bool = False,
     ):
-        """``may_evaluate``: calls without gradients are of no microbatch, and run as Megatron's."""
+        """``columns_of(count)``: of whole rows, those in ``count`` columns of this rank's.
+        ``may_evaluate``: calls without gradients are of no microbatch, and run as Megatron's."""
         self._gpt, self._left, self._part = gpt, list(microbatches), part
-        self._may_evaluate = may_evaluate
+        self._columns_of, self._may_evaluate = columns_of, may_evaluate
         self._row = 0
 
     @contextlib.contextmanager
@@ -69,8 +71,10 @@ class Calls:
                 "for each batch of the data iterator"
             )
         own = self._left.pop(0)
-        check_call(given, own.tokens, own.labels)
-        rows, columns = own.tokens.shape
+        rows, count = own.tokens.shape
+        columns = self._columns_of(count)
+        check_call(given, own.tokens, own.labels, columns)
         part = slice(self._row, self._row + rows)
         self._row += rows
-        return -self._part(part, not self._left)[:, :columns]
+        values = self._part(part, not self._left)
+        return -values.index_select(1, columns.to(values.device))
