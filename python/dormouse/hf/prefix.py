@@ -25,7 +25,6 @@ from . import (
     outputs,
     recurrent,
     registry,
-    spans,
     support,
 )
 from .mixers import Handlers
@@ -33,6 +32,7 @@ from .outputs import PLAIN, Request
 from .probe import Probe, TouchRecorder
 from .prompt_rows import HeadInput, PromptRows
 from .sharding import PrefixDone, ReplicatedWeights
+from .spans import SpanAttention
 
 KEY, VALUE = 0, 1
 
@@ -82,7 +82,7 @@ class PrefixForward:
         """Attention function during A."""
         key, value = self._keep(call.module, call.key, call.value)
         if call.spans is not None:
-            return spans.causal(call.query, key, value, call.rules, call.spans)
+            return SpanAttention.apply(call.query, key, value, call.rules, call.spans)
         if not self.path:
             return attention.causal(call.query, key, value, call.rules, call.sinks)
         layer = self.layer_of[call.module]

@@ -1,64 +1,102 @@
 """Causal attention of some rows of a sequence, whose keys are all present.
 
 Ranks that share a sequence's rows each have the queries of some spans of it. A span attends to the
-keys before it and, causally, to its own (docs/method.md §3).
+keys before it and, causally, to its own (docs/method.md §3). One node of a graph has all spans, and
+padding behind them: the graph of a short prompt stands for that of a long one (see the probe).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
-from .attention import Packed, PackedAttention, Rules
+from .attention import Packed, Past, Rules, packed_backward, packed_forward
 
 Span = tuple[int, int]
 """The first row, and the one after the last."""
 
 
-def causal(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    rules: Rules,
-    spans: Sequence[Span],
-) -> torch.Tensor:
-    """Causal attention of ``spans`` of a sequence, differentiable.
+class _Part(NamedTuple):
+    """A span."""
 
-    ``query``: of the spans' rows, one span after another. ``key``, ``value``: of the whole
-    sequence. Shapes are those of :mod:`.attention`.
+    rows: slice
+    """Of the queries."""
+    start: int
+    """Of the keys that are causal."""
+    end: int
+
+    @property
+    def packed(self) -> Packed:
+        return Packed.of([(0, self.end - self.start)])
+
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the keys of the span."""
+        return whole[:, :, self.start : self.end]
+
+    def past(self, key: torch.Tensor, value: torch.Tensor) -> Past:
+        """Returns the keys before the span."""
+        pair = key[:, :, : self.start], value[:, :, : self.start]
+        return (pair,) if self.start else ()
+
+
+class SpanAttention(torch.autograd.Function):
+    """Causal attention of spans of a sequence.
+
+    ``query``: of the spans' rows, one span after another, and of padding, whose output is 0.
+    ``key``, ``value``: of the whole sequence. Shapes are those of :mod:`.attention`.
     """
-    before: list[tuple[torch.Tensor, torch.Tensor]] = []
-    key, value = _Collected.apply(key, value, before)
 
-    def add(index: int, *gradients: torch.Tensor) -> None:
-        before.append(gradients)
+    @staticmethod
+    def forward(ctx, query, key, value, rules: Rules, spans: Sequence[Span]):
+        _, heads, rows, _ = query.shape
+        # Stored tokens-first, as the model reads it.
+        out = query.new_zeros(1, rows, heads, value.shape[3]).transpose(1, 2)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        log_sum_exps = query.new_full((2, 1, heads, rows), -math.inf, dtype=wide)
+        for part in _parts(spans):
+            own = query[:, :, part.rows], part.own(key), part.own(value)
+            past = part.past(key, value)
+            out[:, :, part.rows], lses = packed_forward(*own, None, part.packed, rules, past)
+            for to, lse in zip(log_sum_exps, lses, strict=False):
+                to[:, :, part.rows] = lse
+        ctx.save_for_backward(query, key, value, out, log_sum_exps)
+        ctx.rules, ctx.spans = rules, spans
+        return out
 
-    outs, row = [query.new_zeros(*query.shape[:2], 0, value.shape[3])], 0
+    @staticmethod
+    def backward(ctx, grad):
+        query, key, value, out, log_sum_exps = ctx.saved_tensors
+        grad_query, grad_key, grad_value = map(torch.zeros_like, (query, key, value))
+
+        def add(index: int, of_key: torch.Tensor, of_value: torch.Tensor) -> None:
+            grad_key[:, :, : of_key.shape[2]] += of_key
+            grad_value[:, :, : of_value.shape[2]] += of_value
+
+        for part in _parts(ctx.spans):
+            past = part.past(key, value)
+            grad_query[:, :, part.rows], of_key, of_value, _ = packed_backward(
+                grad[:, :, part.rows],
+                query[:, :, part.rows],
+                part.own(key),
+                part.own(value),
+                None,
+                out[:, :, part.rows],
+                [each[:, :, part.rows] for each in log_sum_exps[: 1 + len(past)]],
+                part.packed,
+                ctx.rules,
+                past,
+                add,
+            )
+            part.own(grad_key).add_(of_key)
+            part.own(grad_value).add_(of_value)
+        return grad_query, grad_key, grad_value, None, None
+
+
+def _parts(spans: Sequence[Span]) -> Iterator[_Part]:
+    row = 0
     for start, end in spans:
-        own = query[:, :, row : row + end - start]
+        yield _Part(slice(row, row + end - start), start, end)
         row += end - start
-        past = ((key[:, :, :start].detach(), value[:, :, :start].detach()),) if start else ()
-        packed = Packed.of([(0, end - start)])
-        keys, values = key[:, :, start:end], value[:, :, start:end]
-        outs.append(PackedAttention.apply(own, keys, values, None, packed, rules, past, add))
-    return torch.cat(outs, 2)
-
-
-class _Collected(torch.autograd.Function):
-    """K and V as they are. Their backward, which follows that of every span, adds the gradients of
-    keys before spans."""
-
-    @staticmethod
-    def forward(ctx, key, value, before):
-        ctx.before = before
-        return key.view_as(key), value.view_as(value)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        whole = [gradient.clone() for gradient in gradients]
-        for pair in ctx.before:
-            for gradient, own in zip(whole, pair, strict=True):
-                gradient[:, :, : own.shape[2]] += own
-        ctx.before.clear()
-        return (*whole, None)

@@ -67,11 +67,6 @@ class Shard:
         return positions_of(self._chunk, self.group.size(), self.group.rank())
 
     @property
-    def rows(self) -> int:
-        """Number of rows without padding."""
-        return int((self.positions < self.tokens).sum())
-
-    @property
     def spans(self) -> tuple[Span, ...]:
         """The rows without padding, as those of the prompt."""
         starts = self.positions[:: self._chunk].tolist()

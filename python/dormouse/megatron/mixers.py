@@ -56,7 +56,6 @@ class GPTMixers:
         ones."""
         if self._is_sharded:
             self._shard = Shard(len(rows[0]), self._gpt.pg_collection.cp, self._rows_of_shards)
-            self._rows = self._shard.rows
             return list(map(self._shard.own, rows))
         self._rows = len(rows[0])
         room = -self._rows % self._rows_of_shards
@@ -113,11 +112,12 @@ class GPTMixers:
             """Shapes are Megatron's: ``[tokens, 1, heads, head_dim]``."""
             room, spans = query.shape[0] - self._rows, None
             if self._shard is not None:
-                spans = self._shard.spans
+                # Padding is part of that attention.
+                room, spans = 0, self._shard.spans
                 key, value = self._shard.gathered(key, value)
             else:
-                key, value = key[: self._rows], value[: self._rows]
-            columns = (x.permute(1, 2, 0, 3) for x in (query[: self._rows], key, value))
+                query, key, value = (x[: self._rows] for x in (query, key, value))
+            columns = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             out = attend(registry.Call(core, *columns, rules, None, spans))
             out = out.permute(2, 0, 1, 3).flatten(2)
             return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, room)) if room else out
