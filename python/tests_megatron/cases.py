@@ -36,6 +36,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 import dormouse.megatron
@@ -45,8 +46,8 @@ from dormouse.megatron.refusals import unwrapped
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
 PROMPT_TOKENS, LONG_TOKENS = 21, 300
-# Two chunks on each of two context-parallel ranks.
-COLUMNS_UNIT = 4
+# Two chunks on each of four context-parallel ranks.
+COLUMNS_UNIT = 8
 Tensors = dict[str, torch.Tensor]
 
 
@@ -291,6 +292,17 @@ CASES = {
         2, context_parallel=2, prompt_tokens=LONG_TOKENS
     ),
     "context on two ranks, two parts": Case(4, 2, context_parallel=2),
+    "context on two ranks, two parts of a sequence": Case(
+        4, 2, context_parallel=2, config={"sequence_parallel": True}
+    ),
+    "context on two ranks, two replicas, overlapped": Case(
+        4,
+        context_parallel=2,
+        ddp={"overlap_grad_reduce": True, "bucket_size": 1000},
+        share={"microbatch_tokens": 9},
+        prompt_tokens=LONG_TOKENS,
+    ),
+    "context on four ranks": Case(4, context_parallel=4, prompt_tokens=LONG_TOKENS),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
@@ -447,19 +459,26 @@ def spec_of(config: TransformerConfig, vp_stage: int | None = None):
         spec = get_gpt_layer_local_spec(
             qk_layernorm=config.qk_layernorm, normalization=config.normalization
         )
-        if config.context_parallel_size > 1:
-            attention = spec.submodules.self_attention.submodules
-            attention.core_attention = dormouse.megatron.ContextAttention
+        _split_context(config, spec)
         return spec
     spec = get_gpt_decoder_block_spec(
         config, False, normalization=config.normalization, vp_stage=vp_stage
     )
+    for layer in spec.layer_specs:
+        _split_context(config, layer)
     if config.sequence_parallel:
         spec.layer_norm = PartialNorm
         for layer in spec.layer_specs:
             layer.submodules.input_layernorm = PartialNorm
             layer.submodules.pre_mlp_layernorm = PartialNorm
     return spec
+
+
+def _split_context(config: TransformerConfig, layer: ModuleSpec) -> None:
+    """Changes the spec of a layer for context parallelism, if there is any."""
+    if config.context_parallel_size > 1:
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = dormouse.megatron.ContextAttention
 
 
 def batches_of(

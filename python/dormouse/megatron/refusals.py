@@ -138,12 +138,6 @@ def check_model(gpt: GPTModel) -> None:
             "context_parallel_size=1, or num_moe_experts=None",
         ),
         (
-            is_split and config.sequence_parallel,
-            f"context_parallel_size is {config.context_parallel_size} and sequence_parallel True: "
-            "it is not tested",
-            "context_parallel_size=1, or sequence_parallel=False",
-        ),
-        (
             is_split and config.hybrid_context_parallel,
             "hybrid_context_parallel is True: rows are on different numbers of ranks",
             "hybrid_context_parallel=False",
