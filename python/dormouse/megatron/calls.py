@@ -10,8 +10,9 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from ..trainers.own_forward import own_forward
-from ..trainers.refusals import UnsupportedTrainerError
+from ..trainers.refusals import UnsupportedTrainerError, refuse
 from .batches import Microbatch
+from .context import is_context_parallel
 from .refusals import arguments_of, check_call
 
 Part = Callable[[slice, bool], torch.Tensor]
@@ -48,6 +49,14 @@ class Calls:
         @functools.wraps(type(self._gpt).forward)
         def forward(*args, **named):
             if self._may_evaluate and not torch.is_grad_enabled():
+                refuse(
+                    (
+                        is_context_parallel(self._gpt),
+                        "the model is evaluated within a call with context_parallel_size above 1, "
+                        "where it runs in shared passes alone",
+                        "forward_only=True in a call of its own",
+                    )
+                )
                 with own_forward(self._gpt):
                     return self._gpt.forward(*args, **named)
             return self._losses(*args, **named)

@@ -171,6 +171,10 @@ class TensorParallelWeights(ReplicatedWeights):
     """Each rank has a part of every matrix, and all of the norms."""
 
     @property
+    def splits_prompts(self):
+        return is_context_parallel(self._module)
+
+    @property
     def description(self):
         return f"in {_group(self._module).size()} parts"
 
