@@ -33,6 +33,7 @@ from megatron.core.tensor_parallel import (
     model_parallel_cuda_manual_seed,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
@@ -459,13 +460,13 @@ def spec_of(config: TransformerConfig, vp_stage: int | None = None):
         spec = get_gpt_layer_local_spec(
             qk_layernorm=config.qk_layernorm, normalization=config.normalization
         )
-        _split_context(config, spec)
+        _set_core_attention(config, spec)
         return spec
     spec = get_gpt_decoder_block_spec(
         config, False, normalization=config.normalization, vp_stage=vp_stage
     )
     for layer in spec.layer_specs:
-        _split_context(config, layer)
+        _set_core_attention(config, layer)
     if config.sequence_parallel:
         spec.layer_norm = PartialNorm
         for layer in spec.layer_specs:
@@ -474,11 +475,13 @@ def spec_of(config: TransformerConfig, vp_stage: int | None = None):
     return spec
 
 
-def _split_context(config: TransformerConfig, layer: ModuleSpec) -> None:
-    """Changes the spec of a layer for context parallelism, if there is any."""
-    if config.context_parallel_size > 1:
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = dormouse.megatron.ContextAttention
+def core_attention_of(config: TransformerConfig) -> type:
+    is_split = config.context_parallel_size > 1
+    return dormouse.megatron.ContextAttention if is_split else DotProductAttention
+
+
+def _set_core_attention(config: TransformerConfig, layer: ModuleSpec) -> None:
+    layer.submodules.self_attention.submodules.core_attention = core_attention_of(config)
 
 
 def batches_of(

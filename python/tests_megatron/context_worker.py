@@ -30,7 +30,7 @@ CASE = cases.Case(
     context_parallel=2,
     config={"calculate_per_token_loss": True},
     per_token=True,
-    share={"microbatch_tokens": 9},
+    share={"microbatch_tokens": 9, "graphs": "twice"},
 )
 Change = Callable[[dict], dict]
 
