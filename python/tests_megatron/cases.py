@@ -490,8 +490,9 @@ def batches_of(
     columns: int = COLUMNS_MAX,
     replica: int | None = None,
 ) -> list[dict]:
-    """Returns the microbatches of this rank, or what it has of those of a replica: rows of two prompts in any order, one of which has a
-    response of a single token, one holes in its loss and one no loss, with padding behind."""
+    """Returns the microbatches of this rank, or what it has of those of a replica: rows of two
+    prompts in any order, one of which has a response of a single token, one holes in its loss and
+    one no loss, with padding behind."""
     rank = parallel_state.get_data_parallel_rank() if replica is None else replica
     is_interleaved = parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None
     generator = torch.Generator().manual_seed(10 * call + rank)

@@ -16,7 +16,6 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 from .attention import Rules
 from .masks import Chunk, Window
-from .spans import Span
 from .support import UnsupportedModelError
 
 NAME = "dormouse"
@@ -47,8 +46,8 @@ class Call(NamedTuple):
     rules: Rules
     sinks: torch.Tensor | None
     """One logit per head, ``[heads]``."""
-    spans: tuple[Span, ...] | None = None
-    """In phase A: the rows of the queries among those of the keys; None: all."""
+    ranges: tuple[range, ...] | None = None
+    """In phase A: of the queries, among the rows of the keys; None: all."""
 
 
 Attend = Callable[[Call], torch.Tensor]

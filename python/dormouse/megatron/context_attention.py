@@ -11,7 +11,6 @@ import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
-from ..hf.spans import Span
 from ..trainers.refusals import UnsupportedTrainerError
 from .context import CHUNKS_OF_RANK, positions_of
 
@@ -67,11 +66,11 @@ class Shard:
         return positions_of(self._chunk, self.group.size(), self.group.rank())
 
     @property
-    def spans(self) -> tuple[Span, ...]:
-        """The rows without padding, as those of the prompt."""
+    def ranges(self) -> tuple[range, ...]:
+        """The rows without padding, among those of the prompt."""
         starts = self.positions[:: self._chunk].tolist()
-        spans = ((start, min(start + self._chunk, self.tokens)) for start in starts)
-        return tuple(span for span in spans if span[0] < span[1])
+        found = (range(start, min(start + self._chunk, self.tokens)) for start in starts)
+        return tuple(filter(len, found))
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this rank's rows of a tensor ``[tokens]``; 0 in padding."""

@@ -110,15 +110,15 @@ class GPTMixers:
 
         def forward(query, key, value, attention_mask, **named):
             """Shapes are Megatron's: ``[tokens, 1, heads, head_dim]``."""
-            room, spans = query.shape[0] - self._rows, None
+            room, ranges = query.shape[0] - self._rows, None
             if self._shard is not None:
                 # Padding is part of that attention.
-                room, spans = 0, self._shard.spans
+                room, ranges = 0, self._shard.ranges
                 key, value = self._shard.gathered(key, value)
             else:
                 query, key, value = (x[: self._rows] for x in (query, key, value))
             columns = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-            out = attend(registry.Call(core, *columns, rules, None, spans))
+            out = attend(registry.Call(core, *columns, rules, None, ranges))
             out = out.permute(2, 0, 1, 3).flatten(2)
             return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, room)) if room else out
 

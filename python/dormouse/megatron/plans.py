@@ -38,7 +38,8 @@ def compare_plans(
 ) -> None:
     """Compares what determines the passes of a call over the ranks of a model. Collective.
 
-    ``microbatches``: with whole rows. ``places``: None if no prompt is shared. ``options``: of a window.
+    ``microbatches``: with whole rows. ``places``: None if no prompt is shared. ``options``: of a
+    window.
 
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they differ.
     """
