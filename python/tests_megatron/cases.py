@@ -303,7 +303,7 @@ CASES = {
         share={"microbatch_tokens": 9},
         prompt_tokens=LONG_TOKENS,
     ),
-    "context on four ranks": Case(4, context_parallel=4, prompt_tokens=LONG_TOKENS),
+    "context on four ranks": Case(4, context_parallel=4),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
