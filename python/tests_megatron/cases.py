@@ -33,9 +33,12 @@ from megatron.core.tensor_parallel import (
     model_parallel_cuda_manual_seed,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.utils import get_batch_on_this_cp_rank
 
 import dormouse.megatron
 from dormouse.hf.step import LivePrefix
@@ -44,6 +47,8 @@ from dormouse.megatron.refusals import unwrapped
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
 PROMPT_TOKENS, LONG_TOKENS = 21, 300
+# Two chunks on each of four context-parallel ranks.
+COLUMNS_UNIT = 8
 Tensors = dict[str, torch.Tensor]
 
 
@@ -55,6 +60,7 @@ class Case:
     tensor_parallel: int = 1
     stages: int = 1
     expert_parallel: int = 1
+    context_parallel: int = 1
     chunks: int = 1
     """Parts of the model on a stage."""
     dtype: torch.dtype = torch.float64
@@ -82,10 +88,16 @@ class Case:
     @property
     def columns(self) -> int:
         """Of the longest rows."""
-        return COLUMNS_MAX - PROMPT_TOKENS + self.prompt_tokens
+        columns = COLUMNS_MAX - PROMPT_TOKENS + self.prompt_tokens
+        return -(-columns // COLUMNS_UNIT) * COLUMNS_UNIT
 
     def of_dtype(self, dtype: torch.dtype) -> Case:
         return dataclasses.replace(self, dtype=dtype, weights=dtype)
+
+    @property
+    def alone(self) -> Case:
+        """The same model where each rank has whole rows: what Megatron itself runs."""
+        return dataclasses.replace(self, context_parallel=1)
 
     def truth_of(self, dtype: torch.dtype) -> Case:
         """The same model as :meth:`of_dtype`, in FP64."""
@@ -257,6 +269,41 @@ CASES = {
         per_token=True,
         share={"microbatch_tokens": 9, "sleep": False},
     ),
+    "context on two ranks": Case(2, context_parallel=2),
+    "context on two ranks, twice": Case(
+        2, context_parallel=2, share={"graphs": "twice", "microbatch_tokens": 9}
+    ),
+    "context on two ranks, per token, awake": Case(
+        2,
+        context_parallel=2,
+        config={"calculate_per_token_loss": True},
+        per_token=True,
+        share={"sleep": False, "graphs": "kept"},
+    ),
+    "context on two ranks, tied, learned positions, biases": Case(
+        2,
+        context_parallel=2,
+        config=PLAIN_GELU,
+        model={
+            "position_embedding_type": "learned_absolute",
+            "share_embeddings_and_output_weights": True,
+        },
+    ),
+    "context on two ranks, long prompts": Case(
+        2, context_parallel=2, prompt_tokens=LONG_TOKENS
+    ),
+    "context on two ranks, two parts": Case(4, 2, context_parallel=2),
+    "context on two ranks, two parts of a sequence": Case(
+        4, 2, context_parallel=2, config={"sequence_parallel": True}
+    ),
+    "context on two ranks, two replicas, overlapped": Case(
+        4,
+        context_parallel=2,
+        ddp={"overlap_grad_reduce": True, "bucket_size": 1000},
+        share={"microbatch_tokens": 9},
+        prompt_tokens=LONG_TOKENS,
+    ),
+    "context on four ranks": Case(4, context_parallel=4),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
@@ -370,6 +417,7 @@ def config_of(case: Case) -> TransformerConfig:
         "init_method_std": 0.15,
         "tensor_model_parallel_size": case.tensor_parallel,
         "expert_model_parallel_size": case.expert_parallel,
+        "context_parallel_size": case.context_parallel,
         "pipeline_model_parallel_size": case.stages,
         "virtual_pipeline_model_parallel_size": case.chunks if case.chunks > 1 else None,
         "pipeline_dtype": torch.float64,
@@ -409,12 +457,16 @@ def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Mo
 
 def spec_of(config: TransformerConfig, vp_stage: int | None = None):
     if config.num_moe_experts is None and not config.sequence_parallel:
-        return get_gpt_layer_local_spec(
+        spec = get_gpt_layer_local_spec(
             qk_layernorm=config.qk_layernorm, normalization=config.normalization
         )
+        _set_core_attention(config, spec)
+        return spec
     spec = get_gpt_decoder_block_spec(
         config, False, normalization=config.normalization, vp_stage=vp_stage
     )
+    for layer in spec.layer_specs:
+        _set_core_attention(config, layer)
     if config.sequence_parallel:
         spec.layer_norm = PartialNorm
         for layer in spec.layer_specs:
@@ -423,12 +475,25 @@ def spec_of(config: TransformerConfig, vp_stage: int | None = None):
     return spec
 
 
+def core_attention_of(config: TransformerConfig) -> type:
+    is_split = config.context_parallel_size > 1
+    return dormouse.megatron.ContextAttention if is_split else DotProductAttention
+
+
+def _set_core_attention(config: TransformerConfig, layer: ModuleSpec) -> None:
+    layer.submodules.self_attention.submodules.core_attention = core_attention_of(config)
+
+
 def batches_of(
-    call: int = 0, prompt_tokens: int = PROMPT_TOKENS, columns: int = COLUMNS_MAX
+    call: int = 0,
+    prompt_tokens: int = PROMPT_TOKENS,
+    columns: int = COLUMNS_MAX,
+    replica: int | None = None,
 ) -> list[dict]:
-    """Returns the microbatches of this rank: rows of two prompts in any order, one of which has a
-    response of a single token, one holes in its loss and one no loss, with padding behind."""
-    rank = parallel_state.get_data_parallel_rank()
+    """Returns the microbatches of this rank, or what it has of those of a replica: rows of two
+    prompts in any order, one of which has a response of a single token, one holes in its loss and
+    one no loss, with padding behind."""
+    rank = parallel_state.get_data_parallel_rank() if replica is None else replica
     is_interleaved = parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None
     generator = torch.Generator().manual_seed(10 * call + rank)
 
@@ -445,7 +510,7 @@ def batches_of(
             ids = torch.cat([prompts[prompt], draw(response)])
             end = len(ids) - 1
             # Megatron's interleaved schedule sends shapes the wrong way between two stages.
-            mask = torch.zeros(columns - (0 if is_interleaved else place))
+            mask = torch.zeros(columns - (0 if is_interleaved else COLUMNS_UNIT * place // 2))
             mask[end - response : end] = 1
             if response == 14:
                 mask[end - 9 : end - 6] = 0
@@ -457,10 +522,20 @@ def batches_of(
                 "tokens": ids[:, :-1],
                 "labels": ids[:, 1:],
                 "loss_mask": masks,
+                "positions": torch.arange(masks.shape[1]).expand_as(masks),
                 "weights": torch.randn(len(own), 1, generator=generator),
+                "count": masks.sum(),
             }
         )
-    return found
+    return list(map(part_of, found))
+
+
+PARTS = ("tokens", "labels", "loss_mask", "positions")
+
+
+def part_of(batch: dict) -> dict:
+    """Returns what this rank has of a batch, as Megatron cuts it."""
+    return batch | get_batch_on_this_cp_rank({name: batch[name] for name in PARTS})
 
 
 def loss_func(case: Case, batch: dict, losses: torch.Tensor):
@@ -469,14 +544,13 @@ def loss_func(case: Case, batch: dict, losses: torch.Tensor):
     if case.per_token:
         count = mask.sum().int()
         return total, count, {"loss": (total.detach(), count)}
-    loss = total / mask.sum()
+    loss = total / batch["count"]
     return loss, {"loss": loss.detach()}
 
 
 def forward_step(case: Case, data_iterator, model):
     batch = next(data_iterator)
-    positions = torch.arange(batch["tokens"].shape[1]).expand_as(batch["tokens"])
-    losses = model(batch["tokens"], positions, None, labels=batch["labels"])
+    losses = model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
     return losses, partial(loss_func, case, batch)
 
 
@@ -539,8 +613,10 @@ def balance(ddp: list) -> Tensors:
     return logged | biases | COUNTED
 
 
-def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
-    """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
+def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> dict:
+    """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts.
+    ``copies``: so many replicas have the same rows."""
+    replica = parallel_state.get_data_parallel_rank() // copies
     ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
     asleep: list[int] = []
@@ -549,7 +625,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS):
-        batches = batches_of(call, case.prompt_tokens, case.columns)
+        batches = batches_of(call, case.prompt_tokens, case.columns, replica)
         with _counted(bytes_sent), _slept(asleep):
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
@@ -608,6 +684,7 @@ def join(case: Case = Case()) -> None:
         case.tensor_parallel,
         case.stages,
         case.chunks if case.chunks > 1 else None,
+        context_parallel_size=case.context_parallel,
         expert_model_parallel_size=case.expert_parallel,
         expert_tensor_parallel_size=case.config.get("expert_tensor_parallel_size"),
     )

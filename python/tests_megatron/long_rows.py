@@ -29,7 +29,9 @@ def batches_of(prompts: tuple[int, ...], seed: int = 0) -> list[dict]:
                 "tokens": ids[:, :-1],
                 "labels": ids[:, 1:],
                 "loss_mask": mask,
+                "positions": torch.arange(columns).expand_as(mask),
                 "weights": torch.ones(len(RESPONSES), 1),
+                "count": mask.sum(),
             }
         )
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from unittest import mock
 
 import pytest
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 import cases
 import conftest
@@ -35,7 +37,6 @@ def shared(runtime, **options):
 
 
 @pytest.mark.parametrize("name, value", [
-    ("context_parallel_size", 2),
     ("mtp_num_layers", 1),
     ("multi_latent_attention", True),
     ("experimental_attention_variant", "dsa"),
@@ -155,6 +156,34 @@ def test_balancing_in_a_pipeline_is_refused_by_name(runtime, setting):
         refusals.check_model(gpt)
     # Nothing is balanced in evaluation.
     refusals.check_model(gpt.eval())
+
+
+@pytest.mark.parametrize("setting, message", [
+    ({}, "core attention is a DotProductAttention and context_parallel_size above 1"),
+    ({"pipeline_model_parallel_size": 2}, "context_parallel_size is 2 in a pipeline"),
+    ({"num_moe_experts": 4}, "context_parallel_size is 2 and num_moe_experts 4"),
+    ({"hybrid_context_parallel": True}, "hybrid_context_parallel is True"),
+])
+def test_context_parallelism_with_others_is_refused_by_name(model, setting, message):
+    gpt = refusals.unwrapped(model)
+    vars(gpt.config).update(context_parallel_size=2, **setting)
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        refusals.check_model(gpt)
+
+
+def test_attention_for_context_parallelism_is_megatrons_without(runtime):
+    """And is refused outside shared passes with it."""
+    # Megatron's own cut of rotary tables is for GPUs.
+    case = cases.Case(model={"position_embedding_type": "learned_absolute"})
+    losses = []
+    for kind in (DotProductAttention, dormouse.megatron.ContextAttention):
+        with mock.patch.object(cases, "core_attention_of", lambda config, kind=kind: kind):
+            model = cases.model_of(case)
+        losses.append(cases.forward_step(case, iter(cases.batches_of()), model)[0])
+    assert torch.equal(*losses)
+    refusals.unwrapped(model).config.context_parallel_size = 2
+    with pytest.raises(UnsupportedTrainerError, match="outside shared passes"):
+        cases.forward_step(case, iter(cases.batches_of()), model)
 
 
 def test_kept_graphs_with_expert_parallelism_are_refused_by_name(runtime):

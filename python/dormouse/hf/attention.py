@@ -115,20 +115,7 @@ class PackedAttention(torch.autograd.Function):
     def forward(ctx, query, key, value, sinks, packed, rules, past, add):
         """``packed``: the rows of the responses. ``past``: :data:`Past`. ``add``: an :data:`Add`,
         called once per prefix and backward; None if no prefix needs gradients."""
-        start = sum(key.shape[2] for key, _ in past)
-        out, lse = _own_forward(query, key, value, packed.parts(query, rules, start), rules)
-        outs, lses = [out], [lse]
-        for part in _parts_of_path(past):
-            past_out, past_lse = _past_forward(
-                query, *part.pair(past), part.place, packed, rules
-            )
-            outs.append(past_out)
-            lses.append(past_lse)
-        weights = _Weights(lses, sinks)
-        if past:
-            out = _merged(outs, weights)
-        if sinks is not None:
-            out = (out * weights.keys).to(query.dtype)
+        out, lses = packed_forward(query, key, value, sinks, packed, rules, past)
         # Those of the path come last: the other slots are the same at every depth (see the probe).
         flat = itertools.chain.from_iterable(past)
         ctx.save_for_backward(query, key, value, sinks, out, *lses, *flat)
@@ -140,48 +127,90 @@ class PackedAttention(torch.autograd.Function):
         query, key, value, sinks, out, *others = ctx.saved_tensors
         lses, flat = others[: ctx.log_sum_exps], others[ctx.log_sum_exps :]
         past = tuple(zip(flat[::2], flat[1::2], strict=True))
-        weights = _Weights(lses, sinks)
-        grad_query = torch.empty_like(query).zero_() if not past else None
-        for index, part in enumerate(_parts_of_path(past)):
-            part_grad, part_lse = weights.seen_by(index + 1, grad)
-            part_query, *past_grads = _past_backward(
-                part_grad,
-                query,
-                *part.pair(past),
-                out,
-                part_lse,
-                part.place,
-                ctx.packed,
-                ctx.rules,
-            )
-            grad_query = part_query if grad_query is None else grad_query.add_(part_query)
-            if ctx.add is not None:
-                splits = (each.split(part.lengths, 2) for each in past_grads)
-                for prefix, grads in zip(part.prefixes, zip(*splits, strict=True), strict=True):
-                    ctx.add(prefix, *grads)
-        # In the layout of K and V, so that the model's backward copies nothing.
-        grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
-        part_grad, part_lse = weights.seen_by(0, grad)
-        start = sum(key.shape[2] for key, _ in past)
-        for part in ctx.packed.parts(query, ctx.rules, start):
-            own = kernel_for(query, ctx.rules.scores, part.mask).backward(
-                part.rows(part_grad),
-                part.rows(query),
-                part.keys(key),
-                part.keys(value),
-                part.rows(out),
-                part.rows(part_lse),
-                part.causal,
-                ctx.rules.scores,
-                part.mask_of(query),
-            )
-            part.rows(grad_query).add_(own[0])
-            part.keys(grad_key).add_(own[1])
-            part.keys(grad_value).add_(own[2])
-        grad_sinks = None
-        if sinks is not None and ctx.needs_input_grad[3]:
-            grad_sinks = weights.sinks_gradient(grad, out).to(sinks.dtype)
-        return grad_query, grad_key, grad_value, grad_sinks, None, None, None, None
+        gradients = packed_backward(
+            grad, query, key, value, sinks, out, lses, ctx.packed, ctx.rules, past, ctx.add
+        )
+        return *gradients, None, None, None, None
+
+
+def packed_forward(
+    query, key, value, sinks, packed: Packed, rules: Rules, past: Past
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Returns the output of :class:`PackedAttention`, and the log-sum-exps of its parts."""
+    start = sum(key.shape[2] for key, _ in past)
+    out, lse = _own_forward(query, key, value, packed.parts(query, rules, start), rules)
+    outs, lses = [out], [lse]
+    for part in _parts_of_path(past):
+        past_out, past_lse = _past_forward(
+            query, *part.pair(past), part.place, packed, rules
+        )
+        outs.append(past_out)
+        lses.append(past_lse)
+    weights = _Weights(lses, sinks)
+    if past:
+        out = _merged(outs, weights)
+    if sinks is not None:
+        out = (out * weights.keys).to(query.dtype)
+    return out, lses
+
+
+def packed_backward(
+    grad,
+    query,
+    key,
+    value,
+    sinks,
+    out,
+    lses: Sequence[torch.Tensor],
+    packed: Packed,
+    rules: Rules,
+    past: Past,
+    add: Add | None,
+) -> tuple[torch.Tensor | None, ...]:
+    """Returns the gradients of query, key, value and sinks of :class:`PackedAttention`; those of
+    ``past`` go to ``add``."""
+    weights = _Weights(lses, sinks)
+    grad_query = torch.empty_like(query).zero_() if not past else None
+    for index, part in enumerate(_parts_of_path(past)):
+        part_grad, part_lse = weights.seen_by(index + 1, grad)
+        part_query, *past_grads = _past_backward(
+            part_grad,
+            query,
+            *part.pair(past),
+            out,
+            part_lse,
+            part.place,
+            packed,
+            rules,
+        )
+        grad_query = part_query if grad_query is None else grad_query.add_(part_query)
+        if add is not None:
+            splits = (each.split(part.lengths, 2) for each in past_grads)
+            for prefix, grads in zip(part.prefixes, zip(*splits, strict=True), strict=True):
+                add(prefix, *grads)
+    # In the layout of K and V, so that the model's backward copies nothing.
+    grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
+    part_grad, part_lse = weights.seen_by(0, grad)
+    start = sum(key.shape[2] for key, _ in past)
+    for part in packed.parts(query, rules, start):
+        own = kernel_for(query, rules.scores, part.mask).backward(
+            part.rows(part_grad),
+            part.rows(query),
+            part.keys(key),
+            part.keys(value),
+            part.rows(out),
+            part.rows(part_lse),
+            part.causal,
+            rules.scores,
+            part.mask_of(query),
+        )
+        part.rows(grad_query).add_(own[0])
+        part.keys(grad_key).add_(own[1])
+        part.keys(grad_value).add_(own[2])
+    grad_sinks = None
+    if sinks is not None and sinks.requires_grad:
+        grad_sinks = weights.sinks_gradient(grad, out).to(sinks.dtype)
+    return grad_query, grad_key, grad_value, grad_sinks
 
 
 class Place(NamedTuple):

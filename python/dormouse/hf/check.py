@@ -301,8 +301,9 @@ class Check:
 
     def _first_difference(self, trial: Trial, tolerance: float) -> str | None:
         """Returns name, class and distance of the first module whose output differs for the longest
-        response alone; None if all agree, or if ranks would have to run more passes together."""
-        if self._weights.passes_hold_collectives:
+        response alone; None if all agree, if ranks would have to run more passes together, or if
+        the prompt's rows are on several."""
+        if self._weights.passes_hold_collectives or self._weights.splits_prompts:
             return None
         alone = self._miniature.alone()
         tokens = alone.sequences[0].tokens[:-1]

@@ -31,6 +31,7 @@ from .mixers import Handlers
 from .outputs import PLAIN, Request
 from .probe import Probe, TouchRecorder
 from .prompt_rows import HeadInput, PromptRows
+from .row_ranges import RangeAttention
 from .sharding import PrefixDone, ReplicatedWeights
 
 KEY, VALUE = 0, 1
@@ -80,6 +81,8 @@ class PrefixForward:
     def attend(self, call: registry.Call) -> torch.Tensor:
         """Attention function during A."""
         key, value = self._keep(call.module, call.key, call.value)
+        if call.ranges is not None:
+            return RangeAttention.apply(call.query, key, value, call.rules, call.ranges)
         if not self.path:
             return attention.causal(call.query, key, value, call.rules, call.sinks)
         layer = self.layer_of[call.module]

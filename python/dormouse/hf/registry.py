@@ -46,6 +46,8 @@ class Call(NamedTuple):
     rules: Rules
     sinks: torch.Tensor | None
     """One logit per head, ``[heads]``."""
+    ranges: tuple[range, ...] | None = None
+    """In phase A: of the queries, among the rows of the keys; None: all."""
 
 
 Attend = Callable[[Call], torch.Tensor]

@@ -77,6 +77,11 @@ class ReplicatedWeights:
             # The traceback keeps the last layer's frame and its unused query alive.
             done.__traceback__ = None
 
+    @property
+    def splits_prompts(self) -> bool:
+        """Whether a rank's pass of a prompt has some of its rows."""
+        return False
+
     def seam(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the last layer's K and V as boundary tensors."""
         return key, value

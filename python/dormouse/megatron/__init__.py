@@ -12,9 +12,17 @@ from ..runtime import Runtime
 from ..trainers import UnsupportedTrainerError
 from ..trainers.sharing import Sharing
 from .batches import Microbatch, Read, read_batch
+from .context_attention import ContextAttention
 from .forward_backward import SharedForwardBackward
 
-__all__ = ["Microbatch", "SharedForwardBackward", "Sharing", "UnsupportedTrainerError", "share"]
+__all__ = [
+    "ContextAttention",
+    "Microbatch",
+    "SharedForwardBackward",
+    "Sharing",
+    "UnsupportedTrainerError",
+    "share",
+]
 
 
 def share(
@@ -43,6 +51,11 @@ def share(
     runs ``forward_step_func`` for every microbatch, which the others do not call, and all stages
     carry out lists of the planner, forwards again and backwards. A stage may have several chunks of
     the model (interleaved), with lists of models and of data iterators, as Megatron takes them.
+
+    Ranks of a context-parallel group get their parts of the same rows, as
+    ``get_batch_on_this_cp_rank`` cuts them, and give each call of the model its part; losses come
+    back likewise. Layers have :class:`ContextAttention`. All rows run in shared passes, also those
+    that share no prompt, so a row with a loss begins with two tokens without one.
 
     Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
     Data-parallel ranks need not agree on anything, except those of an expert-parallel group: their

@@ -69,7 +69,7 @@ def _rows(microbatches: Sequence[Microbatch], whole: bool) -> Iterator[tuple]:
     """Yields number, prompt, response and the index of its values of each row."""
     number = 0
     for microbatch in microbatches:
-        _check(microbatch)
+        check_microbatch(microbatch)
         # One copy to the host: which rows share a prompt is known before anything runs.
         for tokens, labels, mask in zip(*(each.cpu() for each in microbatch), strict=True):
             own = _loss_columns(number, tokens, labels, mask)
@@ -101,7 +101,8 @@ def _loss_columns(
     return first, end
 
 
-def _check(microbatch: Microbatch) -> None:
+def check_microbatch(microbatch: Microbatch) -> None:
+    """Checks the shapes of a batch. Raises :class:`UnsupportedTrainerError`."""
     shapes = [tuple(each.shape) for each in microbatch]
     if len(set(shapes)) > 1 or len(shapes[0]) != 2:
         raise UnsupportedTrainerError(

@@ -10,8 +10,9 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from ..trainers.own_forward import own_forward
-from ..trainers.refusals import UnsupportedTrainerError
+from ..trainers.refusals import UnsupportedTrainerError, refuse
 from .batches import Microbatch
+from .context import is_context_parallel
 from .refusals import arguments_of, check_call
 
 Part = Callable[[slice, bool], torch.Tensor]
@@ -26,12 +27,14 @@ class Calls:
         gpt: GPTModel,
         microbatches: list[Microbatch],
         part: Part,
+        columns_of: Callable[[int], torch.Tensor],
         *,
         may_evaluate: bool = False,
     ):
-        """``may_evaluate``: calls without gradients are of no microbatch, and run as Megatron's."""
+        """``columns_of(count)``: of whole rows, those in ``count`` columns of this rank's.
+        ``may_evaluate``: calls without gradients are of no microbatch, and run as Megatron's."""
         self._gpt, self._left, self._part = gpt, list(microbatches), part
-        self._may_evaluate = may_evaluate
+        self._columns_of, self._may_evaluate = columns_of, may_evaluate
         self._row = 0
 
     @contextlib.contextmanager
@@ -46,6 +49,14 @@ class Calls:
         @functools.wraps(type(self._gpt).forward)
         def forward(*args, **named):
             if self._may_evaluate and not torch.is_grad_enabled():
+                refuse(
+                    (
+                        is_context_parallel(self._gpt),
+                        "the model is evaluated within a call with context_parallel_size above 1, "
+                        "where it runs in shared passes alone",
+                        "forward_only=True in a call of its own",
+                    )
+                )
                 with own_forward(self._gpt):
                     return self._gpt.forward(*args, **named)
             return self._losses(*args, **named)
@@ -69,8 +80,10 @@ class Calls:
                 "for each batch of the data iterator"
             )
         own = self._left.pop(0)
-        check_call(given, own.tokens, own.labels)
-        rows, columns = own.tokens.shape
+        rows, count = own.tokens.shape
+        columns = self._columns_of(count)
+        check_call(given, own.tokens, own.labels, columns)
         part = slice(self._row, self._row + rows)
         self._row += rows
-        return -self._part(part, not self._left)[:, :columns]
+        values = self._part(part, not self._left)
+        return -values.index_select(1, columns.to(values.device))

@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
 from ..failures import fail_together
+from ..group import PROMPT_TOKENS_MIN
 from ..hf.padded import Places
 from ..hf.token_scores import KEPT, TWICE
 from ..hf.window import Window
@@ -22,8 +23,9 @@ from ..trainers.sharing import Sharing
 from .balancing import Balancing, balances
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
+from .context import Context
 from .pipelined import run_pipelined
-from .plans import all_share, compare_plans, joint_places
+from .plans import all_share, compare_plans, compare_shapes, joint_places
 from .refusals import chunks_of
 from .shared_gpt import SharedGPT, is_expert_parallel
 
@@ -99,14 +101,20 @@ class SharedForwardBackward:
         """Returns what the schedule returns. ``named``: its other arguments."""
         chunks = chunks_of(named["model"])
         batches = _taken(data_iterator, named["num_microbatches"])
-        microbatches = list(map(self._read, batches))
+        own = list(map(self._read, batches))
+        context = Context(chunks[0])
+        if context.ways > 1:
+            compare_shapes(own, chunks[0])
+        microbatches = context.whole(own)
         has_backward = not named["forward_only"] and torch.is_grad_enabled()
         # Routers read every row of the trainer's.
         whole = has_backward and any(map(balances, chunks))
-        places = self._shared_places(microbatches, whole)
-        options = self._options(microbatches, places or [])
-        device = next(chunks[0].parameters()).device
-        compare_plans(microbatches, places, options, named["forward_only"], device)
+        if context.ways > 1:
+            places = _all_places(microbatches, context)
+        else:
+            places = self._shared_places(microbatches, whole)
+        options = self._options(microbatches, places or [], context.ways)
+        compare_plans(microbatches, places, options, named["forward_only"], chunks[0])
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
@@ -114,8 +122,9 @@ class SharedForwardBackward:
         if chunks[0].config.pipeline_model_parallel_size > 1:
             result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
         else:
-            own = (places, microbatches, whole, options, named)
-            result = self._run_whole(shared[0], chunks[0], *own)
+            calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
+            arguments = (places, microbatches, whole, options, named)
+            result = self._run_whole(shared[0], chunks[0], context, calls, *arguments)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)
         return result
@@ -124,14 +133,23 @@ class SharedForwardBackward:
         self,
         shared: SharedGPT,
         gpt: GPTModel,
+        context: Context,
+        calls_of: Callable[..., Calls],
         places: list[Places],
         microbatches: list[Microbatch],
         is_balanced: bool,
         options: dict,
         named: dict,
     ):
-        """Returns what the schedule returns for a model that is not cut into stages."""
+        """Returns what the schedule returns for a model that is not cut into stages.
+
+        ``calls_of``: makes what gives the trainer its losses. ``microbatches``: with whole rows.
+        """
         shape, has_graph = shape_of(microbatches), not named["forward_only"]
+        if context.ways > 1:
+            rows, columns = shape
+            # The last row is that of dummies.
+            places, shape = context.dealt(places, rows), (rows + 1, columns)
         if is_expert_parallel(gpt):
             refuse(
                 (
@@ -155,8 +173,7 @@ class SharedForwardBackward:
         window = functools.partial(shared.window, places, shape, balancing, **options)
         part = _parts(window, has_graph=has_graph)
         may_evaluate = has_graph and torch.is_grad_enabled()
-        calls = Calls(gpt, microbatches, part, may_evaluate=may_evaluate)
-        with calls.in_place():
+        with calls_of(part, may_evaluate=may_evaluate).in_place():
             return self._own(**named)
 
     def _shared_places(
@@ -176,20 +193,41 @@ class SharedForwardBackward:
             )
         return None
 
-    def _options(self, microbatches: list[Microbatch], places: list[Places]) -> dict:
-        """Returns the options of a window. A microbatch has as many tokens as the trainer's."""
+    def _options(
+        self, microbatches: list[Microbatch], places: list[Places], ways: int
+    ) -> dict:
+        """Returns the options of a window. A microbatch has as many tokens as the trainer's, of
+        which a context-parallel rank, one of ``ways``, has a part."""
         of_row = [i for i, each in enumerate(microbatches) for _ in range(len(each.tokens))]
         tokens = [0] * len(microbatches)
         for each in places:
             for row, response in zip(each.rows, each.group.responses, strict=True):
                 tokens[of_row[row]] += len(response)
-        return {"microbatch_tokens": max(tokens), **self._score_options}
+        return {"microbatch_tokens": -(-max(tokens) // ways), **self._score_options}
 
     def _shared(self, gpt: GPTModel) -> SharedGPT:
         if gpt not in self._models:
             runtime = self._runtime or runtime_of(next(gpt.parameters()).device)
             self._models[gpt] = SharedGPT(gpt, runtime, sleep=self._sleep)
         return self._models[gpt]
+
+
+def _all_places(microbatches: list[Microbatch], context: Context) -> list[Places]:
+    """Returns the groups of all rows, of which some may have a prompt of their own.
+
+    Raises :class:`UnsupportedTrainerError` for rows that cannot run in shared passes.
+    """
+    places = places_of(microbatches)
+    refuse(
+        (
+            places is None,
+            f"a row has fewer than {PROMPT_TOKENS_MIN} tokens up to its first label with a loss, "
+            f"and context_parallel_size is {context.ways}, with which all rows run in shared "
+            "passes",
+            f"{PROMPT_TOKENS_MIN} tokens, or context_parallel_size=1",
+        )
+    )
+    return places
 
 
 def _taken(data_iterator, count: int) -> list:

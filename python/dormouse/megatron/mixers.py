@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 from ..hf import registry, substitutes
 from ..hf.attention import Packed, Rules
 from ..hf.mixers import Handlers, Route
+from .context import is_context_parallel
+from .context_attention import Shard
 from .routers import LastRouter, Routers
 
 
@@ -26,6 +30,8 @@ class GPTMixers:
         self._cores = [layer.self_attention.core_attention for layer in gpt.decoder.layers]
         self._rows_of_shards = gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1
         self._rows = 0
+        self._is_sharded = False
+        self._shard: Shard | None = None
 
     @property
     def ends_at_keys(self) -> bool:
@@ -45,8 +51,12 @@ class GPTMixers:
         return False
 
     def padded(self, *rows: torch.Tensor) -> list[torch.Tensor]:
-        """Returns 1-D tensors with as many rows as the ranks of sequence parallelism divide.
-        Attention of the pass leaves out the last ones."""
+        """Returns 1-D tensors with as many rows as the ranks of sequence parallelism divide; of a
+        prompt with context parallelism, this rank's. Attention of the pass leaves out the last
+        ones."""
+        if self._is_sharded:
+            self._shard = Shard(len(rows[0]), self._gpt.pg_collection.cp, self._rows_of_shards)
+            return list(map(self._shard.own, rows))
         self._rows = len(rows[0])
         room = -self._rows % self._rows_of_shards
         return [torch.nn.functional.pad(each, (0, room)) for each in rows]
@@ -65,35 +75,73 @@ class GPTMixers:
             for core in self._cores:
                 forward = self._attention(core, handlers.attend)
                 stack.enter_context(substitutes.forward(core, forward))
-            # Without packed rows Megatron's own positions, from 0 on, are right.
-            if packed is not None and self._gpt.position_embedding_type == "rope":
-                rotary = self._gpt.rotary_pos_emb
-                rows = prefix_tokens + packed.offsets
-                forward = self._rotary(rotary.forward, rows)
-                stack.enter_context(substitutes.forward(rotary, forward))
+            if packed is not None:
+                stack.enter_context(self._rotary(lambda: prefix_tokens + packed.offsets))
+            elif is_context_parallel(self._gpt):
+                stack.enter_context(self._sharded())
+            # Otherwise Megatron's own positions, from 0 on, are right.
             yield {}
+
+    @contextlib.contextmanager
+    def dense(self) -> Iterator[None]:
+        """Context of a forward of Megatron's own over whole rows, without losses and counts of
+        routers."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.routers.quiet())
+            if is_context_parallel(self._gpt):
+                stack.enter_context(self._rotary(lambda: torch.arange(self._rows)))
+                for core in self._cores:
+                    own = functools.partial(DotProductAttention.forward, core)
+                    stack.enter_context(substitutes.forward(core, own))
+            yield
+
+    @contextlib.contextmanager
+    def _sharded(self) -> Iterator[None]:
+        """Context of a prompt's pass of which each context-parallel rank has rows."""
+        self._is_sharded = True
+        try:
+            with self._rotary(lambda: self._shard.positions):
+                yield
+        finally:
+            self._is_sharded, self._shard = False, None
 
     def _attention(self, core: torch.nn.Module, attend: registry.Attend) -> Callable:
         rules = Rules(core.softmax_scale * (core.scale_mask_softmax.scale or 1.0))
 
         def forward(query, key, value, attention_mask, **named):
             """Shapes are Megatron's: ``[tokens, 1, heads, head_dim]``."""
-            columns = (x[: self._rows].permute(1, 2, 0, 3) for x in (query, key, value))
-            out = attend(registry.Call(core, *columns, rules, None))
-            out = out.transpose(1, 2).reshape(self._rows, 1, -1)
-            room = query.shape[0] - self._rows
+            room, ranges = query.shape[0] - self._rows, None
+            if self._shard is not None:
+                # Padding is part of that attention.
+                room, ranges = 0, self._shard.ranges
+                key, value = self._shard.gathered(key, value)
+            else:
+                query, key, value = (x[: self._rows] for x in (query, key, value))
+            columns = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+            out = attend(registry.Call(core, *columns, rules, None, ranges))
+            out = out.permute(2, 0, 1, 3).flatten(2)
             return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, room)) if room else out
 
         return forward
 
-    def _rotary(self, own: Callable, positions: torch.Tensor) -> Callable:
-        """Returns a forward of the rotary embedding that ignores the length."""
-        # Megatron caches tables by length.
-        length = 1 << int(positions.max()).bit_length()
+    @contextlib.contextmanager
+    def _rotary(self, find_positions: Callable[[], torch.Tensor]) -> Iterator[None]:
+        """Context in which the rotary embedding, if there is one, is that of the pass's rows.
+        ``find_positions()``: of these, called in the forward."""
+        if self._gpt.position_embedding_type != "rope":
+            yield
+            return
+        rotary = self._gpt.rotary_pos_emb
+        own = rotary.forward
 
         def forward(*arguments, **named):
-            table = own(length)
-            (index,) = self.padded(positions)
+            positions = find_positions()
+            # Megatron caches tables by length.
+            length = 1 << int(positions.max()).bit_length()
+            # Of a packed sequence: context parallelism leaves it whole.
+            table = own(length, packed_seq=True)
+            index = positions if self._shard is not None else self.padded(positions)[0]
             return table[index.to(table.device)]
 
-        return forward
+        with substitutes.forward(rotary, forward):
+            yield

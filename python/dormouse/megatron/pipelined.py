@@ -54,7 +54,7 @@ def run_pipelined(
         stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)
         if values is not None:
             values.requires_grad_(not forward_only)
-            calls = Calls(last, microbatches, lambda rows, is_last: values[rows])
+            calls = Calls(last, microbatches, lambda rows, is_last: values[rows], torch.arange)
             own = {name: named[name][-1:] for name in ("model", "data_iterator")}
             with calls.in_place(), _Unfinished(config) as finalized:
                 stored = forward_backward_no_pipelining(**named | own)

@@ -23,7 +23,7 @@ from ..hf.padded import Places
 from .balancing import GLOBAL, balances, coefficients_of
 from .batches import Microbatch, shape_of
 from .refusals import settings_of
-from .shared_gpt import SharedGPT, all_hold, is_expert_parallel, joint_group
+from .shared_gpt import SharedGPT, all_hold, is_expert_parallel, joint_group, model_group
 
 # Of a digest: what an error shows.
 DIGEST_CHARS = 12
@@ -34,15 +34,15 @@ def compare_plans(
     places: Sequence[Places] | None,
     options: dict,
     forward_only: bool,
-    device: torch.device,
+    gpt: GPTModel,
 ) -> None:
     """Compares what determines the passes of a call over the ranks of a model. Collective.
 
-    ``places``: None if no prompt is shared. ``options``: of a window.
+    ``microbatches``: with whole rows. ``places``: None if no prompt is shared. ``options``: of a
+    window.
 
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they differ.
     """
-    group = parallel_state.get_model_parallel_group()
     rows, columns = shape_of(microbatches)
     share = ranks.Share(
         must_match=_versions()
@@ -55,8 +55,27 @@ def compare_plans(
         budgets={},
         microbatches=(),
     )
+    _agree(model_group(gpt), share, gpt)
+
+
+def compare_shapes(microbatches: Sequence[Microbatch], gpt: GPTModel) -> None:
+    """Compares the shapes of a call's batches over the ranks that have the tokens of the same rows.
+    Collective.
+
+    Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they differ.
+    """
+    shapes = [tuple(each.tokens.shape) for each in microbatches]
+    rows, columns = shape_of(microbatches)
+    described = f"{len(shapes)} of {rows} rows, {columns} columns"
+    must_match = {
+        "microbatches": f"{described} (sha256 {ranks.digest(shapes)[:DIGEST_CHARS]})"
+    }
+    _agree(model_group(gpt), ranks.Share(must_match, budgets={}, microbatches=()), gpt)
+
+
+def _agree(group: dist.ProcessGroup, share: ranks.Share, gpt: GPTModel) -> None:
     try:
-        ranks.agree(group, share, device)
+        ranks.agree(group, share, next(gpt.parameters()).device)
     except ranks.RanksDifferError:
         # A rank that raises ends the waits of the others, one that is still reading included.
         with contextlib.suppress(RuntimeError):

@@ -16,12 +16,13 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 from .balancing import balances
+from .context import is_context_parallel
+from .context_attention import ContextAttention
 
 SINKHORN = "sinkhorn"
 POSITIONS = ("rope", "learned_absolute", "none")
 # Of TransformerConfig: the values that are accepted, and why others are not.
 SETTINGS = (
-    ("context_parallel_size", (1,), "tokens of a sequence are on several ranks"),
     ("mtp_num_layers", (None,), "its losses read rows that are shared"),
     ("multi_latent_attention", (False,), "keys are expanded inside the attention"),
     ("experimental_attention_variant", (None,), "it is no softmax attention"),
@@ -109,6 +110,7 @@ def check_model(gpt: GPTModel) -> None:
     """Checks what may change between steps, too. Raises :class:`UnsupportedTrainerError`."""
     config = gpt.config
     is_expert_parallel = config.expert_model_parallel_size > 1
+    is_split = is_context_parallel(gpt)
     refuse(
         *(
             (
@@ -122,6 +124,23 @@ def check_model(gpt: GPTModel) -> None:
             config.sequence_parallel and config.pipeline_model_parallel_size > 1,
             "sequence_parallel is True in a pipeline: stages send each other parts of sequences",
             "sequence_parallel=False, or pipeline_model_parallel_size=1",
+        ),
+        (
+            is_split and config.pipeline_model_parallel_size > 1,
+            f"context_parallel_size is {config.context_parallel_size} in a pipeline: stages send "
+            "each other whole prompts",
+            "context_parallel_size=1, or pipeline_model_parallel_size=1",
+        ),
+        (
+            is_split and config.num_moe_experts is not None,
+            f"context_parallel_size is {config.context_parallel_size} and num_moe_experts "
+            f"{config.num_moe_experts}: it is not tested",
+            "context_parallel_size=1, or num_moe_experts=None",
+        ),
+        (
+            is_split and config.hybrid_context_parallel,
+            "hybrid_context_parallel is True: rows are on different numbers of ranks",
+            "hybrid_context_parallel=False",
         ),
         (
             SINKHORN in config.moe_router_load_balancing_type,
@@ -185,10 +204,10 @@ def check_model(gpt: GPTModel) -> None:
             )
         )
     for layer in gpt.decoder.layers:
-        _check_layer(layer)
+        _check_layer(layer, is_split)
 
 
-def _check_layer(layer: torch.nn.Module) -> None:
+def _check_layer(layer: torch.nn.Module, is_split: bool) -> None:
     attention = getattr(layer, "self_attention", None)
     core = getattr(attention, "core_attention", None)
     experts = getattr(layer, "mlp", None)
@@ -208,6 +227,12 @@ def _check_layer(layer: torch.nn.Module) -> None:
             not isinstance(core, DotProductAttention),
             f"a layer's core attention is a {type(core).__name__}",
             "megatron.core's DotProductAttention, as in get_gpt_layer_local_spec",
+        ),
+        (
+            is_split and not isinstance(core, ContextAttention),
+            f"a layer's core attention is a {type(core).__name__} and context_parallel_size above "
+            "1: it takes the keys of this rank's tokens for all",
+            "dormouse.megatron.ContextAttention, or context_parallel_size=1",
         ),
         (
             isinstance(experts, MoELayer) and type(router) is not TopKRouter,
@@ -242,8 +267,11 @@ def arguments_of(args: tuple, named: dict) -> dict:
     return given
 
 
-def check_call(given: dict, tokens: torch.Tensor, labels: torch.Tensor) -> None:
+def check_call(
+    given: dict, tokens: torch.Tensor, labels: torch.Tensor, columns: torch.Tensor
+) -> None:
     """Checks a call of the model against the batch of its microbatch. ``given``: its arguments.
+    ``columns``: of whole rows, those that the batch has.
 
     Raises :class:`UnsupportedTrainerError`.
     """
@@ -254,18 +282,17 @@ def check_call(given: dict, tokens: torch.Tensor, labels: torch.Tensor) -> None:
                 f"the model is called with other {name} than its microbatch has; accepted: one "
                 "call for each batch of the data iterator, in their order, of its tokens"
             )
-    columns = tokens.shape[1]
     positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is not None:
-        counted = torch.arange(columns, device=positions.device)
+        counted = columns.to(positions.device)
         if not torch.equal(positions, counted.expand_as(positions)):
             raise UnsupportedTrainerError(
                 "position_ids do not count the tokens of each row from 0; accepted: "
-                "torch.arange(columns)"
+                "torch.arange(columns), with context parallelism this rank's part of it"
             )
     if mask is not None:
-        causal = torch.ones(columns, columns, dtype=torch.bool, device=mask.device).triu(1)
-        if not torch.equal(mask.bool(), causal.expand_as(mask)):
+        causal = torch.arange(int(columns.max()) + 1) > columns[:, None]
+        if not torch.equal(mask.bool(), causal.to(mask.device).expand_as(mask)):
             raise UnsupportedTrainerError(
                 "attention_mask is not causal; accepted: None, or True above the diagonal"
             )

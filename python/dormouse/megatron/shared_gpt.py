@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -27,6 +28,7 @@ from ..schedule import Plan
 from ..trainers.own_forward import own_forward
 from ..trainers.refusals import refuse
 from .balancing import Balancing, balances
+from .context import Context, is_context_parallel
 from .held import Held
 from .part import Part
 from .refusals import check_model
@@ -36,8 +38,8 @@ from .view import view_of
 
 
 class SharedGPT(ScoredModel):
-    """Ranks whose passes wait for each other decide together: those of a model, and the replicas of
-    an expert-parallel group."""
+    """Ranks whose passes wait for each other decide together: those of a model, of a
+    context-parallel group, and the replicas of an expert-parallel group."""
 
     def microbatches(self, places: list[Places], microbatch_tokens: int) -> list[int]:
         """Returns the number of microbatches of each group."""
@@ -65,6 +67,8 @@ class SharedGPT(ScoredModel):
                 yield
 
         scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
+        values = Context(self._model).joined(scores.log_probabilities)
+        scores = dataclasses.replace(scores, log_probabilities=values)
         if balancing is not None:
             balancing.settle()
         return Window(self._model, scores)
@@ -118,10 +122,13 @@ class SharedGPT(ScoredModel):
     def _check_if_needed(self, weights, batches, microbatch_tokens, request):
         super()._check_if_needed(weights, batches, microbatch_tokens, request)
         runs_probes = self._sleep and torch.is_grad_enabled()
-        if not runs_probes or not (is_expert_parallel(self._model) or balances(self._model)):
+        gpt = self._model
+        come_first = is_expert_parallel(gpt) or is_context_parallel(gpt) or balances(gpt)
+        if not runs_probes or not come_first:
             return
-        # Residency may differ between replicas, and with it what needs a probe. Owners of rows are
-        # found by the order of passes, which a probe would change.
+        # Residency may differ between replicas, and with it what needs a probe; so do responses of
+        # context-parallel ranks. Owners of rows are found by the order of passes, which a probe
+        # would change.
         sample = batches[0].sample()
         _, *others = self._probe_key(batches[0], microbatch_tokens, False, request)
         for key in ((is_longer, *others) for is_longer in (False, True)):
@@ -164,6 +171,10 @@ class TensorParallelWeights(ReplicatedWeights):
     """Each rank has a part of every matrix, and all of the norms."""
 
     @property
+    def splits_prompts(self):
+        return is_context_parallel(self._module)
+
+    @property
     def description(self):
         return f"in {_group(self._module).size()} parts"
 
@@ -199,6 +210,11 @@ class _ParallelTrial(Trial):
             # Of rows that are this rank's; Megatron adds them up after the last backward.
             if name in grads and getattr(parameter, "sequence_parallel", False):
                 _sum(self._model, grads[name])
+        if is_context_parallel(self._model):
+            # Each rank has all responses, so their sum has the gradients of K and V that often.
+            context = Context(self._model)
+            for grad in grads.values():
+                _sum(self._model, grad, context.group).div_(context.ways)
         return grads
 
     def summed(self, table):
@@ -241,8 +257,10 @@ def is_expert_parallel(gpt: GPTModel) -> bool:
 
 
 def joint_group(gpt: GPTModel) -> dist.ProcessGroup:
-    """Returns the ranks whose passes wait for each other: those of a tensor-parallel and an
-    expert-parallel group."""
+    """Returns the ranks whose passes wait for each other: those of a tensor-parallel, a
+    context-parallel and an expert-parallel group."""
+    if is_context_parallel(gpt):
+        return parallel_state.get_tensor_and_context_parallel_group()
     tensor_parallel = _group(gpt)
     if not is_expert_parallel(gpt):
         return tensor_parallel
@@ -260,10 +278,15 @@ def joint_group(gpt: GPTModel) -> dist.ProcessGroup:
     return larger
 
 
-def _deciding_group(gpt: GPTModel) -> dist.ProcessGroup:
-    if is_expert_parallel(gpt):
+def model_group(gpt: GPTModel) -> dist.ProcessGroup:
+    """Returns the ranks of a model, which have the same rows."""
+    if is_context_parallel(gpt):
         return joint_group(gpt)
     return parallel_state.get_model_parallel_group()
+
+
+def _deciding_group(gpt: GPTModel) -> dist.ProcessGroup:
+    return joint_group(gpt) if is_expert_parallel(gpt) else model_group(gpt)
 
 
 def _device(gpt: GPTModel) -> torch.device:

@@ -72,7 +72,7 @@ class GPTView(ModelView):
         return Logits(output[:, : len(tokens)])
 
     def run_dense(self, tokens, **arguments):
-        with self.own_mixers.routers.quiet():
+        with self.own_mixers.dense():
             return self.run(tokens, torch.arange(len(tokens), device=tokens.device), arguments)
 
     def log_probabilities(self, logits, labels, temperature):

@@ -1,0 +1,210 @@
+"""One rank of test_context.py: two ranks have the tokens of the same rows, over gloo.
+
+``python context_worker.py DIRECTORY``, with the environment of torchrun, leaves ``RANK.pt`` there:
+of each of :data:`ROWS`, how far gradients are from Megatron's own on whole rows; of each of
+:data:`REFUSED`, the error. Each has process groups of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import conftest
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+import cases
+from dormouse.hf.prefix import PlannedForward
+from dormouse.megatron import context_attention
+from failing_worker import in_place_of, joined, other_options, shared
+
+CASE = cases.Case(
+    2,
+    context_parallel=2,
+    config={"calculate_per_token_loss": True},
+    per_token=True,
+    share={"microbatch_tokens": 9, "graphs": "twice"},
+)
+Change = Callable[[dict], dict]
+
+
+def masked(change: Callable[[torch.Tensor], None]) -> Change:
+    """Returns a change of a batch by one of its mask."""
+
+    def changed(batch: dict) -> dict:
+        mask = batch["loss_mask"].clone()
+        change(mask)
+        return batch | {"loss_mask": mask}
+
+    return changed
+
+
+def unshared(batch: dict) -> dict:
+    """The first token is another in each row."""
+    tokens = batch["tokens"].clone()
+    tokens[:, 0] = torch.arange(len(tokens)) + len(tokens) * batch["number"]
+    return batch | {"tokens": tokens}
+
+
+def one_row(batch: dict) -> dict:
+    """Only the first row of the call has a loss."""
+    return masked(lambda mask: mask[bool(batch["number"] == 0) :].zero_())(batch)
+
+
+def from_column(first: int) -> Change:
+    """Returns a change after which losses begin in a column, so prompts have a token more."""
+
+    def change(mask: torch.Tensor) -> None:
+        for row in mask:
+            if row.any():
+                row[first : int(row.nonzero()[0])] = 1
+
+    return masked(change)
+
+
+ROWS: dict[str, Change] = {
+    "as they are": lambda batch: batch,
+    "no prompt is shared": unshared,
+    "one row has a loss": one_row,
+    "the second microbatch has no loss": lambda batch: (
+        masked(torch.Tensor.zero_)(batch) if batch["number"] == 1 else batch
+    ),
+    # A row before the last token of a prompt, for four chunks.
+    "prompts of two tokens": from_column(1),
+    "prompts of four tokens": from_column(3),
+    "no loss": masked(torch.Tensor.zero_),
+}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A call that no rank can run. Nothing of it is about :data:`ROWS`."""
+
+    change: Change = lambda batch: batch
+    """Of whole rows."""
+    own_change: Change = lambda batch: batch
+    """Of what a rank has."""
+    ranks: tuple[int, ...] = (0, 1)
+    """To which all but ``change`` applies."""
+    enter: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    arguments: dict = field(default_factory=dict)
+    """Of the schedule."""
+    comes_first: bool = False
+    """Whether it is the model's first call, which checks it."""
+
+
+def cut(batch: dict, columns: int) -> dict:
+    return batch | {name: batch[name][:, :-columns] for name in cases.PARTS}
+
+
+def counted(batch: dict) -> dict:
+    """Positions are those of the columns that the rank has."""
+    return batch | {"positions": torch.arange(batch["tokens"].shape[1])[None]}
+
+
+def evaluated(data_iterator, model):
+    batch = next(data_iterator)
+    with torch.no_grad():
+        model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+
+
+def counted_twice():
+    """Gradients of K and V of a prompt are twice what they are."""
+    own = context_attention._Gathered.backward
+
+    def backward(ctx, *gradients):
+        *both, none = own(ctx, *gradients)
+        return *(2 * each for each in both), none
+
+    return mock.patch.object(context_attention._Gathered, "backward", staticmethod(backward))
+
+
+REFUSED = {
+    "a prompt of one token": Refused(from_column(0)),
+    "an odd number of columns": Refused(own_change=lambda batch: cut(batch, 1)),
+    "fewer columns on one rank": Refused(own_change=lambda batch: cut(batch, 2), ranks=(1,)),
+    "fewer microbatches on one rank": Refused(arguments={"num_microbatches": 2}, ranks=(0,)),
+    "other options on one rank": Refused(enter=other_options, ranks=(1,)),
+    "one rank does not train": Refused(arguments={"forward_only": True}, ranks=(1,)),
+    "positions without the context": Refused(own_change=counted),
+    "an evaluation": Refused(arguments={"forward_step_func": evaluated}),
+    "gradients of one rank are wrong": Refused(
+        enter=counted_twice, ranks=(1,), comes_first=True
+    ),
+    "one rank fails": Refused(enter=in_place_of(PlannedForward, "forward"), ranks=(0,)),
+}
+
+
+def whole_rows(change: Change) -> list[dict]:
+    """Returns changed batches. Without context parallelism."""
+    batches = cases.batches_of(replica=0)
+    return [change(each | {"number": number}) for number, each in enumerate(batches)]
+
+
+def distance_of(change: Change, runtime) -> dict:
+    """Runs a call both ways, and without gradients."""
+    cases.join(CASE.alone)
+    whole = whole_rows(change)
+    model = cases.chunks_of(CASE.alone)
+    logged = cases.run(CASE.alone, get_forward_backward_func(), model, whole)
+    wanted = cases.gradients(model)
+    cases.join(CASE)
+    model, function = cases.chunks_of(CASE), shared(CASE, runtime)
+    own = list(map(cases.part_of, whole))
+    found = {"wanted": total(logged), "loss": total(cases.run(CASE, function, model, own))}
+    gradients = cases.gradients(model)
+    found["largest"] = max(float(each.abs().max()) for each in wanted.values())
+    found["difference"] = max(
+        float((gradients[name] - each).abs().max()) for name, each in wanted.items()
+    )
+    found["loss_without_gradients"] = total(
+        cases.run(CASE, function, model, own, forward_only=True)
+    )
+    return found
+
+
+def total(logged: list) -> float:
+    return float(sum(each["loss"][0] for each in logged))
+
+
+def error_of(refused: Refused, runtime) -> dict:
+    cases.join(CASE.alone)
+    whole = whole_rows(refused.change)
+    cases.join(CASE)
+    model, function = cases.chunks_of(CASE), shared(CASE, runtime)
+    own, applies = list(map(cases.part_of, whole)), dist.get_rank() in refused.ranks
+    if not refused.comes_first:
+        cases.run(CASE, function, model, cases.batches_of())
+    if applies:
+        own = list(map(refused.own_change, own))
+    try:
+        with refused.enter() if applies else contextlib.nullcontext():
+            cases.run(CASE, function, model, own, **refused.arguments if applies else {})
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": None}
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    with conftest.a_runtime() as runtime:
+        for names, work in ((ROWS, distance_of), (REFUSED, error_of)):
+            for name, each in names.items():
+                with joined(directory / name, CASE.alone):
+                    found[name] = work(each, runtime)
+                found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+        with joined(directory / "after all", CASE.alone):
+            found["after all"] = distance_of(ROWS["as they are"], runtime)
+    torch.save(found, directory / f"{os.environ['RANK']}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,76 @@
+"""Two context-parallel ranks with other rows than those of test_gradients.py, and calls that are
+refused: each ends on both ranks, nothing stays asleep, and the next call is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rank_workers import RANKS, run_ranks
+
+from context_worker import REFUSED, ROWS
+
+WORKER = Path(__file__).with_name("context_worker.py")
+SECONDS_MAX = 300
+EXACT = 1e-10
+# Of losses that are logged in FP32 in one of both ways.
+LOGGED = 1e-5
+# Of each call, the beginning of its error on each rank.
+ERRORS = {
+    "a prompt of one token": "UnsupportedTrainerError: a row has fewer than 2 tokens up to its "
+    "first label with a loss",
+    "an odd number of columns": "UnsupportedTrainerError: a batch has 31 columns",
+    "fewer columns on one rank": "RanksDifferError: ranks differ in microbatches: rank 0 has '3 of "
+    "6 rows, 32 columns",
+    "fewer microbatches on one rank": "RanksDifferError: ranks differ in microbatches: rank 0 has "
+    "'2 of 4 rows",
+    "other options on one rank": "RanksDifferError: ranks differ in options: rank 0 has ",
+    "one rank does not train": "RanksDifferError: ranks differ in direction",
+    "positions without the context": "UnsupportedTrainerError: position_ids do not count",
+    "an evaluation": "UnsupportedTrainerError: the model is evaluated within a call with context",
+    "gradients of one rank are wrong": "UnsupportedModelError: a shared step is not exact",
+    "one rank fails": "WorkError: of one rank",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What each rank left."""
+    directory = tmp_path_factory.mktemp("context")
+    assert run_ranks(WORKER, directory, seconds_max=SECONDS_MAX) == [0] * RANKS
+    return [torch.load(directory / f"{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_are_those_of_whole_rows(name, found):
+    for own in (each[name] for each in found):
+        assert (own["largest"] == 0) == (name == "no loss")
+        assert own["difference"] <= EXACT * own["largest"]
+        assert own["asleep"] == 0
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_losses_of_both_ranks_are_those_of_whole_rows(name, found):
+    (wanted,) = {each[name]["wanted"] for each in found}
+    for way in ("loss", "loss_without_gradients"):
+        assert sum(each[name][way] for each in found) == pytest.approx(wanted, rel=LOGGED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_cannot_run_ends_on_both_ranks(name, found):
+    own = [each[name]["error"] for each in found]
+    told = [
+        f"RankFailedError: rank {rank} failed: {error}"
+        for rank, error in zip((1, 0), reversed(own), strict=True)
+    ]
+    for error, of_other in zip(own, told, strict=True):
+        # A rank whose own error comes later hears of the other's.
+        assert error.startswith(ERRORS[name]) or error == of_other
+    assert any(error.startswith(ERRORS[name]) for error in own)
+    assert all(each[name]["asleep"] == 0 for each in found)
+
+
+def test_the_call_after_all_is_right(found):
+    for own in (each["after all"] for each in found):
+        assert own["difference"] <= EXACT * own["largest"]
