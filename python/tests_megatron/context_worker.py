@@ -22,6 +22,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 import cases
 from dormouse.hf.prefix import PlannedForward
+from dormouse.hf.row_ranges import RangeAttention
 from dormouse.megatron import context_attention
 from failing_worker import in_place_of, joined, other_options, shared
 
@@ -137,6 +138,12 @@ REFUSED = {
     "an evaluation": Refused(arguments={"forward_step_func": evaluated}),
     "gradients of one rank are wrong": Refused(
         enter=counted_twice, ranks=(1,), comes_first=True
+    ),
+    "a pass of one rank's check fails": Refused(
+        enter=in_place_of(RangeAttention, "forward", RuntimeError), ranks=(1,), comes_first=True
+    ),
+    "one rank's check fails": Refused(
+        enter=in_place_of(PlannedForward, "forward"), ranks=(0,), comes_first=True
     ),
     "one rank fails": Refused(enter=in_place_of(PlannedForward, "forward"), ranks=(0,)),
 }

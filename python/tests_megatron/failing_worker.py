@@ -74,9 +74,13 @@ def raises(*args, **named):
     raise WorkError("of one rank")
 
 
-def in_place_of(owner: type, name: str) -> Callable:
+def in_place_of(owner: type, name: str, error: type[Exception] = WorkError) -> Callable:
     """Returns a context in which a method raises."""
-    return lambda: mock.patch.object(owner, name, raises)
+
+    def failing(*args, **named):
+        raise error("of one rank")
+
+    return lambda: mock.patch.object(owner, name, failing)
 
 
 def layer_within(name: str) -> Callable:

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
 from megatron.core.models.gpt import GPTModel
 
-from .. import ranks
+from .. import failures, ranks
 from ..hf import share
 from ..hf.batch import GroupBatch
 from ..hf.miniature import Reach
@@ -148,7 +148,11 @@ class SharedGPT(ScoredModel):
         try:
             with self._routers.of(None):
                 checked = super()._check(weights, reach, *arguments, **options)
-        except Exception as error:
+        except UnsupportedModelError as error:
+            if error.__cause__ is not None:
+                # A pass failed, in which others may wait: they are told. Or another rank's did.
+                failures.check()
+                raise
             refusal = error
         if all_hold(self._model, refusal is None):
             return checked
@@ -211,10 +215,10 @@ class _ParallelTrial(Trial):
             if name in grads and getattr(parameter, "sequence_parallel", False):
                 _sum(self._model, grads[name])
         if is_context_parallel(self._model):
-            # Each rank has all responses, so their sum has the gradients of K and V that often.
-            context = Context(self._model)
+            # Each rank has all responses, so all gradients are there as often as ranks; those of
+            # dense runs too.
             for grad in grads.values():
-                _sum(self._model, grad, context.group).div_(context.ways)
+                _sum(self._model, grad, self._model.pg_collection.cp)
         return grads
 
     def summed(self, table):
