@@ -22,8 +22,10 @@ def why_not_in_place(runtime: Runtime) -> str | None:
             "`python -m dormouse run SCRIPT`"
         )
     found = installed()
-    if found is not None and found.mode == "allocator" and found.runtime is runtime:
-        return None
+    if found is not None and found.runtime is runtime:
+        if found.mode == "allocator":
+            return None
+        return f"dormouse is installed in mode {found.mode!r}; `install().why` says why not 'allocator'"
     return "dormouse is not torch's CUDA allocator; call dormouse.install() before the first tensor"
 
 

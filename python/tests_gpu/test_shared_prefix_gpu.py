@@ -311,7 +311,9 @@ def test_without_the_allocator_nothing_sleeps_and_it_still_runs():
 
     installed = dormouse.install(mode="copy")
     model, case = model_and_group()
-    report = SharedPrefix(model, installed.runtime).backward(case, loss_fn, microbatch_tokens=40)
+    shared = SharedPrefix(model, installed.runtime)
+    with pytest.warns(RuntimeWarning, match="nothing slept: dormouse is installed in mode 'copy'"):
+        report = shared.backward(case, loss_fn, microbatch_tokens=40)
     assert report.prefix["dormant_bytes"] == 0
     assert report.prefix["refused_count"] > 0
 
