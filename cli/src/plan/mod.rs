@@ -24,6 +24,7 @@ pub use report::{
 
 use crate::files::{fields, object};
 use crate::read::read;
+use crate::text::as_json;
 use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX};
 
 /// Rows of a microbatch if neither given nor limited by the machine's memory.
@@ -89,14 +90,6 @@ fn in_file(error: Error, args: &PlanArgs) -> Error {
     let Some(file) = file.or_else(of_model) else { return error };
     let (file, what, seen) = (file.display().to_string(), what.to_owned(), seen.to_string());
     DescriptionError::Value { file, what, seen, accepted }.into()
-}
-
-/// Formats a value as JSON.
-fn as_json(it: &impl serde::Serialize) -> String {
-    // Plain structs with string keys: serialising them cannot fail.
-    let mut text = serde_json::to_string_pretty(it).unwrap_or_default();
-    text.push('\n');
-    text
 }
 
 fn make(

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use dormouse_parallel::draw::{page, pipeline_page, stages_svg};
 
-use super::{Made, as_json, figures};
+use super::{Made, figures};
 use crate::Error;
+use crate::text::as_json;
 
 /// Writes all files into `folder`, which is created if missing; existing files are replaced.
 pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
