@@ -17,7 +17,8 @@ from . import graph
 from .embedding_rows import EmbeddingRows
 from .head import Head
 from .likelihood import Norms
-from .step import Step, StepReport
+from .step import Step
+from .step_report import StepReport
 
 Values = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]
