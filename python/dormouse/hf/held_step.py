@@ -17,7 +17,8 @@ from .embedding_rows import EmbeddingRows
 from .head import Head
 from .likelihood import Norms
 from .score_values import Measure, Tensors, Values, tensors_of
-from .step import Step, StepReport
+from .step import Step
+from .step_report import StepReport
 
 GradientsOf = Callable[[Score], Values]
 """Returns the gradients of the values of a sequence."""
