@@ -13,7 +13,7 @@ fn generated() -> String {
         cbindgen::Builder::new().with_config(config).with_src(ffi.join("src/status.rs"));
     for module in [
         "structs", "planning", "library", "runtime", "memory", "tags", "stash", "forest", "plan",
-        "prefix", "kernels", "torch",
+        "prefix", "kernels", "torch", "history",
     ] {
         builder = builder.with_src(ffi.join(format!("src/abi/{module}.rs")));
     }
@@ -38,6 +38,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("dormouse_status_t dormouse_prefix_create(", "Prefix"),
     ("dormouse_status_t dormouse_kernel_merge_lse(", "Kernels"),
     ("void *dormouse_torch_malloc(", "PyTorch entry points"),
+    ("dormouse_status_t dormouse_torch_record_history(", "Memory history"),
 ];
 
 /// Inserts a banner before the first item of each section.
@@ -139,7 +140,7 @@ fn every_function_documents_its_threads_and_errors() {
 #[test]
 fn the_library_exports_only_the_header_and_the_heap_symbols() {
     let declared = declared();
-    assert_eq!(declared.len(), 66, "{declared:?}");
+    assert_eq!(declared.len(), 73, "{declared:?}");
     let list = include_str!("symbols.txt");
     let (api, heap): (Vec<_>, Vec<_>) =
         list.lines().map(str::to_owned).partition(|name| !name.starts_with("dormouse_heap_"));
