@@ -144,6 +144,7 @@ mod allocator;
 mod config;
 pub mod core;
 mod error;
+mod history;
 mod ladder;
 mod marks;
 pub mod pinned;
@@ -156,18 +157,24 @@ mod sync;
 #[cfg(any(test, feature = "checks"))]
 mod testing;
 mod thread_cache;
+mod tier_history;
 mod trim;
 mod types;
 
 pub use allocator::{Allocator, WHOLE_PAGES_DIVISOR};
 pub use config::{Config, Margin};
 pub use error::AllocError;
+pub use history::{
+    HISTORY_EVENTS_MAX, HistoryAction, HistoryEvent, HistoryOptions, MappedRange, MemoryReading,
+    RangeUse, set_context,
+};
 pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
 pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
 pub use stats::{Amount, Stats};
 pub use streams::PENDING_ASKED_FROM;
 pub use thread_cache::ThreadShard;
+pub use tier_history::TierHistory;
 pub use trim::TRIM_REFUSALS_MAX;
 pub use types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 

@@ -259,5 +259,7 @@ impl<D: Device> Drop for Engine<D> {
         for buffer in buffers {
             self.give(buffer);
         }
+        self.allocator.host_tier().note_closed();
+        self.allocator.file_tier().note_closed();
     }
 }
