@@ -1074,6 +1074,13 @@ typedef struct dormouse_frame_t {
     uint32_t caller;
 } dormouse_frame_t;
 
+/// Called where a request finds no memory: the device, the requested bytes, the limit of its mapped bytes, and the bytes
+/// of it that are left.
+typedef void (*dormouse_out_of_memory_fn)(int32_t device,
+                                          uint64_t requested_bytes,
+                                          uint64_t limit_bytes,
+                                          uint64_t left_bytes);
+
 /* ---- Status codes ---------------------------------------------------------------------------- */
 
 /// Success.
@@ -1888,12 +1895,11 @@ void dormouse_torch_set_metadata(uint32_t number);
 void dormouse_torch_annotate(const void *ptr,
                              uint32_t number);
 
-/// Has `observer` called where a request of `dormouse_torch_malloc` finds no memory, before its exception: with the
-/// device, the requested bytes, the limit of its mapped bytes and the bytes of it that are left. NULL: none. It may
-/// call any function of this header, and must not unwind.
+/// Has `observer` called where a request of `dormouse_torch_malloc` finds no memory, before its exception. NULL: none.
+/// It may call any function of this header, and must not unwind.
 ///
 /// Any-thread. Never fails.
-void dormouse_torch_set_out_of_memory_observer(void (*observer)(int, uint64_t, uint64_t, uint64_t));
+void dormouse_torch_set_out_of_memory_observer(dormouse_out_of_memory_fn observer);
 
 #ifdef __cplusplus
 }  // extern "C"

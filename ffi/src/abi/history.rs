@@ -187,9 +187,7 @@ pub extern "C" fn dormouse_torch_annotate(ptr: *const c_void, number: u32) {
 ///
 /// Any-thread. Never fails.
 #[unsafe(no_mangle)]
-pub extern "C" fn dormouse_torch_set_out_of_memory_observer(
-    observer: dormouse_out_of_memory_fn,
-) {
+pub extern "C" fn dormouse_torch_set_out_of_memory_observer(observer: dormouse_out_of_memory_fn) {
     observer::set(observer);
 }
 

@@ -476,9 +476,8 @@ pub struct dormouse_history_event_t {
 
 /// Called where a request finds no memory: the device, the requested bytes, the limit of its mapped bytes, and the bytes
 /// of it that are left.
-pub type dormouse_out_of_memory_fn = Option<
-    extern "C" fn(device: i32, requested_bytes: u64, limit_bytes: u64, left_bytes: u64),
->;
+pub type dormouse_out_of_memory_fn =
+    Option<extern "C" fn(device: i32, requested_bytes: u64, limit_bytes: u64, left_bytes: u64)>;
 
 /// A frame of a Python stack.
 #[repr(C)]
