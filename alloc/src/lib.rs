@@ -34,6 +34,8 @@
 //!   *staged* pages (reserved for a block that is about to wake).
 //! - *trim*: unmaps cached ranges. *Move*: a trim that frees pages to be mapped elsewhere.
 //!   *Reclaim*: asks the runtime to put memory to sleep.
+//! - *history*: recorded events of blocks and pages, and of the tiers' pieces ([`Allocator::start_history`]). *Reading*:
+//!   all mapped ranges and the history, of one moment.
 //! - For [`pinned`] memory: *slab*: memory pinned by one device call; *idle* if it is unused.
 //!   *Piece*: the part of a slab that a *buffer* occupies. *Open*: the free part of a slab in use.
 //!   *Bounce*: a temporary buffer of a load, which may exceed the cap.
@@ -82,6 +84,7 @@
 //!   arena is closed and, after that, every registered stream was idle or has passed an event.
 //! - **I11** A mapped large page lies in one block or in one cached range. So all whole pages of a cached
 //!   range can be unmapped, at most one large page more than was asked for. Kept arenas have no large pages.
+//! - **I12** The events of a reading, undone from the newest on, lead from its ranges to those of the oldest event.
 //!
 //! # Requirements on the device
 //! It maps any bare run of pages and unmaps any mapped run that splits no large page: a cached range may have

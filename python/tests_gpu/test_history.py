@@ -564,3 +564,17 @@ def test_pinned_pages_of_a_snapshot_are_read_by_others_pickles():
         viewer.check_pickle(file.getvalue())
         assert pickle.loads(file.getvalue()) == snapshot
     assert held[0].is_cuda
+
+
+@alone()
+def test_a_forked_child_ends_quietly():
+    dormouse.install()
+    MEMORY._record_memory_history()
+    held = filled(3)
+    child = os.fork()
+    if child == 0:
+        # As an interpreter ends: with what was registered for it.
+        del held
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert actions(recorded()) == ["segment_map", "alloc"]

@@ -8,6 +8,7 @@ replaced; the library records (decision 0054), :mod:`.snapshot` writes torch's d
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import itertools
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from .. import _native as native
+from ..errors import StateError
 from . import snapshot
 
 # Limit of the events kept, and their number if the caller names no limit (torch's own is none).
@@ -59,15 +61,14 @@ class History:
         self._context: str | None = None
         self._skipped: set[str] = set()
         self._lock = threading.Lock()
-        # A thread that frees memory while the interpreter ends must not wait for its lock.
-        atexit.register(self.stop)
+        self._is_recording = False
 
     def replacements(self) -> dict[str, Callable]:
         """Returns replacements for those functions of ``torch._C`` that exist."""
         found = {
             "_cuda_record_memory_history": self.record,
             "_cuda_record_memory_history_legacy": self.record_legacy,
-            "_cuda_isHistoryEnabled": self.is_recording,
+            "_cuda_isHistoryEnabled": lambda: self._is_recording,
             "_cuda_memorySnapshot": self.snapshot,
             "_cuda_attach_out_of_memory_observer": self.attach_observer,
             "_cuda_allocationTraceback": self.allocation_traceback,
@@ -116,7 +117,10 @@ class History:
         count = EVENTS_DEFAULT if wanted == sys.maxsize else min(wanted, EVENTS_MAX)
         bits = snapshot.skipped_actions(skipped)
         native.call("torch_record_history", count, bits, _STACKS[context], bool(clear_history))
-        self._context, self._skipped = context, skipped
+        self._context, self._skipped, self._is_recording = context, skipped, True
+        # A thread that frees memory while the interpreter ends must not wait for its lock.
+        atexit.unregister(self._end)
+        atexit.register(self._end)
 
     def record_legacy(
         self,
@@ -150,14 +154,12 @@ class History:
     def stop(self) -> None:
         """Ends the recording and forgets its events. Idempotent."""
         native.call("torch_record_history", 0, 0, 0, 0)
-        self._context, self._skipped = None, set()
+        self._context, self._skipped, self._is_recording = None, set(), False
 
-    def is_recording(self) -> bool:
-        """Returns whether events are recorded."""
-        return any(
-            snapshot.Reading(ordinal, with_events=False).figures.events_max
-            for ordinal in range(torch.cuda.device_count())
-        )
+    def _end(self) -> None:
+        # A forked child has no history, and is refused.
+        with contextlib.suppress(StateError):
+            self.stop()
 
     def snapshot(self, mempool: tuple | None = None) -> dict:
         """Returns a snapshot like ``torch.cuda.memory._snapshot``: what is mapped on all GPUs, and

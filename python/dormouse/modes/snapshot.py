@@ -188,35 +188,60 @@ class Writer:
         return found
 
     def entries(self, ordinal: int, events: list[tuple], *, tier: str | None = None) -> list[dict]:
-        """Returns the events of device ``ordinal``, oldest first."""
-        base = _base(ordinal, tier)
-        return [
-            entry
-            for event in events
-            for entry in self._entry(ordinal, event, base, is_tier=tier is not None)
-        ]
+        """Returns the events of device ``ordinal``, oldest first. What entries have in common is
+        one object, which pickle writes once."""
+        plans = [self._plan(action, ordinal, tier) for action in native.ACTIONS]
+        said: dict[tuple, tuple] = {}
+        found = []
+        for event in events:
+            unix_ns, address, count, stream, scope, first, second = event[:7]
+            action, tag, stack, metadata = event[7:]
+            names, place, base, remark = plans[action]
+            key = (metadata, remark, tag, scope, first, second)
+            if key not in said:
+                said[key] = self._said(ordinal, *key)
+            text, category, pool = said[key]
+            frames = self._stacks[stack if self._with_event_frames else 0]
+            for name in names:
+                entry = {
+                    "action": name,
+                    place: address + base,
+                    "size": count,
+                    "stream": stream,
+                    "time_us": unix_ns // 1000,
+                    "compile_context": _NO_COMPILATION,
+                    "user_metadata": text,
+                    "pool_id": pool,
+                    "category": category,
+                    "frames": frames,
+                }
+                found.append(entry)
+        return found
 
-    def _entry(self, ordinal: int, event: tuple, base: int, *, is_tier: bool) -> Iterator[dict]:
-        unix_ns, address, count, stream, scope, first, second = event[:7]
-        action, tag, stack, metadata = event[7:]
-        names, remark = _ENTRIES[native.ACTIONS[action]]
-        tag_name = self._tag_name(ordinal, tag) if tag else None
-        shared = {
-            "size": count,
-            "stream": stream,
-            "time_us": unix_ns // 1000,
-            "compile_context": _NO_COMPILATION,
-            "user_metadata": _metadata(self._texts[metadata], remark, tag_name, scope),
-            "pool_id": (first, second),
-            "category": tag_name or ("activations" if scope else _UNKNOWN),
-            "frames": self._stacks[stack] if self._with_event_frames else [],
-        }
-        for name in names:
-            name = _TIER_NAMES.get(name, name) if is_tier else name
-            if name in self._skipped:
-                continue
-            place = 0 if name == "snapshot" else address + base
-            yield {"action": name, "device_free" if name == "oom" else "addr": place} | shared
+    def _plan(self, action: str, ordinal: int, tier: str | None) -> tuple:
+        """Returns torch's names for an action, the key of its address, what is added to that, and
+        a remark."""
+        names, remark = _ENTRIES[action]
+        if tier is not None:
+            names = tuple(_TIER_NAMES.get(name, name) for name in names)
+        kept = tuple(name for name in names if name not in self._skipped)
+        place = "device_free" if action == "out_of_memory" else "addr"
+        return kept, place, 0 if action == "read" else _base(ordinal, tier), remark
+
+    def _said(
+        self,
+        ordinal: int,
+        metadata: int,
+        remark: str | None,
+        tag: int,
+        scope: int,
+        first: int,
+        second: int,
+    ) -> tuple[str | dict, str, tuple[int, int]]:
+        """Returns what entries have in common: the metadata, the category and the pool."""
+        name = self._tag_name(ordinal, tag) if tag else None
+        category = name or ("activations" if scope else _UNKNOWN)
+        return _metadata(self._texts[metadata], remark, name, scope), category, (first, second)
 
     def _tag_name(self, ordinal: int, tag: int) -> str:
         known = self._tag_names.get((ordinal, tag))
