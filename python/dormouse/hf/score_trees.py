@@ -84,12 +84,15 @@ def with_trees(
     be faster. It does not depend on how the passes run."""
     pass_flops = 3 * PASS_ROWS * shape.layers * shape.layer_linear_weights
     machine = Machine(flops_per_s=FLOPS_PER_S, op_overhead_ns=pass_flops)
-    found: list[RowPlaces] = []
-    for groups in _alike(places):
+    found: dict[int, RowPlaces] = {}
+    for numbers in _alike(places):
+        groups = [places[number] for number in numbers]
         tree = TreePlaces.of(groups, machine)
-        pays = _saves(groups, tree) and _is_faster(groups, tree, shape, microbatch_tokens)
-        found += [tree] if pays else groups
-    return found
+        if _saves(groups, tree) and _is_faster(groups, tree, shape, microbatch_tokens):
+            found[numbers[0]] = tree
+        else:
+            found |= zip(numbers, groups, strict=True)
+    return [found[number] for number in sorted(found)]
 
 
 def _saves(groups: Sequence[Places], tree: TreePlaces) -> bool:
@@ -111,8 +114,8 @@ def _is_faster(
     return of_tree <= TREE_SHARE_MAX * of_groups
 
 
-def _alike(places: Sequence[Places]) -> list[list[Places]]:
-    """Returns the groups in sets whose rows begin alike."""
+def _alike(places: Sequence[Places]) -> list[list[int]]:
+    """Returns sets of groups whose rows begin alike, by number."""
     keys = sorted(
         (_key(torch.cat([each.group.prompt, own])), number)
         for number, each in enumerate(places)
@@ -129,9 +132,9 @@ def _alike(places: Sequence[Places]) -> list[list[Places]]:
         if _equal_tokens(key, after) >= SHARED_TOKENS_MIN:
             both = sorted((find(number), find(other)))
             first[both[1]] = both[0]
-    sets: dict[int, list[Places]] = {}
-    for number, each in enumerate(places):
-        sets.setdefault(find(number), []).append(each)
+    sets: dict[int, list[int]] = {}
+    for number in range(len(places)):
+        sets.setdefault(find(number), []).append(number)
     return list(sets.values())
 
 
