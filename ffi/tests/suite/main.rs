@@ -4,6 +4,7 @@
 mod allocators;
 mod common;
 mod header;
+mod layouts;
 mod preload;
 mod programs;
 mod race;

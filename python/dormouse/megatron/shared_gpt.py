@@ -30,6 +30,7 @@ from ..trainers.own_forward import own_forward
 from ..trainers.refusals import refuse
 from .balancing import Balancing, balances
 from .context import Context, is_context_parallel
+from .context_shards import Shards
 from .held import Held
 from .part import Part
 from .refusals import check_model
@@ -113,7 +114,7 @@ class SharedGPT(ScoredModel):
 
     def _resolve(self):
         check_model(self._model)
-        return view_of(self._model, self._routers)
+        return view_of(self._model, self._routers, Shards(self._model, self._runtime))
 
     def _refuse_known_causes(self):
         check_model(self._model)
