@@ -80,7 +80,7 @@ fn lacks_addresses(error: &AllocError) -> bool {
 }
 
 fn is_budget_chosen(config: &Config) -> bool {
-    config.setting(Key::AllocBudget).provenance != Provenance::BuiltIn
+    config.setting(Key::CpuBudget).provenance != Provenance::BuiltIn
 }
 
 impl Heap {

@@ -159,7 +159,7 @@ fn get_or_create(
 
 fn budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
     if device.kind() == DeviceKind::Host {
-        return config.number(Key::AllocBudget);
+        return config.number(Key::CpuBudget);
     }
     let capacity_bytes = device.memory_info().capacity_bytes;
     match config.number(Key::CudaBudget) {

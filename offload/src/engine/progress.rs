@@ -95,3 +95,37 @@ impl<D: Device> Engine<D> {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_phase_and_mark_has_its_words() {
+        let changed_ns = AtomicU64::new(0);
+        let progress =
+            Progress { label: "prefix 3".to_owned(), place: AtomicU64::new(0), changed_ns };
+        assert_eq!(progress.text(), None);
+        let last = u32::MAX;
+        for (phase, mark, words) in [
+            (Phase::A, None, "phase A of prefix 3"),
+            (Phase::A, Some((Edge::ForwardBegin, 0)), "phase A of prefix 3, forward of layer 0"),
+            (Phase::B, None, "phase B of prefix 3"),
+            (
+                Phase::C,
+                Some((Edge::BackwardBegin, 11)),
+                "phase C of prefix 3, backward of layer 11",
+            ),
+        ] {
+            progress.set(Some(phase), mark, 5);
+            assert_eq!(progress.text().as_deref(), Some(words));
+        }
+        for (edge, words) in [(Edge::ForwardEnd, "forward"), (Edge::BackwardEnd, "backward")] {
+            progress.set(Some(Phase::C), Some((edge, last)), 6);
+            let text = format!("phase C of prefix 3, after the {words} of layer {last}");
+            assert_eq!(progress.text(), Some(text));
+        }
+        assert_eq!(progress.changed_ns.into_inner(), 6);
+    }
+}
