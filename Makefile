@@ -2,6 +2,9 @@
 
 PYTHON := .venv/bin/python
 CARGO ?= cargo
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+export DESTDIR
 CAMPAIGN_SEQUENCES ?= 100000
 CAMPAIGN_KILLS ?= 250 # of each kind
 FUZZ_SECONDS ?= 300
@@ -12,7 +15,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli wheel python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel install python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -29,6 +32,10 @@ cli: ## target/release/dormouse, the program
 
 wheel: python ## target/wheel/dormouse-*.whl: the package, both libraries and the program, as `pip install .` installs them
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir target/wheel .
+
+# DORMOUSE_BUILT names a folder that has the libraries and the program already.
+install: $(if $(DORMOUSE_BUILT),,lib cli) ## the C library, header, preload library and program below $(DESTDIR)$(PREFIX)
+	scripts/install $(or $(DORMOUSE_BUILT),target/release) $(PREFIX) $(LIBDIR)
 
 python: ## the checkout's own Python environment in .venv
 	scripts/setup-python

@@ -1,4 +1,4 @@
-/*
+/** @file
  * dormouse: a memory manager and offload runtime for LLM trainers with shared prefixes.
  * Generated from ffi/src by ffi/tests/suite/header.rs; edit there and run it with UPDATE=1.
  *
@@ -35,16 +35,19 @@
 
 /* ---- Versions -------------------------------------------------------------------------------- */
 
-/// Version of this header. dormouse_get_version() returns that of the loaded library.
+/// First part of this header's version.
 #define DORMOUSE_VERSION_MAJOR 0
+/// Second part of this header's version.
 #define DORMOUSE_VERSION_MINOR 1
+/// Third part of this header's version.
 #define DORMOUSE_VERSION_PATCH 0
+/// Version of this header, as one number. dormouse_get_version() returns that of the loaded library.
 #define DORMOUSE_VERSION \
     (DORMOUSE_VERSION_MAJOR * 1000000 + DORMOUSE_VERSION_MINOR * 1000 + DORMOUSE_VERSION_PATCH)
 
 /// Zeroes the struct and sets `size` and `version`.
 #define DORMOUSE_INIT(it) \
-    (memset((it), 0, sizeof *(it)), (it)->size = (uint32_t)sizeof *(it), \
+    (memset((it), 0, sizeof *(it)), (it)->size = sizeof *(it), \
      (void)((it)->version = DORMOUSE_STRUCT_VERSION))
 
 
@@ -950,6 +953,22 @@ typedef struct dormouse_block_t {
     uint32_t reserved;
 } dormouse_block_t;
 
+/// A function of this header. It is cast to its own type before it is called.
+typedef void (*dormouse_proc_t)(void);
+
+/// What `dlsym` returns for `dormousePlugin_v1`. The struct never changes; a successor would be
+/// `dormousePlugin_v2`, exported beside it.
+typedef struct dormouse_plugin_v1_t {
+    /// Size of the struct.
+    uint32_t size;
+    /// Version of the structs that the functions accept, `DORMOUSE_STRUCT_VERSION`.
+    uint32_t abi_version;
+    /// `dormouse`; static text.
+    const char *name;
+    /// Returns the function of this header called `name`, or NULL if the library has none. Any-thread.
+    dormouse_proc_t (*get_proc)(const char *name);
+} dormouse_plugin_v1_t;
+
 /* ---- Status codes ---------------------------------------------------------------------------- */
 
 /// Success.
@@ -1024,6 +1043,11 @@ typedef struct dormouse_block_t {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/* ---- Plugin ---------------------------------------------------------------------------------- */
+
+/// Entry of a host that loads the library with `dlopen`.
+extern const struct dormouse_plugin_v1_t dormousePlugin_v1;
 
 /* ---- Library and parameters ------------------------------------------------------------------ */
 

@@ -140,15 +140,17 @@ def context(
     multiple: int = 1,
     gathered: str = "kept",
     reduced: str = "each_microbatch",
+    room_bytes: int | None = None,
 ) -> dict:
-    """Shards prefix and microbatch over ``ranks`` context-parallel ranks and lists their exchange."""
+    """Shards prefix and microbatch over ``ranks`` context-parallel ranks, prices the ways of their exchange
+    and lists that of the all-gather. ``room_bytes``: of a rank; None: enough."""
     return query(
         "context",
         prefix=prefix,
         microbatch=microbatch,
         shards={"ranks": ranks, "cut": cut, "multiple": multiple},
         kv=kv,
-        exchange={"gathered": gathered, "reduced": reduced},
+        exchange={"gathered": gathered, "reduced": reduced, "room_bytes": room_bytes},
     )
 
 

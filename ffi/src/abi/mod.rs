@@ -17,10 +17,12 @@ pub mod c {
 
 pub mod forest;
 pub mod kernels;
+mod layouts;
 pub mod library;
 pub mod memory;
 pub mod plan;
 pub mod planning;
+pub mod plugin;
 pub mod prefix;
 pub mod runtime;
 pub mod stash;

@@ -5,6 +5,7 @@ mod allocators;
 mod common;
 mod dumps;
 mod header;
+mod layouts;
 mod preload;
 mod programs;
 mod race;

@@ -6,6 +6,13 @@ use std::path::Path;
 
 use crate::common::{Ended, Links, clean, compile, folder, preload, root, run, test_program};
 
+#[test]
+fn a_host_that_loads_the_library_finds_every_function() {
+    let program = test_program("plugin", &folder("plugin"), Links::Nothing);
+    let library = crate::common::libraries().join("libdormouse.so");
+    run(clean(&program).arg(library)).well().says("plugin: all checks passed");
+}
+
 /// Compiles and runs a test program with `folder` as its first argument, then `more`.
 fn ended(name: &str, more: &[&str], is_preloaded: bool) -> Ended {
     let suffix = if is_preloaded { "-preload" } else { "" };

@@ -222,7 +222,9 @@ const QUERIES: &[Query] = &[
          K, V and gradients. An empty `prefix` means that the microbatch reads none. `cut` is \
          `\"contiguous\"`, `\"zigzag\"` or `{\"balanced\": {\"chunks\": 4}}`. `exchange` is \
          optional (`gathered`: `\"kept\"` or `\"again\"`; `reduced`: `\"each_microbatch\"` or \
-         `\"before_c\"`).",
+         `\"before_c\"`; `room_bytes` for K, V and gradients, without it enough). The answer \
+         prices an all-gather and a ring, and names the way that receives the fewest bytes of \
+         those that the room holds; the transfers that it lists are of the all-gather.",
         &["prefix", "microbatch", "shards", "kv", "exchange"],
         |q| {
             #[derive(Serialize)]

@@ -30,6 +30,14 @@ class Places:
         """Returns the part of ``values``, in the batch's layout, that belongs to a response."""
         return values[self.indices[number]]
 
+    def of_prompt(self, values: torch.Tensor, number: int) -> torch.Tensor:
+        """Returns the part that belongs to a response's prompt, without its first token.
+        ``values``: of a padded batch those of the columns before responses, else of all tokens."""
+        count = len(self.group.prompt) - 1
+        *row, own = self.indices[number]
+        end = own.start if not row else values.shape[1]
+        return values[(*row, slice(end - count, end))]
+
 
 def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:
     """Returns the groups of a padded batch, in the order of their first rows.

@@ -16,12 +16,12 @@ from ..group import Group
 from ..schedule import Member, Plan
 from .batch import GroupBatch
 from .check import Checked
-from .likelihood import entropies
 from .microbatch import dummy_pack, microbatch_output, pack_members
+from .outputs import Losses, Request
 from .prefix import PrefixForward
+from .score_values import Measure, Values
 from .sharding import ReplicatedWeights
 from .support import ModelView
-
 
 COUNTS = ("prefix_tokens", "microbatch_tokens", "microbatches")
 
@@ -47,44 +47,44 @@ def score_group(
     group: Group,
     plan_of: Callable[[GroupBatch], Plan],
     device: torch.device,
+    measure: Measure,
+    put: Callable[[int, Values], None],
     *,
-    temperature: float,
-    with_entropies: bool,
     microbatches: int = 0,
-) -> GroupScores:
-    """Runs the forward passes of a step, and those of the responses that a step leaves out.
+) -> dict[str, int]:
+    """Runs the forward passes of a step, and those of the responses that a step leaves out; returns
+    the number of tokens and microbatches. ``put(number, values)``: receives each response's.
     ``microbatches``: dummies follow up to so many."""
-    scores = GroupScores([None] * len(group.responses), None)
-    if with_entropies:
-        scores.entropies = list(scores.log_probabilities)
-    scores.counts = dict.fromkeys(COUNTS, 0)
+    counts = dict.fromkeys(COUNTS, 0)
     forward = PrefixForward(view, weights)
     with torch.no_grad():
-        for batch in _batches(group):
+        for batch in _batches(group, measure.asked.request):
             batch.to(device)
             with plan_of(batch) as plan:
                 for op in plan:
                     if op.kind is native.OpKind.PREFIX_FORWARD and not forward.leaves:
                         experts = batch.experts(0, op.tokens)
-                        forward.forward(batch.tokens(0, op.tokens), experts=experts)
-                        scores.counts["prefix_tokens"] += len(op.tokens)
+                        tokens = batch.tokens(0, op.tokens)
+                        forward.forward(tokens, request=batch.request, experts=experts)
+                        counts["prefix_tokens"] += len(op.tokens)
                     elif op.kind is native.OpKind.MICROBATCH:
-                        _microbatch(forward, batch, op.members, temperature, scores)
-        for _ in range(scores.counts["microbatches"], microbatches):
+                        _microbatch(forward, batch, op.members, measure, put, counts)
+        for _ in range(counts["microbatches"], microbatches):
             microbatch_output(view, [forward], dummy_pack(batch, 0, forward.end))
-    return scores
+    return counts
 
 
-def _batches(group: Group) -> list[GroupBatch]:
+def _batches(group: Group, request: Request) -> list[GroupBatch]:
     """Returns what a step runs of the group, and the responses of weight 0 that it leaves out."""
-    batches = [GroupBatch(group)]
+    losses = Losses(request=request)
+    batches = [GroupBatch(group, losses)]
     left = set(range(len(group.responses))) - set(batches[0].numbers)
     if left:
         weights = [float(i in left) for i in range(len(group.responses))]
         others = Group(
             group.prompt, group.responses, weights, routed_experts=group.routed_experts
         )
-        batches.append(GroupBatch(others))
+        batches.append(GroupBatch(others, losses))
     return batches
 
 
@@ -92,19 +92,19 @@ def _microbatch(
     forward: PrefixForward,
     batch: GroupBatch,
     members: Sequence[Member],
-    temperature: float,
-    scores: GroupScores,
+    measure: Measure,
+    put: Callable[[int, Values], None],
+    counts: dict[str, int],
 ) -> None:
-    """Fills in the scores of one microbatch."""
+    """Runs one microbatch."""
     pack = pack_members(batch, members)
-    logits = microbatch_output(forward.view, [forward], pack).logits
+    output = microbatch_output(forward.view, [forward], pack, batch.request)
+    prompt = forward.rows.output() if batch.request.prompt else None
     for member, (start, end) in zip(members, pack.segments, strict=True):
         # Each response by itself, as loss functions see it: the sum over a single row may be split
         # among threads, which changes its rounding.
-        i, own = batch.numbers[member.sequence], logits[start:end]
-        labels = batch.labels(member.sequence)
-        scores.log_probabilities[i] = forward.view.log_probabilities(own, labels, temperature)
-        if scores.entropies is not None:
-            scores.entropies[i] = entropies(own, temperature)
-    scores.counts["microbatch_tokens"] += len(pack.tokens)
-    scores.counts["microbatches"] += 1
+        own, labels = output.rows(start, end), batch.labels(member.sequence)
+        of_logits = measure.differentiable_values(own.logits, labels)
+        put(batch.numbers[member.sequence], Values.of(of_logits, own, prompt))
+    counts["microbatch_tokens"] += len(pack.tokens)
+    counts["microbatches"] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
@@ -20,9 +20,9 @@ from .checked_model import CheckedModel
 from .head import Head
 from .likelihood import check_temperature
 from .model_shape import model_shape
-from .outputs import PLAIN
 from .padded import Places, groups_of, groups_of_packed
 from .score import GroupScores, score_group
+from .score_values import Asked, Measure, Values
 from .sharding import ReplicatedWeights
 from .step import Step
 from .token_scores import (
@@ -38,6 +38,8 @@ from .token_scores import (
 from .window import Window
 
 AUTO = "auto"
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the layouts of responses and of prompts."""
 # Share of the free memory that graphs of microbatches may take in the mode "kept".
 KEPT_SHARE = 0.5
 
@@ -59,6 +61,8 @@ class ScoredModel(CheckedModel):
         keep: int | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
+        outputs: Collection[str] = (),
+        prompt_outputs: Collection[str] = (),
         microbatch_tokens: int | None = None,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
@@ -74,16 +78,22 @@ class ScoredModel(CheckedModel):
         ordinary backward. So DistributedDataParallel and DeepSpeed's engine reduce them, and a
         trainer's loss scaling and accumulation apply. One backward per call, before weights change.
 
-        ``temperature`` divides the logits. ``entropy``: also returns entropies. ``graphs``:
-        ``"kept"`` runs one forward and keeps the graphs of all microbatches until the backward.
-        With ``sleep=True`` they sleep meanwhile, on a CPU. Logits are kept too if they fit, and
-        with ``sleep=True`` take no more than the gradients of all parameters, which come after
-        them; otherwise the backward computes a microbatch's again, unless the model's head cannot
-        run apart (:func:`.head.of`). ``"twice"`` runs the forward again in the backward, and keeps
-        one microbatch's graph at a time; ``"auto"`` keeps graphs that take at most half of the free
-        memory awake. Values and gradients do not depend on it.
-        Under ``torch.no_grad()`` there is no graph. ``context``: entered around all passes, those
-        of the backward included; the model is checked and run as it is in there.
+        ``temperature`` divides the logits. ``entropy``: also returns entropies. ``outputs``: what
+        else it returns of responses, with a graph too: ``"last_hidden_state"`` (for value heads),
+        ``"router_logits"``, ``"chosen_logits"``; ``prompt_outputs``: of prompts, the first two.
+        They are copies in the layout of the batch (:class:`TokenScores`), and their gradients take
+        as much memory. Modules outside the model that a loss uses on them receive gradients as ever.
+        ``prompt_outputs`` run prompts through their last layer, which otherwise ends at K and V.
+
+        ``graphs``: ``"kept"`` runs one forward and keeps the graphs of all microbatches until the
+        backward. With ``sleep=True`` they sleep meanwhile, on a CPU. Logits are kept too if they
+        fit, and with ``sleep=True`` take no more than the gradients of all parameters, which come
+        after them; otherwise the backward computes a microbatch's again, unless the model's head
+        cannot run apart (:func:`.head.of`). ``"twice"`` runs the forward again in the backward, and
+        keeps one microbatch's graph at a time; ``"auto"`` keeps graphs that take at most half of
+        the free memory awake. Values and gradients do not depend on it. Under ``torch.no_grad()``
+        there is no graph. ``context``: entered around all passes, those of the backward included;
+        the model is checked and run as it is in there.
 
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
         weight 0 are scored in microbatches of their own.
@@ -95,18 +105,25 @@ class ScoredModel(CheckedModel):
 
         Contains no collective of its own, so ranks may call it independently, except with an engine
         of DeepSpeed in stage 3: there a call gathers all weights, on every rank, and so does its
-        backward; ``"auto"`` keeps no graphs, which would keep the weights. Passes of a model that is
-        split over ranks hold its own collectives: every rank of its mesh calls it with the same
+        backward; ``"auto"`` keeps no graphs, which would keep the weights. Passes of a model that
+        is split over ranks hold its own collectives: every rank of its mesh calls it with the same
         arguments, and ``"auto"`` keeps no graphs. A model under ``fully_shard`` is refused with
         :class:`UnsupportedModelError`; arguments of other shapes raise
         :class:`dormouse.ArgumentError`.
         """
-        own = (context, temperature, entropy, microbatch_tokens)
+        asked = Asked.of(entropy, outputs, prompt_outputs)
+        own = (context, temperature, asked, microbatch_tokens)
         if isinstance(ids, Group):
+            if outputs or prompt_outputs:
+                raise ArgumentError(
+                    "score() of a Group with outputs or prompt_outputs; accepted: neither, or a "
+                    "padded batch"
+                )
             return self._ready_for(*own, self._score_group, ids)
         if mask is None or keep is None:
             raise ArgumentError("score() of a tensor without mask or keep; accepted: both")
-        return self._call(lambda: groups_of(ids, mask, keep), (len(ids), keep), graphs, *own)
+        shapes = (len(ids), keep), (len(ids), ids.shape[-1] - keep)
+        return self._call(lambda: groups_of(ids, mask, keep), shapes, graphs, *own)
 
     def score_packed(
         self,
@@ -116,6 +133,8 @@ class ScoredModel(CheckedModel):
         prompt_lengths: torch.Tensor,
         temperature: float = 1.0,
         entropy: bool = False,
+        outputs: Collection[str] = (),
+        prompt_outputs: Collection[str] = (),
         microbatch_tokens: int | None = None,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
@@ -125,15 +144,15 @@ class ScoredModel(CheckedModel):
         ``ids``: token ids of all sequences, one after another, ``[tokens]``. ``cu_seqlens``: where
         each begins, and the end, ``[sequences + 1]``. ``prompt_lengths``: tokens of each sequence's
         prompt, ``[sequences]``. Values are ``[tokens]``: each at the place of its own token, not of
-        the one before, and 0 in prompts.
+        the one before, and 0 in prompts. ``outputs`` are ``[tokens, ...]``, those of prompts too.
         """
         return self._call(
             lambda: groups_of_packed(ids, cu_seqlens, prompt_lengths),
-            tuple(ids.shape),
+            (tuple(ids.shape),) * 2,
             graphs,
             context,
             temperature,
-            entropy,
+            Asked.of(entropy, outputs, prompt_outputs),
             microbatch_tokens,
         )
 
@@ -184,16 +203,16 @@ class ScoredModel(CheckedModel):
         finally:
             self._is_reduced = before
 
-    def _call(self, find_places, shape: tuple[int, ...], graphs: str, context, *options):
-        """``find_places()``: the groups of the batch, whose values have ``shape``."""
+    def _call(self, find_places, shapes: Shapes, graphs: str, context, *options):
+        """``find_places()``: the groups of the batch. ``shapes``: of its layouts."""
         check_graphs(graphs)
-        own = (find_places, shape, graphs, context)
+        own = (find_places, shapes, graphs, context)
         return self._ready_for(context, *options, self._score_rows, *own)
 
     def _ready_for(
-        self, context, temperature: float, entropy: bool, microbatch_tokens: int | None, work, *own
+        self, context, temperature: float, asked: Asked, microbatch_tokens: int | None, work, *own
     ):
-        """Returns ``work(*own, weights, temperature, entropy, microbatch_tokens)``, run with the
+        """Returns ``work(*own, weights, temperature, asked, microbatch_tokens)``, run with the
         model as it is in ``context``, and with the default for no number of rows."""
         has_graph = torch.is_grad_enabled()
         # The first call checks the model, which needs autograd whatever the caller is in.
@@ -210,14 +229,14 @@ class ScoredModel(CheckedModel):
                     "score() runs one rank alone, and this model's weights are gathered over "
                     "ranks; accepted: a plain model or DistributedDataParallel"
                 )
-            return work(*own, weights, temperature, entropy, self._rows_of(microbatch_tokens))
+            return work(*own, weights, temperature, asked, self._rows_of(microbatch_tokens))
 
     def _score_group(
         self,
         group: Group,
         weights: ReplicatedWeights,
         temperature: float,
-        entropy: bool,
+        asked: Asked,
         microbatch_tokens: int,
     ) -> GroupScores:
         if self._model.training and not self._prompt_dropout:
@@ -227,33 +246,36 @@ class ScoredModel(CheckedModel):
             )
         batch, request = GroupBatch(group), self._request([group])
         self._check_if_needed(weights, [batch], microbatch_tokens, request)
-        scores = score_group(
+        found: list[Values] = [None] * len(group.responses)
+        counts = score_group(
             self._view,
             weights,
             group,
             lambda each: self._plan(each, microbatch_tokens),
             self._runtime.device,
-            temperature=temperature,
-            with_entropies=entropy,
+            Measure(self._view, temperature, asked),
+            found.__setitem__,
         )
-        scores.checked = self._checked([batch], request)
-        return scores
+        of_logits = [each.of_logits for each in found]
+        entropies = [each[1] for each in of_logits] if asked.entropies else None
+        own = [each[0] for each in of_logits], entropies
+        return GroupScores(*own, counts, self._checked([batch], request))
 
     def _score_rows(
         self,
         find_places: Callable[[], list[Places]],
-        shape: tuple[int, ...],
+        shapes: Shapes,
         graphs: str,
         context: Callable[[], contextlib.AbstractContextManager],
         weights: ReplicatedWeights,
         temperature: float,
-        entropy: bool,
+        asked: Asked,
         microbatch_tokens: int,
     ) -> TokenScores:
-        places = find_places()
+        places, request = find_places(), asked.request
         batches = [GroupBatch(each.group) for each in places]
         if batches:
-            self._check_if_needed(weights, batches, microbatch_tokens, PLAIN)
+            self._check_if_needed(weights, batches, microbatch_tokens, request)
 
         def step_of(batch: GroupBatch, plan: Plan, kind: type[Step]) -> Step:
             find = self._probe_finder(weights, batch, microbatch_tokens)
@@ -265,13 +287,11 @@ class ScoredModel(CheckedModel):
                 yield
 
         passes = Passes(
-            self._view,
             weights,
             self._runtime.device,
             lambda batch, places: self._plan_of(places, batch, microbatch_tokens),
             step_of,
-            temperature,
-            entropy,
+            Measure(self._view, temperature, asked),
             in_backward,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
@@ -284,20 +304,20 @@ class ScoredModel(CheckedModel):
         call: Call
         if graphs == KEPT:
             own = {"head": found, "holds_logits": holds_logits, "asleep": self._asleep_in_place()}
-            call = KeptCall(passes, places, shape, **own)
+            call = KeptCall(passes, places, shapes, **own)
         else:
-            call = TwiceCall(passes, places, shape)
+            call = TwiceCall(passes, places, shapes)
         if has_graph:
             around = self._wrapped if self._is_reduced else self._model
             values = sharding.inside(around, functools.partial(differentiable, call))
         else:
             values = call.forward()
-        return TokenScores(
-            values[0],
-            values[1] if entropy else None,
+        return TokenScores.of(
+            values,
+            asked,
             graphs if has_graph else "none",
             call.counts,
-            self._checked(batches, PLAIN) if batches else None,
+            self._checked(batches, request) if batches else None,
         )
 
     def _plan_of(self, places: Places, batch: GroupBatch, microbatch_tokens: int) -> Plan:

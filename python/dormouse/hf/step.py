@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,35 +21,13 @@ from ..runtime import Prefix
 from ..schedule import Op, Plan, Score
 from . import graph, support
 from .batch import Batch
-from .check import Checked
 from .microbatch import Pack, dummy_pack, microbatch_output, pack_members
 from .outputs import PLAIN, Output, Request
 from .prefix import PlannedForward, PrefixForward
 from .probe import Probe
 from .prompt_rows import PromptRows
 from .sharding import ReplicatedWeights
-
-
-@dataclass
-class StepReport:
-    """Results of one step."""
-
-    loss: float
-    """The weighted sum of all losses."""
-    counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    """Number of tokens and microbatches run."""
-    prefixes: list[dict] = field(default_factory=list)
-    """The report of each prefix, in the order of their backwards: bytes per tier, stall and its
-    bound in ns, why it declined to sleep."""
-    notes: list[str] = field(default_factory=list)
-    """One sentence per layer that stayed awake, with the reason."""
-    checked: Checked | None = None
-    """The last check of the model: when, why and how closely the step equals the dense one."""
-
-    @property
-    def prefix(self) -> dict:
-        """The report of the last prefix: of a group, the prompt's. Empty without a shared one."""
-        return self.prefixes[-1] if self.prefixes else {}
+from .step_report import StepReport
 
 
 @dataclass
@@ -369,15 +347,6 @@ class Step:
             self._enter("C")
             self._report.prefixes.append(prefix.backward(self._weights, is_last=is_last))
         del self._live[node]
-
-
-_COUNTS = (
-    "prefix_tokens",
-    "recomputed_tokens",
-    "microbatch_tokens",
-    "microbatches",
-    "dummy_microbatches",
-)
 
 
 @contextlib.contextmanager
