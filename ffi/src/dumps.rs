@@ -6,9 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dormouse_timeline::{Process, Timeline, html};
+use dormouse_timeline::{Process, html};
 
 use crate::fault::Fault;
+use crate::heap::Heap;
 use crate::params::{self, Key};
 use crate::{files, log};
 
@@ -19,14 +20,14 @@ static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Writes a dump where device memory ran out, if a directory is set. Returns a line for the error's text. Waits
 /// for the disk; called without a lock of the allocator.
-pub(crate) fn out_of_memory(timeline: &Timeline) -> Option<String> {
+pub(crate) fn out_of_memory(heap: &Heap, reason: &str) -> Option<String> {
     let config = params::in_effect().ok()?;
     let directory = config.path(Key::DumpDir)?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     if number >= DUMPS_MAX {
         return Some(format!("No dump was written: this process has written {DUMPS_MAX}."));
     }
-    match write(timeline, directory, number) {
+    match write(heap, reason, directory, number) {
         Ok(path) => {
             Some(format!("Open {} in a browser: it shows what held the memory.", path.display()))
         }
@@ -37,12 +38,13 @@ pub(crate) fn out_of_memory(timeline: &Timeline) -> Option<String> {
     }
 }
 
-fn write(timeline: &Timeline, directory: &Path, number: u64) -> Result<PathBuf, Fault> {
+fn write(heap: &Heap, reason: &str, directory: &Path, number: u64) -> Result<PathBuf, Fault> {
     let name = format!("dormouse-%h-rank%r-pid%p-{number}-oom.html");
     let path = log::expand_path(&directory.join(name)).map_err(Fault::argument)?;
     let path = PathBuf::from(path);
     let process = process();
-    files::dump(&path, |file| html::write(&timeline.snapshot(), &process, file))?;
+    let snapshot = heap.snapshot(reason);
+    files::dump(&path, |file| html::write(&snapshot, &process, file))?;
     Ok(path)
 }
 

@@ -19,7 +19,7 @@ use dormouse_alloc::{AllocError, Allocator, ArenaId, Block, BlockInfo, Cause, Fr
 use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind, Fill};
 use dormouse_offload::{Engine, OffloadError};
-use dormouse_timeline::Timeline;
+use dormouse_timeline::{Facts, Snapshot, Timeline};
 
 use crate::boundary::RawStream;
 use crate::collect::{self, Collecting, Window};
@@ -120,6 +120,16 @@ impl Heap {
 
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
+    }
+
+    /// Returns the timeline's contents, with what the engine adds to a dump, and why it is written, if there is a
+    /// reason. The levels are exact at this moment.
+    pub(crate) fn snapshot(&self, reason: &str) -> Snapshot {
+        self.allocator.record_levels();
+        let facts = self.engine().map(|engine| engine.facts()).unwrap_or_default();
+        let mut snapshot = self.timeline.snapshot();
+        snapshot.facts = Facts { reason: reason.to_owned(), ..facts };
+        snapshot
     }
 
     /// Returns the engine of the runtime, while one exists.

@@ -137,7 +137,7 @@ fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void,
         Err(AllocError::OutOfMemory(report)) => {
             let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
             let mut text = out_of_memory_text(&report, device, capacity_bytes);
-            if let Some(line) = dumps::out_of_memory(heap.timeline()) {
+            if let Some(line) = dumps::out_of_memory(heap, text.trim_end()) {
                 text = format!("{}\n{line}", text.trim_end());
             }
             Err(Failure { text, is_out_of_memory: true })

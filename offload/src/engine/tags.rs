@@ -36,6 +36,13 @@ pub(crate) struct Tags {
     last: u32,
 }
 
+impl Tags {
+    /// Returns the name of the tag with this number, if there is one.
+    pub(super) fn name(&self, tag: u32) -> Option<&str> {
+        self.by_id.get(&TagId(tag)).map(|tag| tag.name.as_str())
+    }
+}
+
 impl<D: Device> Engine<D> {
     /// Creates a tag. Without `backup` a sleep discards the bytes and a wake returns zeroed pages.
     ///
