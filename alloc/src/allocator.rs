@@ -6,6 +6,7 @@ use crate::ladder::Reclaim;
 use crate::marks::Marks;
 use crate::run_ahead::RunAhead;
 use crate::state::{Geometry, Need, State};
+use crate::stats::Amount;
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
 use crate::tier_history::TierHistory;
@@ -16,7 +17,7 @@ use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Timeline};
 use std::sync::{Arc, Weak};
 
-/// A gauge is recorded after a change by this amount, or by this part of the budget if that is less.
+/// A gauge is recorded after a change by this amount, or by this part of the budget if that is more.
 const GAUGE_STEP_BYTES: u64 = 1 << 20;
 const GAUGE_STEP_DIVISOR: u64 = 1 << 10;
 
@@ -68,6 +69,9 @@ pub(crate) struct Locked<D: Device> {
     /// The last recorded gauges.
     awake_gauge_bytes: u64,
     mapped_gauge_bytes: u64,
+    /// The highest recorded gauges.
+    awake_gauge_peak_bytes: u64,
+    mapped_gauge_peak_bytes: u64,
 }
 
 const fn gauge_step_bytes(budget_bytes: u64) -> u64 {
@@ -113,6 +117,8 @@ impl<D: Device> Allocator<D> {
             gauge_step_bytes: gauge_step_bytes(config.budget_bytes),
             awake_gauge_bytes: 0,
             mapped_gauge_bytes: 0,
+            awake_gauge_peak_bytes: 0,
+            mapped_gauge_peak_bytes: 0,
         };
         device.limit_parked(config.budget_bytes);
         Ok(Self {
@@ -406,10 +412,14 @@ impl<D: Device> Allocator<D> {
 
     /// Resets every peak to the current value, except that of the interval.
     pub fn reset_peaks(&self) {
-        self.change(|state| {
-            state.settle_thread_cache();
-            state.earlier_peaks.reset(&mut state.stats);
-        });
+        let mut locked = self.state.lock();
+        let Locked { state, .. } = &mut *locked;
+        state.settle_thread_cache();
+        state.earlier_peaks.reset(&mut state.stats);
+        self.record_gauges(&mut locked);
+        locked.awake_gauge_peak_bytes = locked.awake_gauge_bytes;
+        locked.mapped_gauge_peak_bytes = locked.mapped_gauge_bytes;
+        self.unlock(locked);
     }
 
     /// Begins an interval: its peak becomes the current value, other peaks stay.
@@ -495,8 +505,26 @@ impl<D: Device> Allocator<D> {
         self.record_awake(locked);
         let mapped_bytes = locked.state.stats.mapped_bytes.current;
         if mapped_bytes.abs_diff(locked.mapped_gauge_bytes) >= locked.gauge_step_bytes {
-            locked.mapped_gauge_bytes = mapped_bytes;
-            self.timeline.gauge(Gauge::DeviceMapped, mapped_bytes);
+            self.mapped_moved(locked);
+        }
+    }
+
+    /// Records the gauges as they are, to the byte, and their peaks if those were missed by less than a step. For
+    /// phase edges and dumps.
+    pub fn record_levels(&self) {
+        let mut locked = self.state.lock();
+        locked.state.settle_thread_cache();
+        let Stats { active_bytes, mapped_bytes, .. } = &locked.state.stats;
+        let (awake_bytes, mapped_bytes) = (*active_bytes, *mapped_bytes);
+        if awake_bytes.current != locked.awake_gauge_bytes
+            || awake_bytes.peak > locked.awake_gauge_peak_bytes
+        {
+            self.awake_moved(&mut locked);
+        }
+        if mapped_bytes.current != locked.mapped_gauge_bytes
+            || mapped_bytes.peak > locked.mapped_gauge_peak_bytes
+        {
+            self.mapped_moved(&mut locked);
         }
     }
 
@@ -512,11 +540,31 @@ impl<D: Device> Allocator<D> {
     #[cold]
     #[inline(never)]
     fn awake_moved(&self, locked: &mut Locked<D>) {
-        let Stats { active_bytes, budget_bytes, .. } = &locked.state.stats;
+        let Stats { active_bytes, budget_bytes, .. } = locked.state.stats;
         // The budget may have changed.
-        locked.gauge_step_bytes = gauge_step_bytes(*budget_bytes);
+        locked.gauge_step_bytes = gauge_step_bytes(budget_bytes);
+        let peak_bytes = &mut locked.awake_gauge_peak_bytes;
+        self.record_level(Gauge::DeviceAwake, active_bytes, peak_bytes);
         locked.awake_gauge_bytes = active_bytes.current;
-        self.timeline.gauge(Gauge::DeviceAwake, active_bytes.current);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn mapped_moved(&self, locked: &mut Locked<D>) {
+        let mapped_bytes = locked.state.stats.mapped_bytes;
+        let peak_bytes = &mut locked.mapped_gauge_peak_bytes;
+        self.record_level(Gauge::DeviceMapped, mapped_bytes, peak_bytes);
+        locked.mapped_gauge_bytes = mapped_bytes.current;
+    }
+
+    /// Records a level, and before it a new maximum that it has fallen from since the last record: the peaks of the
+    /// timeline are those of the statistics, to the byte.
+    fn record_level(&self, gauge: Gauge, amount: Amount, recorded_peak_bytes: &mut u64) {
+        if amount.peak > *recorded_peak_bytes && amount.peak > amount.current {
+            self.timeline.gauge(gauge, amount.peak);
+        }
+        *recorded_peak_bytes = amount.peak.max(*recorded_peak_bytes);
+        self.timeline.gauge(gauge, amount.current);
     }
 
     /// Converts a request to units. A size that overflows becomes the maximum, which never fits.

@@ -155,7 +155,7 @@ fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void,
             history::note_out_of_memory(heap, bytes);
             let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
             let mut text = out_of_memory_text(&report, device, capacity_bytes);
-            if let Some(line) = heap.dump_line() {
+            if let Some(line) = heap.dump_line(text.trim_end()) {
                 text = format!("{}\n{line}", text.trim_end());
             }
             Err(Failure { text, is_out_of_memory: true })
