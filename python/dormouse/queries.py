@@ -31,6 +31,8 @@ class Machine:
     nvme_read_bytes_per_s: int = 0
     link_bytes_per_s: int = 0
     op_overhead_ns: int = 0
+    prefix_attention_flops_per_s: int = 0
+    causal_attention_flops_per_s: int = 0
 
 
 def query(name: str, **fields):

@@ -20,6 +20,7 @@ mod naive_pipeline;
 mod naive_tiers;
 mod pipeline_properties;
 mod pipeline_scenarios;
+mod published;
 mod queries;
 mod rollout;
 mod rollout_scenarios;

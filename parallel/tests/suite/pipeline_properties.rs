@@ -666,7 +666,12 @@ proptest! {
                     head_weights: 70_000,
                     saved_bytes_per_token_layer: 640,
                 },
-                machine: Some(Machine { flops_per_s: 1_000_000_000, ..Machine::default() }),
+                machine: Some(Machine {
+                    flops_per_s: 1_000_000_000,
+                    prefix_attention_flops_per_s: 300_000_000,
+                    causal_attention_flops_per_s: 100_000_000,
+                    ..Machine::default()
+                }),
                 ..PlanOptions::default()
             };
             FlatGroup { prompt, responses, options }.plan().unwrap()
@@ -676,7 +681,8 @@ proptest! {
         case.chunks = 1;
         let stages = case.plan().unwrap();
         let seen: u64 = stages.op_ns(&case).unwrap().iter().flatten().sum();
-        let wanted: f64 = plans.iter().map(|plan| plan.predict().flops_shared).sum();
+        let wanted: f64 =
+            plans.iter().map(|plan| plan.predict().seconds_shared.unwrap() * 1e9).sum();
         prop_assert!((seen as f64 - wanted).abs() < 1e-3 * wanted + 100.0, "{} {}", seen, wanted);
         // The bytes of a row of all parts are those of all layers.
         let parts = u64::from(case.stages * case.virtual_stages);
