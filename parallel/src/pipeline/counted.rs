@@ -113,7 +113,8 @@ impl Pipeline {
     /// Converts plans of flat groups. Model and machine are those of the first plan. Layers are spread evenly
     /// over parts; the head and a dead last layer change the cost of the last part. A row sent has
     /// `heads · head_dim` elements. All pairs of a prefix run at the rate of causal attention, in chunks too.
-    /// Bounds, chunks and order keep their defaults.
+    /// Each stage has the device memory of the first plan as its room. Bounds, chunks and order keep their
+    /// defaults.
     ///
     /// # Errors
     /// `Count` for no plan, a plan that is no flat group, no parts, or an unknown `flops_per_s`.
@@ -143,6 +144,9 @@ impl Pipeline {
             ..Self::default()
         };
         pipeline.check_stages()?;
+        if machine.device_bytes > 0 {
+            pipeline.stage_room_bytes = vec![machine.device_bytes; stages as usize];
+        }
         let parts = pipeline.parts();
         let layers = f64::from(options.model.layers) / f64::from(parts);
         let kernels = KernelRates::of(&machine).unwrap_or(KernelRates::uniform(1.0));

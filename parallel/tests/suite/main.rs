@@ -19,6 +19,7 @@ mod json;
 mod naive_pipeline;
 mod naive_tiers;
 mod pipeline_properties;
+mod pipeline_room;
 mod pipeline_scenarios;
 mod published;
 mod queries;

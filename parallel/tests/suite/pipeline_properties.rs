@@ -29,7 +29,7 @@ prop_compose! {
 
 prop_compose! {
     /// What each of five stages holds.
-    fn stage_bytes()(own in prop::collection::vec(prop::array::uniform7(0u64..9), 5)) -> Vec<StageBytes> {
+    pub(crate) fn stage_bytes()(own in prop::collection::vec(prop::array::uniform7(0u64..9), 5)) -> Vec<StageBytes> {
         let bytes = |own: [u64; 7]| {
             let [boundary, prefix_saved, prefix_asleep, prefix_working, ..] = own;
             let [.., microbatch_saved, microbatch_working, fixed] = own;
@@ -41,12 +41,12 @@ prop_compose! {
 }
 
 /// From copies that outlast the list to copies of less than an op.
-fn link_rate() -> impl Strategy<Value = u64> {
+pub(crate) fn link_rate() -> impl Strategy<Value = u64> {
     (0u32..5).prop_map(|exponent| 10_000_000 * 10u64.pow(exponent))
 }
 
 prop_compose! {
-    fn pipeline()(
+    pub(crate) fn pipeline()(
         stages in 1u32..6,
         virtual_stages in prop_oneof![3 => Just(1u32), 2 => 2u32..4],
         groups in prop::collection::vec(group(), 1..4),
