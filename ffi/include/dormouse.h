@@ -677,7 +677,7 @@ typedef struct dormouse_machine_t {
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Compute throughput in floating-point operations/s.
+    /// Throughput of products with weights in floating-point operations/s.
     uint64_t flops_per_s;
     /// Device memory in bytes.
     uint64_t device_bytes;
@@ -695,6 +695,11 @@ typedef struct dormouse_machine_t {
     uint64_t link_bytes_per_s;
     /// Fixed cost of an op in nanoseconds.
     uint64_t op_overhead_ns;
+    /// Throughput of attention to the keys of a prefix in floating-point operations/s. 0: `flops_per_s`.
+    uint64_t prefix_attention_flops_per_s;
+    /// Throughput of causal attention in floating-point operations/s, where masked pairs do not count: a kernel
+    /// that computes them too has half its other throughput. 0: `prefix_attention_flops_per_s`.
+    uint64_t causal_attention_flops_per_s;
 } dormouse_machine_t;
 
 /// Options of `dormouse_plan_create`: how the sequences of a forest run, and which tokens are scored. The

@@ -276,6 +276,8 @@ class Machine(_Struct):
             "nvme_read_bytes_per_s",
             "link_bytes_per_s",
             "op_overhead_ns",
+            "prefix_attention_flops_per_s",
+            "causal_attention_flops_per_s",
         ),
     )
 
