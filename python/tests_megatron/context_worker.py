@@ -21,9 +21,10 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 import cases
+import dormouse
 from dormouse.hf.prefix import PlannedForward
 from dormouse.hf.row_ranges import RangeAttention
-from dormouse.megatron import context_attention
+from dormouse.megatron import context_shards
 from failing_worker import in_place_of, joined, other_options, shared
 
 CASE = cases.Case(
@@ -33,6 +34,7 @@ CASE = cases.Case(
     per_token=True,
     share={"microbatch_tokens": 9, "graphs": "twice"},
 )
+ROOM_BYTES = 1 << 10
 Change = Callable[[dict], dict]
 
 
@@ -118,13 +120,23 @@ def evaluated(data_iterator, model):
 
 def counted_twice():
     """Gradients of K and V of a prompt are twice what they are."""
-    own = context_attention._Gathered.backward
+    own = context_shards._Gathered.backward
 
     def backward(ctx, *gradients):
         *both, none = own(ctx, *gradients)
         return *(2 * each for each in both), none
 
-    return mock.patch.object(context_attention._Gathered, "backward", staticmethod(backward))
+    return mock.patch.object(context_shards._Gathered, "backward", staticmethod(backward))
+
+
+def little_room():
+    """Room for less than K and V of a prompt in one layer."""
+    own = dormouse.Runtime.info
+
+    def info(self):
+        return own(self) | {"alloc_budget_bytes": ROOM_BYTES}
+
+    return mock.patch.object(dormouse.Runtime, "info", info)
 
 
 REFUSED = {
@@ -139,6 +151,7 @@ REFUSED = {
     "gradients of one rank are wrong": Refused(
         enter=counted_twice, ranks=(1,), comes_first=True
     ),
+    "one rank has no room for K and V": Refused(enter=little_room, ranks=(1,)),
     "a pass of one rank's check fails": Refused(
         enter=in_place_of(RangeAttention, "forward", RuntimeError), ranks=(1,), comes_first=True
     ),

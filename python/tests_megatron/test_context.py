@@ -30,6 +30,7 @@ ERRORS = {
     "positions without the context": "UnsupportedTrainerError: position_ids do not count",
     "an evaluation": "UnsupportedTrainerError: the model is evaluated within a call with context",
     "gradients of one rank are wrong": "UnsupportedModelError: a shared step is not exact",
+    "one rank has no room for K and V": "UnsupportedTrainerError: K and V of a prompt of ",
     "a pass of one rank's check fails": "UnsupportedModelError: ",
     "one rank's check fails": "WorkError: of one rank",
     "one rank fails": "WorkError: of one rank",

@@ -16,11 +16,14 @@ pub mod c {
 }
 
 pub mod forest;
+pub mod history;
 pub mod kernels;
+mod layouts;
 pub mod library;
 pub mod memory;
 pub mod plan;
 pub mod planning;
+pub mod plugin;
 pub mod prefix;
 pub mod runtime;
 pub mod stash;

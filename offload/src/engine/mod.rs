@@ -13,7 +13,10 @@ mod counters;
 mod event_wait;
 mod executor;
 mod host_pool;
+mod largest;
+mod owner_levels;
 mod profiles;
+mod progress;
 pub(crate) mod raw_memory;
 mod read;
 mod reclaim;
@@ -45,6 +48,7 @@ pub(crate) use account::Account;
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) use profiles::PROFILES_MAX;
+pub(crate) use progress::Progress;
 pub(crate) use region_blocks::REGION_BLOCKS_MAX;
 pub(crate) use region_data::{RegionData, TableState};
 pub(crate) use regions::{Adopted, BytesToLoad, LayerResidency};
@@ -122,6 +126,7 @@ pub struct Engine<D: Device> {
     /// Counts of single events. The other statistics are filled in when they are read.
     counts: Mutex<Stats>,
     tags: Mutex<tags::Tags>,
+    prefixes: Mutex<progress::Prefixes>,
     stashes: Mutex<stash::Stashes>,
     /// Past steps by prefix, the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
@@ -183,6 +188,7 @@ impl<D: Device> Engine<D> {
             let timeline = Arc::clone(&timeline);
             nvme.on_note(move |note| timeline.instant(Lane::Notice, timeline.intern(note), 0));
         }
+        let owners = owner_levels::OwnerLevels::new(Arc::clone(&timeline));
         let engine = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,
@@ -191,7 +197,7 @@ impl<D: Device> Engine<D> {
             config,
             timeline,
             names,
-            table: Table::new(TableState { called_off, ..TableState::default() }),
+            table: Table::new(TableState { called_off, owners, ..TableState::default() }),
             nvme,
             host,
             streams: Mutex::new([None, None, None]),
@@ -200,6 +206,7 @@ impl<D: Device> Engine<D> {
             counters: Counters::default(),
             counts: Mutex::default(),
             tags: Mutex::new(tags::Tags::default()),
+            prefixes: Mutex::new(progress::Prefixes::new()),
             stashes: Mutex::new(stash::Stashes::default()),
             profiles: Mutex::new(VecDeque::new()),
             pool,
@@ -259,5 +266,7 @@ impl<D: Device> Drop for Engine<D> {
         for buffer in buffers {
             self.give(buffer);
         }
+        self.allocator.host_tier().note_closed();
+        self.allocator.file_tier().note_closed();
     }
 }

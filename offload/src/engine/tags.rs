@@ -62,6 +62,12 @@ impl<D: Device> Engine<D> {
         Ok(id)
     }
 
+    /// Returns the name of a tag, unless it was destroyed.
+    #[must_use]
+    pub fn tag_name(&self, tag: TagId) -> Option<String> {
+        lock(&self.tags).by_id.get(&tag).map(|it| it.name.clone())
+    }
+
     /// Wakes the tag's regions, releases them and destroys the tag. Nothing is added meanwhile.
     ///
     /// # Errors

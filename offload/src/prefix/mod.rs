@@ -30,11 +30,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dormouse_alloc::ArenaId;
 use dormouse_device::Device;
-use dormouse_timeline::Lane;
+use dormouse_timeline::{Lane, Slice};
 use tracing::Span;
 
 use crate::config::WINDOW_LAYERS_MAX;
-use crate::engine::{Account, BytesToLoad, Engine};
+use crate::engine::{Account, BytesToLoad, Engine, Progress};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::step_profile::{Clock, MarkPoint, MarkTime, Part, Recorder};
@@ -65,6 +65,8 @@ pub struct Prefix<D: Device> {
     label: String,
     number: u32,
     order: MarkOrder,
+    /// Its place in the step, for reports of other threads.
+    progress: Arc<Progress>,
     window: u32,
     /// The plan, if there is one.
     follow: Option<PlanFollower>,
@@ -79,6 +81,8 @@ pub struct Prefix<D: Device> {
     phase_began_ns: u64,
     /// Number of microbatches after the one that began last.
     microbatches_after: Option<u32>,
+    /// Number of microbatches that have begun.
+    microbatches_begun: u32,
     /// Number of gradients of the last microbatch so far; `None` before it begins.
     last_microbatch_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
@@ -120,6 +124,7 @@ impl<D: Device> Engine<D> {
             label: label.to_owned(),
             number,
             order: MarkOrder::new(layers),
+            progress: self.begin_progress(number, label),
             window: self.config().wake_window_layers,
             follow: None,
             recorder: Recorder::default(),
@@ -130,6 +135,7 @@ impl<D: Device> Engine<D> {
             awakenings_before: 0,
             phase_began_ns: 0,
             microbatches_after: None,
+            microbatches_begun: 0,
             last_microbatch_gradients: None,
             wake_began_ns: None,
             awake_from: layers,
@@ -354,6 +360,7 @@ impl<D: Device> Prefix<D> {
             }
         }
         self.drop_slots();
+        self.engine.end_progress(self.number);
         self.layer_span = Span::none();
         self.phase_span = Span::none();
         self.log_summary();
@@ -389,13 +396,26 @@ impl<D: Device> Prefix<D> {
     fn record_phase(&self) {
         let Some(phase) = self.order.phase() else { return };
         let timeline = self.engine.timeline();
-        let name = match phase {
-            Phase::A => "A: prefix forward",
-            Phase::B => "B: suffixes",
-            Phase::C => "C: prefix backward",
-        };
-        let (name, end_ns) = (timeline.intern(name), timeline.now_ns());
-        timeline.slice(Lane::Phase, name, self.phase_began_ns, end_ns, 0, 0);
+        let name = timeline.intern(phase_name(phase));
+        self.engine.allocator().record_levels();
+        let end_ns = timeline.now_ns();
+        timeline.slice(Slice::new(Lane::Phase, name, self.phase_began_ns, end_ns));
+    }
+
+    /// Records that a phase, a microbatch or the work on a layer begins on this thread: where memory runs out,
+    /// what has begun has not ended.
+    fn record_begin(&self, lane: Lane, name: &str, number: u32) {
+        let timeline = self.engine.timeline();
+        timeline.instant(lane, timeline.intern(name), number.into());
+    }
+}
+
+/// Returns the name of a phase on the timeline.
+const fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::A => "A: prefix forward",
+        Phase::B => "B: suffixes",
+        Phase::C => "C: prefix backward",
     }
 }
 

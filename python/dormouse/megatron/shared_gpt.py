@@ -19,6 +19,7 @@ from ..hf.batch import GroupBatch
 from ..hf.miniature import Reach
 from ..hf.outputs import PLAIN
 from ..hf.padded import Places
+from ..hf.score_values import Asked
 from ..hf.scored_model import AUTO, ScoredModel
 from ..hf.sharding import ReplicatedWeights
 from ..hf.support import UnsupportedModelError
@@ -29,6 +30,7 @@ from ..trainers.own_forward import own_forward
 from ..trainers.refusals import refuse
 from .balancing import Balancing, balances
 from .context import Context, is_context_parallel
+from .context_shards import Shards
 from .held import Held
 from .part import Part
 from .refusals import check_model
@@ -66,7 +68,8 @@ class SharedGPT(ScoredModel):
             with own_forward(self._model), self._routers.of(balancing):
                 yield
 
-        scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
+        own = (lambda: places, (shape, shape), graphs, context)
+        scores = self._call(*own, 1.0, Asked(), microbatch_tokens)
         values = Context(self._model).joined(scores.log_probabilities)
         scores = dataclasses.replace(scores, log_probabilities=values)
         if balancing is not None:
@@ -111,7 +114,7 @@ class SharedGPT(ScoredModel):
 
     def _resolve(self):
         check_model(self._model)
-        return view_of(self._model, self._routers)
+        return view_of(self._model, self._routers, Shards(self._model, self._runtime))
 
     def _refuse_known_causes(self):
         check_model(self._model)
