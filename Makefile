@@ -159,7 +159,7 @@ bench-parallel: lib python ## Megatron's schedule with shared prompts, played pi
 bench-replay: lib python ## 100 updates of SmolLM2 on the recorded rollouts, dense and shared: target/bench/replay.json, a table and a picture
 	$(PYTHON) benches/replay/bench.py
 
-bench-see: lib wheel ## what recording costs, how fast a page of a million events opens, the wheel: target/bench/see.json, and a table
+bench-see: lib cli wheel ## what recording costs, how fast a page of a million events opens, the wheel: target/bench/see.json, and a table
 	$(CARGO) build --release --locked -p dormouse-timeline --examples
 	scripts/setup-browser
 	$(PYTHON) benches/see/bench.py

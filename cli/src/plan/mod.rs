@@ -59,9 +59,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
         read(file, &args.column, &mut sequences)?;
     }
     let made = make(args, model, machine, sequences).map_err(|error| in_file(error, args))?;
-    let text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
+    let mut text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
     if let Some(folder) = &args.out {
-        out::write(folder, &made)?;
+        let page = out::write(folder, &made)?;
+        if !args.json {
+            let next = format!(
+                "\nwrote {}\nnext: open {} in a browser\n",
+                folder.display(),
+                page.display()
+            );
+            text.push_str(&next);
+        }
     }
     Ok(text)
 }

@@ -60,7 +60,11 @@ impl<D: Device> Engine<D> {
                 };
                 (role.title(), name_of(&info.label), layer_of(&info.label))
             }
-            None => ("other", self.tag_name(TagId(block.tag)).unwrap_or_default(), scope_layer(block.scope)),
+            None => (
+                "other",
+                self.tag_name(TagId(block.tag)).unwrap_or_default(),
+                scope_layer(block.scope),
+            ),
         };
         let (address, bytes) = (block.range.start as u64, block.range.bytes as u64);
         LiveBlock { address, bytes, role: role.to_owned(), tag, layer }
