@@ -304,7 +304,7 @@ typedef struct dormouse_param_t {
     uint32_t version;
     /// Name of the environment variable; static text.
     const char *name;
-    /// `size`, `count`, `switch`, `choice`, `path` or `filter`; static text.
+    /// `size`, `count`, `switch`, `choice`, `set`, `path` or `filter`; static text.
     const char *kind;
     /// Built-in default; static text.
     const char *built_in;
@@ -331,7 +331,7 @@ typedef struct dormouse_options_t {
     int32_t device_kind;
     /// Index of the device among its kind.
     int32_t device_ordinal;
-    /// Limit on mapped device memory, in bytes (`DORMOUSE_ALLOC_BUDGET_BYTES`).
+    /// Limit on mapped device memory, in bytes (`DORMOUSE_CPU_BUDGET_BYTES`, `DORMOUSE_CUDA_BUDGET_BYTES`).
     uint64_t alloc_budget_bytes;
     /// Limit on the host tier, in bytes (`DORMOUSE_HOST_BUDGET_BYTES`).
     uint64_t host_budget_bytes;
@@ -1154,6 +1154,17 @@ dormouse_status_t dormouse_runtime_set_budget(struct dormouse_runtime_t *runtime
 dormouse_status_t dormouse_runtime_dump(struct dormouse_runtime_t *runtime,
                                         int32_t format,
                                         const char *path);
+
+/// Writes the recorded timeline as an HTML page into `DORMOUSE_DUMP_DIR`, under the name of the dumps that
+/// `DORMOUSE_DUMP` requests, with `call` as the reason. `buffer` receives the path, and `count_out` its
+/// length with the NUL. Any number of calls write as many files.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` if `capacity` is
+/// below 4097, `CONFIG` if no directory was set when the first runtime was created, `IO`.
+dormouse_status_t dormouse_runtime_write_dump(struct dormouse_runtime_t *runtime,
+                                              char *buffer,
+                                              uint64_t capacity,
+                                              uint64_t *count_out);
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 

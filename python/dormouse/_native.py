@@ -479,6 +479,7 @@ _PROTOTYPES = {
     "runtime_trim": [_PTR, POINTER(c_uint64)],
     "runtime_set_budget": [_PTR, c_int32, c_uint64],
     "runtime_dump": [_PTR, c_int32, c_char_p],
+    "runtime_write_dump": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "mem_query": [_PTR, _PTR, POINTER(MemInfo)],
     "mem_read": [_PTR, _PTR, c_uint64, _PTR, _PTR],
     "tag_create": [_PTR, c_char_p, c_uint64, _OUT],

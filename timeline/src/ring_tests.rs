@@ -14,14 +14,13 @@ proptest! {
         capacity in 1usize..40, writes in 0u64..200, reads in proptest::collection::vec(0u64..200, 0..4)
     ) {
         let ring = Ring::<5>::new(capacity);
-        let kept = capacity.next_power_of_two();
         let mut model: Vec<[u64; 5]> = Vec::new();
         for value in 0..writes {
             ring.record(sealed(value));
             model.push(sealed(value));
             if reads.contains(&value) || value + 1 == writes {
                 let reading = ring.read();
-                let forgotten = model.len().saturating_sub(kept);
+                let forgotten = model.len().saturating_sub(capacity);
                 prop_assert_eq!(&reading.events, &model[forgotten..]);
                 prop_assert_eq!(reading.dropped, forgotten as u64);
             }

@@ -157,7 +157,7 @@ pub struct dormouse_options_t {
     pub device_kind: i32,
     /// Index of the device among its kind.
     pub device_ordinal: i32,
-    /// Limit on mapped device memory, in bytes (`DORMOUSE_ALLOC_BUDGET_BYTES`).
+    /// Limit on mapped device memory, in bytes (`DORMOUSE_CPU_BUDGET_BYTES`, `DORMOUSE_CUDA_BUDGET_BYTES`).
     pub alloc_budget_bytes: u64,
     /// Limit on the host tier, in bytes (`DORMOUSE_HOST_BUDGET_BYTES`).
     pub host_budget_bytes: u64,
@@ -376,7 +376,7 @@ pub struct dormouse_param_t {
     pub version: u32,
     /// Name of the environment variable; static text.
     pub name: *const c_char,
-    /// `size`, `count`, `switch`, `choice`, `path` or `filter`; static text.
+    /// `size`, `count`, `switch`, `choice`, `set`, `path` or `filter`; static text.
     pub kind: *const c_char,
     /// Built-in default; static text.
     pub built_in: *const c_char,

@@ -25,8 +25,8 @@ use crate::boundary::RawStream;
 use crate::collect::{self, Collecting, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
-use crate::log;
 use crate::params::{Config, Key, Provenance};
+use crate::{dumps, log, status};
 
 pub(crate) type HeapAllocator = Allocator<AnyDevice>;
 pub(crate) type HeapEngine = Engine<AnyDevice>;
@@ -80,7 +80,7 @@ fn lacks_addresses(error: &AllocError) -> bool {
 }
 
 fn is_budget_chosen(config: &Config) -> bool {
-    config.setting(Key::AllocBudget).provenance != Provenance::BuiltIn
+    config.setting(Key::CpuBudget).provenance != Provenance::BuiltIn
 }
 
 impl Heap {
@@ -120,6 +120,31 @@ impl Heap {
 
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
+    }
+
+    /// Describes the device and its timeline for a dump.
+    pub(crate) fn dumped(&self) -> dumps::Source {
+        let device = match self.kind {
+            DeviceKind::Host => "host".to_owned(),
+            DeviceKind::Cuda => format!("cuda{}", self.ordinal),
+        };
+        dumps::Source { device, timeline: Arc::clone(&self.timeline) }
+    }
+
+    /// Returns the line of an out-of-memory text that names its dump. Writes the dump, if one is to be written.
+    pub(crate) fn dump_line(&self) -> Option<String> {
+        dumps::out_of_memory(|| self.dumped())
+    }
+
+    /// Converts an error of this heap. One for want of memory names its dump.
+    pub(crate) fn fault_of(&self, error: impl Into<Fault>) -> Fault {
+        let mut fault = error.into();
+        if fault.status == status::DORMOUSE_ERR_OUT_OF_MEMORY
+            && let Some(line) = self.dump_line()
+        {
+            fault.message = format!("{}\n{line}", fault.message).into();
+        }
+        fault
     }
 
     /// Returns the engine of the runtime, while one exists.

@@ -19,7 +19,7 @@ use dormouse_device::{Device, Fill};
 use crate::boundary::RawStream;
 use crate::heap::Heap;
 use crate::stderr::guarded;
-use crate::{dumps, fault, fork};
+use crate::{fault, fork};
 
 pub(crate) use throw::construction_code;
 use throw::{Failure, throw};
@@ -137,7 +137,7 @@ fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void,
         Err(AllocError::OutOfMemory(report)) => {
             let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
             let mut text = out_of_memory_text(&report, device, capacity_bytes);
-            if let Some(line) = dumps::out_of_memory(heap.timeline()) {
+            if let Some(line) = heap.dump_line() {
                 text = format!("{}\n{line}", text.trim_end());
             }
             Err(Failure { text, is_out_of_memory: true })

@@ -3,6 +3,7 @@
 
 mod allocators;
 mod common;
+mod dumps;
 mod header;
 mod layouts;
 mod preload;

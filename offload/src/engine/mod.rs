@@ -14,6 +14,7 @@ mod event_wait;
 mod executor;
 mod host_pool;
 mod profiles;
+mod progress;
 pub(crate) mod raw_memory;
 mod read;
 mod reclaim;
@@ -45,6 +46,7 @@ pub(crate) use account::Account;
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) use profiles::PROFILES_MAX;
+pub(crate) use progress::Progress;
 pub(crate) use region_blocks::REGION_BLOCKS_MAX;
 pub(crate) use region_data::{RegionData, TableState};
 pub(crate) use regions::{Adopted, BytesToLoad, LayerResidency};
@@ -122,6 +124,7 @@ pub struct Engine<D: Device> {
     /// Counts of single events. The other statistics are filled in when they are read.
     counts: Mutex<Stats>,
     tags: Mutex<tags::Tags>,
+    prefixes: Mutex<progress::Prefixes>,
     stashes: Mutex<stash::Stashes>,
     /// Past steps by prefix, the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
@@ -200,6 +203,7 @@ impl<D: Device> Engine<D> {
             counters: Counters::default(),
             counts: Mutex::default(),
             tags: Mutex::new(tags::Tags::default()),
+            prefixes: Mutex::new(progress::Prefixes::new()),
             stashes: Mutex::new(stash::Stashes::default()),
             profiles: Mutex::new(VecDeque::new()),
             pool,

@@ -164,6 +164,11 @@ impl<D: Device> Engine<D> {
         self.wait_awake(&self.tag_regions(tag)?)
     }
 
+    /// Returns the name of a tag that exists.
+    pub(super) fn tag_name(&self, tag: TagId) -> Option<String> {
+        lock(&self.tags).by_id.get(&tag).map(|tag| tag.name.clone())
+    }
+
     /// Returns the tag's regions that still exist.
     ///
     /// # Errors

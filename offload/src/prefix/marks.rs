@@ -26,6 +26,7 @@ impl<D: Device> Prefix<D> {
         self.record_phase();
         self.order = order;
         self.phase_began_ns = self.engine.timeline().now_ns();
+        self.progress.set(Some(phase), None, self.phase_began_ns);
         self.layer_span = Span::none();
         self.phase_span =
             tracing::debug_span!(target: "offload", "phase", ?phase, prefix = self.number);
@@ -55,6 +56,7 @@ impl<D: Device> Prefix<D> {
         stream: &D::Stream,
     ) -> Result<Waited, OffloadError> {
         let order = self.order.mark(edge, layer)?;
+        self.progress.set(order.phase(), Some((edge, layer)), self.engine.timeline().now_ns());
         self.sample();
         let waited = match edge {
             Edge::BackwardBegin => self.begin_backward_of(layer, stream)?,
