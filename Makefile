@@ -15,7 +15,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -170,6 +170,21 @@ bench-parallel: lib python ## Megatron's schedule with shared prompts, played pi
 
 bench-replay: lib python ## 100 updates of SmolLM2 on the recorded rollouts, dense and shared: target/bench/replay.json, a table and a picture
 	$(PYTHON) benches/replay/bench.py
+
+bench-see: lib wheel ## what recording costs, how fast a page of a million events opens, the wheel: target/bench/see.json, and a table
+	$(CARGO) build --release --locked -p dormouse-timeline --examples
+	scripts/setup-browser
+	$(PYTHON) benches/see/bench.py
+
+test-page: ## a dump's page in a real browser: clicked, dragged, touched, compared; not in `make test`: the browser is downloaded
+	$(CARGO) build --release --locked -p dormouse-timeline --example synthetic_step
+	scripts/setup-browser
+	target/browser-venv/bin/python -m pytest -q timeline/tests/page
+
+pictures: ## the documents' pictures of the page, taken by the browser
+	$(CARGO) build --release --locked -p dormouse-timeline --example synthetic_step
+	scripts/setup-browser
+	target/browser-venv/bin/python timeline/tests/page/pictures.py
 
 soak: lib python ## steps for SOAK_MINUTES: does anything grow? target/bench/soak.json, and a table
 	$(CARGO) build --release --locked -p dormouse-offload --example soak_steps

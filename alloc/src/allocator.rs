@@ -1,12 +1,15 @@
 //! The allocator: one lock around the state, device calls outside of it.
 
 use crate::core::Fit;
+use crate::history::{HistoryAction, HistoryOptions, MemoryReading};
 use crate::ladder::Reclaim;
 use crate::marks::Marks;
 use crate::run_ahead::RunAhead;
 use crate::state::{Geometry, Need, State};
+use crate::stats::Amount;
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
+use crate::tier_history::TierHistory;
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats};
 use dormouse_device::sync::{Mutex, MutexGuard};
@@ -14,7 +17,7 @@ use dormouse_device::{AddressRange, Device, DeviceError, Fill};
 use dormouse_timeline::{Gauge, Timeline};
 use std::sync::{Arc, Weak};
 
-/// A gauge is recorded after a change by this amount, or by this part of the budget if that is less.
+/// A gauge is recorded after a change by this amount, or by this part of the budget if that is more.
 const GAUGE_STEP_BYTES: u64 = 1 << 20;
 const GAUGE_STEP_DIVISOR: u64 = 1 << 10;
 
@@ -43,6 +46,8 @@ pub struct Allocator<D: Device> {
     /// shortage that is about to end. Taken before `state`, never while `state` is held.
     pub(crate) ladder: Mutex<()>,
     pub(crate) reclaim: Mutex<Option<Weak<dyn Reclaim>>>,
+    host_tier: TierHistory,
+    file_tier: TierHistory,
 }
 
 /// The state behind the lock. At every point that can fail, a change of it is complete or has not begun.
@@ -64,6 +69,9 @@ pub(crate) struct Locked<D: Device> {
     /// The last recorded gauges.
     awake_gauge_bytes: u64,
     mapped_gauge_bytes: u64,
+    /// The highest recorded gauges.
+    awake_gauge_peak_bytes: u64,
+    mapped_gauge_peak_bytes: u64,
 }
 
 const fn gauge_step_bytes(budget_bytes: u64) -> u64 {
@@ -109,6 +117,8 @@ impl<D: Device> Allocator<D> {
             gauge_step_bytes: gauge_step_bytes(config.budget_bytes),
             awake_gauge_bytes: 0,
             mapped_gauge_bytes: 0,
+            awake_gauge_peak_bytes: 0,
+            mapped_gauge_peak_bytes: 0,
         };
         device.limit_parked(config.budget_bytes);
         Ok(Self {
@@ -126,6 +136,8 @@ impl<D: Device> Allocator<D> {
             state: Mutex::new(locked),
             ladder: Mutex::new(()),
             reclaim: Mutex::new(None),
+            host_tier: TierHistory::default(),
+            file_tier: TierHistory::default(),
         })
     }
 
@@ -400,10 +412,14 @@ impl<D: Device> Allocator<D> {
 
     /// Resets every peak to the current value, except that of the interval.
     pub fn reset_peaks(&self) {
-        self.change(|state| {
-            state.settle_thread_cache();
-            state.earlier_peaks.reset(&mut state.stats);
-        });
+        let mut locked = self.state.lock();
+        let Locked { state, .. } = &mut *locked;
+        state.settle_thread_cache();
+        state.earlier_peaks.reset(&mut state.stats);
+        self.record_gauges(&mut locked);
+        locked.awake_gauge_peak_bytes = locked.awake_gauge_bytes;
+        locked.mapped_gauge_peak_bytes = locked.mapped_gauge_bytes;
+        self.unlock(locked);
     }
 
     /// Begins an interval: its peak becomes the current value, other peaks stay.
@@ -418,6 +434,49 @@ impl<D: Device> Allocator<D> {
     #[must_use]
     pub fn blocks(&self) -> Vec<BlockInfo> {
         self.state.lock().state.blocks()
+    }
+
+    /// Returns what pinned host memory holds of sleeping blocks.
+    #[must_use]
+    pub fn host_tier(&self) -> &TierHistory {
+        &self.host_tier
+    }
+
+    /// Returns what a file holds of sleeping blocks. Addresses are offsets in it.
+    #[must_use]
+    pub fn file_tier(&self) -> &TierHistory {
+        &self.file_tier
+    }
+
+    /// Starts the history, also of the tiers, or changes its options; the newest events are kept unless `forgets`. The thread cache is
+    /// closed while it is on.
+    pub fn start_history(&self, options: HistoryOptions, forgets: bool) {
+        self.change(|state| state.start_history(options, forgets));
+        self.host_tier.start(options, forgets);
+        self.file_tier.start(options, forgets);
+    }
+
+    /// Ends the history and forgets its events.
+    pub fn stop_history(&self) {
+        self.change(State::stop_history);
+        self.host_tier.stop();
+        self.file_tier.stop();
+    }
+
+    /// Records in the history that a request of `bytes` found no memory while the device had `free_bytes`.
+    pub fn note_out_of_memory(&self, bytes: u64, free_bytes: usize) {
+        self.state.lock().state.note(HistoryAction::OutOfMemory, free_bytes, bytes);
+    }
+
+    /// Records a remark on the block around `address` in the history: the context of the calling thread.
+    pub fn annotate(&self, address: usize) {
+        self.state.lock().state.annotate(address);
+    }
+
+    /// Returns all mapped memory and, `with_events`, the history, of one moment. Requests wait meanwhile.
+    #[must_use]
+    pub fn read_memory(&self, with_events: bool) -> MemoryReading {
+        self.state.lock().state.reading(with_events)
     }
 
     /// Unlocks the state, and marks streams if that is due.
@@ -446,8 +505,26 @@ impl<D: Device> Allocator<D> {
         self.record_awake(locked);
         let mapped_bytes = locked.state.stats.mapped_bytes.current;
         if mapped_bytes.abs_diff(locked.mapped_gauge_bytes) >= locked.gauge_step_bytes {
-            locked.mapped_gauge_bytes = mapped_bytes;
-            self.timeline.gauge(Gauge::DeviceMapped, mapped_bytes);
+            self.mapped_moved(locked);
+        }
+    }
+
+    /// Records the gauges as they are, to the byte, and their peaks if those were missed by less than a step. For
+    /// phase edges and dumps.
+    pub fn record_levels(&self) {
+        let mut locked = self.state.lock();
+        locked.state.settle_thread_cache();
+        let Stats { active_bytes, mapped_bytes, .. } = &locked.state.stats;
+        let (awake_bytes, mapped_bytes) = (*active_bytes, *mapped_bytes);
+        if awake_bytes.current != locked.awake_gauge_bytes
+            || awake_bytes.peak > locked.awake_gauge_peak_bytes
+        {
+            self.awake_moved(&mut locked);
+        }
+        if mapped_bytes.current != locked.mapped_gauge_bytes
+            || mapped_bytes.peak > locked.mapped_gauge_peak_bytes
+        {
+            self.mapped_moved(&mut locked);
         }
     }
 
@@ -463,11 +540,31 @@ impl<D: Device> Allocator<D> {
     #[cold]
     #[inline(never)]
     fn awake_moved(&self, locked: &mut Locked<D>) {
-        let Stats { active_bytes, budget_bytes, .. } = &locked.state.stats;
+        let Stats { active_bytes, budget_bytes, .. } = locked.state.stats;
         // The budget may have changed.
-        locked.gauge_step_bytes = gauge_step_bytes(*budget_bytes);
+        locked.gauge_step_bytes = gauge_step_bytes(budget_bytes);
+        let peak_bytes = &mut locked.awake_gauge_peak_bytes;
+        self.record_level(Gauge::DeviceAwake, active_bytes, peak_bytes);
         locked.awake_gauge_bytes = active_bytes.current;
-        self.timeline.gauge(Gauge::DeviceAwake, active_bytes.current);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn mapped_moved(&self, locked: &mut Locked<D>) {
+        let mapped_bytes = locked.state.stats.mapped_bytes;
+        let peak_bytes = &mut locked.mapped_gauge_peak_bytes;
+        self.record_level(Gauge::DeviceMapped, mapped_bytes, peak_bytes);
+        locked.mapped_gauge_bytes = mapped_bytes.current;
+    }
+
+    /// Records a level, and before it a new maximum that it has fallen from since the last record: the peaks of the
+    /// timeline are those of the statistics, to the byte.
+    fn record_level(&self, gauge: Gauge, amount: Amount, recorded_peak_bytes: &mut u64) {
+        if amount.peak > *recorded_peak_bytes && amount.peak > amount.current {
+            self.timeline.gauge(gauge, amount.peak);
+        }
+        *recorded_peak_bytes = amount.peak.max(*recorded_peak_bytes);
+        self.timeline.gauge(gauge, amount.current);
     }
 
     /// Converts a request to units. A size that overflows becomes the maximum, which never fits.

@@ -42,7 +42,7 @@ use signal::Handler;
 use target::{Target, open_command};
 use trigger::Trigger;
 
-pub(crate) use target::{Source, process};
+pub(crate) use target::{DeviceId, Source, process};
 
 /// Maximum time that a request or the exit of the process waits for its dump.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -75,6 +75,8 @@ type Outcome = Result<Vec<PathBuf>, String>;
 #[derive(Debug)]
 struct Job {
     reason: Reason,
+    /// The text of the error, or empty.
+    why: String,
     /// `None`: all devices.
     source: Option<Source>,
     outcome: OnceLock<Outcome>,
@@ -163,14 +165,14 @@ fn start(config: &Config) -> Option<&'static Service> {
     Some(service)
 }
 
-/// Writes a dump where the memory of `source` has run out. Returns a line for the error's text; `None` if none is to be
-/// written. Any-thread, also inside `malloc`.
-pub(crate) fn out_of_memory(source: impl FnOnce() -> Source) -> Option<String> {
+/// Writes a dump where the memory of `source` has run out, with the error's text `why`. Returns a line for that text;
+/// `None` if none is to be written. Any-thread, also inside `malloc`.
+pub(crate) fn out_of_memory(source: impl FnOnce() -> Source, why: &str) -> Option<String> {
     let service = SERVICE.get()?;
     if !service.takes(Reason::OutOfMemory) || !may_request() {
         return None;
     }
-    Some(match service.request(Reason::OutOfMemory, Some(source())) {
+    Some(match service.request(Reason::OutOfMemory, why, Some(source())) {
         Ok(paths) => {
             let commands: Vec<String> = paths.iter().map(|path| open_command(path)).collect();
             format!("The dump shows what held the memory: {}", commands.join(" "))
@@ -189,7 +191,7 @@ pub(crate) fn write(source: &Source) -> Result<PathBuf, Fault> {
         )
     })?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let written = service.target.write(source, number, Reason::Call);
+    let written = service.target.write(source, number, Reason::Call, "");
     written.map_err(|why| Fault::new(status::DORMOUSE_ERR_IO, why))
 }
 
@@ -202,7 +204,7 @@ fn may_request() -> bool {
 extern "C" fn at_exit() {
     let Some(service) = SERVICE.get().filter(|_| may_request()) else { return };
     // The thread has warned about other failures.
-    if let Ok(Err(why)) = catch_unwind(AssertUnwindSafe(|| service.request(Reason::Exit, None)))
+    if let Ok(Err(why)) = catch_unwind(AssertUnwindSafe(|| service.request(Reason::Exit, "", None)))
         && !HAS_WARNED.load(Ordering::Relaxed)
     {
         stderr::print(&format!("no dump at exit: {why}"));
@@ -234,8 +236,9 @@ impl Service {
     }
 
     /// Has the thread write a dump, and waits for it (D2).
-    fn request(&self, reason: Reason, source: Option<Source>) -> Outcome {
-        let job = Arc::new(Job { reason, source, outcome: OnceLock::new(), done: Bell::default() });
+    fn request(&self, reason: Reason, why: &str, source: Option<Source>) -> Outcome {
+        let (outcome, done) = (OnceLock::new(), Bell::default());
+        let job = Arc::new(Job { reason, why: why.to_owned(), source, outcome, done });
         if self.jobs.push(Arc::clone(&job)).is_err() {
             return Err(format!("{JOBS_MAX} others wait for theirs"));
         }
@@ -264,7 +267,7 @@ impl Service {
             let seen = WAKE.count();
             let timeout = self.poll(&mut polled);
             while let Some(job) = self.jobs.pop() {
-                let outcome = self.write(job.reason, job.source.as_ref());
+                let outcome = self.write(job.reason, &job.why, job.source.as_ref());
                 let _first = job.outcome.set(outcome);
                 job.done.ring();
             }
@@ -285,12 +288,12 @@ impl Service {
                 signal::put_back();
                 return Some(POLL_INTERVAL);
             }
-            let _reported = self.write(Reason::Signal, None);
+            let _reported = self.write(Reason::Signal, "", None);
             polled.signal_from = Instant::now() + SIGNAL_INTERVAL;
         }
         let trigger = self.trigger.as_ref().filter(|_| polled.trigger);
         match trigger.map(Trigger::take) {
-            Some(Ok(true)) => drop(self.write(Reason::Trigger, None)),
+            Some(Ok(true)) => drop(self.write(Reason::Trigger, "", None)),
             Some(Err(why)) => {
                 polled.trigger = false;
                 tracing::warn!(target: "ffi", why, "no dumps by the trigger file");
@@ -301,7 +304,7 @@ impl Service {
     }
 
     /// Writes a dump of `source`, or of every device. On the thread.
-    fn write(&self, reason: Reason, source: Option<&Source>) -> Outcome {
+    fn write(&self, reason: Reason, why: &str, source: Option<&Source>) -> Outcome {
         let before = self.counts[reason as usize].fetch_add(1, Ordering::Relaxed);
         let limit = reason.dumps_max();
         if before >= limit {
@@ -315,7 +318,7 @@ impl Service {
         let outcome: Outcome = sources
             .iter()
             .map(|source| {
-                let write = || self.target.write(source, number, reason);
+                let write = || self.target.write(source, number, reason, why);
                 catch_unwind(AssertUnwindSafe(write))
                     .unwrap_or_else(|_| Err("internal error, please report it".to_owned()))
             })

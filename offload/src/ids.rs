@@ -76,6 +76,19 @@ pub fn label(name: &str, layer: Option<u32>) -> SpanLabel {
     label
 }
 
+/// Returns the layer of a label, if any.
+#[must_use]
+pub(crate) fn layer_of(label: &SpanLabel) -> Option<u32> {
+    (label.layer != u32::MAX).then_some(label.layer)
+}
+
+/// Returns the name of a label.
+#[must_use]
+pub(crate) fn name_of(label: &SpanLabel) -> String {
+    let end = label.name.iter().position(|byte| *byte == 0).unwrap_or(label.name.len());
+    String::from_utf8_lossy(&label.name[..end]).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +109,11 @@ mod tests {
     fn labels_are_cut_at_characters() {
         let cut = label(&"é".repeat(20), Some(3));
         assert_eq!(std::str::from_utf8(&cut.name).unwrap(), "é".repeat(12));
+        assert_eq!((name_of(&cut), layer_of(&cut)), ("é".repeat(12), Some(3)));
+        assert_eq!(
+            (name_of(&label("kv", None)), layer_of(&label("kv", None))),
+            ("kv".to_owned(), None)
+        );
         let odd = label(&format!("a{}", "é".repeat(20)), None);
         assert_eq!(odd.name[23], 0);
         assert_eq!(odd.layer, u32::MAX);

@@ -31,6 +31,8 @@ class Machine:
     nvme_read_bytes_per_s: int = 0
     link_bytes_per_s: int = 0
     op_overhead_ns: int = 0
+    prefix_attention_flops_per_s: int = 0
+    causal_attention_flops_per_s: int = 0
 
 
 def query(name: str, **fields):
@@ -122,6 +124,13 @@ def pipeline(groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, **
     """Returns the op lists of pipeline stages. ``more``: order, chunks, bounds (docs/queries/pipeline.md)."""
     described = {"groups": groups, "stages": stages, "virtual_stages": virtual_stages, **more}
     return query("pipeline", pipeline=described)
+
+
+def replicas(groups: Sequence[dict], *, replicas: int, stages: int, **more) -> dict:
+    """Assigns groups to data-parallel replicas of a pipeline and returns the op lists of each. ``more``: as
+    :func:`pipeline` (docs/queries/replicas.md)."""
+    described = {"groups": groups, "stages": stages, "virtual_stages": 1, **more}
+    return query("replicas", pipeline=described, replicas=replicas)
 
 
 def layout(pieces: Sequence[dict], *, form: str = "packed", multiple: int = 1) -> dict:

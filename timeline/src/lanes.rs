@@ -1,6 +1,6 @@
 //! Assigns the slices of a lane to sub-tracks, so that slices of one sub-track never overlap.
 
-use crate::snapshot::Slice;
+use crate::event::Slice;
 
 /// Maximum sub-tracks of a lane. Slices beyond it are shown as marks without length.
 pub(crate) const SUBTRACKS_MAX: usize = 32;
@@ -26,13 +26,12 @@ pub(crate) fn place(slices: &[Slice]) -> (Vec<Option<usize>>, usize) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::NameId;
+    use crate::{Lane, NameId};
     use proptest::prelude::*;
 
     fn slices(mut times: Vec<(u64, u64)>) -> Vec<Slice> {
         times.sort_unstable();
-        let slice =
-            |(start_ns, end_ns)| Slice { name: NameId::OTHER, start_ns, end_ns, bytes: 0, flow: 0 };
+        let slice = |(start_ns, end_ns)| Slice::new(Lane::Layer, NameId::OTHER, start_ns, end_ns);
         times.into_iter().map(slice).collect()
     }
 

@@ -8,6 +8,9 @@
 //! # Glossary
 //! - *mark*: a slice (an interval) or an instant, on a [`Lane`].
 //! - *gauge*: a value in bytes, recorded at each change ([`Gauge`]).
+//! - *begin*: an instant on the lane of phases, microbatches or layers, at the moment one begins on the
+//!   trainer's thread.
+//! - *facts*: what the owner of the memory adds to a snapshot when a dump is written ([`Facts`]).
 //! - *flow*: a number shared by the slices of the same region; viewers connect them.
 //! - *anchor*: one moment on several clocks ([`ClockAnchor`]).
 //! - *ticket*: the unique number of an event in its ring.
@@ -16,7 +19,7 @@
 //! # From a recording thread to a picture
 //! ```text
 //!   slice ───┐                         ┌─ marks ring  [ 96 | 97 | 98 | 99 |  …  ]─┐
-//!   instant ─┴─► ticket = head + 1 ────┤   each slot: sequence + five words       ├─► Snapshot ─► pftrace
+//!   instant ─┴─► ticket = head + 1 ────┤   each slot: sequence + seven words       ├─► Snapshot ─► pftrace
 //!   gauge ──────────────────────────── └─ gauges ring [ 40 | 41 | 42 |  …       ]─┘      │
 //!   intern ──► name table, filled word by word ──────────────────────────────────────────┴──────► html
 //! ```
@@ -35,23 +38,30 @@
 
 mod clock;
 mod event;
+mod facts;
 pub mod html;
 mod lanes;
+mod levels;
 #[cfg(not(loom))]
 pub mod live;
 mod names;
+mod peak;
 pub mod pftrace;
 mod ring;
 mod ring_slots;
 mod snapshot;
 mod spans;
+mod stalls;
 mod sync;
 mod totals;
 
 pub use clock::{ClockAnchor, now_ns};
-pub use event::{Event, Gauge, Lane};
+pub use event::{Event, Gauge, Lane, Slice};
+pub use facts::{BLOCKS_MAX, Facts, LiveBlock};
 pub use names::{NAME_BYTES_MAX, NAMES_MAX, NameId, Names};
+pub use peak::{Moment, Owner, Peak};
 pub use snapshot::{Process, Snapshot};
+pub use stalls::{Cause, Stall, stalls};
 pub use totals::{LaneTotals, PhaseTotals, Totals, rate_bytes_per_s};
 
 use event::{EVENT_WORDS, GAUGES};
@@ -73,6 +83,8 @@ pub struct Timeline {
     marks: Ring<EVENT_WORDS>,
     gauges: Ring<EVENT_WORDS>,
     latest: [AtomicU64; GAUGES],
+    /// Of [`Gauge::DeviceTagged`], by the number of the tag's name.
+    latest_by_tag: Box<[AtomicU64]>,
     names: NameTable,
     capacity_events: usize,
     started: ClockAnchor,
@@ -88,6 +100,7 @@ impl Timeline {
             marks: Ring::new(capacity),
             gauges: Ring::new(capacity),
             latest: std::array::from_fn(|_| AtomicU64::new(0)),
+            latest_by_tag: (0..=NAMES_MAX).map(|_| AtomicU64::new(0)).collect(),
             names: NameTable::new(),
             capacity_events: capacity,
             started: ClockAnchor::now(),
@@ -114,22 +127,11 @@ impl Timeline {
         self.names.intern(name)
     }
 
-    /// Records the slice `name` from `start_ns` to `end_ns` on `lane`, which moved `bytes`.
-    ///
-    /// `flow` is the id of the region, or 0. An end before the start counts as the start. Slices are
-    /// recorded when they end.
+    /// Records `slice`, which has ended. Times out of order are put in order: an end before the start counts as
+    /// the start.
     #[inline]
-    pub fn slice(
-        &self,
-        lane: Lane,
-        name: NameId,
-        start_ns: u64,
-        end_ns: u64,
-        bytes: u64,
-        flow: u64,
-    ) {
-        let end_ns = end_ns.max(start_ns);
-        self.marks.record(Event::Slice { lane, name, start_ns, end_ns, bytes, flow }.pack());
+    pub fn slice(&self, slice: Slice) {
+        self.marks.record(Event::Slice(slice.in_order()).pack());
     }
 
     /// Records the instant `name` on `lane` now, with a number whose meaning depends on the name.
@@ -145,15 +147,35 @@ impl Timeline {
         let at_ns = now_ns();
         // Relaxed: no other memory is published through a gauge.
         let previous_bytes = self.latest[gauge as usize].swap(value_bytes, Ordering::Relaxed);
-        let change = Event::Gauge { gauge, at_ns, value_bytes, previous_bytes };
-        self.gauges.record(change.pack());
+        let tag = NameId::OTHER;
+        self.gauges.record(Event::Gauge { gauge, tag, at_ns, value_bytes, previous_bytes }.pack());
+    }
+
+    /// Records the new value of the device bytes under `tag` ([`Gauge::DeviceTagged`]).
+    #[inline]
+    pub fn tag_gauge(&self, tag: NameId, value_bytes: u64) {
+        let (gauge, at_ns) = (Gauge::DeviceTagged, now_ns());
+        let Some(latest) = self.latest_by_tag.get(usize::from(tag.index())) else { return };
+        // Relaxed: as above.
+        let previous_bytes = latest.swap(value_bytes, Ordering::Relaxed);
+        self.gauges.record(Event::Gauge { gauge, tag, at_ns, value_bytes, previous_bytes }.pack());
     }
 
     /// Returns all events in the rings, oldest first. Allocates; recording continues.
     pub fn snapshot(&self) -> Snapshot {
         let marks = self.marks.read();
         let gauges = self.gauges.read();
-        let gauges_now = self.latest.each_ref().map(|latest| latest.load(Ordering::Relaxed));
-        Snapshot::assemble(marks, gauges, gauges_now, self.names.read(), self.started)
+        let mut gauges_now = self.latest.each_ref().map(|latest| latest.load(Ordering::Relaxed));
+        let by_tag = self.latest_by_tag.iter().map(|latest| latest.load(Ordering::Relaxed));
+        let tags_now: Vec<(NameId, u64)> = (0..)
+            .map(NameId::from_index)
+            .zip(by_tag)
+            .filter(|(_, value_bytes)| *value_bytes > 0)
+            .collect();
+        gauges_now[Gauge::DeviceTagged as usize] = tags_now.iter().map(|(_, bytes)| bytes).sum();
+        let mut snapshot =
+            Snapshot::assemble(marks, gauges, gauges_now, self.names.read(), self.started);
+        snapshot.tags_now = tags_now;
+        snapshot
     }
 }

@@ -5,26 +5,27 @@
 //! ```text
 //!   clock snapshots      monotonic, realtime and boottime at start and end
 //!   interned names       events carry a number for each name
-//!   track descriptors    process ─┬─ memory      a counter for each gauge
+//!   track descriptors    process ─┬─ memory      a counter for each gauge and tag
 //!                                 ├─ transfers   a track for each direction, more where copies overlap
 //!                                 ├─ stalls
-//!                                 ├─ schedule    phases, layers
+//!                                 ├─ schedule    phases, microbatches, layers
 //!                                 └─ notices
 //!   events               by time; begins and ends of one track nest
 //! ```
 //!
-//! A flow joins the slices that move the same region (sleep, spill, load, wake). It ends with the last
-//! slice before the region falls asleep again.
+//! A flow joins the slices that move the same region (sleep, spill, load, wake), and the backward that uses it. It
+//! ends before the region falls asleep again.
 
 mod draft;
 mod flows;
 mod tracks;
 mod wire;
 
+use crate::levels::Levels;
 use crate::snapshot::{Process, Snapshot};
-use crate::{ClockAnchor, Event};
+use crate::{ClockAnchor, Event, Lane, Slice};
 use draft::Draft;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use tracks::Tracks;
 use wire::Message;
@@ -60,9 +61,21 @@ enum Annotation {
     Region = 3,
     Value = 4,
     DurationNs = 5,
+    RoomNs = 6,
+    QueueNs = 7,
+    Layer = 8,
 }
 
-const ANNOTATIONS: [&str; 5] = ["bytes", "bytes_per_s", "region", "value", "duration_ns"];
+const ANNOTATIONS: [&str; 8] = [
+    "bytes",
+    "bytes_per_s",
+    "region",
+    "value",
+    "duration_ns",
+    "waited_for_room_ns",
+    "waited_in_queue_ns",
+    "layer",
+];
 
 /// Writes `snapshot` of `process` to `out` without flushing it. Uses memory proportional to the number of
 /// events.
@@ -75,14 +88,15 @@ pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io:
         put(out, &mut packet, |packet| clock_snapshot(packet, anchor))?;
     }
     put(out, &mut packet, |packet| state(packet, snapshot))?;
-    let tracks = Tracks::plan(snapshot, process);
+    let levels = Levels::of(snapshot);
+    let tracks = Tracks::plan(snapshot, &levels, process);
     for descriptor in tracks.descriptors() {
         put(out, &mut packet, |packet| {
             packet.unsigned(packet::SEQUENCE_ID, SEQUENCE_ID);
             packet.bytes(packet::TRACK_DESCRIPTOR, descriptor.as_bytes());
         })?;
     }
-    let draft = Draft::of(snapshot, &tracks);
+    let draft = Draft::of(snapshot, &levels, &tracks);
     for (at_ns, event) in draft.by_time() {
         put(out, &mut packet, |packet| {
             packet.unsigned(packet::TIMESTAMP, at_ns);
@@ -128,11 +142,15 @@ fn clock_snapshot(packet: &mut Message, anchor: ClockAnchor) {
 fn state(packet: &mut Message, snapshot: &Snapshot) {
     const EVENT_NAMES: u32 = 2;
     const ANNOTATION_NAMES: u32 = 3;
-    let used: BTreeSet<_> = snapshot
+    let used: BTreeMap<u64, String> = snapshot
         .events
         .iter()
         .filter_map(|event| match event {
-            Event::Slice { name, .. } | Event::Instant { name, .. } => Some(*name),
+            Event::Slice(slice) => Some((name_iid(slice), slice.title(&snapshot.names))),
+            Event::Instant { lane, name, at_ns, .. } => {
+                let plain = Slice::new(*lane, *name, *at_ns, *at_ns);
+                Some((name_iid(&plain), plain.title(&snapshot.names)))
+            }
             Event::Gauge { .. } => None,
         })
         .collect();
@@ -142,10 +160,10 @@ fn state(packet: &mut Message, snapshot: &Snapshot) {
         packet.unsigned(packet::PREVIOUS_DROPPED, 1);
     }
     packet.message(packet::INTERNED_DATA, |body| {
-        for name in used {
+        for (iid, title) in used {
             body.message(EVENT_NAMES, |entry| {
-                entry.unsigned(1, name_iid(name));
-                entry.text(2, snapshot.names.get(name));
+                entry.unsigned(1, iid);
+                entry.text(2, &title);
             });
         }
         for (at, name) in ANNOTATIONS.iter().enumerate() {
@@ -157,7 +175,9 @@ fn state(packet: &mut Message, snapshot: &Snapshot) {
     });
 }
 
-/// Returns the interning id of a name; 0 means none.
-fn name_iid(name: crate::NameId) -> u64 {
-    u64::from(name.index()) + 1
+/// Returns the interning id of a slice's title; 0 means none.
+fn name_iid(slice: &Slice) -> u64 {
+    let number = slice.layer.map_or(0, |layer| u64::from(layer) + 1);
+    let is_microbatch = u64::from(slice.lane == Lane::Microbatch);
+    number << 18 | is_microbatch << 17 | (u64::from(slice.name.index()) + 1)
 }

@@ -1,7 +1,8 @@
 //! Totals of a snapshot by lane, phase and gauge.
 
-use crate::event::{GAUGES, Gauge, LANES, Lane};
-use crate::snapshot::{Slice, Snapshot};
+use crate::event::{GAUGES, Gauge, LANES, Lane, Slice};
+use crate::levels::Levels;
+use crate::snapshot::Snapshot;
 use crate::spans::{self, Span};
 use serde::Serialize;
 
@@ -16,6 +17,10 @@ pub struct LaneTotals {
     pub total_ns: u64,
     /// Time in which at least one slice was active.
     pub busy_ns: u64,
+    /// Sum of the times between being asked for and queued.
+    pub room_ns: u64,
+    /// Sum of the times between being queued and the start.
+    pub queue_ns: u64,
 }
 
 impl LaneTotals {
@@ -54,7 +59,11 @@ pub struct Totals {
 impl Totals {
     /// Computes the totals of a snapshot.
     pub fn of(snapshot: &Snapshot) -> Self {
-        let steps = Gauge::ALL.map(|gauge| snapshot.steps(gauge));
+        Self::with(snapshot, &Levels::of(snapshot))
+    }
+
+    pub(crate) fn with(snapshot: &Snapshot, levels: &Levels) -> Self {
+        let steps = Gauge::ALL.map(|gauge| levels.gauge(gauge));
         let stalls = spans::merge(snapshot.slices(Lane::Stall).iter().map(span).collect());
         let phases = by_name(snapshot).into_iter().map(|(name, slices)| {
             let spans = spans::merge(slices.iter().map(span).collect());
@@ -63,7 +72,7 @@ impl Totals {
                 count: slices.len() as u64,
                 busy_ns: spans::length_ns(&spans),
                 stall_ns: spans::overlap_ns(&spans, &stalls),
-                peak_bytes: steps.each_ref().map(|steps| peak_within(steps, &spans)),
+                peak_bytes: steps.map(|steps| peak_within(steps, &spans)),
             }
         });
         Self {
@@ -96,6 +105,10 @@ fn lane_totals(slices: &[Slice]) -> LaneTotals {
         totals.count += 1;
         totals.bytes = totals.bytes.saturating_add(slice.bytes);
         totals.total_ns = totals.total_ns.saturating_add(slice.duration_ns());
+        let room_ns = slice.queued_ns.saturating_sub(slice.asked_ns);
+        totals.room_ns = totals.room_ns.saturating_add(room_ns);
+        let queue_ns = slice.start_ns.saturating_sub(slice.queued_ns);
+        totals.queue_ns = totals.queue_ns.saturating_add(queue_ns);
     }
     totals.busy_ns = spans::length_ns(&spans::merge(slices.iter().map(span).collect()));
     totals

@@ -12,7 +12,7 @@ fn snapshot(mut events: Vec<Event>) -> Snapshot {
 
 fn slice(lane: Lane, name: u16, start_ns: u64, end_ns: u64, bytes: u64) -> Event {
     let name = NameId::from_index(name);
-    Event::Slice { lane, name, start_ns, end_ns, bytes, flow: 0 }
+    Event::Slice(Slice { bytes, ..Slice::new(lane, name, start_ns, end_ns) })
 }
 
 /// Changes of one gauge as (after how long, new level), told as events. The first comes after
@@ -22,7 +22,8 @@ fn changes(gauge: Gauge, from_bytes: u64, steps: &[(u64, u64)]) -> Vec<Event> {
     let change = |&(later_ns, value_bytes): &(u64, u64)| {
         at_ns += later_ns;
         let before = std::mem::replace(&mut previous_bytes, value_bytes);
-        Event::Gauge { gauge, at_ns, value_bytes, previous_bytes: before }
+        let tag = NameId::OTHER;
+        Event::Gauge { gauge, tag, at_ns, value_bytes, previous_bytes: before }
     };
     steps.iter().map(change).collect()
 }
@@ -30,10 +31,11 @@ fn changes(gauge: Gauge, from_bytes: u64, steps: &[(u64, u64)]) -> Vec<Event> {
 #[test]
 fn an_unchanged_gauge_is_its_own_peak() {
     let mut snapshot = snapshot(vec![slice(Lane::Phase, 1, 10, 20, 0)]);
-    snapshot.gauges_now = [0, 0, 0, 77];
+    let now = [0, 0, 0, 77, 0, 0, 0, 0];
+    snapshot.gauges_now = now;
     let totals = Totals::of(&snapshot);
-    assert_eq!(totals.peak_bytes, [0, 0, 0, 77]);
-    assert_eq!(totals.phases[0].peak_bytes, [0, 0, 0, 77]);
+    assert_eq!(totals.peak_bytes, now);
+    assert_eq!(totals.phases[0].peak_bytes, now);
 }
 
 #[test]

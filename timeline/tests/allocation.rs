@@ -4,7 +4,7 @@
 
 #![cfg(not(loom))]
 
-use dormouse_timeline::{Gauge, Lane, NAMES_MAX, Timeline};
+use dormouse_timeline::{Gauge, Lane, NAMES_MAX, Slice, Timeline};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -47,9 +47,10 @@ fn recording_and_interning_never_allocate() {
     let before = asked();
     for name in &names {
         let id = timeline.intern(name);
-        timeline.slice(Lane::NvmeWrite, id, 1, 2, 3, 4);
+        timeline.slice(Slice::new(Lane::NvmeWrite, id, 1, 2));
         timeline.instant(Lane::Notice, id, 5);
         timeline.gauge(Gauge::DeviceAwake, 6);
+        timeline.tag_gauge(id, 7);
     }
     assert_eq!(asked(), before);
 }

@@ -140,12 +140,12 @@ impl State {
     #[cold]
     pub(crate) fn open_thread_cache(&mut self) {
         self.is_thread_cache_closed = false;
-        if let Some(thread_cache) = &self.thread_cache {
+        if let Some(thread_cache) = self.thread_cache.as_ref().filter(|_| self.history.is_none()) {
             thread_cache.open();
         }
     }
 
-    fn drain_thread_cache(&mut self, is_shut: bool) -> u64 {
+    pub(super) fn drain_thread_cache(&mut self, is_shut: bool) -> u64 {
         let Some(thread_cache) = self.thread_cache.clone() else { return 0 };
         let kept = thread_cache.drain(is_shut);
         // After the drain, so that all its blocks are counted.

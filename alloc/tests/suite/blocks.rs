@@ -3,7 +3,7 @@
 use crate::common::{BASE, Fake, Fault, PAGE, allocator};
 use dormouse_alloc::{ALIGN_BYTES_MAX, ARENAS_MAX, AllocError, Allocator, Config, Freed, Request};
 use dormouse_device::Fill;
-use dormouse_timeline::Timeline;
+use dormouse_timeline::{Event, Gauge, Timeline};
 use std::sync::Arc;
 
 fn pages(count: usize) -> Request {
@@ -302,6 +302,44 @@ fn gauges_move_in_steps_a_person_can_see() {
     assert_eq!(timeline.snapshot().events.len(), 3, "awake only: it is cached");
     allocator.trim(u64::MAX);
     assert_eq!(timeline.snapshot().events.len(), 4);
+}
+
+/// A maximum lower than a step above the last record is recorded too: when the level next moves a step, or when
+/// it is asked for.
+#[test]
+fn peaks_of_the_timeline_are_those_of_the_statistics() {
+    let device = Fake::new(8192);
+    let timeline = Arc::new(Timeline::new(1 << 12));
+    let config = Config::new(PAGE, bytes(8192));
+    let allocator = Allocator::new(device, config, Arc::clone(&timeline)).unwrap();
+    let peak_of = |gauge: Gauge| {
+        let levels = timeline.snapshot().events.into_iter().filter_map(|event| match event {
+            Event::Gauge { gauge: its, value_bytes, .. } if its == gauge => Some(value_bytes),
+            _ => None,
+        });
+        levels.max().unwrap_or(0)
+    };
+    let large = allocator.allocate(&pages(1000)).unwrap();
+    let small = allocator.allocate(&pages(3)).unwrap();
+    let _ = allocator.free(small.range.start, 0).unwrap();
+    assert_eq!(peak_of(Gauge::DeviceAwake), bytes(1000), "3 pages are less than a step");
+    let _ = allocator.free(large.range.start, 0).unwrap();
+    let stats = allocator.stats();
+    assert_eq!(stats.active_bytes.peak, bytes(1003));
+    assert_eq!(peak_of(Gauge::DeviceAwake), bytes(1003), "the level moved a step");
+    let blocks: Vec<_> = (0..5).map(|_| allocator.allocate(&pages(201)).unwrap()).collect();
+    let more = allocator.allocate(&pages(2)).unwrap();
+    allocator.record_levels();
+    let stats = allocator.stats();
+    assert_eq!(peak_of(Gauge::DeviceAwake), stats.active_bytes.peak);
+    assert_eq!(peak_of(Gauge::DeviceMapped), stats.mapped_bytes.peak);
+    assert_eq!(stats.active_bytes.peak, bytes(1007));
+    let recorded = timeline.snapshot().events.len();
+    allocator.record_levels();
+    assert_eq!(timeline.snapshot().events.len(), recorded, "nothing has changed");
+    for block in blocks.iter().chain([&more]) {
+        let _ = allocator.free(block.range.start, 0).unwrap();
+    }
 }
 
 #[test]

@@ -38,4 +38,8 @@ pinned! { dormouse_prediction_t 688: size 0, version 4, flops_dense 8, flops_sha
 pinned! { dormouse_prefix_report_t 1240: size 0, version 4, dormant_bytes 8, boundary_bytes 16, asleep_bytes_peak 24, asleep_at_b_bytes 32, tier_bytes_peak 40, written_bytes 64, read_bytes 72, write_bytes_per_s 80, read_bytes_per_s 88, stall_ns 96, stall_bound_ns 104, phase_peak_bytes 112, left_asleep_bytes 136, accepted_count 144, refused_count 152, peak_phase 160, reserved 164, declined 168, is_planned 680, reserved_planned 684, planned_bytes 688, planned_stall_ns 712, stray_wakes 720, first_stray 728 }
 pinned! { dormouse_merge_args_t 88: size 0, version 4, out1 8, lse1 16, out2 24, lse2 32, out 40, lse 48, rows 56, head_dim 64, dtype 72, reserved 76, flags 80 }
 pinned! { dormouse_block_t 40: base 0, bytes 8, requested_bytes 16, stream 24, state 32, reserved 36 }
+pinned! { dormouse_history_t 40: size 0, version 4, range_count 8, event_count 16, recorded_count 24, events_max 32 }
+pinned! { dormouse_range_t 80: address 0, bytes 8, requested_bytes 16, stream 24, scope 32, pool_first 40, pool_second 48, usage 56, segment 60, tag 64, stack 68, metadata 72, is_small 76 }
+pinned! { dormouse_history_event_t 72: unix_ns 0, address 8, bytes 16, stream 24, scope 32, pool_first 40, pool_second 48, action 56, tag 60, stack 64, metadata 68 }
+pinned! { dormouse_frame_t 16: code 0, offset 8, caller 12 }
 pinned! { dormouse_plugin_v1_t 24: size 0, abi_version 4, name 8, get_proc 16 }

@@ -16,6 +16,7 @@ pub mod c {
 }
 
 pub mod forest;
+pub mod history;
 pub mod kernels;
 mod layouts;
 pub mod library;

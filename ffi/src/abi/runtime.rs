@@ -208,7 +208,7 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
                 )));
             }
         };
-        let snapshot = Runtime::get(runtime)?.heap.timeline().snapshot();
+        let snapshot = Runtime::get(runtime)?.heap.snapshot("");
         let process = dumps::process();
         files::dump(path, |file| write(&snapshot, &process, file))
     })

@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dormouse_timeline::{Process, Timeline, html};
+use dormouse_device::DeviceKind;
+use dormouse_timeline::{Process, Snapshot, Timeline, html};
 
 use super::reason::Reason;
 use crate::{files, log};
@@ -13,12 +14,25 @@ use crate::{files, log};
 /// Memory that a dump takes for each event of the timeline's capacity, at most: two rings, read, sorted and written.
 const BYTES_PER_EVENT: usize = 512;
 
+/// A device, by kind and ordinal.
+pub(crate) type DeviceId = (DeviceKind, u32);
+
 /// A device whose timeline is dumped.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// `host`, or `cuda` and an ordinal.
     pub(crate) device: String,
+    pub(crate) id: DeviceId,
     pub(crate) timeline: Arc<Timeline>,
+    /// Returns the timeline's contents with the facts of the device, and why they are dumped; `None` before the device's
+    /// heap is published.
+    pub(crate) snapshot_of: fn(DeviceId, &str) -> Option<Snapshot>,
+}
+
+impl Source {
+    fn snapshot(&self, why: &str) -> Snapshot {
+        (self.snapshot_of)(self.id, why).unwrap_or_else(|| self.timeline.snapshot())
+    }
 }
 
 /// The directory of dumps, and the part of their names that a process has in common.
@@ -55,12 +69,13 @@ impl Target {
         (!is_writable).then(|| format!("{shown} is not writable"))
     }
 
-    /// Writes the timeline of `source` as dump `number`, and returns its path.
+    /// Writes the timeline of `source` as dump `number`, and returns its path. `why`: the text of an error, or empty.
     pub(super) fn write(
         &self,
         source: &Source,
         number: u64,
         reason: Reason,
+        why: &str,
     ) -> Result<PathBuf, String> {
         let room_bytes = source.timeline.capacity_events() * BYTES_PER_EVENT;
         // Rust ends a process that has no memory for a value.
@@ -71,7 +86,8 @@ impl Target {
         let name = format!("{stem}-{number}-{}-{}.html", reason.name(), source.device);
         let path = directory.join(name);
         let process = process();
-        files::dump(&path, |file| html::write(&source.timeline.snapshot(), &process, file))
+        let snapshot = source.snapshot(why);
+        files::dump(&path, |file| html::write(&snapshot, &process, file))
             .map_err(|fault| fault.message.into_owned())?;
         Ok(path)
     }

@@ -19,7 +19,7 @@ use dormouse_alloc::{AllocError, Allocator, ArenaId, Block, BlockInfo, Cause, Fr
 use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind, Fill};
 use dormouse_offload::{Engine, OffloadError};
-use dormouse_timeline::Timeline;
+use dormouse_timeline::{Facts, Snapshot, Timeline};
 
 use crate::boundary::RawStream;
 use crate::collect::{self, Collecting, Window};
@@ -35,6 +35,15 @@ pub(crate) type HeapEngine = Engine<AnyDevice>;
 const YIELDS_MAX: usize = 1 << 20;
 /// Free bytes that are left alone at a fork: copying the entries of their page tables takes 10 µs.
 const FORK_CACHED_BYTES_MAX: u64 = 1 << 20;
+
+/// Returns the snapshot of a device for a dump; `None` before its heap is published.
+fn snapshot_of((kind, ordinal): dumps::DeviceId, why: &str) -> Option<Snapshot> {
+    let heap = match kind {
+        DeviceKind::Host => Heap::get(),
+        DeviceKind::Cuda => Heap::get_gpu(ordinal),
+    };
+    heap.map(|heap| heap.snapshot(why))
+}
 
 /// The allocator of one device, and the engine of its runtime while one exists.
 #[derive(Debug)]
@@ -128,23 +137,34 @@ impl Heap {
             DeviceKind::Host => "host".to_owned(),
             DeviceKind::Cuda => format!("cuda{}", self.ordinal),
         };
-        dumps::Source { device, timeline: Arc::clone(&self.timeline) }
+        let timeline = Arc::clone(&self.timeline);
+        dumps::Source { device, id: (self.kind, self.ordinal), timeline, snapshot_of }
     }
 
-    /// Returns the line of an out-of-memory text that names its dump. Writes the dump, if one is to be written.
-    pub(crate) fn dump_line(&self) -> Option<String> {
-        dumps::out_of_memory(|| self.dumped())
+    /// Returns the line of the out-of-memory text `why` that names its dump. Writes the dump, if one is to be written.
+    pub(crate) fn dump_line(&self, why: &str) -> Option<String> {
+        dumps::out_of_memory(|| self.dumped(), why)
     }
 
     /// Converts an error of this heap. One for want of memory names its dump.
     pub(crate) fn fault_of(&self, error: impl Into<Fault>) -> Fault {
         let mut fault = error.into();
         if fault.status == status::DORMOUSE_ERR_OUT_OF_MEMORY
-            && let Some(line) = self.dump_line()
+            && let Some(line) = self.dump_line(&fault.message)
         {
             fault.message = format!("{}\n{line}", fault.message).into();
         }
         fault
+    }
+
+    /// Returns the timeline's contents, with what the engine adds to a dump, and why it is written, if there is a
+    /// reason. The levels are exact at this moment.
+    pub(crate) fn snapshot(&self, reason: &str) -> Snapshot {
+        self.allocator.record_levels();
+        let facts = self.engine().map(|engine| engine.facts()).unwrap_or_default();
+        let mut snapshot = self.timeline.snapshot();
+        snapshot.facts = Facts { reason: reason.to_owned(), ..facts };
+        snapshot
     }
 
     /// Returns the engine of the runtime, while one exists.

@@ -135,7 +135,7 @@ impl Config {
     }
 
     /// Returns the configuration of a process without variables.
-    pub(super) fn built_in() -> Self {
+    pub(crate) fn built_in() -> Self {
         Self { settings: Loader::new(Process.memory_bytes()).settings }
     }
 

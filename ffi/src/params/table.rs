@@ -317,13 +317,15 @@ table! {
         "It is looked for ten times a second and removed: `touch` it. Of processes with the same path, one writes a dump."
     }
     StatsFile c"DORMOUSE_STATS_FILE" {
-        Path, c"",
-        c"a path for a regular file, in which %h is the host, %p the pid, %r the rank and %% a %",
-        c"file of live figures, which other processes read",
+        Path, c"/dev/shm/dormouse.%u.%p",
+        c"off, or a path for a regular file, in which %h is the host, %p the pid, %r the rank, %u the user id and %% a %",
+        c"file of live figures, which `dormouse top` and other processes read",
         "One page of 4096 bytes, readable by its owner only, in a memory file system if possible \
          (/dev/shm). It is created with the runtime, updated ten times a second and removed with \
          the runtime. An existing file is replaced, so give each process a name of its own. If a \
-         process has several runtimes, the file shows the first."
+         process has several runtimes, the file shows the first. `dormouse top` finds pages at the \
+         built-in path by itself; one that cannot be created there is no error, and pages there \
+         that killed processes left are removed."
     }
     Config c"DORMOUSE_CONFIG" {
         Path, c"",

@@ -121,7 +121,7 @@ impl Runtime {
         heap.check_config(&config)?;
         warn_of_other_budget(options.kind, &config);
         let has_page = others.iter().any(|other| other.live.lock().is_some());
-        if has_page && config.path(Key::StatsFile).is_some() {
+        if has_page && !live::is_built_in(&config) {
             tracing::warn!(target: "ffi", "DORMOUSE_STATS_FILE shows the first runtime only");
         }
         let page = if has_page { None } else { live::create(&config, &figures_of(heap))? };

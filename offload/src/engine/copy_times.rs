@@ -28,6 +28,11 @@ impl<D: Device> CopyTimes<D> {
         }
     }
 
+    /// Returns when it was queued.
+    pub(super) const fn queued_ns(&self) -> u64 {
+        self.queued_ns
+    }
+
     /// Returns its begin and end in nanoseconds of the timeline, whose time is `now_ns`.
     pub(super) fn span(&self, device: &D, now_ns: u64) -> (u64, u64) {
         let ended = self.ended.as_ref();

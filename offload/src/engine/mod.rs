@@ -13,6 +13,8 @@ mod counters;
 mod event_wait;
 mod executor;
 mod host_pool;
+mod largest;
+mod owner_levels;
 mod profiles;
 mod progress;
 pub(crate) mod raw_memory;
@@ -186,6 +188,7 @@ impl<D: Device> Engine<D> {
             let timeline = Arc::clone(&timeline);
             nvme.on_note(move |note| timeline.instant(Lane::Notice, timeline.intern(note), 0));
         }
+        let owners = owner_levels::OwnerLevels::new(Arc::clone(&timeline));
         let engine = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,
@@ -194,7 +197,7 @@ impl<D: Device> Engine<D> {
             config,
             timeline,
             names,
-            table: Table::new(TableState { called_off, ..TableState::default() }),
+            table: Table::new(TableState { called_off, owners, ..TableState::default() }),
             nvme,
             host,
             streams: Mutex::new([None, None, None]),
@@ -263,5 +266,7 @@ impl<D: Device> Drop for Engine<D> {
         for buffer in buffers {
             self.give(buffer);
         }
+        self.allocator.host_tier().note_closed();
+        self.allocator.file_tier().note_closed();
     }
 }

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 
 use dormouse_alloc::{Reclaim, Reclaimed};
 use dormouse_device::Device;
-use dormouse_timeline::Lane;
+use dormouse_timeline::{Lane, Slice};
 
 use super::sleep::Initiator;
 use super::{Engine, RegionData, TableState};
@@ -64,7 +64,8 @@ impl<D: Device> Engine<D> {
             }
         }
         let (freed_bytes, end_ns) = (reclaimed.freed_bytes, self.timeline.now_ns());
-        self.timeline.slice(Lane::Stall, self.names.reclaim, start_ns, end_ns, freed_bytes, 0);
+        let wait = Slice::new(Lane::Stall, self.names.reclaim, start_ns, end_ns);
+        self.timeline.slice(Slice { bytes: freed_bytes, ..wait });
         lock(&self.counts).stall_ns += end_ns.saturating_sub(start_ns);
         reclaimed
     }

@@ -181,7 +181,7 @@ impl<D: Device> Engine<D> {
                 let part = entry.data.blocks.remove(at);
                 let bytes = part.range.bytes as u64;
                 entry.data.bytes -= bytes;
-                shared.detach_blocks(entry.data.role, bytes);
+                shared.detach_blocks(entry.data.role, entry.data.tag, bytes);
                 leaving.push(part);
             }
             if entry.data.is_freed() {

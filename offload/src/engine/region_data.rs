@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{AddressRange, Device, SpanLabel};
+use dormouse_timeline::{NameId, now_ns};
 
 use super::RoleStats;
 use super::account::Account;
 use super::arrival::Arrival;
+use super::owner_levels::OwnerLevels;
 use super::region_blocks::RegionBlock;
 use crate::error::OffloadError;
-use crate::ids::{RegionId, Role, Tier};
+use crate::ids::{RegionId, Role, Tier, layer_of};
 use crate::table::Payload;
 use dormouse_residency::region::{
-    CopyState, Region, RegionState, RegionStep, RegionWait, SleepGoal,
+    CopyState, PendingRequest, Region, RegionState, RegionStep, RegionWait, SleepGoal,
 };
 use dormouse_storage::Extent;
 
@@ -53,6 +55,11 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) stray_wakes: u32,
     /// Number of times that it ceased to be asleep.
     pub(crate) wakes: u64,
+    /// The name of its tag, for [`Role::Tagged`].
+    pub(crate) tag: NameId,
+    /// When the next copy could begin but for room: the last sleep or wake was asked for, or the copy before it
+    /// ended. Nanoseconds of the timeline.
+    pub(crate) asked_ns: u64,
 }
 
 /// Device memory reserved for a wake.
@@ -71,7 +78,12 @@ pub(crate) enum PageReservation {
 }
 
 impl<D: Device> RegionData<D> {
-    pub(crate) fn new(role: Role, label: SpanLabel, account: Option<Arc<Account>>) -> Self {
+    pub(crate) fn new(
+        role: Role,
+        label: SpanLabel,
+        tag: NameId,
+        account: Option<Arc<Account>>,
+    ) -> Self {
         Self {
             blocks: Vec::new(),
             freed: Vec::new(),
@@ -91,7 +103,14 @@ impl<D: Device> RegionData<D> {
             is_eligible: false,
             stray_wakes: 0,
             wakes: 0,
+            tag,
+            asked_ns: 0,
         }
+    }
+
+    /// Returns its layer, if it belongs to one.
+    pub(crate) fn layer(&self) -> Option<u32> {
+        layer_of(&self.label)
     }
 
     pub(crate) const fn bytes(&self) -> u64 {
@@ -168,6 +187,8 @@ pub(crate) struct TableState {
     pub(crate) sealed_bytes_total: u64,
     pub(crate) tiers: [Level; 3],
     pub(crate) roles: [RoleStats; 4],
+    /// Awake bytes by role and tag, on the timeline.
+    pub(crate) owners: OwnerLevels,
     pub(crate) is_closed: bool,
     /// Set for the I/O pool when a transfer that may be queued is cancelled.
     pub(crate) called_off: Arc<AtomicBool>,
@@ -217,13 +238,15 @@ impl TableState {
     }
 
     /// Counts a new, awake region.
-    pub(crate) fn enter(&mut self, role: Role, bytes: u64) {
+    pub(crate) fn enter(&mut self, role: Role, tag: NameId, bytes: u64) {
+        self.owners.add(role, tag, bytes);
         self.roles[role.index()].all.add(bytes);
         self.tiers[Tier::Device.index()].add(bytes);
     }
 
     /// Removes the bytes of blocks that leave a region while it falls asleep.
-    pub(crate) fn detach_blocks(&mut self, role: Role, bytes: u64) {
+    pub(crate) fn detach_blocks(&mut self, role: Role, tag: NameId, bytes: u64) {
+        self.owners.remove(role, tag, bytes);
         self.inflight_bytes = self.inflight_bytes.saturating_sub(bytes);
         for level in [&mut self.roles[role.index()].all, &mut self.tiers[Tier::Device.index()]] {
             level.current_bytes = level.current_bytes.saturating_sub(bytes);
@@ -231,10 +254,33 @@ impl TableState {
     }
 
     /// Counts a change of an awake region's role.
-    pub(crate) fn change_role(&mut self, from: Role, to: Role, bytes: u64) {
+    pub(crate) fn change_role(&mut self, from: Role, to: Role, tag: NameId, bytes: u64) {
+        self.owners.remove(from, tag, bytes);
+        self.owners.add(to, tag, bytes);
         self.roles[from.index()].all.remove(bytes);
         self.roles[to.index()].all.add(bytes);
     }
+}
+
+/// Returns true if the region's pages are on the device and its own.
+const fn is_on_device(region: &Region) -> bool {
+    matches!(region.state, RegionState::Awake | RegionState::FallingAsleep)
+}
+
+/// Returns true if a sleep or a wake was asked for between the two.
+fn asks(before: &Region, after: &Region) -> bool {
+    let sleeps = |r: &Region| {
+        matches!(r.state, RegionState::FallingAsleep | RegionState::Spilling)
+            || (r.state == RegionState::Awake && r.wait != RegionWait::None)
+    };
+    let wakes = |r: &Region| {
+        r.pending == PendingRequest::Wake
+            || matches!(
+                r.state,
+                RegionState::Promoting | RegionState::Loading | RegionState::Waking
+            )
+    };
+    (sleeps(after) && !sleeps(before)) || (wakes(after) && !wakes(before))
 }
 
 /// Returns the tier in which a region's bytes count, if any.
@@ -296,6 +342,14 @@ impl<D: Device> Payload for RegionData<D> {
             shared.sealed_bytes_total += bytes;
         }
         self.wakes += u64::from(before.state.is_asleep() && !after.state.is_asleep());
+        match (is_on_device(before), is_on_device(after)) {
+            (true, false) => shared.owners.remove(self.role, self.tag, bytes),
+            (false, true) => shared.owners.add(self.role, self.tag, bytes),
+            _ => {}
+        }
+        if asks(before, after) {
+            self.asked_ns = now_ns();
+        }
         let asleep = |r: &Region| r.state.is_asleep().then_some(0);
         let levels = std::slice::from_mut(&mut shared.roles[role].asleep);
         change(levels, asleep(before), asleep(after), bytes);

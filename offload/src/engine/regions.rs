@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dormouse_alloc::{AllocError, BlockId, BlockInfo, Freed};
 use dormouse_device::{Device, DeviceKind, SpanLabel};
+use dormouse_timeline::NameId;
 
 use super::arrival::Arrival;
 use super::region_blocks::{REGION_BLOCKS_MAX, RegionBlock};
@@ -12,7 +13,7 @@ use super::sleep::Grant;
 use super::transfers::is_indeterminate;
 use super::{Account, Engine, RegionData, RegionInfo};
 use crate::error::OffloadError;
-use crate::ids::{RegionId, Role, Tier};
+use crate::ids::{RegionId, Role, Tier, name_of};
 use crate::table::{FeedResult, REGIONS_MAX};
 use dormouse_residency::region::{
     Input, PendingRequest, RefusedInput, Region, RegionState, RegionWait,
@@ -90,10 +91,14 @@ impl<D: Device> Engine<D> {
         debug_assert!(addresses.len() <= REGION_BLOCKS_MAX);
         // I/O needs one range of memory, which several blocks have in host memory only.
         let is_direct = self.is_direct && addresses.len() == 1;
+        let tag = match role {
+            Role::Tagged => self.timeline.intern(&name_of(&label)),
+            _ => NameId::OTHER,
+        };
         let inserted = self
             .table
             .lock()
-            .insert(Region::awake(is_direct), RegionData::new(role, label, account));
+            .insert(Region::awake(is_direct), RegionData::new(role, label, tag, account));
         let limit = u64::from(REGIONS_MAX);
         let id = inserted.ok_or(OffloadError::TooMany { what: "regions", limit })?;
         let (mut blocks, mut refused) = (Vec::new(), Vec::new());
@@ -140,7 +145,7 @@ impl<D: Device> Engine<D> {
                 entry.data.is_bounced = self.is_direct && !is_direct;
                 entry.data.bytes = bytes as u64;
                 entry.data.copy_bytes = total_copy_bytes;
-                shared.enter(role, bytes as u64);
+                shared.enter(role, tag, bytes as u64);
                 // Freed between claim and here: the drop runs now.
                 if entry.data.is_freed() {
                     inner.feed(id, Input::Drop);
@@ -325,7 +330,8 @@ impl<D: Device> Engine<D> {
                 let state = entry.region.state;
                 return Err(OffloadError::NotAwake { region: id, state, what: "a change of role" });
             }
-            shared.change_role(entry.data.role, role, entry.data.bytes());
+            let (from, tag, bytes) = (entry.data.role, entry.data.tag, entry.data.bytes());
+            shared.change_role(from, role, tag, bytes);
             entry.data.role = role;
             entry.data.is_eligible = false;
             inner.feed(id, Input::Withdraw) // refused if it waits for nothing

@@ -62,6 +62,12 @@ impl<D: Device> Engine<D> {
         Ok(id)
     }
 
+    /// Returns the name of a tag, unless it was destroyed.
+    #[must_use]
+    pub fn tag_name(&self, tag: TagId) -> Option<String> {
+        lock(&self.tags).by_id.get(&tag).map(|it| it.name.clone())
+    }
+
     /// Wakes the tag's regions, releases them and destroys the tag. Nothing is added meanwhile.
     ///
     /// # Errors
@@ -162,11 +168,6 @@ impl<D: Device> Engine<D> {
     /// `Stale`; as [`Engine::wait_awake`].
     pub fn tag_wait(&self, tag: TagId) -> Result<Waited, OffloadError> {
         self.wait_awake(&self.tag_regions(tag)?)
-    }
-
-    /// Returns the name of a tag that exists.
-    pub(super) fn tag_name(&self, tag: TagId) -> Option<String> {
-        lock(&self.tags).by_id.get(&tag).map(|tag| tag.name.clone())
     }
 
     /// Returns the tag's regions that still exist.

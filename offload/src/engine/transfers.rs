@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dormouse_alloc::pinned::PinMode;
 use dormouse_device::{Device, DeviceError, with_signals_blocked};
-use dormouse_timeline::Lane;
+use dormouse_timeline::{Lane, Slice};
 
 use super::Engine;
 use super::account::Account;
@@ -91,7 +91,7 @@ impl<D: Device> Engine<D> {
         if let Some(Some(bytes)) = bounce {
             // A bounce buffer may exceed the budget: a load must be able to finish, and the device budget
             // bounds the number of loads.
-            let buffer = self.host.allocate(bytes, PinMode::Bounce)?;
+            let buffer = self.take(bytes, PinMode::Bounce)?;
             self.table.with(id, |e| e.data.host = Some(buffer));
         }
         Ok(())
@@ -112,7 +112,9 @@ impl<D: Device> Engine<D> {
             return Launched::Over(self.failed(id, OffloadError::ShutDown));
         };
         let account = self.body(id, |b| b.account.clone());
-        let job = RegionTransfer { engine, id, account, priority, transfer, cancel, start_ns: 0 };
+        let (queued_ns, start_ns) = (self.timeline.now_ns(), 0);
+        let job =
+            RegionTransfer { engine, id, account, priority, transfer, cancel, queued_ns, start_ns };
         match self.pool.submit(priority, Box::new(job)) {
             Ok(()) => Launched::InFlight,
             Err(_) => Launched::Over(self.failed(id, OffloadError::ShutDown)),
@@ -135,7 +137,13 @@ impl<D: Device> Engine<D> {
         }
         let outcome = match moved.result {
             Ok(sums) => {
-                self.record(id, priority, (moved.start_ns, now_ns), moved.bytes);
+                let (lane, name) = match priority {
+                    Priority::Write => (Lane::NvmeWrite, self.names.write),
+                    Priority::Read => (Lane::NvmeRead, self.names.read),
+                };
+                let (queued_ns, bytes) = (moved.queued_ns, moved.bytes);
+                let slice = Slice::new(lane, name, moved.start_ns, now_ns);
+                self.record(id, Slice { queued_ns, bytes, ..slice });
                 self.links(account, priority).for_each(|link| link.note_whole(moved.bytes));
                 if let Some(sums) = sums {
                     self.body(id, |b| b.written_extent().map(|extent| extent.set_sums(sums)));
@@ -168,12 +176,14 @@ impl<D: Device> Engine<D> {
         std::iter::once(ours).chain(theirs)
     }
 
-    fn record(&self, id: RegionId, priority: Priority, (start_ns, end_ns): (u64, u64), bytes: u64) {
-        let (lane, name) = match priority {
-            Priority::Write => (Lane::NvmeWrite, self.names.write),
-            Priority::Read => (Lane::NvmeRead, self.names.read),
-        };
-        self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
+    /// Records a copy of the region, with its layer and when it was asked for.
+    fn record(&self, id: RegionId, copy: Slice) {
+        let of_region = self.table.with(id, |entry| {
+            let asked_ns = std::mem::replace(&mut entry.data.asked_ns, copy.end_ns);
+            (entry.data.layer(), asked_ns)
+        });
+        let (layer, asked_ns) = of_region.unwrap_or((None, copy.queued_ns));
+        self.timeline.slice(Slice { layer, asked_ns, flow: id.key(), ..copy });
     }
 
     /// Queues a copy with the device.
@@ -278,7 +288,8 @@ impl<D: Device> Engine<D> {
         } else {
             (Lane::HostToDevice, self.names.copy_in)
         };
-        self.timeline.slice(lane, name, start_ns, end_ns, bytes, id.key());
+        let queued_ns = times.queued_ns();
+        self.record(id, Slice { queued_ns, bytes, ..Slice::new(lane, name, start_ns, end_ns) });
         if self.device.is_stream_ordered() {
             self.copies(out).add(bytes, end_ns.saturating_sub(start_ns));
         } else {
@@ -290,6 +301,7 @@ impl<D: Device> Engine<D> {
 /// The result of a transfer; for a write, with the checksums of its chunks.
 struct TransferResult {
     result: Result<Option<Vec<u32>>, NvmeError>,
+    queued_ns: u64,
     start_ns: u64,
     bytes: u64,
     /// Bytes transferred, however it ended.
@@ -304,6 +316,7 @@ struct RegionTransfer<D: Device> {
     priority: Priority,
     transfer: Transfer,
     cancel: Arc<AtomicBool>,
+    queued_ns: u64,
     /// 0 before it begins.
     start_ns: u64,
 }
@@ -340,7 +353,8 @@ impl<D: Device> TransferJob for RegionTransfer<D> {
         lock(&self.engine.counts).reread_chunks += self.transfer.reread();
         let (result, bytes) = (self.transfer.outcome(), self.transfer.bytes());
         let moved_bytes = self.transfer.moved_bytes();
-        let moved = TransferResult { result, start_ns: self.start_ns, bytes, moved_bytes };
+        let (queued_ns, start_ns) = (self.queued_ns, self.start_ns);
+        let moved = TransferResult { result, queued_ns, start_ns, bytes, moved_bytes };
         self.engine.transfer_over(self.id, self.account.as_deref(), self.priority, moved);
     }
 }

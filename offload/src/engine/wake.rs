@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dormouse_device::Device;
-use dormouse_timeline::Lane;
+use dormouse_timeline::{Lane, Slice};
 
 use super::Engine;
 use crate::error::OffloadError;
@@ -57,7 +57,7 @@ impl<D: Device> Engine<D> {
         if !self.wait_for_arrivals(ids)? {
             return Ok(waited);
         }
-        Ok(Waited { stall_ns: waited.stall_ns + self.waited(start_ns).stall_ns })
+        Ok(Waited { stall_ns: waited.stall_ns + self.waited(start_ns, ids).stall_ns })
     }
 
     /// As [`Engine::wait_awake`], for users on `stream`: blocks only until the last copy is queued, makes
@@ -101,7 +101,7 @@ impl<D: Device> Engine<D> {
                 fruitless += 1;
             }
         }
-        let waited = self.waited(start_ns);
+        let waited = self.waited(start_ns, ids);
         result.map(|()| waited)
     }
 
@@ -121,7 +121,7 @@ impl<D: Device> Engine<D> {
             blocked |= busy;
             (!busy).then_some(())
         })?;
-        Ok(if blocked { self.waited(start_ns) } else { Waited::default() })
+        Ok(if blocked { self.waited(start_ns, ids) } else { Waited::default() })
     }
 
     /// Wakes the region around `address`, if any, and blocks until it is awake.
@@ -164,10 +164,13 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    fn waited(&self, start_ns: u64) -> Waited {
+    /// Records a wait for these regions, under the layer of the first.
+    fn waited(&self, start_ns: u64, ids: &[RegionId]) -> Waited {
         let end_ns = self.timeline.now_ns();
         let stall_ns = end_ns.saturating_sub(start_ns);
-        self.timeline.slice(Lane::Stall, self.names.wait, start_ns, end_ns, 0, 0);
+        let layer = ids.first().and_then(|&id| self.table.with(id, |entry| entry.data.layer()));
+        let wait = Slice::new(Lane::Stall, self.names.wait, start_ns, end_ns);
+        self.timeline.slice(Slice { layer: layer.flatten(), ..wait });
         lock(&self.counts).stall_ns += stall_ns;
         lock(&self.counts).waits += 1;
         Waited { stall_ns }

@@ -3,6 +3,7 @@
 use dormouse_alloc::Request;
 use dormouse_device::{Device, Fill};
 use dormouse_kernels::{DType, KernelError};
+use dormouse_timeline::Lane;
 
 use super::Prefix;
 use crate::compute::Compute;
@@ -224,6 +225,7 @@ impl<D: Device> Prefix<D> {
         // SAFETY: the accumulator is a live block of this allocator with room for the slot's elements, whose
         // number was compared; the caller's contract covers the gradient.
         unsafe { device.accumulate(sums, grad_address, elems, dtype, stream) }?;
+        self.record_begin(Lane::Layer, "gradient", layer);
         self.sample();
         self.gradient_arrived(stream);
         Ok(())

@@ -3,11 +3,12 @@
 use std::mem;
 
 use dormouse_device::{Device, DeviceError};
+use dormouse_timeline::Lane;
 use tracing::Span;
 
 use super::order::{Edge, Phase};
 use super::plan_follower::PlanFollower;
-use super::{Layer, Prefix};
+use super::{Layer, Prefix, phase_name};
 use crate::config::ResidencyPolicy;
 use crate::engine::Waited;
 use crate::error::OffloadError;
@@ -27,6 +28,8 @@ impl<D: Device> Prefix<D> {
         self.order = order;
         self.phase_began_ns = self.engine.timeline().now_ns();
         self.progress.set(Some(phase), None, self.phase_began_ns);
+        self.record_begin(Lane::Phase, phase_name(phase), 0);
+        self.engine.allocator().record_levels();
         self.layer_span = Span::none();
         self.phase_span =
             tracing::debug_span!(target: "offload", "phase", ?phase, prefix = self.number);
@@ -57,6 +60,11 @@ impl<D: Device> Prefix<D> {
     ) -> Result<Waited, OffloadError> {
         let order = self.order.mark(edge, layer)?;
         self.progress.set(order.phase(), Some((edge, layer)), self.engine.timeline().now_ns());
+        match edge {
+            Edge::ForwardBegin => self.record_begin(Lane::Layer, "forward", layer),
+            Edge::BackwardBegin => self.record_begin(Lane::Layer, "backward", layer),
+            Edge::ForwardEnd | Edge::BackwardEnd => {}
+        }
         self.sample();
         let waited = match edge {
             Edge::BackwardBegin => self.begin_backward_of(layer, stream)?,

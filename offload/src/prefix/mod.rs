@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dormouse_alloc::ArenaId;
 use dormouse_device::Device;
-use dormouse_timeline::Lane;
+use dormouse_timeline::{Lane, Slice};
 use tracing::Span;
 
 use crate::config::WINDOW_LAYERS_MAX;
@@ -81,6 +81,8 @@ pub struct Prefix<D: Device> {
     phase_began_ns: u64,
     /// Number of microbatches after the one that began last.
     microbatches_after: Option<u32>,
+    /// Number of microbatches that have begun.
+    microbatches_begun: u32,
     /// Number of gradients of the last microbatch so far; `None` before it begins.
     last_microbatch_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
@@ -133,6 +135,7 @@ impl<D: Device> Engine<D> {
             awakenings_before: 0,
             phase_began_ns: 0,
             microbatches_after: None,
+            microbatches_begun: 0,
             last_microbatch_gradients: None,
             wake_began_ns: None,
             awake_from: layers,
@@ -393,13 +396,26 @@ impl<D: Device> Prefix<D> {
     fn record_phase(&self) {
         let Some(phase) = self.order.phase() else { return };
         let timeline = self.engine.timeline();
-        let name = match phase {
-            Phase::A => "A: prefix forward",
-            Phase::B => "B: suffixes",
-            Phase::C => "C: prefix backward",
-        };
-        let (name, end_ns) = (timeline.intern(name), timeline.now_ns());
-        timeline.slice(Lane::Phase, name, self.phase_began_ns, end_ns, 0, 0);
+        let name = timeline.intern(phase_name(phase));
+        self.engine.allocator().record_levels();
+        let end_ns = timeline.now_ns();
+        timeline.slice(Slice::new(Lane::Phase, name, self.phase_began_ns, end_ns));
+    }
+
+    /// Records that a phase, a microbatch or the work on a layer begins on this thread: where memory runs out,
+    /// what has begun has not ended.
+    fn record_begin(&self, lane: Lane, name: &str, number: u32) {
+        let timeline = self.engine.timeline();
+        timeline.instant(lane, timeline.intern(name), number.into());
+    }
+}
+
+/// Returns the name of a phase on the timeline.
+const fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::A => "A: prefix forward",
+        Phase::B => "B: suffixes",
+        Phase::C => "C: prefix backward",
     }
 }
 

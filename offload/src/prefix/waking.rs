@@ -1,6 +1,7 @@
 //! Microbatches and waking: by the plan if there is one, otherwise a window of layers ahead, on a GPU more.
 
 use dormouse_device::Device;
+use dormouse_timeline::Lane;
 
 use super::Prefix;
 use super::order::{Phase, ahead, needed};
@@ -18,6 +19,8 @@ impl<D: Device> Prefix<D> {
     pub fn microbatch(&mut self, after: u32) {
         if self.microbatches_after.replace(after) != Some(after) {
             self.last_microbatch_gradients = (after == 0).then_some(0);
+            self.microbatches_begun = self.microbatches_begun.saturating_add(1);
+            self.record_begin(Lane::Microbatch, "microbatch", self.microbatches_begun);
             self.begin_part(
                 if after == 0 { Part::LastMicrobatch(0) } else { Part::Microbatch },
                 None,

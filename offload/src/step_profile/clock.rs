@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dormouse_device::Device;
-use dormouse_timeline::{Lane, Timeline};
+use dormouse_timeline::{Lane, Slice, Timeline};
 
 use super::{Part, PerPart};
 
@@ -51,11 +51,23 @@ pub(crate) struct LayerTimes {
     pub(crate) unstalled_due_ns: Option<u64>,
 }
 
-/// A finished forward or backward of a layer, for the timeline.
+/// What has ended, for the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LayerSpan {
-    pub(crate) layer: u32,
-    pub(crate) is_forward: bool,
+pub(crate) enum Ended {
+    /// The forward of a layer.
+    Forward(u32),
+    /// The backward of a layer.
+    Backward(u32),
+    /// A wait for the backward of a layer.
+    Wait(u32),
+    /// A microbatch, by its number from 1.
+    Microbatch(u32),
+}
+
+/// An interval that has ended, for the timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EndedSpan {
+    pub(crate) what: Ended,
     pub(crate) begin_ns: u64,
     pub(crate) end_ns: u64,
 }
@@ -72,6 +84,9 @@ pub(crate) struct Times {
     stalled_ns: u64,
     part: Part,
     part_began_ns: u64,
+    /// Number of microbatches begun, and the begin of the last, unless it has ended.
+    microbatches: u32,
+    microbatch_began_ns: Option<u64>,
 }
 
 impl Times {
@@ -88,28 +103,37 @@ impl Times {
     }
 
     /// Records that `point` was reached at `ns`. Returns the span that it ends, if any.
-    pub(crate) fn came_to(&mut self, point: MarkPoint, ns: u64) -> Option<LayerSpan> {
+    pub(crate) fn came_to(&mut self, point: MarkPoint, ns: u64) -> Option<EndedSpan> {
         let (begin_ns, took_ns) = (self.opened_ns, ns.saturating_sub(self.opened_ns));
+        let ended = |what, begin_ns| Some(EndedSpan { what, begin_ns, end_ns: ns });
         match point {
             MarkPoint::ForwardBegin => self.opened_ns = ns,
             MarkPoint::ForwardEnd(layer) => {
                 self.of(layer).forward_ns = took_ns;
-                return Some(LayerSpan { layer, is_forward: true, begin_ns, end_ns: ns });
+                return ended(Ended::Forward(layer), begin_ns);
             }
             MarkPoint::BackwardDue(layer) => {
                 self.of(layer).unstalled_due_ns = Some(ns.saturating_sub(self.stalled_ns));
                 self.due_ns = ns;
             }
-            MarkPoint::BackwardFailed(layer) => self.waited(layer, ns),
-            MarkPoint::BackwardBegin(layer) => {
+            MarkPoint::BackwardFailed(layer) | MarkPoint::BackwardBegin(layer) => {
+                let due_ns = self.due_ns;
                 self.waited(layer, ns);
-                self.opened_ns = ns;
+                if matches!(point, MarkPoint::BackwardBegin(_)) {
+                    self.opened_ns = ns;
+                }
+                if ns > due_ns {
+                    return ended(Ended::Wait(layer), due_ns);
+                }
             }
             MarkPoint::BackwardEnd(layer) => {
                 self.of(layer).backward_ns = took_ns;
-                return Some(LayerSpan { layer, is_forward: false, begin_ns, end_ns: ns });
+                return ended(Ended::Backward(layer), begin_ns);
             }
-            MarkPoint::Began(part) => self.begin(part, ns),
+            MarkPoint::Began(part) => {
+                let before = self.begin(part, ns);
+                return before.and_then(|(number, at)| ended(Ended::Microbatch(number), at));
+            }
         }
         None
     }
@@ -121,7 +145,8 @@ impl Times {
         self.stalled_ns += stall_ns;
     }
 
-    fn begin(&mut self, part: Part, ns: u64) {
+    /// Begins a part. Returns number and begin of the microbatch that this ends, if any.
+    fn begin(&mut self, part: Part, ns: u64) -> Option<(u32, u64)> {
         let took_ns = ns.saturating_sub(self.part_began_ns);
         if matches!(self.part, Part::Microbatch | Part::LastMicrobatch(_))
             && let Some(so_far_ns) = self.parts_ns.of(self.part)
@@ -130,6 +155,15 @@ impl Times {
         }
         self.parts_ns.begin(part);
         (self.part, self.part_began_ns) = (part, ns);
+        if matches!(part, Part::LastMicrobatch(1..)) {
+            return None;
+        }
+        let before = self.microbatch_began_ns.take().map(|began_ns| (self.microbatches, began_ns));
+        if matches!(part, Part::Microbatch | Part::LastMicrobatch(_)) {
+            self.microbatches = self.microbatches.saturating_add(1);
+            self.microbatch_began_ns = Some(ns);
+        }
+        before
     }
 }
 
@@ -170,19 +204,25 @@ impl<D: Device> Clock<D> {
     /// Adds `point`, which the trainer has reached or its stream will reach.
     pub(crate) fn came_to(&mut self, point: MarkPoint, moment: MarkTime<D>, timeline: &Timeline) {
         match moment {
-            MarkTime::At(ns) if self.to_come.is_empty() => self.reached(point, ns, timeline),
+            MarkTime::At(ns) if self.to_come.is_empty() => self.reached(point, ns, false, timeline),
             moment => self.to_come.push_back((point, moment)),
         }
     }
 
-    fn reached(&mut self, point: MarkPoint, ns: u64, timeline: &Timeline) {
-        if let Some(LayerSpan { layer, is_forward, begin_ns, end_ns }) =
-            self.times.came_to(point, ns)
-        {
-            let what = if is_forward { "forward" } else { "backward" };
-            let name = timeline.intern(&format!("L{layer} {what}"));
-            timeline.slice(Lane::Layer, name, begin_ns, end_ns, 0, 0);
-        }
+    fn reached(&mut self, point: MarkPoint, ns: u64, is_on_stream: bool, timeline: &Timeline) {
+        let Some(EndedSpan { what, begin_ns, end_ns }) = self.times.came_to(point, ns) else {
+            return;
+        };
+        let (lane, name, number) = match what {
+            Ended::Forward(layer) => (Lane::Layer, "forward", layer),
+            Ended::Backward(layer) => (Lane::Layer, "backward", layer),
+            Ended::Microbatch(number) => (Lane::Microbatch, "microbatch", number),
+            Ended::Wait(layer) if is_on_stream => (Lane::Stall, "wait for wake", layer),
+            // The engine records the waits of threads.
+            Ended::Wait(_) => return,
+        };
+        let slice = Slice::new(lane, timeline.intern(name), begin_ns, end_ns);
+        timeline.slice(Slice { layer: Some(number), ..slice });
     }
 
     /// Reads the times of the points reached by now. Costs two device calls per point.
@@ -202,6 +242,7 @@ impl<D: Device> Clock<D> {
         let last_age = last.as_ref().map(age).unwrap_or_default();
         let last_ns = before(timeline.now_ns(), last_age);
         for (point, moment) in reached {
+            let is_on_stream = matches!(moment, MarkTime::Reached(_));
             let ns = match (moment, &last) {
                 (MarkTime::At(ns), _) => ns,
                 (MarkTime::Reached(event), Some(last)) => match device.between(&event, last) {
@@ -211,7 +252,7 @@ impl<D: Device> Clock<D> {
                 },
                 (MarkTime::Reached(_), None) => last_ns,
             };
-            self.reached(point, ns, timeline);
+            self.reached(point, ns, is_on_stream, timeline);
         }
     }
 
@@ -242,7 +283,7 @@ mod tests {
     use super::*;
     use crate::step_profile::MICROBATCHES_MAX;
 
-    fn play(points: &[(MarkPoint, u64)]) -> (Times, Vec<LayerSpan>) {
+    fn play(points: &[(MarkPoint, u64)]) -> (Times, Vec<EndedSpan>) {
         let mut times = Times::default();
         let spans = points.iter().filter_map(|&(point, ns)| times.came_to(point, ns)).collect();
         (times, spans)
@@ -271,15 +312,15 @@ mod tests {
         };
         assert_eq!([times.layer(0), times.layer(1)], [layer(4, 9, 0, 54), layer(6, 3, 7, 50)]);
         assert_eq!(times.layer(2), LayerTimes::default());
-        let span =
-            |layer, is_forward, begin_ns, end_ns| LayerSpan { layer, is_forward, begin_ns, end_ns };
+        let span = |what, begin_ns, end_ns| EndedSpan { what, begin_ns, end_ns };
         assert_eq!(
             spans,
             [
-                span(0, true, 10, 14),
-                span(1, true, 15, 21),
-                span(1, false, 57, 60),
-                span(0, false, 61, 70)
+                span(Ended::Forward(0), 10, 14),
+                span(Ended::Forward(1), 15, 21),
+                span(Ended::Wait(1), 50, 57),
+                span(Ended::Backward(1), 57, 60),
+                span(Ended::Backward(0), 61, 70)
             ]
         );
     }
@@ -304,7 +345,7 @@ mod tests {
     #[test]
     fn each_part_lasts_until_the_next() {
         use MarkPoint::Began;
-        let (times, _) = play(&[
+        let (times, spans) = play(&[
             (Began(Part::Microbatch), 100),
             (Began(Part::Microbatch), 130),
             (Began(Part::LastMicrobatch(0)), 135),
@@ -314,6 +355,12 @@ mod tests {
         assert_eq!(times.parts_ns.microbatches, [30, 5]);
         assert_eq!((times.parts_ns.last_microbatch[0], times.parts_ns.last_microbatch[4]), (10, 1));
         assert_eq!(times.parts_ns.last_microbatch.iter().sum::<u64>(), 11);
+        let span = |number, begin_ns, end_ns| EndedSpan {
+            what: Ended::Microbatch(number),
+            begin_ns,
+            end_ns,
+        };
+        assert_eq!(spans, [span(1, 100, 130), span(2, 130, 135), span(3, 135, 146)]);
     }
 
     #[test]

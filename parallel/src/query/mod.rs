@@ -148,6 +148,13 @@ const QUERIES: &[Query] = &[
         reply(q.get::<Pipeline>("pipeline")?.plan()?)
     }),
     (
+        "replicas",
+        "Assigns the groups of a pipeline to data-parallel replicas of it, and computes the op lists of each \
+         within `stage_room_bytes`: the replica that ends last ends as soon as could be found.",
+        &["pipeline", "replicas"],
+        |q| reply(q.get::<Pipeline>("pipeline")?.plan_replicas(q.get("replicas")?)?),
+    ),
+    (
         "pipeline_of_plans",
         "Describes the plans of flat groups as a pipeline, with costs by counting. Each plan has the \
          fields of `plan`. Set the pipeline's order and bounds, then pass it to `pipeline`.",

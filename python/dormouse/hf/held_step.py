@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,8 +16,10 @@ from . import graph
 from .embedding_rows import EmbeddingRows
 from .head import Head
 from .likelihood import Norms
+from .outputs import Output
+from .score import labels_of
 from .score_values import Measure, Tensors, Values, tensors_of
-from .step import Step
+from .step import KeptRows, Step
 from .step_report import StepReport
 
 GradientsOf = Callable[[Score], Values]
@@ -81,7 +83,7 @@ class HeldStep(Step):
     """Runs all forwards first: of the prefixes, then of the microbatches, whose graphs are kept.
 
     A prefix sleeps between its forward and its backward, as in every step, and microbatches may. If
-    the model's head runs apart, the graphs of layers end at the hidden states. Only for groups.
+    the model's head runs apart, the graphs of layers end at the hidden states.
     """
 
     @property
@@ -98,18 +100,24 @@ class HeldStep(Step):
         *,
         holds_logits: bool,
     ) -> Iterator[tuple[Score, Values]]:
-        """Runs the forwards in the plan's order; yields the values of each sequence. ``head``: of
-        the model; None: it does not run apart, and logits are held. ``rows``: take the gradients of
-        embedded tokens. ``asleep``: lets what microbatches save sleep; None: it stays awake.
-        ``holds_logits``: else the backward computes them again."""
+        """Runs the forwards in the plan's order; yields the values of each sequence, of a tree in
+        parts. ``head``: of the model, for a group; None: it does not run apart, and logits are
+        held. ``rows``: take the gradients of embedded tokens. ``asleep``: lets what microbatches
+        save sleep; None: it stays awake. ``holds_logits``: else the backward computes them
+        again."""
         self._measure, self._head, self._rows, self._asleep = measure, head, rows, asleep
         self._held: list[_Held] = []
         # In the order of their backwards.
         self._prefixes: list[int] = []
+        # Those of prefixes, by node, and the values of the one that ran last.
+        self._labelled: dict[int, _Held] = {}
+        self._found: list[tuple[Score, Values]] = []
         for op in self._plan:
             if op.kind is native.OpKind.PREFIX_FORWARD:
                 with rows.apart(is_prefix=True):
                     self._prefix_forward(op)
+                found, self._found = self._found, []
+                yield from found
             elif op.kind is native.OpKind.MICROBATCH:
                 self._enter("B")
                 both = self._hold_whole(op) if head is None else self._hold(op, holds_logits)
@@ -122,13 +130,28 @@ class HeldStep(Step):
     def _hold_whole(self, op: Op) -> tuple[list[Values], _Held]:
         with self._of_layers():
             output, kept = self._packed_output(op)
-        prompt = self._prompt_of(op.reads)
+        return self._hold_values(op.reads, output, op.scores, kept, self._prompt_of(op.reads))
+
+    def _hold_values(
+        self,
+        reads: int | None,
+        output: Output,
+        scores: Sequence[Score],
+        kept: KeptRows,
+        prompt: Output | None = None,
+    ) -> tuple[list[Values], _Held]:
         values = []
-        for part, score in zip(kept.parts(output, op.scores), op.scores, strict=True):
-            own = self._measure.differentiable_values(part.logits, self._labels(score))
+        for part, score in zip(kept.parts(output, scores), scores, strict=True):
+            labels = labels_of(self._batch, score)
+            own = self._measure.differentiable_values(part.logits, labels)
             values.append(Values.of(own, part, prompt))
         held = [(*each.of_logits, *each.of_rows) for each in values]
-        return values, _Held(op.reads, op.scores, values=held)
+        return values, _Held(reads, tuple(scores), values=held)
+
+    def _read_labels(self, node, rows, scores, kept):
+        output = replace(rows.output(), logits=rows.take_logits())
+        values, self._labelled[node] = self._hold_values(None, output, scores, kept)
+        self._found = list(zip(scores, values, strict=True))
 
     def _hold(self, op: Op, holds_logits: bool) -> tuple[list[Values], _Held]:
         with self._of_layers(), self._head.apart() as hidden:
@@ -140,7 +163,7 @@ class HeldStep(Step):
         parts = logits.detach().split([len(each.rows) for each in op.scores])
         values, norms = [], []
         for part, score in zip(parts, op.scores, strict=True):
-            own, of_rows = self._measure.values(part, self._labels(score))
+            own, of_rows = self._measure.values(part, labels_of(self._batch, score))
             rows = output.without_logits().rows(score.rows.start, score.rows.stop)
             values.append(Values.of(own, rows, prompt))
             norms.append(of_rows)
@@ -162,6 +185,12 @@ class HeldStep(Step):
     def backward_of_heads(self, gradients_of: GradientsOf) -> None:
         """Runs the backwards of heads that run apart. They come first, so that no logits exist
         beside the gradients of layers. ``gradients_of(score)``: of its values."""
+        while self._labelled:
+            node, held = self._labelled.popitem()
+            held.given = [gradients_of(score) for score in held.scores]
+            held.end_values()
+            with self._live[node].forward.rows.scoring():
+                _backward(held.roots)
         for held in reversed(self._held):
             held.given = [gradients_of(score) for score in held.scores]
             if held.head is None:
@@ -185,7 +214,8 @@ class HeldStep(Step):
             gradient = gradient.clone()
         for score, norms, gradients in zip(scores, head.norms, given, strict=True):
             own = gradient[score.rows.start : score.rows.stop]
-            self._measure.overwrite_with_gradient(own, self._labels(score), norms, gradients)
+            labels = labels_of(self._batch, score)
+            self._measure.overwrite_with_gradient(own, labels, norms, gradients)
         logits.backward(gradient)
 
     def backward(self) -> StepReport:
@@ -206,9 +236,6 @@ class HeldStep(Step):
         """Adds gradients by what is read of the prompt to those that wait for phase C."""
         if gradients:
             _backward(_pairs(tensors_of(self._prompt_of(node)), gradients))
-
-    def _labels(self, score: Score) -> torch.Tensor:
-        return self._batch.labels(score.sequence)
 
 
 def _pairs(tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> Pairs:

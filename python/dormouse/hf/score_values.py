@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from . import outputs
 from .likelihood import Norms, entropies, overwrite_with_gradient, values_of
 from .outputs import ARGUMENTS, PLAIN, Output, Request
-from .padded import Places
+from .padded import RowPlaces
 from .support import ModelView
 
 CHOSEN_LOGITS = "chosen_logits"
@@ -76,16 +76,21 @@ class Values(NamedTuple):
         first, last = counts[0], sum(counts)
         return cls(*map(tuple, (tensors[:first], tensors[first:last], tensors[last:])))
 
-    def of_response(self, places: Places, number: int) -> Values:
-        """Returns the parts of values in the layout of a batch that belong to a response."""
+    def of_response(
+        self, places: RowPlaces, number: int, first: int | None = None, count: int = 0
+    ) -> Values:
+        """Returns the parts of values in the layout of a batch that belong to a response; given
+        ``first``, of ``count`` of its tokens from that position of its sequence on."""
+        rows = slice(None)
+        if first is not None:
+            start = first - places.first_label(number)
+            rows = slice(start, start + count)
 
-        def parts(whole: Tensors, part: Callable) -> Tensors:
-            return tuple(None if each is None else part(each, number) for each in whole)
+        def parts(whole: Tensors) -> Tensors:
+            return tuple(x if x is None else places.of_response(x, number)[rows] for x in whole)
 
-        of_logits, of_rows = (
-            parts(each, places.of_response) for each in (self.of_logits, self.of_rows)
-        )
-        return Values(of_logits, of_rows, parts(self.of_prompt, places.of_prompt))
+        of_prompt = (x if x is None else places.of_prompt(x, number) for x in self.of_prompt)
+        return Values(parts(self.of_logits), parts(self.of_rows), tuple(of_prompt))
 
 
 class Measure(NamedTuple):
@@ -146,11 +151,11 @@ class Layout:
         ]
         self.values = Values.split(tensors, like.counts())
 
-    def put(self, places: Places, number: int, values: Values) -> None:
-        """Fills in the values of a response."""
+    def put(self, places: RowPlaces, number: int, first: int, values: Values) -> None:
+        """Fills in values of a response from the position ``first`` of its sequence on."""
         if self.values is None:
             self.begin(values)
-        own = self.values.of_response(places, number)
+        own = self.values.of_response(places, number, first, len(values.of_logits[0]))
         for to, value in zip(own.tensors(), values.tensors(), strict=True):
             to.copy_(value.detach())
 

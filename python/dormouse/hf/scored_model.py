@@ -14,14 +14,15 @@ from ..group import Group
 from ..offload import in_place
 from ..schedule import Plan
 from . import head, sharding, support
-from .batch import GroupBatch
+from .batch import Batch, GroupBatch
 from .check import undisturbed
 from .checked_model import CheckedModel
 from .head import Head
 from .likelihood import check_temperature
 from .model_shape import model_shape
-from .padded import Places, groups_of, groups_of_packed
-from .score import GroupScores, score_group
+from .padded import Places, RowPlaces, groups_of, groups_of_packed
+from .score import GroupScores, batches_of, score_batches
+from .score_trees import TreePlaces, with_trees
 from .score_values import Asked, Measure, Values
 from .sharding import ReplicatedWeights
 from .step import Step
@@ -31,6 +32,7 @@ from .token_scores import (
     Call,
     KeptCall,
     Passes,
+    Shapes,
     TokenScores,
     TwiceCall,
     differentiable,
@@ -38,8 +40,6 @@ from .token_scores import (
 from .window import Window
 
 AUTO = "auto"
-Shapes = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of the layouts of responses and of prompts."""
 # Share of the free memory that graphs of microbatches may take in the mode "kept".
 KEPT_SHARE = 0.5
 
@@ -72,17 +72,19 @@ class ScoredModel(CheckedModel):
         Of a padded batch: ``ids`` and ``mask`` are ``[rows, columns]``, the tokens of a row
         consecutive, padding on either side. ``keep``: the number of last columns that hold
         responses; the tokens before them are the row's prompt, and rows with equal prompts share
-        it, in whatever order they come. Returns :class:`TokenScores` **with a graph**: compute any
-        loss from the values and call its ``backward``. Prompts' and responses' passes run in that
-        backward, the parameters' gradients arrive once, after the last pass, and their hooks see an
-        ordinary backward. So DistributedDataParallel and DeepSpeed's engine reduce them, and a
-        trainer's loss scaling and accumulation apply. One backward per call, before weights change.
+        it, in whatever order they come. Rows that only begin alike, such as turns of a
+        conversation, run as a tree where the planner predicts that to be faster. Returns
+        :class:`TokenScores` **with a graph**: compute any loss from the values and call its
+        ``backward``. Prompts' and responses' passes run in that backward, the parameters' gradients
+        arrive once, after the last pass, and their hooks see an ordinary backward. So
+        DistributedDataParallel and DeepSpeed's engine reduce them, and a trainer's loss scaling and
+        accumulation apply. One backward per call, before weights change.
 
         ``temperature`` divides the logits. ``entropy``: also returns entropies. ``outputs``: what
         else it returns of responses, with a graph too: ``"last_hidden_state"`` (for value heads),
         ``"router_logits"``, ``"chosen_logits"``; ``prompt_outputs``: of prompts, the first two.
         They are copies in the layout of the batch (:class:`TokenScores`), and their gradients take
-        as much memory. Modules outside the model that a loss uses on them receive gradients as ever.
+        as much memory. Modules outside the model that a loss uses on them receive gradients too.
         ``prompt_outputs`` run prompts through their last layer, which otherwise ends at K and V.
 
         ``graphs``: ``"kept"`` runs one forward and keeps the graphs of all microbatches until the
@@ -123,7 +125,11 @@ class ScoredModel(CheckedModel):
         if mask is None or keep is None:
             raise ArgumentError("score() of a tensor without mask or keep; accepted: both")
         shapes = (len(ids), keep), (len(ids), ids.shape[-1] - keep)
-        return self._call(lambda: groups_of(ids, mask, keep), shapes, graphs, *own)
+
+        def find_places() -> list[RowPlaces]:
+            return self._with_trees(groups_of(ids, mask, keep), asked, microbatch_tokens)
+
+        return self._call(find_places, shapes, graphs, *own)
 
     def score_packed(
         self,
@@ -146,15 +152,15 @@ class ScoredModel(CheckedModel):
         prompt, ``[sequences]``. Values are ``[tokens]``: each at the place of its own token, not of
         the one before, and 0 in prompts. ``outputs`` are ``[tokens, ...]``, those of prompts too.
         """
-        return self._call(
-            lambda: groups_of_packed(ids, cu_seqlens, prompt_lengths),
-            (tuple(ids.shape),) * 2,
-            graphs,
-            context,
-            temperature,
-            Asked.of(entropy, outputs, prompt_outputs),
-            microbatch_tokens,
-        )
+        asked = Asked.of(entropy, outputs, prompt_outputs)
+
+        def find_places() -> list[RowPlaces]:
+            places = groups_of_packed(ids, cu_seqlens, prompt_lengths)
+            return self._with_trees(places, asked, microbatch_tokens)
+
+        shapes = (tuple(ids.shape),) * 2
+        own = (context, temperature, asked, microbatch_tokens)
+        return self._call(find_places, shapes, graphs, *own)
 
     def window(
         self, ids: torch.Tensor, mask: torch.Tensor, *, keep: int, **options
@@ -203,6 +209,16 @@ class ScoredModel(CheckedModel):
         finally:
             self._is_reduced = before
 
+    def _with_trees(
+        self, places: list[Places], asked: Asked, microbatch_tokens: int | None
+    ) -> list[RowPlaces]:
+        """Returns the same rows, some as trees. A tree has no prompt of its own, and drops nothing
+        in other rows than a group."""
+        drops_alike = self._prompt_dropout or not self._model.training
+        if asked.request.prompt or not drops_alike:
+            return places
+        return with_trees(places, model_shape(self._view), self._rows_of(microbatch_tokens))
+
     def _call(self, find_places, shapes: Shapes, graphs: str, context, *options):
         """``find_places()``: the groups of the batch. ``shapes``: of its layouts."""
         check_graphs(graphs)
@@ -247,14 +263,18 @@ class ScoredModel(CheckedModel):
         batch, request = GroupBatch(group), self._request([group])
         self._check_if_needed(weights, [batch], microbatch_tokens, request)
         found: list[Values] = [None] * len(group.responses)
-        counts = score_group(
+
+        def put(number: int, first: int, values: Values) -> None:
+            found[number] = values
+
+        counts = score_batches(
             self._view,
             weights,
-            group,
+            batches_of(group),
             lambda each: self._plan(each, microbatch_tokens),
             self._runtime.device,
             Measure(self._view, temperature, asked),
-            found.__setitem__,
+            put,
         )
         of_logits = [each.of_logits for each in found]
         entropies = [each[1] for each in of_logits] if asked.entropies else None
@@ -263,7 +283,7 @@ class ScoredModel(CheckedModel):
 
     def _score_rows(
         self,
-        find_places: Callable[[], list[Places]],
+        find_places: Callable[[], list[RowPlaces]],
         shapes: Shapes,
         graphs: str,
         context: Callable[[], contextlib.AbstractContextManager],
@@ -273,11 +293,11 @@ class ScoredModel(CheckedModel):
         microbatch_tokens: int,
     ) -> TokenScores:
         places, request = find_places(), asked.request
-        batches = [GroupBatch(each.group) for each in places]
+        batches = [each.batch() for each in places]
         if batches:
             self._check_if_needed(weights, batches, microbatch_tokens, request)
 
-        def step_of(batch: GroupBatch, plan: Plan, kind: type[Step]) -> Step:
+        def step_of(batch: Batch, plan: Plan, kind: type[Step]) -> Step:
             find = self._probe_finder(weights, batch, microbatch_tokens)
             return self._step(weights, batch, plan, find, kind=kind)
 
@@ -320,7 +340,7 @@ class ScoredModel(CheckedModel):
             self._checked(batches, request) if batches else None,
         )
 
-    def _plan_of(self, places: Places, batch: GroupBatch, microbatch_tokens: int) -> Plan:
+    def _plan_of(self, places: RowPlaces, batch: Batch, microbatch_tokens: int) -> Plan:
         """Returns the plan of the passes of ``places``, which run next."""
         return self._plan(batch, microbatch_tokens)
 
@@ -343,7 +363,7 @@ class ScoredModel(CheckedModel):
             return None
         return in_place(self._model, self._runtime, self._view.layers)
 
-    def _holds_logits(self, places: list[Places]) -> bool:
+    def _holds_logits(self, places: list[RowPlaces]) -> bool:
         """Returns whether to keep logits of a head that runs apart. Layers get their gradients when
         logits are gone. So up to the size of all gradients they hardly raise the peak, and are kept
         where memory matters too."""
@@ -353,20 +373,18 @@ class ScoredModel(CheckedModel):
         gradient_bytes = sum(p.numel() * p.element_size() for p in trainable)
         return not self._sleep or self._logits_bytes(places) <= gradient_bytes
 
-    def _fits(self, places: list[Places], *, logits: bool) -> bool:
-        """Returns whether the graphs of all microbatches fit, with or without ``logits``."""
+    def _fits(self, places: list[RowPlaces], *, logits: bool) -> bool:
+        """Returns whether the graphs of all microbatches fit, with or without ``logits`` of groups:
+        those of trees are kept."""
         if not sharding.keeps_graphs(self._wrapped):
             return False
         shape = model_shape(self._view)
-        needed_bytes = _tokens_of(places) * shape.layers * shape.saved_bytes_per_token_layer
-        if logits:
-            needed_bytes += self._logits_bytes(places)
+        tokens = sum(each.kept_tokens for each in places)
+        needed_bytes = tokens * shape.layers * shape.saved_bytes_per_token_layer
+        trees = [each for each in places if isinstance(each, TreePlaces)]
+        needed_bytes += self._logits_bytes(places if logits else trees)
         return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
 
-    def _logits_bytes(self, places: list[Places]) -> int:
+    def _logits_bytes(self, places: list[RowPlaces]) -> int:
         shape = model_shape(self._view)
-        return _tokens_of(places) * shape.vocab * shape.dtype_bytes
-
-
-def _tokens_of(places: list[Places]) -> int:
-    return sum(len(each) for place in places for each in place.group.responses)
+        return sum(each.label_tokens for each in places) * shape.vocab * shape.dtype_bytes

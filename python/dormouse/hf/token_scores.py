@@ -20,16 +20,16 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..activations.forwards import Forwards
-from ..group import Group
 from ..schedule import Plan
-from .batch import GroupBatch
+from .batch import Batch, GroupBatch
 from .check import Checked
 from .embedding_rows import EmbeddingRows
 from .head import Head
 from .held_step import HeldStep
 from .outputs import Losses, Output
-from .padded import Places
-from .score import COUNTS, score_group
+from .padded import RowPlaces
+from .score import COUNTS, score_batches
+from .score_trees import TreePlaces
 from .score_values import Asked, Layout, Measure, Tensors, Values, example
 from .sharding import ReplicatedWeights
 from .step import Step
@@ -37,6 +37,8 @@ from .support import ModelView, UnsupportedModelError
 from .twins import Twins
 
 KEPT, TWICE = "kept", "twice"
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the layouts of responses and of prompts."""
 
 
 @dataclass
@@ -52,8 +54,8 @@ class TokenScores:
     graphs: str
     """``"kept"`` or ``"twice"``; ``"none"`` without a graph."""
     counts: dict = field(default_factory=dict)
-    """Number of groups, of their responses, of tokens and of microbatches of the forward. As many
-    groups as responses: no prompt is shared."""
+    """Number of groups, of those that are trees, of their responses, of tokens and of microbatches
+    of the forward. As many groups as responses: no prompt is shared."""
     checked: Checked | None = None
     """The last check of the model."""
     chosen_logits: torch.Tensor | None = None
@@ -131,7 +133,7 @@ class Passes:
 
     weights: ReplicatedWeights
     device: torch.device
-    plan_of: Callable[[GroupBatch, Places], Plan]
+    plan_of: Callable[[Batch, RowPlaces], Plan]
     """Called before the passes of a group."""
     step_of: Callable[..., Step]
     """``(batch, plan, kind)``: a step of the class ``kind``."""
@@ -144,16 +146,15 @@ class Passes:
         """The model as the passes run it."""
         return self.measure.view
 
-    def batch_of(self, group: Group, loss_fn: Callable | None = None) -> GroupBatch:
-        """Returns what a step runs of a group."""
-        return GroupBatch(group, Losses(loss_fn, request=self.measure.asked.request))
+    def losses(self, loss_fn: Callable | None = None) -> Losses:
+        """Returns the losses of a batch."""
+        return Losses(loss_fn, request=self.measure.asked.request)
 
 
 class Call:
     """One differentiable call over the groups of a batch. Its backward runs once."""
 
-    def __init__(self, passes: Passes, places: Sequence[Places], shapes: Sequence[tuple[int, ...]]):
-        """``shapes``: of the layouts of responses and of prompts."""
+    def __init__(self, passes: Passes, places: Sequence[RowPlaces], shapes: Shapes):
         self._passes, self._places, self._shapes = passes, places, shapes
         self._value_counts = (0, 0)
         self._twins = Twins(passes.view.model)
@@ -165,6 +166,7 @@ class Call:
         responses = sum(len(each.rows) for each in places)
         self.counts = {
             "groups": len(places),
+            "trees": sum(isinstance(each, TreePlaces) for each in places),
             "responses": responses,
             **dict.fromkeys(COUNTS, 0),
         }
@@ -229,20 +231,21 @@ class KeptCall(Call):
         self._head, self._holds_logits, self._asleep = head, holds_logits, asleep
         self._rows = EmbeddingRows(self._passes.view)
         self._stack = contextlib.ExitStack()
-        self._steps: list[tuple[Places, GroupBatch, HeldStep]] = []
+        self._steps: list[tuple[RowPlaces, HeldStep]] = []
 
     def _forward(self, layout):
         with torch.enable_grad(), self._twins.in_place(), contextlib.ExitStack() as stack:
             for places in self._places:
-                batch = self._passes.batch_of(places.group)
+                batch = places.batch(self._passes.losses())
                 plan = stack.enter_context(self._passes.plan_of(batch, places))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
-                own = (self._passes.measure, self._head, self._rows, self._asleep)
+                head = self._head if isinstance(batch, GroupBatch) else None
+                own = (self._passes.measure, head, self._rows, self._asleep)
                 for score, values in step.forward(*own, holds_logits=self._holds_logits):
-                    layout.put(places, batch.numbers[score.sequence], values)
+                    layout.put(places, score.sequence, score.first_label, values)
                 self._count(step.counts)
-                self._steps.append((places, batch, step))
+                self._steps.append((places, step))
             self._stack = stack.pop_all()
 
     def _backward(self, gradients):
@@ -250,14 +253,14 @@ class KeptCall(Call):
             if self._asleep is not None:
                 # While the heads run.
                 self._asleep.wake_ahead()
-            for places, batch, step in self._steps:
+            for places, step in self._steps:
                 step.backward_of_heads(
-                    lambda score, places=places, batch=batch: gradients.of_response(
-                        places, batch.numbers[score.sequence]
+                    lambda score, places=places: gradients.of_response(
+                        places, score.sequence, score.first_label, len(score.rows)
                     )
                 )
             while self._steps:
-                *_, step = self._steps.pop()
+                _, step = self._steps.pop()
                 step.backward()
             self._rows.backward()
         if self._asleep is not None:
@@ -275,10 +278,10 @@ class TwiceCall(Call):
     def _forward(self, layout):
         self._random = _RandomState(self._passes)
         for places in self._places:
-            counts = score_group(
+            counts = score_batches(
                 self._passes.view,
                 self._passes.weights,
-                places.group,
+                [places.batch(self._passes.losses())],
                 lambda batch, places=places: self._passes.plan_of(batch, places),
                 self._passes.device,
                 self._passes.measure,
@@ -292,9 +295,9 @@ class TwiceCall(Call):
             for places in self._places:
                 self._step(places, gradients)
 
-    def _step(self, places: Places, gradients: Values) -> None:
+    def _step(self, places: RowPlaces, gradients: Values) -> None:
         own = [gradients.of_response(places, i) for i in range(len(places.rows))]
-        group = places.group
+        weights = None
         if not self._random.matters and not places.microbatches:
             # What no loss depends on is not run again.
             weights = [
@@ -303,21 +306,27 @@ class TwiceCall(Call):
             ]
             if not any(weights):
                 return
-            group = Group(group.prompt, group.responses, weights)
 
         measure = self._passes.measure
         kinds = zip(*(of_row.of_logits for of_row in own), strict=True)
         needed = [any(each is not None for each in kind) for kind in kinds]
 
-        def loss_fn(given, labels, i):
+        def loss_fn(given, labels, i, positions=None):
+            """Returns the products of values and gradients: of a group's response their sum, of
+            labels in a tree that of each row."""
             output = given if isinstance(given, Output) else Output(given)
             of_logits = measure.differentiable_values(output.logits, labels, needed)
-            values = Values.of(of_logits, output, output.prompt)
-            pairs = zip(values.tensors(), own[i].tensors(), strict=True)
-            weighed = ((value * grad).sum() for value, grad in pairs if grad is not None)
-            return sum(weighed, torch.zeros((), device=output.logits.device))
+            values, grads = Values.of(of_logits, output, output.prompt), own[i]
+            if positions is not None:
+                grads = gradients.of_response(places, i, positions.start, len(positions))
+            pairs = zip(values.tensors(), grads.tensors(), strict=True)
+            weighed = [value * grad for value, grad in pairs if grad is not None]
+            if positions is None:
+                return sum(map(torch.sum, weighed), labels.new_zeros((), dtype=torch.float32))
+            rows = [each.reshape(len(labels), -1).sum(1) for each in weighed]
+            return sum(rows, labels.new_zeros(len(labels), dtype=torch.float32))
 
-        batch = self._passes.batch_of(group, loss_fn)
+        batch = places.batch(self._passes.losses(loss_fn), weights)
         with (
             self._passes.plan_of(batch, places) as plan,
             self._passes.step_of(batch, plan, Step) as step,

@@ -4,9 +4,10 @@ use super::flows::{self, Leg, Step};
 use super::tracks::Tracks;
 use super::wire::Message;
 use super::{Annotation, name_iid};
-use crate::event::{Event, Gauge, Lane};
+use crate::event::{Event, Gauge, Lane, Slice};
 use crate::lanes::SUBTRACKS_MAX;
-use crate::snapshot::{Slice, Snapshot};
+use crate::levels::{Levels, Steps};
+use crate::snapshot::Snapshot;
 use crate::totals::rate_bytes_per_s;
 use std::ops::Range;
 
@@ -34,10 +35,13 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    pub(super) fn of(snapshot: &Snapshot, tracks: &Tracks) -> Self {
+    pub(super) fn of(snapshot: &Snapshot, levels: &Levels, tracks: &Tracks) -> Self {
         let mut draft = Self::default();
-        for gauge in Gauge::ALL {
-            draft.counter(snapshot, tracks, gauge);
+        for gauge in Gauge::ALL.into_iter().filter(|gauge| *gauge != Gauge::DeviceTagged) {
+            draft.counter(snapshot, tracks.gauge_uuid(gauge), levels.gauge(gauge));
+        }
+        for (tag, steps) in levels.tags() {
+            draft.counter(snapshot, tracks.tag_uuid(*tag), steps);
         }
         let slices = || {
             let of_lane = |lane| tracks.slices(lane).iter().map(move |placed| (lane, placed));
@@ -57,7 +61,7 @@ impl Draft {
         for event in &snapshot.events {
             if let Event::Instant { lane, name, at_ns, value } = *event {
                 draft.event(at_ns, TYPE_INSTANT, tracks.lane_uuid(lane, 0), |body| {
-                    body.unsigned(field::NAME_IID, name_iid(name));
+                    body.unsigned(field::NAME_IID, name_iid(&Slice::new(lane, name, at_ns, at_ns)));
                     annotate(body, Annotation::Value, value);
                 });
             }
@@ -74,13 +78,11 @@ impl Draft {
         self.events.iter().map(|(at_ns, range)| (*at_ns, &bytes[range.clone()]))
     }
 
-    fn counter(&mut self, snapshot: &Snapshot, tracks: &Tracks, gauge: Gauge) {
+    fn counter(&mut self, snapshot: &Snapshot, uuid: u64, steps: &Steps) {
         let (_, end_ns) = snapshot.window_ns();
-        let uuid = tracks.gauge_uuid(gauge);
-        let steps = snapshot.steps(gauge);
         // Repeated at the end of the window, so that the last step has a length.
         let last = steps.last().map(|(_, bytes)| (end_ns, *bytes));
-        for (at_ns, bytes) in steps.into_iter().chain(last) {
+        for (at_ns, bytes) in steps.iter().copied().chain(last) {
             self.event(at_ns, TYPE_COUNTER, uuid, |body| {
                 // The field is signed; no gauge reaches 8 EiB.
                 body.unsigned(field::COUNTER_VALUE, bytes.min(i64::MAX as u64));
@@ -99,7 +101,7 @@ impl Draft {
         let uuid = tracks.lane_uuid(lane, sub.unwrap_or(SUBTRACKS_MAX - 1));
         let begin = if sub.is_some() { TYPE_BEGIN } else { TYPE_INSTANT };
         self.event(slice.start_ns, begin, uuid, |body| {
-            body.unsigned(field::NAME_IID, name_iid(slice.name));
+            body.unsigned(field::NAME_IID, name_iid(slice));
             if slice.bytes > 0 {
                 annotate(body, Annotation::Bytes, slice.bytes);
                 let rate = rate_bytes_per_s(slice.bytes, slice.duration_ns());
@@ -107,6 +109,15 @@ impl Draft {
             }
             if slice.flow > 0 {
                 annotate(body, Annotation::Region, slice.flow);
+            }
+            if slice.queued_ns > slice.asked_ns {
+                annotate(body, Annotation::RoomNs, slice.queued_ns - slice.asked_ns);
+            }
+            if slice.start_ns > slice.queued_ns {
+                annotate(body, Annotation::QueueNs, slice.start_ns - slice.queued_ns);
+            }
+            if let Some(layer) = slice.layer {
+                annotate(body, Annotation::Layer, layer.into());
             }
             let flow_id = tracks.flow_id(slice.flow);
             match step {

@@ -1,9 +1,11 @@
 //! The tracks of a trace: their hierarchy, order and descriptors.
 
 use super::wire::Message;
-use crate::event::{GAUGES, Gauge, LANES, Lane};
+use crate::event::{GAUGES, Gauge, LANES, Lane, Slice};
 use crate::lanes;
-use crate::snapshot::{Process, Slice, Snapshot};
+use crate::levels::Levels;
+use crate::names::NameId;
+use crate::snapshot::{Process, Snapshot};
 
 /// Children are shown in the order of `SIBLING_ORDER_RANK`.
 const ORDER_EXPLICIT: u64 = 3;
@@ -32,6 +34,9 @@ const TRANSFERS: u64 = 2;
 const SCHEDULE: u64 = 3;
 const FIRST_GAUGE: u64 = 8;
 const FIRST_LANE: u64 = FIRST_GAUGE + GAUGES as u64;
+/// Behind every lane.
+const FIRST_TAG: u64 = 2048;
+const _: () = assert!(FIRST_LANE + LANES as u64 * LANE_STRIDE <= FIRST_TAG);
 
 /// The slices of a lane by start, each with its sub-track.
 type PlacedSlices = Vec<(Slice, Option<usize>)>;
@@ -47,7 +52,7 @@ pub(super) struct Tracks {
 }
 
 impl Tracks {
-    pub(super) fn plan(snapshot: &Snapshot, process: &Process) -> Self {
+    pub(super) fn plan(snapshot: &Snapshot, levels: &Levels, process: &Process) -> Self {
         let base = mix(u64::from(process.pid) << 32 | u64::from(process.rank)) & !0xffff;
         let mut plan =
             Self { base, descriptors: Vec::new(), lanes: std::array::from_fn(|_| Vec::new()) };
@@ -60,14 +65,12 @@ impl Tracks {
             body.unsigned(field::CHILD_ORDERING, ORDER_EXPLICIT);
         });
         plan.add_group(MEMORY, "memory", "Bytes by tier.");
-        for gauge in Gauge::ALL {
-            let number = FIRST_GAUGE + gauge as u64;
-            plan.add(number, Some(MEMORY), gauge.title(), about_gauge(gauge), |body| {
-                body.message(field::COUNTER, |counter| {
-                    counter.unsigned(3, UNIT_BYTES);
-                    counter.text(7, SCALE);
-                });
-            });
+        for gauge in Gauge::ALL.into_iter().filter(|gauge| *gauge != Gauge::DeviceTagged) {
+            plan.add_counter(FIRST_GAUGE + gauge as u64, gauge.title(), about_gauge(gauge));
+        }
+        for (tag, _) in levels.tags() {
+            let title = format!("tag {}", snapshot.names.get(*tag));
+            plan.add_counter(tag_number(*tag), &title, about_gauge(Gauge::DeviceTagged));
         }
         plan.add_group(TRANSFERS, "transfers", "Copies.");
         for lane in Lane::ALL.into_iter().filter(|lane| lane.is_copy()) {
@@ -76,6 +79,7 @@ impl Tracks {
         plan.add_lane(snapshot, Lane::Stall, PROCESS);
         plan.add_group(SCHEDULE, "schedule", "The step.");
         plan.add_lane(snapshot, Lane::Phase, SCHEDULE);
+        plan.add_lane(snapshot, Lane::Microbatch, SCHEDULE);
         plan.add_lane(snapshot, Lane::Layer, SCHEDULE);
         plan.add_lane(snapshot, Lane::Notice, PROCESS);
         plan
@@ -95,6 +99,10 @@ impl Tracks {
 
     pub(super) fn gauge_uuid(&self, gauge: Gauge) -> u64 {
         self.base.wrapping_add(FIRST_GAUGE + gauge as u64)
+    }
+
+    pub(super) fn tag_uuid(&self, tag: NameId) -> u64 {
+        self.base.wrapping_add(tag_number(tag))
     }
 
     /// Returns the trace-wide id of a region's flow. It differs between processes, whose traces may be
@@ -127,6 +135,15 @@ impl Tracks {
         self.descriptors.push(body);
     }
 
+    fn add_counter(&mut self, number: u64, title: &str, about: &str) {
+        self.add(number, Some(MEMORY), title, about, |body| {
+            body.message(field::COUNTER, |counter| {
+                counter.unsigned(3, UNIT_BYTES);
+                counter.text(7, SCALE);
+            });
+        });
+    }
+
     fn add_group(&mut self, number: u64, name: &str, description: &str) {
         self.add(number, Some(PROCESS), name, description, |body| {
             body.unsigned(field::CHILD_ORDERING, ORDER_EXPLICIT);
@@ -156,6 +173,10 @@ fn about_gauge(gauge: Gauge) -> &'static str {
         Gauge::DeviceMapped => "Device bytes with pages behind them: awake, cached and staged.",
         Gauge::HostUsed => "Bytes held in the pinned host tier.",
         Gauge::NvmeUsed => "Bytes held in the NVMe file.",
+        Gauge::DeviceBoundary => "Awake device bytes of boundary tensors.",
+        Gauge::DeviceBoundaryGrad => "Awake device bytes of their gradients' accumulators.",
+        Gauge::DeviceDormant => "Awake device bytes of the prefix's saved activations.",
+        Gauge::DeviceTagged => "Awake device bytes under this tag.",
     }
 }
 
@@ -169,7 +190,12 @@ fn about_lane(lane: Lane) -> &'static str {
         Lane::NvmeWrite => "Writes to the NVMe file.",
         Lane::NvmeRead => "Reads from the NVMe file.",
         Lane::Notice => "Events without duration: a full disk, a refusal, a retry.",
+        Lane::Microbatch => "Responses that run in one packed row.",
     }
+}
+
+fn tag_number(tag: NameId) -> u64 {
+    FIRST_TAG + u64::from(tag.index())
 }
 
 /// Mixes the bits of a 64-bit number; a bijection (Stafford's finaliser).

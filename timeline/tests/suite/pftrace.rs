@@ -2,7 +2,7 @@
 
 use crate::common::proto::{Kind, Trace, TrackEvent, trace};
 use crate::common::{NAMES, drawn, events, named, process, snapshot};
-use dormouse_timeline::{Event, Gauge, Lane, Snapshot, Timeline, pftrace};
+use dormouse_timeline::{Event, Gauge, Lane, Slice, Snapshot, Timeline, pftrace};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 
@@ -91,7 +91,8 @@ fn an_empty_snapshot_is_a_whole_trace() {
     check_tracks(&trace);
     assert!(!trace.packets_lost);
     let counters: Vec<_> = trace.events.iter().map(|event| event.kind).collect();
-    assert_eq!(counters, [Kind::Counter(0); 8], "each gauge at its beginning and its end");
+    let expected = vec![Kind::Counter(0); 2 * (Gauge::ALL.len() - 1)];
+    assert_eq!(counters, expected, "each gauge at its beginning and its end; there is no tag");
 }
 
 #[test]
@@ -119,13 +120,8 @@ fn a_flow_follows_a_region_through_two_sleeps() {
         (Lane::NvmeWrite, 110, 120),
         (Lane::NvmeRead, 130, 140),
     ];
-    let slices = legs.map(|(lane, start_ns, end_ns)| Event::Slice {
-        lane,
-        name,
-        start_ns,
-        end_ns,
-        bytes: 1 << 20,
-        flow: 9,
+    let slices = legs.map(|(lane, start_ns, end_ns)| {
+        Event::Slice(Slice { bytes: 1 << 20, flow: 9, ..Slice::new(lane, name, start_ns, end_ns) })
     });
     let trace = written(&snapshot(&timeline, slices.to_vec()));
     check_flows(&trace);
@@ -151,13 +147,8 @@ fn a_flow_follows_a_region_through_two_sleeps() {
 #[test]
 fn ids_of_two_ranks_differ() {
     let (timeline, names) = named();
-    let leg = |lane, start_ns| Event::Slice {
-        lane,
-        name: names[0],
-        start_ns,
-        end_ns: start_ns + 1,
-        bytes: 0,
-        flow: 1,
+    let leg = |lane, start_ns| {
+        Event::Slice(Slice { flow: 1, ..Slice::new(lane, names[0], start_ns, start_ns + 1) })
     };
     let snapshot = snapshot(&timeline, vec![leg(Lane::NvmeWrite, 1), leg(Lane::NvmeRead, 5)]);
     let of_rank = |rank| {
@@ -175,13 +166,8 @@ fn ids_of_two_ranks_differ() {
 #[test]
 fn copies_beyond_the_sub_tracks_are_still_written() {
     let (timeline, names) = named();
-    let copy = |i: u64| Event::Slice {
-        lane: Lane::NvmeRead,
-        name: names[0],
-        start_ns: 100 + i,
-        end_ns: 1_000,
-        bytes: 10,
-        flow: 0,
+    let copy = |i: u64| {
+        Event::Slice(Slice { bytes: 10, ..Slice::new(Lane::NvmeRead, names[0], 100 + i, 1_000) })
     };
     let trace = written(&snapshot(&timeline, (0..50).map(copy).collect()));
     let slices = check_balance(&trace);
@@ -234,33 +220,51 @@ proptest! {
         let mut expected: Vec<(String, String, u64, u64, u64)> = Vec::new();
         for event in &snapshot.events {
             let (lane, name, number) = match *event {
-                Event::Slice { lane, name, bytes, .. } => (lane, name, bytes),
-                Event::Instant { lane, name, value, .. } => (lane, name, value),
+                Event::Slice(slice) => (slice.lane, (slice.name, slice.layer), slice.bytes),
+                Event::Instant { lane, name, value, .. } => (lane, (name, None), value),
                 Event::Gauge { .. } => continue,
             };
-            let name = NAMES[names.iter().position(|id| *id == name).unwrap()].to_owned();
+            let (name, layer) = name;
+            let name = NAMES[names.iter().position(|id| *id == name).unwrap()];
+            let name = match (layer, lane) {
+                (None, _) => name.to_owned(),
+                (Some(number), Lane::Microbatch) => format!("{name} {number}"),
+                (Some(layer), _) => format!("L{layer} {name}"),
+            };
             expected.push((lane.title().to_owned(), name, event.start_ns(), event.end_ns(), number));
         }
         seen.sort();
         expected.sort();
         prop_assert_eq!(seen, expected);
 
-        // Every level of every gauge, in order, between one more at each end.
-        for gauge in Gauge::ALL {
+        // Every level of every gauge and tag, in order, between one more at each end.
+        let gauges = Gauge::ALL.map(|gauge| (gauge, None)).into_iter();
+        let tags = names.iter().map(|tag| (Gauge::DeviceTagged, Some(*tag)));
+        for (gauge, tag) in gauges.filter(|(gauge, _)| *gauge != Gauge::DeviceTagged).chain(tags) {
+            let title = match tag {
+                Some(tag) => format!("tag {}", snapshot.names.get(tag)),
+                None => gauge.title().to_owned(),
+            };
             let counter = trace.events.iter().filter_map(|event| match event.kind {
-                Kind::Counter(bytes) if trace.tracks[&event.track].name == gauge.title() => {
+                Kind::Counter(bytes) if trace.tracks[&event.track].name == title => {
                     Some((event.at_ns, bytes))
                 }
                 _ => None,
             });
             let counter: Vec<(u64, u64)> = counter.collect();
             let changes = snapshot.events.iter().filter_map(|event| match *event {
-                Event::Gauge { gauge: its, at_ns, value_bytes, .. } if its == gauge => {
+                Event::Gauge { gauge: its, tag: of, at_ns, value_bytes, .. }
+                    if its == gauge && tag.is_none_or(|tag| tag == of) =>
+                {
                     Some((at_ns, value_bytes))
                 }
                 _ => None,
             });
             let changes: Vec<(u64, u64)> = changes.collect();
+            if tag.is_some() && changes.is_empty() {
+                prop_assert!(counter.is_empty());
+                continue;
+            }
             let (begin_ns, end_ns) = snapshot.window_ns();
             prop_assert_eq!(counter[0].0, begin_ns);
             prop_assert_eq!(counter[counter.len() - 1], (end_ns, counter[counter.len() - 2].1));

@@ -5,7 +5,7 @@
 
 pub mod proto;
 
-use dormouse_timeline::{Event, Gauge, Lane, NameId, Process, Snapshot, Timeline};
+use dormouse_timeline::{Event, Gauge, Lane, NameId, Process, Slice, Snapshot, Timeline};
 use proptest::prelude::*;
 
 /// Names that try to break out of whatever they are written into.
@@ -47,14 +47,17 @@ pub struct Drawn {
     length_ns: u64,
     bytes: u64,
     flow: u64,
+    layer: Option<u32>,
+    waited_ns: (u64, u64),
 }
 
 prop_compose! {
     pub fn drawn()(
         kind in 0u8..6, lane in 0..Lane::ALL.len(), name in 0..NAMES.len(), start_ns in 1_000u64..2_000,
-        length_ns in 0u64..60, bytes in 0u64..1 << 40, flow in 0u64..5
+        length_ns in 0u64..60, bytes in 0u64..1 << 40, flow in 0u64..5,
+        layer in proptest::option::of(0u32..3), waited_ns in (0u64..20, 0u64..20)
     ) -> Drawn {
-        Drawn { kind, lane, name, start_ns, length_ns, bytes, flow }
+        Drawn { kind, lane, name, start_ns, length_ns, bytes, flow, layer, waited_ns }
     }
 }
 
@@ -67,18 +70,22 @@ pub fn events(drawn: &[Drawn], names: &[NameId]) -> Vec<Event> {
             0 => Event::Instant { lane, name, at_ns, value: drawn.bytes },
             1 => Event::Gauge {
                 gauge: Gauge::ALL[drawn.lane % Gauge::ALL.len()],
+                tag: name,
                 at_ns,
                 value_bytes: drawn.bytes,
                 previous_bytes: drawn.flow,
             },
-            _ => Event::Slice {
+            _ => Event::Slice(Slice {
                 lane,
                 name,
+                layer: drawn.layer,
+                asked_ns: at_ns - drawn.waited_ns.0 - drawn.waited_ns.1,
+                queued_ns: at_ns - drawn.waited_ns.1,
                 start_ns: at_ns,
                 end_ns: at_ns + drawn.length_ns,
                 bytes: drawn.bytes,
                 flow: drawn.flow,
-            },
+            }),
         }
     };
     drawn.iter().map(event).collect()

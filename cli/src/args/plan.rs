@@ -193,7 +193,8 @@ Models known by name:
 
 A machine is a JSON object with these fields, 0 if unknown: flops_per_s,
 device_bytes, sleep_bytes_per_s, wake_bytes_per_s, host_bytes,
-nvme_write_bytes_per_s, nvme_read_bytes_per_s, link_bytes_per_s, op_overhead_ns.
+nvme_write_bytes_per_s, nvme_read_bytes_per_s, link_bytes_per_s, op_overhead_ns,
+prefix_attention_flops_per_s, causal_attention_flops_per_s.
 examples/plan contains a machine, models and sequences.
 
 Exit status: 0 if a plan was made, even one that does not pay; 1 if the input was
