@@ -15,7 +15,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli wheel install python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -31,7 +31,19 @@ cli: ## target/release/dormouse, the program
 	$(CARGO) build --release --locked -p dormouse-cli
 
 wheel: python ## target/wheel/dormouse-*.whl: the package, both libraries and the program, as `pip install .` installs them
+	rm -rf target/wheel
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir target/wheel .
+	$(PYTHON) -m auditwheel show target/wheel/*.whl
+
+# Trainers' packages are not in .venv, so the module for Megatron-core has no page.
+PYTHON_API := dormouse $(addprefix dormouse.,hf trl verl openrlhf nemo_rl)
+
+docs: python ## pages of the three APIs, without warnings: target/doc (Rust), target/docs/python, target/docs/c; needs doxygen
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	mkdir -p target/docs
+	doxygen ffi/Doxyfile
+	PYTHONPATH=python $(PYTHON) -W error::UserWarning -W error::RuntimeWarning -m pdoc --docformat restructuredtext \
+		--output-directory target/docs/python $(PYTHON_API)
 
 # DORMOUSE_BUILT names a folder that has the libraries and the program already.
 install: $(if $(DORMOUSE_BUILT),,lib cli) ## the C library, header, preload library and program below $(DESTDIR)$(PREFIX)

@@ -18,6 +18,7 @@ pub mod c {
 pub mod forest;
 pub mod history;
 pub mod kernels;
+#[cfg(test)]
 mod layouts;
 pub mod library;
 pub mod memory;
