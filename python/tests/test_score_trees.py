@@ -8,6 +8,7 @@ import pytest
 import torch
 from model_zoo import in_fp64, zoo_model
 from models import VOCAB, distance, take_gradients, tiny
+from test_dropout import adapted
 from test_outputs import value_head
 from test_score_outputs import CHOSEN, HIDDEN, ROUTERS, Dense, dense, of_scores, with_holes
 from test_token_scores import GRAPHS
@@ -253,6 +254,16 @@ def test_what_is_not_worth_a_pass_is_not_shared(runtime):
         counts = shared.score(ids, mask, keep=keep).counts
     assert counts["trees"] == 1 and counts["prefix_tokens"] == 600 - 1
     assert counts["microbatch_tokens"] == 4 * (10 + 8)
+
+
+def test_models_that_drop_in_rows_of_responses_run_as_groups(runtime):
+    """In a tree other rows are shared, and those drop nothing."""
+    model, (ids, mask, keep) = adapted(), a_conversation()
+    shared = SharedPrefix(model, runtime, prompt_dropout=False)
+    with torch.no_grad():
+        assert shared.score(ids, mask, keep=keep).counts["trees"] == 0
+        model.eval()
+        assert shared.score(ids, mask, keep=keep).counts["trees"] == 2
 
 
 def test_calls_that_read_prompts_run_as_groups(runtime):
