@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use dormouse_alloc::{HISTORY_EVENTS_MAX, HistoryOptions, set_context};
 use dormouse_device::sync::Mutex;
 
-use super::{python, request_flags};
+use super::python;
+use super::request_flags;
 use crate::device::GPUS_MAX;
 use crate::fault::Fault;
 use crate::heap::Heap;
