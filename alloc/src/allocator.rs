@@ -183,6 +183,12 @@ impl<D: Device> Allocator<D> {
         if locked.are_many_pending() {
             return None;
         }
+        if is_small
+            && locked.state.is_recording()
+            && let Some(unit) = locked.state.allocate_recorded(request.bytes, stream)
+        {
+            return Some(self.base + ((unit as usize) << self.granule_log));
+        }
         let block = locked.state.allocate_cached(&request, &need)?;
         self.record_awake(&mut locked);
         Some(block.range.start)
@@ -256,6 +262,9 @@ impl<D: Device> Allocator<D> {
             return false;
         }
         let mut locked = self.state.lock();
+        if locked.state.is_recording() && locked.state.free_recorded(unit, stream) {
+            return true;
+        }
         let is_freed = locked.state.try_free(unit, stream);
         self.record_awake(&mut locked);
         self.unlock(locked);

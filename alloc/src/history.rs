@@ -3,7 +3,8 @@
 //! Events are recorded under the state's lock, and a [`MemoryReading`] is taken under it. So the events of a reading,
 //! undone from the newest on, lead from its ranges to those of the oldest event.
 //!
-//! While it is on, the thread cache is closed: what it does passes by the state.
+//! While it is on, the thread cache serves only callers with the state locked: what it does otherwise passes by the
+//! state.
 
 use crate::types::ArenaId;
 use dormouse_device::AddressRange;

@@ -1877,7 +1877,7 @@ dormouse_status_t dormouse_torch_get_stats(int32_t device,
 /// Records the history of all GPUs: the newest `events_max` events, none if it is 0, and their history is forgotten.
 /// `skipped` has bit `n` set for each `DORMOUSE_ACTION_*` n that is not recorded. `stacks` is 0 for events without a
 /// Python stack, 1 for stacks of allocations, 2 for stacks of frees too; stacks take Python's global lock at each
-/// event. `forgets` is 1 to forget earlier events. While it records, small blocks cost as much as others.
+/// event. `forgets` is 1 to forget earlier events. While it records, small blocks take a lock too.
 ///
 /// Any-thread. Errors: `ARGUMENT`; `UNSUPPORTED` for stacks in a process without CPython 3.11 or later.
 dormouse_status_t dormouse_torch_record_history(uint64_t events_max,

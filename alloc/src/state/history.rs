@@ -29,13 +29,19 @@ impl State {
 
     /// Ends the history and forgets its events.
     pub(crate) fn stop_history(&mut self) {
-        if self.history.take().is_some() && !self.is_thread_cache_closed {
+        if self.history.take().is_none() {
+            return;
+        }
+        // What it holds was freed for callers with the state locked.
+        self.drain_thread_cache(true);
+        if !self.is_thread_cache_closed {
             self.open_thread_cache();
         }
     }
 
-    /// Whether the thread cache is closed because its blocks would pass by the history.
-    pub(super) const fn is_recording(&self) -> bool {
+    /// Whether the history is on. The thread cache then serves callers with the state locked alone.
+    #[inline]
+    pub(crate) const fn is_recording(&self) -> bool {
         self.history.is_some()
     }
 

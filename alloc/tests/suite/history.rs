@@ -124,9 +124,9 @@ fn skipped_actions_are_not_recorded() {
     assert_eq!(events[2].address, 7);
 }
 
-/// What the thread cache does passes by the state, so it does nothing meanwhile.
+/// The thread cache serves meanwhile, with the state locked.
 #[test]
-fn small_blocks_are_recorded_and_cached_again_afterwards() {
+fn small_blocks_are_recorded_and_cached() {
     let config = Config {
         thread_cache: true,
         segment_bytes: 16 * PAGE,
@@ -147,6 +147,18 @@ fn small_blocks_are_recorded_and_cached_again_afterwards() {
     let _ = allocator.free(before.range.start, key(0)).unwrap();
     assert_eq!(actions(&allocator), [Allocated, Freed, Allocated, Freed, Freed]);
     assert!(events(&allocator).iter().all(|it| it.bytes == 700));
+    allocator.check().unwrap();
+    // As PyTorch's requests come: the block that was freed last, whole, under its own number of bytes.
+    let last = allocator.try_allocate(690, key(0)).unwrap();
+    assert_eq!(last, before.range.start);
+    allocator.check().unwrap();
+    let reading = allocator.read_memory(true);
+    let used: Vec<_> = reading.ranges.iter().filter(|it| it.usage == RangeUse::Allocated).collect();
+    assert_eq!((used.len(), used[0].range.start, used[0].requested_bytes), (1, last, 690));
+    assert!(allocator.try_free(last, key(0)));
+    assert_eq!(actions(&allocator)[5..], [Allocated, Freed]);
+    assert!(allocator.read_memory(true).ranges.iter().all(|it| it.usage == RangeUse::Free));
+    assert_eq!(allocator.stats().allocations.current, 0);
     allocator.check().unwrap();
     allocator.stop_history();
     let cached = pair(&allocator);

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use dormouse_alloc::{HISTORY_EVENTS_MAX, HistoryOptions, set_context};
 use dormouse_device::sync::Mutex;
 
-use super::{python, request_flags};
+use super::python;
+use super::request_flags;
 use crate::device::GPUS_MAX;
 use crate::fault::Fault;
 use crate::heap::Heap;
@@ -93,24 +94,35 @@ pub(super) fn join(heap: &Heap) {
 }
 
 /// Makes the context of this thread that of the allocation to come.
-pub(super) fn enter_allocation() {
-    enter(Stacks::Allocations);
+pub(super) fn enter_allocation() -> Context {
+    enter(Stacks::Allocations)
 }
 
 /// Makes the context of this thread that of the free to come.
-pub(super) fn enter_free() {
-    enter(Stacks::All);
+pub(super) fn enter_free() -> Context {
+    enter(Stacks::All)
 }
 
-fn enter(least: Stacks) {
+/// Ends the context of its thread when it is dropped: what the thread does next is no request.
+#[must_use = "the context ends with it"]
+pub(super) struct Context(u64);
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.0 != 0 {
+            set_context(0);
+        }
+    }
+}
+
+fn enter(least: Stacks) -> Context {
     let has_stack = STACKS.load(Ordering::Relaxed) >= least as i32;
     let stack = if has_stack { python::stack() } else { 0 };
-    set_context(u64::from(TEXT.get()) << 32 | u64::from(stack));
-}
-
-/// Ends the context: what this thread does next is no request.
-pub(super) fn leave() {
-    set_context(0);
+    let context = u64::from(TEXT.get()) << 32 | u64::from(stack);
+    if context != 0 {
+        set_context(context);
+    }
+    Context(context)
 }
 
 /// Returns the numbers of the stack and of the text in a context.
@@ -128,9 +140,8 @@ pub(crate) fn annotate(pointer: *const c_void, number: u32) {
     let before = TEXT.replace(number);
     guarded("annotate", || {
         if let Some(heap) = Heap::gpu_around(pointer.addr()) {
-            enter_allocation();
+            let _context = enter_allocation();
             heap.allocator().annotate(pointer.addr());
-            leave();
         }
         Ok(())
     });

@@ -36,14 +36,10 @@ const ALIGN_BYTES: usize = 512;
 /// The caller, a C function, can be unwound by a C++ exception.
 #[inline(never)]
 pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
-    let is_recorded = request_flags::is_recorded(device);
-    if is_recorded {
-        history::enter_allocation();
-    }
+    let context = request_flags::is_recorded(device).then(history::enter_allocation);
     let outcome = malloc(bytes, device, stream);
-    if is_recorded {
-        history::leave();
-    }
+    // Before an observer, and the exception.
+    drop(context);
     match outcome {
         Ok(pointer) => {
             if request_flags::is_profiled(device) {
@@ -217,9 +213,9 @@ pub(crate) fn free_watched(pointer: *mut c_void, device: i32, stream: RawStream)
     }
     let is_profiled = request_flags::is_profiled(device);
     let bytes = if is_profiled { profiler::bytes_of(pointer) } else { 0 };
-    history::enter_free();
+    let context = history::enter_free();
     free(pointer, device, stream);
-    history::leave();
+    drop(context);
     // SAFETY: a C++ exception ends the process at the caller, which is called by C++ destructors.
     unsafe { profiler::report_usage(pointer, -bytes, device) };
 }
