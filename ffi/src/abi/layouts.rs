@@ -3,7 +3,7 @@
 use super::c::*;
 use super::plugin::dormouse_plugin_v1_t;
 
-/// Compiles only if the struct has this size and its fields these offsets.
+/// The crate's tests compile only if the struct has this size and its fields these offsets.
 macro_rules! pinned {
     ($name:ident $bytes:literal: $($field:ident $offset:literal),+) => {
         const _: () = {
@@ -28,7 +28,7 @@ pinned! { dormouse_forest_info_t 64: size 0, version 4, sequences 8, nodes 16, r
 pinned! { dormouse_forest_node_t 32: parent 0, subtree_end 4, sequence 8, reserved 12, token_begin 16, token_end 24 }
 pinned! { dormouse_span_t 16: begin 0, end 8 }
 pinned! { dormouse_model_t 72: size 0, version 4, layers 8, heads 12, kv_heads 16, head_dim 20, dtype_bytes 24, reserved 28, layer_linear_weights 32, kv_linear_weights 40, last_layer_prefix_weights 48, head_weights 56, saved_bytes_per_token_layer 64 }
-pinned! { dormouse_machine_t 80: size 0, version 4, flops_per_s 8, device_bytes 16, sleep_bytes_per_s 24, wake_bytes_per_s 32, host_bytes 40, nvme_write_bytes_per_s 48, nvme_read_bytes_per_s 56, link_bytes_per_s 64, op_overhead_ns 72 }
+pinned! { dormouse_machine_t 96: size 0, version 4, flops_per_s 8, device_bytes 16, sleep_bytes_per_s 24, wake_bytes_per_s 32, host_bytes 40, nvme_write_bytes_per_s 48, nvme_read_bytes_per_s 56, link_bytes_per_s 64, op_overhead_ns 72, prefix_attention_flops_per_s 80, causal_attention_flops_per_s 88 }
 pinned! { dormouse_plan_options_t 112: size 0, version 4, sequence_count 8, loss_from 16, span_offsets 24, spans 32, weights 40, vocab 48, microbatch_rows 52, block_rows 56, wake_window_layers 64, reserved 68, flags 72, device_bytes 80, host_bytes 88, model 96, machine 104 }
 pinned! { dormouse_member_t 56: sequence 0, node 4, row_begin 8, row_end 16, first_position 24, token_begin 32, token_end 40, weight 48 }
 pinned! { dormouse_score_t 40: sequence 0, reserved 4, row_begin 8, row_end 16, first_label 24, weight 32 }
