@@ -3,7 +3,7 @@
 use super::c::*;
 use super::plugin::dormouse_plugin_v1_t;
 
-/// Compiles only if the struct has this size and its fields these offsets.
+/// The crate's tests compile only if the struct has this size and its fields these offsets.
 macro_rules! pinned {
     ($name:ident $bytes:literal: $($field:ident $offset:literal),+) => {
         const _: () = {

@@ -18,6 +18,7 @@ pub mod c {
 pub mod forest;
 pub mod history;
 pub mod kernels;
+// Of tests alone, so that the library can be built to measure the layouts anew.
 #[cfg(test)]
 mod layouts;
 pub mod library;
