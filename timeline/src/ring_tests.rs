@@ -97,8 +97,8 @@ fn a_slot_is_one_cache_line() {
 #[test]
 fn a_ring_without_memory_counts_what_it_drops() {
     // More than an address space has.
-    let ring =
-        Ring { head: Head(AtomicU64::new(0)), mask: 7, slots: Slots::<5>::zeroed(usize::MAX) };
+    let slots = Slots::<5>::zeroed(usize::MAX);
+    let ring = Ring { head: Head(AtomicU64::new(0)), mask: 7, kept: 8, slots };
     assert!(ring.slots.all().is_empty());
     for value in 0..3 {
         ring.record(sealed(value));
