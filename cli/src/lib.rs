@@ -2,7 +2,7 @@
 //!
 //! One module per command:
 //!
-//! - `top` shows the live pages that running trainers write (`timeline/src/live`).
+//! - `top` shows the live pages that running trainers write (`timeline/src/live`), and `metrics` serves them.
 //! - `doctor` checks what a trainer needs of this machine, by doing it (`device/`, `storage/`).
 //! - `params` shows the configuration that `libdormouse.so` reads, through its C interface ([`library`]).
 //! - `report` and `diff` say in text what dumps show, from the data in their pages.
@@ -38,7 +38,9 @@ mod args;
 mod doctor;
 mod files;
 mod library;
+mod live;
 mod merge;
+mod metrics;
 mod model;
 mod params;
 mod plan;
@@ -52,6 +54,7 @@ mod wire;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -146,6 +149,14 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
+    /// An address cannot be listened at.
+    #[error("{address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Print(io::Error),
@@ -175,6 +186,7 @@ pub fn run(
     let done = done.and_then(|command| match command {
         Command::Plan(args) => plan::run(&args).map(Output::of),
         Command::Top(args) => top::run(&args, out),
+        Command::Metrics(args) => metrics::run(&args, out),
         Command::Doctor(args) => doctor::run(&args),
         Command::Params(args) => params::run(&args),
         Command::Report(args) => report::run(&args),

@@ -3,6 +3,7 @@
 
 mod doctor;
 mod merge;
+mod metrics;
 mod params;
 mod plan;
 mod replay;
@@ -18,6 +19,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use merge::MergeArgs;
+pub(crate) use metrics::MetricsArgs;
 pub(crate) use params::ParamsArgs;
 pub use plan::PlanArgs;
 pub(crate) use replay::ReplayArgs;
@@ -47,6 +49,9 @@ pub(crate) enum Command {
     /// Shows the memory and copies of running trainers.
     #[command(long_about = top::ABOUT, after_help = top::TAIL)]
     Top(TopArgs),
+    /// Prints or serves the figures of running trainers as OpenMetrics.
+    #[command(long_about = metrics::ABOUT, after_help = metrics::TAIL)]
+    Metrics(MetricsArgs),
     /// Checks this machine, and says what to change.
     #[command(long_about = doctor::ABOUT, after_help = doctor::TAIL)]
     Doctor(DoctorArgs),
@@ -124,6 +129,7 @@ mod tests {
         match command {
             "plan" => &["plan", "f", "--model=m", "--machine=M", "--ranks=2", "--stages=2"],
             "top" => &["top"],
+            "metrics" => &["metrics"],
             "doctor" => &["doctor"],
             "params" => &["params"],
             "report" => &["report", "f"],
@@ -143,6 +149,7 @@ mod tests {
             "order" => "groups",
             "sort" => "stall",
             "interval-ms" => "700",
+            "listen" => "127.0.0.1:7",
             _ => "7",
         }
     }

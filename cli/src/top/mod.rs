@@ -1,6 +1,5 @@
 //! `dormouse top`: the live pages of trainers, as text.
 
-mod reading;
 mod screen;
 mod view;
 
@@ -9,9 +8,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::args::TopArgs;
+use crate::live::{Reading, States};
 use crate::text::as_json;
 use crate::{Error, Output};
-use reading::{Reading, States};
 
 /// Columns of a frame that is not shown on a terminal.
 const WIDTH: usize = 100;

@@ -11,9 +11,9 @@ use crossterm::terminal::{
 };
 use crossterm::{QueueableCommand, cursor};
 
-use super::reading::{Reading, States};
 use super::view::frame;
 use crate::args::{Order, TopArgs};
+use crate::live::{Reading, States};
 
 const KEYS: &str = "q quit   sort: r rank  d device  s stall  p pid   arrows scroll";
 

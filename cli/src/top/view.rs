@@ -2,7 +2,7 @@
 
 use dormouse_parallel::draw::{bytes, percent};
 
-use super::reading::{LinkState, State, States, Status, TierState};
+use crate::live::{LinkState, State, States, Status, TierState};
 use crate::text::{self, seconds, things};
 
 /// Columns of a bar.
@@ -94,8 +94,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::PathBuf;
 
-    use super::super::reading::Unreadable;
     use super::*;
+    use crate::live::Unreadable;
 
     fn state(status: Status) -> State {
         let tier = |used_bytes, peak_bytes, budget_bytes| TierState {

@@ -21,14 +21,14 @@ const LINKS: [&str; 4] = ["device_to_host", "host_to_device", "nvme_write", "nvm
 
 /// Pages at one moment.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     at_ns: u64,
     pages: Vec<(PathBuf, Result<Live, LiveError>)>,
 }
 
 impl Reading {
     /// Reads the pages at `paths`, or those of this user's processes.
-    pub(super) fn of(paths: &[PathBuf]) -> Self {
+    pub(crate) fn of(paths: &[PathBuf]) -> Self {
         let mut pages = Vec::new();
         let mut add = |path: PathBuf, is_named: bool| {
             let live = read(&path);
@@ -60,24 +60,24 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
 
 /// The processes of a reading.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct States {
-    pub(super) processes: Vec<State>,
-    pub(super) unreadable: Vec<Unreadable>,
+pub(crate) struct States {
+    pub(crate) processes: Vec<State>,
+    pub(crate) unreadable: Vec<Unreadable>,
     #[serde(skip)]
-    pub(super) order: Order,
+    pub(crate) order: Order,
 }
 
 /// A page named that could not be read.
 #[derive(Debug, Serialize)]
-pub(super) struct Unreadable {
-    pub(super) page: PathBuf,
-    pub(super) reason: String,
+pub(crate) struct Unreadable {
+    pub(crate) page: PathBuf,
+    pub(crate) reason: String,
 }
 
 /// What became of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Status {
+pub(crate) enum Status {
     /// It updates its page.
     Running,
     /// It has the page, and does not update it: it is stopped, or the machine is overloaded.
@@ -88,42 +88,42 @@ pub(super) enum Status {
 
 /// One process.
 #[derive(Debug, Serialize)]
-pub(super) struct State {
-    pub(super) page: PathBuf,
-    pub(super) name: String,
-    pub(super) rank: u32,
-    pub(super) pid: u32,
-    pub(super) status: Status,
-    pub(super) age_s: f64,
-    pub(super) tiers: BTreeMap<&'static str, TierState>,
-    pub(super) links: BTreeMap<&'static str, LinkState>,
-    pub(super) stall_s: f64,
+pub(crate) struct State {
+    pub(crate) page: PathBuf,
+    pub(crate) name: String,
+    pub(crate) rank: u32,
+    pub(crate) pid: u32,
+    pub(crate) status: Status,
+    pub(crate) age_s: f64,
+    pub(crate) tiers: BTreeMap<&'static str, TierState>,
+    pub(crate) links: BTreeMap<&'static str, LinkState>,
+    pub(crate) stall_s: f64,
     /// Share of the interval; above 1 if several threads wait. `None` without an update in it.
-    pub(super) stall_share: Option<f64>,
-    pub(super) asleep_bytes: u64,
-    pub(super) cached_bytes: u64,
-    pub(super) alloc_failures: u64,
+    pub(crate) stall_share: Option<f64>,
+    pub(crate) asleep_bytes: u64,
+    pub(crate) cached_bytes: u64,
+    pub(crate) alloc_failures: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct TierState {
-    pub(super) used_bytes: u64,
-    pub(super) peak_bytes: u64,
-    pub(super) budget_bytes: u64,
+pub(crate) struct TierState {
+    pub(crate) used_bytes: u64,
+    pub(crate) peak_bytes: u64,
+    pub(crate) budget_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct LinkState {
-    pub(super) copied_bytes: u64,
+pub(crate) struct LinkState {
+    pub(crate) copied_bytes: u64,
     /// Over the interval, pauses included. `None` without an update in it.
-    pub(super) bytes_per_s: Option<f64>,
+    pub(crate) bytes_per_s: Option<f64>,
     /// While copies ran; 0 if unknown.
-    pub(super) measured_bytes_per_s: u64,
+    pub(crate) measured_bytes_per_s: u64,
 }
 
 impl States {
     /// Compares two readings of the same pages.
-    pub(super) fn between(before: &Reading, after: &Reading) -> Self {
+    pub(crate) fn between(before: &Reading, after: &Reading) -> Self {
         let mut states = Self::default();
         for (page, live) in &after.pages {
             match live {
@@ -141,7 +141,7 @@ impl States {
         states
     }
 
-    pub(super) fn sort(&mut self, order: Order) {
+    pub(crate) fn sort(&mut self, order: Order) {
         self.order = order;
         self.processes.sort_by(|a, b| {
             let by_rank = || a.rank.cmp(&b.rank);
