@@ -165,7 +165,7 @@ pub use error::AllocError;
 pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
 pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
-pub use stats::{Amount, Stats};
+pub use stats::{Amount, PeakWatch, Stats};
 pub use streams::PENDING_ASKED_FROM;
 pub use thread_cache::ThreadShard;
 pub use trim::TRIM_REFUSALS_MAX;

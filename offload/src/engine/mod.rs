@@ -125,6 +125,8 @@ pub struct Engine<D: Device> {
     counts: Mutex<Stats>,
     tags: Mutex<tags::Tags>,
     stashes: Mutex<stash::Stashes>,
+    /// Of the moment of the most memory in use at a mark, about.
+    largest: Mutex<largest::LargestBlocks>,
     /// Past steps by prefix, the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
     pool: IoPool,
@@ -204,6 +206,7 @@ impl<D: Device> Engine<D> {
             counts: Mutex::default(),
             tags: Mutex::new(tags::Tags::default()),
             stashes: Mutex::new(stash::Stashes::default()),
+            largest: Mutex::new(largest::LargestBlocks::default()),
             profiles: Mutex::new(VecDeque::new()),
             pool,
         });
