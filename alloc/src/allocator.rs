@@ -6,7 +6,7 @@ use crate::ladder::Reclaim;
 use crate::marks::Marks;
 use crate::run_ahead::RunAhead;
 use crate::state::{Geometry, Need, State};
-use crate::stats::Amount;
+use crate::stats::{Amount, PeakWatch};
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
 use crate::tier_history::TierHistory;
@@ -437,6 +437,29 @@ impl<D: Device> Allocator<D> {
             state.settle_thread_cache();
             state.earlier_peaks.begin_interval(&mut state.stats);
         });
+    }
+
+    /// Begins a watch of the peak of allocated bytes, whatever others reset.
+    #[must_use = "a watch has to end"]
+    pub fn watch_peak(&self) -> PeakWatch {
+        self.change(|state| {
+            state.settle_thread_cache();
+            state.earlier_peaks.watch(&mut state.stats)
+        })
+    }
+
+    /// Returns the peak of allocated bytes since the last look of this watch, or its begin. Takes time proportional
+    /// to the number of watches.
+    pub fn watched_peak(&self, watch: PeakWatch) -> u64 {
+        self.change(|state| {
+            state.settle_thread_cache();
+            state.earlier_peaks.look(watch, &mut state.stats)
+        })
+    }
+
+    /// Ends a watch.
+    pub fn unwatch_peak(&self, watch: PeakWatch) {
+        self.change(|state| state.earlier_peaks.unwatch(watch));
     }
 
     /// Returns all blocks, those with a deferred free included, in no particular order.

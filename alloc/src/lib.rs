@@ -174,7 +174,7 @@ pub use history::{
 pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
 pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
-pub use stats::{Amount, Stats};
+pub use stats::{Amount, PeakWatch, Stats};
 pub use streams::PENDING_ASKED_FROM;
 pub use thread_cache::ThreadShard;
 pub use tier_history::TierHistory;

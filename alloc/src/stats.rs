@@ -102,31 +102,69 @@ pub struct Stats {
     pub ooms: u64,
 }
 
-/// Peaks of `allocated_bytes` before the latest reset or begin of an interval. `Stats` has the peak since
-/// then, for both: an allocation raises one peak.
-#[derive(Clone, Copy, Debug, Default)]
+/// Identifies a watch of the peak of `allocated_bytes` ([`crate::Allocator::watch_peak`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeakWatch(u64);
+
+/// Peaks of `allocated_bytes` before the latest reset, begin of an interval or look of a watch. `Stats` has the
+/// peak since then, for all: an allocation raises one peak.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct EarlierPeaks {
     since_reset: u64,
     in_interval: u64,
+    /// By watch, since its last look. A few: one for each prefix that is not closed.
+    watched: Vec<(PeakWatch, u64)>,
+    last_watch: u64,
 }
 
 impl EarlierPeaks {
     /// Resets every peak but that of the interval.
     pub(crate) fn reset(&mut self, stats: &mut Stats) {
-        self.in_interval = self.in_interval.max(stats.allocated_bytes.peak);
+        self.close(stats);
         self.since_reset = 0;
         stats.reset_peaks();
     }
 
     /// Begins an interval. Other peaks stay.
     pub(crate) fn begin_interval(&mut self, stats: &mut Stats) {
-        self.since_reset = self.since_reset.max(stats.allocated_bytes.peak);
+        self.close(stats);
         self.in_interval = 0;
+    }
+
+    /// Begins a watch.
+    pub(crate) fn watch(&mut self, stats: &mut Stats) -> PeakWatch {
+        self.close(stats);
+        self.last_watch += 1;
+        let watch = PeakWatch(self.last_watch);
+        self.watched.push((watch, stats.allocated_bytes.current));
+        watch
+    }
+
+    /// Returns the peak since the last look of this watch; the current value if it has ended.
+    pub(crate) fn look(&mut self, watch: PeakWatch, stats: &mut Stats) -> u64 {
+        self.close(stats);
+        let current = stats.allocated_bytes.current;
+        let found = self.watched.iter_mut().find(|(its, _)| *its == watch);
+        found.map_or(current, |(_, peak)| std::mem::replace(peak, current))
+    }
+
+    /// Ends a watch.
+    pub(crate) fn unwatch(&mut self, watch: PeakWatch) {
+        self.watched.retain(|(its, _)| *its != watch);
+    }
+
+    /// Takes over the peak of the statistics, which begins anew.
+    fn close(&mut self, stats: &mut Stats) {
+        let peak = stats.allocated_bytes.peak;
+        let watched = self.watched.iter_mut().map(|(_, peak)| peak);
+        for earlier in watched.chain([&mut self.since_reset, &mut self.in_interval]) {
+            *earlier = peak.max(*earlier);
+        }
         stats.allocated_bytes.reset_peak();
     }
 
     /// Returns the statistics with both peaks.
-    pub(crate) fn complete(self, mut stats: Stats) -> Stats {
+    pub(crate) fn complete(&self, mut stats: Stats) -> Stats {
         let later = stats.allocated_bytes.peak;
         stats.allocated_interval_peak_bytes = later.max(self.in_interval);
         stats.allocated_bytes.peak = later.max(self.since_reset);

@@ -301,6 +301,18 @@ CASES = {
         prompt_tokens=LONG_TOKENS,
     ),
     "context on four ranks": Case(4, context_parallel=4),
+    "context on two ranks, experts": Case(2, context_parallel=2, config=EXPERTS),
+    "context on two ranks, experts on both": Case(
+        2,
+        expert_parallel=2,
+        context_parallel=2,
+        config=EXPERTS,
+        share={"microbatch_tokens": 9},
+        prompt_tokens=LONG_TOKENS,
+    ),
+    "context on two ranks, experts on four": Case(
+        4, expert_parallel=4, context_parallel=2, config=EXPERTS, share={"microbatch_tokens": 9}
+    ),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),

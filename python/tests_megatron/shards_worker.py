@@ -56,11 +56,13 @@ def on_sockets(work: Callable[[], object]) -> tuple[object, int]:
 
     def sent_bytes() -> int:
         found = 0
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            # That of the directory is closed again; others are no sockets of TCP.
+        for descriptor in Path("/proc/self/fd").iterdir():
+            if not descriptor.is_socket():
+                continue
             with (
+                socket.socket(fileno=os.dup(int(descriptor.name))) as each,
+                # Of another kind than TCP.
                 contextlib.suppress(OSError),
-                socket.socket(fileno=os.dup(descriptor)) as each,
             ):
                 info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
                 sent, again = struct.unpack_from("QQ", info, BYTES_SENT_AT)

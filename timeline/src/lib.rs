@@ -141,12 +141,12 @@ impl Timeline {
         self.marks.record(Event::Instant { lane, name, at_ns, value }.pack());
     }
 
-    /// Records the new value of `gauge`, in bytes.
+    /// Records the new value of `gauge`, in bytes. Changes of one gauge that race may be recorded out of order: an
+    /// owner that needs their order records them under its lock.
     #[inline]
     pub fn gauge(&self, gauge: Gauge, value_bytes: u64) {
         let at_ns = now_ns();
-        // Relaxed: no other memory is published through a gauge.
-        let previous_bytes = self.latest[gauge as usize].swap(value_bytes, Ordering::Relaxed);
+        let previous_bytes = replace(&self.latest[gauge as usize], value_bytes);
         let tag = NameId::OTHER;
         self.gauges.record(Event::Gauge { gauge, tag, at_ns, value_bytes, previous_bytes }.pack());
     }
@@ -156,8 +156,7 @@ impl Timeline {
     pub fn tag_gauge(&self, tag: NameId, value_bytes: u64) {
         let (gauge, at_ns) = (Gauge::DeviceTagged, now_ns());
         let Some(latest) = self.latest_by_tag.get(usize::from(tag.index())) else { return };
-        // Relaxed: as above.
-        let previous_bytes = latest.swap(value_bytes, Ordering::Relaxed);
+        let previous_bytes = replace(latest, value_bytes);
         self.gauges.record(Event::Gauge { gauge, tag, at_ns, value_bytes, previous_bytes }.pack());
     }
 
@@ -178,4 +177,14 @@ impl Timeline {
         snapshot.tags_now = tags_now;
         snapshot
     }
+}
+
+/// Sets a level and returns the one before. Not one atomic operation, which costs 5 ns: changes of one level that race
+/// may get the same level before.
+#[inline]
+fn replace(level: &AtomicU64, value_bytes: u64) -> u64 {
+    // Relaxed: no other memory is published through a gauge.
+    let previous_bytes = level.load(Ordering::Relaxed);
+    level.store(value_bytes, Ordering::Relaxed);
+    previous_bytes
 }

@@ -342,6 +342,35 @@ fn peaks_of_the_timeline_are_those_of_the_statistics() {
     }
 }
 
+/// Each watch has the peak since its own last look; resets and intervals of others do not shorten it, and it does
+/// not shorten theirs.
+#[test]
+fn a_watch_has_the_peak_since_its_last_look() {
+    let (_, allocator) = allocator(512, 100);
+    let up_to = |count: u64| {
+        let block = allocator.allocate(&pages(count as usize)).unwrap();
+        let _ = allocator.free(block.range.start, 0).unwrap();
+    };
+    let kept = allocator.allocate(&pages(2)).unwrap();
+    up_to(40);
+    let [first, second] = [allocator.watch_peak(), allocator.watch_peak()];
+    up_to(10);
+    assert_eq!(allocator.watched_peak(first), bytes(12));
+    up_to(5);
+    allocator.begin_interval();
+    up_to(3);
+    assert_eq!([first, first, second].map(|it| allocator.watched_peak(it)), [7, 2, 12].map(bytes));
+    let stats = allocator.stats();
+    assert_eq!(stats.allocated_bytes.peak, bytes(42), "since the start");
+    assert_eq!(stats.allocated_interval_peak_bytes, bytes(5));
+    up_to(20);
+    allocator.reset_peaks();
+    allocator.unwatch_peak(second);
+    assert_eq!([first, second].map(|it| allocator.watched_peak(it)), [22, 2].map(bytes));
+    assert_eq!(allocator.stats().allocated_bytes.peak, bytes(2));
+    let _ = allocator.free(kept.range.start, 0).unwrap();
+}
+
 #[test]
 fn peaks_are_reset_to_what_is_now() {
     let (_, allocator) = allocator(512, 100);

@@ -128,6 +128,8 @@ pub struct Engine<D: Device> {
     tags: Mutex<tags::Tags>,
     prefixes: Mutex<progress::Prefixes>,
     stashes: Mutex<stash::Stashes>,
+    /// Of the moment of the most memory in use at a mark, about.
+    largest: Mutex<largest::LargestBlocks>,
     /// Past steps by prefix, the one kept longest ago first.
     profiles: Mutex<VecDeque<profiles::StepProfiles<D>>>,
     pool: IoPool,
@@ -208,6 +210,7 @@ impl<D: Device> Engine<D> {
             tags: Mutex::new(tags::Tags::default()),
             prefixes: Mutex::new(progress::Prefixes::new()),
             stashes: Mutex::new(stash::Stashes::default()),
+            largest: Mutex::new(largest::LargestBlocks::default()),
             profiles: Mutex::new(VecDeque::new()),
             pool,
         });

@@ -167,6 +167,7 @@ impl<D: Device> Engine<D> {
         if let Some(nvme) = &self.nvme {
             nvme.reset_peak();
         }
+        self.forget_largest();
         self.allocator.reset_peaks();
     }
 

@@ -24,6 +24,7 @@ impl<D: Device> Prefix<D> {
     /// `Order`; the prefix is then unchanged.
     pub fn enter(&mut self, phase: Phase, stream: &D::Stream) -> Result<(), OffloadError> {
         let order = self.order.enter(phase)?;
+        self.sample();
         self.record_phase();
         self.order = order;
         self.phase_began_ns = self.engine.timeline().now_ns();

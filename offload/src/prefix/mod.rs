@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dormouse_alloc::ArenaId;
+use dormouse_alloc::{ArenaId, PeakWatch};
 use dormouse_device::Device;
 use dormouse_timeline::{Lane, Slice};
 use tracing::Span;
@@ -93,6 +93,7 @@ pub struct Prefix<D: Device> {
     /// Time that threads waited elsewhere than at the begin of a backward.
     other_stall_ns: u64,
     phase_peak_bytes: [u64; 3],
+    peak_watch: PeakWatch,
     left_asleep_bytes: u64,
     /// Arena of the blocks allocated in the layers' windows: the pages of a finished layer go to the layers
     /// that wake next. `None` after phase A, or at the limit on arenas.
@@ -142,6 +143,7 @@ impl<D: Device> Engine<D> {
             clock: Clock::default(),
             other_stall_ns: 0,
             phase_peak_bytes: [0; 3],
+            peak_watch: self.allocator().watch_peak(),
             left_asleep_bytes: 0,
             arena: self.allocator().arena_create().ok(),
             phase_span: Span::none(),
@@ -314,12 +316,15 @@ impl<D: Device> Prefix<D> {
         peaks.filter(|&(_, bytes)| bytes > 0).max_by_key(|&(_, bytes)| bytes).map(|(p, _)| p)
     }
 
-    /// Samples the device memory in use, for the phase's peak.
+    /// Takes the peak of device memory in use since the last sample for the phase, and samples what is in use now.
     fn sample(&mut self) {
+        let allocator = self.engine.allocator();
+        let peak_bytes = allocator.watched_peak(self.peak_watch);
         if let Some(phase) = self.order.phase() {
-            let bytes = self.engine.allocator().stats().allocated_bytes.current;
+            let bytes = allocator.stats().allocated_bytes.current;
             let peak = &mut self.phase_peak_bytes[phase.index()];
-            *peak = (*peak).max(bytes);
+            *peak = (*peak).max(peak_bytes);
+            self.engine.note_level(bytes);
             let resident_bytes = self.held_bytes.saturating_sub(self.account.asleep.bytes());
             self.recorder.hot(bytes.saturating_sub(resident_bytes));
         }
@@ -339,6 +344,8 @@ impl<D: Device> Prefix<D> {
         if std::mem::replace(&mut self.is_closed, true) {
             return;
         }
+        self.sample();
+        self.engine.allocator().unwatch_peak(self.peak_watch);
         self.record_phase();
         self.keep_profile();
         self.close_arena();

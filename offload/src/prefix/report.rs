@@ -73,7 +73,7 @@ pub struct PrefixReport {
     pub layer: Vec<LayerReport>,
     /// Reasons that memory stayed awake, each once with its count.
     pub declined: Vec<String>,
-    /// The phase with the highest device memory use, sampled at the marks.
+    /// The phase with the highest device memory use.
     pub peak_phase: Option<Phase>,
     /// Peak device memory use in bytes per phase, by [`Phase::index`].
     pub phase_peak_bytes: [u64; 3],

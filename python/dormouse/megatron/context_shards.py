@@ -17,7 +17,7 @@ from ..trainers.refusals import UnsupportedTrainerError
 # The planner's way that ranks carry out.
 ALL_GATHER = "all_gather"
 # Of as many lengths of prompts.
-PLANS_MAX = 1024
+PLANS_MAX = 64
 
 
 class Shards:

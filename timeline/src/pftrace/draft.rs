@@ -9,6 +9,7 @@ use crate::lanes::SUBTRACKS_MAX;
 use crate::levels::{Levels, Steps};
 use crate::snapshot::Snapshot;
 use crate::totals::rate_bytes_per_s;
+use std::collections::HashMap;
 use std::ops::Range;
 
 const TYPE_BEGIN: u64 = 1;
@@ -54,9 +55,18 @@ impl Draft {
             outbound: lane.is_outbound(),
         });
         let mut steps = flows::steps(&legs.collect::<Vec<_>>()).into_iter();
+        let mut uses = Uses::of(snapshot, tracks.slices(Lane::Layer));
+        let mut placed = Vec::new();
         for (lane, (slice, sub)) in slices() {
             let step = if slice.flow == 0 { None } else { steps.next() };
-            draft.slice(tracks, lane, slice, *sub, step.unwrap_or(Step::Alone));
+            let step = step.unwrap_or(Step::Alone);
+            let is_used = step != Step::Joins && uses.end_there(slice);
+            placed.push((lane, slice, *sub, if is_used { Step::Joins } else { step }));
+        }
+        let mut layers = uses.ends.into_iter();
+        for (lane, slice, sub, step) in placed {
+            let ends = if lane == Lane::Layer { layers.next() } else { None };
+            draft.slice(tracks, slice, sub, step, &ends.unwrap_or_default());
         }
         for event in &snapshot.events {
             if let Event::Instant { lane, name, at_ns, value } = *event {
@@ -93,12 +103,12 @@ impl Draft {
     fn slice(
         &mut self,
         tracks: &Tracks,
-        lane: Lane,
         slice: &Slice,
         sub: Option<usize>,
         step: Step,
+        ends: &[u64],
     ) {
-        let uuid = tracks.lane_uuid(lane, sub.unwrap_or(SUBTRACKS_MAX - 1));
+        let uuid = tracks.lane_uuid(slice.lane, sub.unwrap_or(SUBTRACKS_MAX - 1));
         let begin = if sub.is_some() { TYPE_BEGIN } else { TYPE_INSTANT };
         self.event(slice.start_ns, begin, uuid, |body| {
             body.unsigned(field::NAME_IID, name_iid(slice));
@@ -125,6 +135,7 @@ impl Draft {
                 Step::Joins => body.fixed64(field::FLOW_ID, flow_id),
                 Step::Ends => body.fixed64(field::LAST_FLOW_ID, flow_id),
             }
+            ends.iter().for_each(|flow| body.fixed64(field::LAST_FLOW_ID, tracks.flow_id(*flow)));
             if sub.is_none() {
                 annotate(body, Annotation::DurationNs, slice.duration_ns());
             }
@@ -140,6 +151,40 @@ impl Draft {
         self.encoded.unsigned(field::TRACK_UUID, track_uuid);
         fill(&mut self.encoded);
         self.events.push((at_ns, start..self.encoded.len()));
+    }
+}
+
+/// The backwards that use what has woken: flows end there.
+struct Uses<'a> {
+    layers: &'a [(Slice, Option<usize>)],
+    /// Backwards of each layer, as places in `layers`, by start.
+    backwards: HashMap<u32, Vec<usize>>,
+    /// The flows that end at each slice of `layers`.
+    ends: Vec<Vec<u64>>,
+}
+
+impl<'a> Uses<'a> {
+    fn of(snapshot: &Snapshot, layers: &'a [(Slice, Option<usize>)]) -> Self {
+        let mut backwards = HashMap::<u32, Vec<usize>>::new();
+        for (at, (slice, _)) in layers.iter().enumerate() {
+            if let Some(layer) = slice.layer
+                && snapshot.names.get(slice.name) == "backward"
+            {
+                backwards.entry(layer).or_default().push(at);
+            }
+        }
+        Self { layers, backwards, ends: vec![Vec::new(); layers.len()] }
+    }
+
+    /// Ends the flow of `leg`, the last of its round trip, at the backward that uses it. False if there is none.
+    fn end_there(&mut self, leg: &Slice) -> bool {
+        let is_inbound = leg.lane.is_copy() && !leg.lane.is_outbound() && leg.flow != 0;
+        let of_layer =
+            leg.layer.filter(|_| is_inbound).and_then(|layer| self.backwards.get(&layer));
+        let Some(of_layer) = of_layer else { return false };
+        let from = of_layer.partition_point(|at| self.layers[*at].0.start_ns <= leg.start_ns);
+        let used = of_layer[from..].iter().find(|at| self.layers[**at].0.end_ns >= leg.end_ns);
+        used.map(|at| self.ends[*at].push(leg.flow)).is_some()
     }
 }
 

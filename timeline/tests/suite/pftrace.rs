@@ -74,7 +74,7 @@ fn check_balance(trace: &Trace) -> Vec<(&TrackEvent, u64)> {
 fn check_flows(trace: &Trace) {
     let mut under_way: HashMap<u64, usize> = HashMap::new();
     for event in &trace.events {
-        assert!(event.flows.len() + event.last_flows.len() <= 1);
+        assert!(event.flows.len() <= 1 && (event.flows.is_empty() || event.last_flows.is_empty()));
         for flow in &event.flows {
             *under_way.entry(*flow).or_default() += 1;
         }
@@ -142,6 +142,38 @@ fn a_flow_follows_a_region_through_two_sleeps() {
     assert_eq!(begins[0].notes["bytes"], 1 << 20);
     assert_eq!(begins[0].notes["region"], 9);
     assert_eq!(begins[0].notes["bytes_per_s"], (1 << 20) * 100_000_000);
+}
+
+/// A flow has a third leg, the backward that uses what has woken. Several may end at one backward.
+#[test]
+fn a_flow_ends_at_the_backward_that_uses_it() {
+    let timeline = Timeline::new(64);
+    let [read, backward, forward] = ["read", "backward", "forward"].map(|it| timeline.intern(it));
+    let of_layer = |lane, name, layer, start_ns, end_ns, flow| {
+        let layer = Some(layer);
+        Event::Slice(Slice { layer, flow, ..Slice::new(lane, name, start_ns, end_ns) })
+    };
+    let mut snapshot = snapshot(
+        &timeline,
+        vec![
+            of_layer(Lane::NvmeWrite, read, 3, 1, 5, 7),
+            of_layer(Lane::NvmeRead, read, 3, 10, 20, 7),
+            of_layer(Lane::NvmeRead, read, 3, 12, 22, 8),
+            of_layer(Lane::NvmeRead, read, 4, 12, 22, 9),
+            of_layer(Lane::Layer, forward, 3, 23, 24, 0),
+            of_layer(Lane::Layer, backward, 3, 25, 30, 0),
+            of_layer(Lane::Layer, backward, 3, 45, 50, 0),
+        ],
+    );
+    snapshot.names = timeline.snapshot().names;
+    let trace = written(&snapshot);
+    check_flows(&trace);
+    let begins: Vec<_> = trace.events.iter().filter(|event| event.kind == Kind::Begin).collect();
+    let ends: Vec<usize> = begins.iter().map(|event| event.last_flows.len()).collect();
+    let joins: Vec<usize> = begins.iter().map(|event| event.flows.len()).collect();
+    assert_eq!((ends, joins), (vec![0, 0, 0, 0, 0, 2, 0], vec![1, 1, 1, 0, 0, 0, 0]));
+    assert_eq!(begins[1].name.as_deref(), Some("L3 read"));
+    assert_eq!(begins[1].notes["layer"], 3);
 }
 
 #[test]
