@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::live::{State, States, Status};
+use crate::live::{LinkState, State, States, Status, TierState};
 
 /// Media type of the page.
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -10,6 +10,7 @@ use dormouse_timeline::{BLOCKS_MAX, Facts, Gauge, Lane, LiveBlock};
 
 use super::{Engine, TagId};
 use crate::ids::{RegionId, Role, layer_of, name_of};
+use dormouse_storage::sync::lock;
 
 /// Marks keep the largest blocks of their moment if this part more is in use than when they were kept last: at
 /// most 120 times from 64 MiB to 80 GiB, each O(blocks).
