@@ -1,4 +1,4 @@
-"""K and V of prompts on three context-parallel ranks: what each has, gathers, gets back and sends."""
+"""K and V of prompts on three context-parallel ranks: what each has, gathers, sends, gets back."""
 
 from __future__ import annotations
 
