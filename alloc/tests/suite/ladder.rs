@@ -176,7 +176,7 @@ impl Reclaim for Names {
 
 #[test]
 fn the_report_has_the_names_of_the_runtime_in_at_most_ten_lines() {
-    let (_, allocator) = allocator(512, 100);
+    let (_, allocator) = allocator(512, 120);
     let names = Arc::new(Names);
     let weak: Weak<Names> = Arc::downgrade(&names);
     allocator.set_reclaim(weak);
