@@ -2,6 +2,9 @@
 
 PYTHON := .venv/bin/python
 CARGO ?= cargo
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+export DESTDIR
 CAMPAIGN_SEQUENCES ?= 100000
 CAMPAIGN_KILLS ?= 250 # of each kind
 FUZZ_SECONDS ?= 300
@@ -12,7 +15,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli wheel python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -28,7 +31,23 @@ cli: ## target/release/dormouse, the program
 	$(CARGO) build --release --locked -p dormouse-cli
 
 wheel: python ## target/wheel/dormouse-*.whl: the package, both libraries and the program, as `pip install .` installs them
+	rm -rf target/wheel
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir target/wheel .
+	$(PYTHON) -m auditwheel show target/wheel/*.whl
+
+# Trainers' packages are not in .venv, so the module for Megatron-core has no page.
+PYTHON_API := dormouse $(addprefix dormouse.,hf trl verl openrlhf nemo_rl)
+
+docs: python ## pages of the three APIs, without warnings: target/doc (Rust), target/docs/python, target/docs/c; needs doxygen
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	mkdir -p target/docs
+	doxygen ffi/Doxyfile
+	PYTHONPATH=python $(PYTHON) -W error::UserWarning -W error::RuntimeWarning -m pdoc --docformat restructuredtext \
+		--output-directory target/docs/python $(PYTHON_API)
+
+# DORMOUSE_BUILT names a folder that has the libraries and the program already.
+install: $(if $(DORMOUSE_BUILT),,lib cli) ## the C library, header, preload library and program below $(DESTDIR)$(PREFIX)
+	scripts/install $(or $(DORMOUSE_BUILT),target/release) $(PREFIX) $(LIBDIR)
 
 python: ## the checkout's own Python environment in .venv
 	scripts/setup-python
@@ -152,7 +171,7 @@ bench-parallel: lib python ## Megatron's schedule with shared prompts, played pi
 bench-replay: lib python ## 100 updates of SmolLM2 on the recorded rollouts, dense and shared: target/bench/replay.json, a table and a picture
 	$(PYTHON) benches/replay/bench.py
 
-bench-see: lib wheel ## what recording costs, how fast a page of a million events opens, the wheel: target/bench/see.json, and a table
+bench-see: lib cli wheel ## what recording costs, how fast a page of a million events opens, the wheel: target/bench/see.json, and a table
 	$(CARGO) build --release --locked -p dormouse-timeline --examples
 	scripts/setup-browser
 	$(PYTHON) benches/see/bench.py

@@ -1,6 +1,7 @@
 //! The allocator: one lock around the state, device calls outside of it.
 
 use crate::core::Fit;
+use crate::history::{HistoryAction, HistoryOptions, MemoryReading};
 use crate::ladder::Reclaim;
 use crate::marks::Marks;
 use crate::run_ahead::RunAhead;
@@ -8,6 +9,7 @@ use crate::state::{Geometry, Need, State};
 use crate::stats::{Amount, PeakWatch};
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
+use crate::tier_history::TierHistory;
 use crate::types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 use crate::{ALIGN_BYTES_MAX, AllocError, Config, Stats};
 use dormouse_device::sync::{Mutex, MutexGuard};
@@ -44,6 +46,8 @@ pub struct Allocator<D: Device> {
     /// shortage that is about to end. Taken before `state`, never while `state` is held.
     pub(crate) ladder: Mutex<()>,
     pub(crate) reclaim: Mutex<Option<Weak<dyn Reclaim>>>,
+    host_tier: TierHistory,
+    file_tier: TierHistory,
 }
 
 /// The state behind the lock. At every point that can fail, a change of it is complete or has not begun.
@@ -132,6 +136,8 @@ impl<D: Device> Allocator<D> {
             state: Mutex::new(locked),
             ladder: Mutex::new(()),
             reclaim: Mutex::new(None),
+            host_tier: TierHistory::default(),
+            file_tier: TierHistory::default(),
         })
     }
 
@@ -176,6 +182,12 @@ impl<D: Device> Allocator<D> {
         let mut locked = self.state.lock();
         if locked.are_many_pending() {
             return None;
+        }
+        if is_small
+            && locked.state.is_recording()
+            && let Some(unit) = locked.state.allocate_recorded(request.bytes, stream)
+        {
+            return Some(self.base + ((unit as usize) << self.granule_log));
         }
         let block = locked.state.allocate_cached(&request, &need)?;
         self.record_awake(&mut locked);
@@ -250,6 +262,9 @@ impl<D: Device> Allocator<D> {
             return false;
         }
         let mut locked = self.state.lock();
+        if locked.state.is_recording() && locked.state.free_recorded(unit, stream) {
+            return true;
+        }
         let is_freed = locked.state.try_free(unit, stream);
         self.record_awake(&mut locked);
         self.unlock(locked);
@@ -451,6 +466,49 @@ impl<D: Device> Allocator<D> {
     #[must_use]
     pub fn blocks(&self) -> Vec<BlockInfo> {
         self.state.lock().state.blocks()
+    }
+
+    /// Returns what pinned host memory holds of sleeping blocks.
+    #[must_use]
+    pub fn host_tier(&self) -> &TierHistory {
+        &self.host_tier
+    }
+
+    /// Returns what a file holds of sleeping blocks. Addresses are offsets in it.
+    #[must_use]
+    pub fn file_tier(&self) -> &TierHistory {
+        &self.file_tier
+    }
+
+    /// Starts the history, also of the tiers, or changes its options; the newest events are kept unless `forgets`. The thread cache is
+    /// closed while it is on.
+    pub fn start_history(&self, options: HistoryOptions, forgets: bool) {
+        self.change(|state| state.start_history(options, forgets));
+        self.host_tier.start(options, forgets);
+        self.file_tier.start(options, forgets);
+    }
+
+    /// Ends the history and forgets its events.
+    pub fn stop_history(&self) {
+        self.change(State::stop_history);
+        self.host_tier.stop();
+        self.file_tier.stop();
+    }
+
+    /// Records in the history that a request of `bytes` found no memory while the device had `free_bytes`.
+    pub fn note_out_of_memory(&self, bytes: u64, free_bytes: usize) {
+        self.state.lock().state.note(HistoryAction::OutOfMemory, free_bytes, bytes);
+    }
+
+    /// Records a remark on the block around `address` in the history: the context of the calling thread.
+    pub fn annotate(&self, address: usize) {
+        self.state.lock().state.annotate(address);
+    }
+
+    /// Returns all mapped memory and, `with_events`, the history, of one moment. Requests wait meanwhile.
+    #[must_use]
+    pub fn read_memory(&self, with_events: bool) -> MemoryReading {
+        self.state.lock().state.reading(with_events)
     }
 
     /// Unlocks the state, and marks streams if that is due.

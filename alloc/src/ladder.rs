@@ -50,6 +50,17 @@ impl Reclaimed {
 pub trait Reclaim: Send + Sync + Debug {
     /// Unmaps about `bytes_needed` bytes, as far as possible.
     fn reclaim(&self, bytes_needed: u64) -> Reclaimed;
+
+    /// Names the owner of blocks with this tag and scope, for a report. `None`: unknown.
+    fn owner_name(&self, tag: u32, scope: u64) -> Option<String> {
+        let _unknown = (tag, scope);
+        None
+    }
+
+    /// Returns what the program does at the moment, for a report. `None`: unknown.
+    fn activity(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Why an attempt failed.
@@ -319,6 +330,11 @@ impl<D: Device> Allocator<D> {
         drop(locked);
         let holders_left_out = holders.len().saturating_sub(TOP_HOLDERS_MAX);
         holders.truncate(TOP_HOLDERS_MAX);
+        let runtime = self.reclaim.lock().as_ref().and_then(Weak::upgrade);
+        let name = |tag, scope| runtime.as_ref().and_then(|known| known.owner_name(tag, scope));
+        for holder in &mut holders {
+            holder.name = name(holder.tag, holder.scope);
+        }
         tracing::info!(
             target: "alloc",
             bytes = request.bytes,
@@ -333,6 +349,8 @@ impl<D: Device> Allocator<D> {
             cause: shortage.cause,
             asked_bytes: request.bytes as u64,
             align_bytes: request.align as u64,
+            asked_for: name(request.tag, request.scope),
+            activity: runtime.as_ref().and_then(|known| known.activity()),
             stats,
             kept_bytes,
             largest_cached_bytes,

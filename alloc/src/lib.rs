@@ -34,6 +34,8 @@
 //!   *staged* pages (reserved for a block that is about to wake).
 //! - *trim*: unmaps cached ranges. *Move*: a trim that frees pages to be mapped elsewhere.
 //!   *Reclaim*: asks the runtime to put memory to sleep.
+//! - *history*: recorded events of blocks and pages, and of the tiers' pieces ([`Allocator::start_history`]). *Reading*:
+//!   all mapped ranges and the history, of one moment.
 //! - For [`pinned`] memory: *slab*: memory pinned by one device call; *idle* if it is unused.
 //!   *Piece*: the part of a slab that a *buffer* occupies. *Open*: the free part of a slab in use.
 //!   *Bounce*: a temporary buffer of a load, which may exceed the cap.
@@ -82,6 +84,7 @@
 //!   arena is closed and, after that, every registered stream was idle or has passed an event.
 //! - **I11** A mapped large page lies in one block or in one cached range. So all whole pages of a cached
 //!   range can be unmapped, at most one large page more than was asked for. Kept arenas have no large pages.
+//! - **I12** The events of a reading, undone from the newest on, lead from its ranges to those of the oldest event.
 //!
 //! # Requirements on the device
 //! It maps any bare run of pages and unmaps any mapped run that splits no large page: a cached range may have
@@ -144,6 +147,7 @@ mod allocator;
 mod config;
 pub mod core;
 mod error;
+mod history;
 mod ladder;
 mod marks;
 pub mod pinned;
@@ -156,18 +160,24 @@ mod sync;
 #[cfg(any(test, feature = "checks"))]
 mod testing;
 mod thread_cache;
+mod tier_history;
 mod trim;
 mod types;
 
 pub use allocator::{Allocator, WHOLE_PAGES_DIVISOR};
 pub use config::{Config, Margin};
 pub use error::AllocError;
+pub use history::{
+    HISTORY_EVENTS_MAX, HistoryAction, HistoryEvent, HistoryOptions, MappedRange, MemoryReading,
+    RangeUse, set_context,
+};
 pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
 pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
 pub use stats::{Amount, PeakWatch, Stats};
 pub use streams::PENDING_ASKED_FROM;
 pub use thread_cache::ThreadShard;
+pub use tier_history::TierHistory;
 pub use trim::TRIM_REFUSALS_MAX;
 pub use types::{ArenaId, Block, BlockId, BlockInfo, Freed, Request};
 

@@ -22,8 +22,10 @@ pub enum Cause {
 }
 
 /// The live blocks of one tag and scope.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
+    /// What the runtime calls their owner; `None`: unknown to it.
+    pub name: Option<String>,
     /// [`crate::Request::tag`].
     pub tag: u32,
     /// [`crate::Request::scope`].
@@ -55,7 +57,7 @@ pub struct Tried {
     pub stream_waits: u64,
 }
 
-/// The report of a failed request. Its text has at most 12 lines.
+/// The report of a failed request. Its text has at most 10 lines: an error has two more, for the device and a dump.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
     /// Cause of the failure.
@@ -64,6 +66,10 @@ pub struct OutOfMemory {
     pub asked_bytes: u64,
     /// Requested alignment.
     pub align_bytes: u64,
+    /// What the runtime calls the owner that the block was for; `None`: none, or unknown to it.
+    pub asked_for: Option<String>,
+    /// What the program was doing; `None`: unknown.
+    pub activity: Option<String>,
     /// The statistics at the time of the failure.
     pub stats: Stats,
     /// Cached bytes that are kept for the graphs of kept arenas.
@@ -110,6 +116,19 @@ impl fmt::Display for Size {
     }
 }
 
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tag, scope, blocks, awake_bytes, asleep_bytes, .. } = self;
+        match (&self.name, tag, scope) {
+            (Some(name), ..) => f.write_str(name)?,
+            (None, 0, 0) => f.write_str("no tag and no layer")?,
+            (None, ..) => write!(f, "tag {tag}, scope {scope:#x}")?,
+        }
+        let (awake, asleep) = (Size(*awake_bytes), Size(*asleep_bytes));
+        write!(f, ": {awake} awake, {asleep} asleep in {blocks} blocks")
+    }
+}
+
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.cause {
@@ -120,6 +139,14 @@ impl fmt::Display for OutOfMemory {
         let asked = self.asked_bytes;
         write!(f, "out of memory: {asked} bytes ({}) requested, ", Size(asked))?;
         writeln!(f, "aligned to {}: {why}", self.align_bytes)?;
+        match (&self.asked_for, &self.activity) {
+            (None, None) => {}
+            (Some(owner), None) => writeln!(f, "  requested for {owner}")?,
+            (None, Some(activity)) => writeln!(f, "  requested in {activity}")?,
+            (Some(owner), Some(activity)) => {
+                writeln!(f, "  requested for {owner}, in {activity}")?;
+            }
+        }
         let Stats { mapped_bytes, cached_bytes, staged_bytes, asleep_bytes, .. } = &self.stats;
         writeln!(
             f,
@@ -135,25 +162,23 @@ impl fmt::Display for OutOfMemory {
             write!(f, "; of the cached, {} kept for graphs", Size(self.kept_bytes))?;
         }
         match self.stats.pending_bytes.current {
-            0 => writeln!(f)?,
-            bytes => writeln!(f, "; freed but in use by streams {}", Size(bytes))?,
+            0 => {}
+            bytes => write!(f, "; freed but in use by streams {}", Size(bytes))?,
         }
         writeln!(
             f,
-            "  largest free range: {} with pages, {} of addresses",
+            "; largest free range: {} with pages, {} of addresses",
             Size(self.largest_cached_bytes),
             Size(self.largest_bare_bytes),
         )?;
-        for Holder { tag, scope, blocks, awake_bytes, asleep_bytes } in &self.holders {
-            let (awake, asleep) = (Size(*awake_bytes), Size(*asleep_bytes));
-            writeln!(
-                f,
-                "  held by tag {tag}, scope {scope:#x}: \
-                 {awake} awake, {asleep} asleep in {blocks} blocks"
-            )?;
-        }
-        if self.holders_left_out > 0 {
-            writeln!(f, "  and {} more holders", self.holders_left_out)?;
+        for (at, holder) in self.holders.iter().enumerate() {
+            let left_out = match self.holders_left_out {
+                count if count > 0 && at + 1 == self.holders.len() => {
+                    format!("; and {count} more holders")
+                }
+                _ => String::new(),
+            };
+            writeln!(f, "  held by {holder}{left_out}")?;
         }
         if let Some(error) = &self.device {
             writeln!(f, "  device error: {error}")?;
@@ -187,7 +212,7 @@ pub(crate) fn holders(blocks: impl Iterator<Item = BlockInfo>) -> Vec<Holder> {
     let mut sums = BTreeMap::<(u32, u64), Holder>::new();
     for block in blocks {
         let (tag, scope) = (block.tag, block.scope);
-        let none = Holder { tag, scope, blocks: 0, awake_bytes: 0, asleep_bytes: 0 };
+        let none = Holder { name: None, tag, scope, blocks: 0, awake_bytes: 0, asleep_bytes: 0 };
         let sum = sums.entry((tag, scope)).or_insert(none);
         sum.blocks += 1;
         *(if block.asleep { &mut sum.asleep_bytes } else { &mut sum.awake_bytes }) +=

@@ -78,6 +78,10 @@ OURS = Contender(
 )
 
 
+# Ours with torch's memory history on, without stacks.
+OURS_RECORDING = replace(
+    OURS, name="ours, recording", environment={**OURS.environment, "OURS_HISTORY_EVENTS": "65536"}
+)
 # Ours with pages of the driver's granularity alone.
 ALONE = {"DORMOUSE_CUDA_PAGE_BYTES": "2MiB", "DORMOUSE_CUDA_LARGE_PAGE_BYTES": "2MiB"}
 OURS_ALONE = replace(OURS, name="ours, 2 MiB", environment={**OURS.environment, **ALONE})

@@ -23,6 +23,7 @@ def makers(trace_directory: Path) -> dict[str, Maker]:
 
 def _makers(trace_directory: Path) -> Iterator[tuple[str, Maker]]:
     yield "hot_pair_instructions", speed.hot_instructions
+    yield "history_pair_instructions", speed.history_instructions
     for live in CHURN_LIVE:
         yield f"churn_{live}_instructions", partial(speed.churn_instructions, live=live)
     yield "two_thread_scaling", speed.two_threads

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 import runs
-from contenders import Contender, Unavailable
+from contenders import OURS, OURS_RECORDING, Contender, Unavailable
 from rows import HIGHER, LOWER, Row
 from setting import (
     CHURN_STEPS,
@@ -21,6 +21,7 @@ from setting import (
 
 HOT_BAR = 300
 CHURN_BAR = 500
+HISTORY_FACTOR = 3
 SCALING_BAR = 0.93
 
 # Short rounds, and many: on a machine with few processors and others on it, a round counts only if
@@ -36,6 +37,20 @@ def hot_instructions(setting: Setting, name: str) -> Row:
     how = f"callgrind, all threads, {HOT_PAIRS} pairs of {HOT_BYTES // KIB} KiB behind {HOT_WARMUP}"
     row = Row(name, "instructions/pair", LOWER, how, bar=HOT_BAR)
     return setting.fill(row, lambda one: runs.count_instructions(one, *hot_arguments()))
+
+
+def history_instructions(setting: Setting, name: str) -> Row:
+    how = (
+        f"as hot_pair_instructions, with torch's memory history on, without stacks; bar: "
+        f"{HISTORY_FACTOR} times without, in the same run"
+    )
+    row = Row(name, "instructions/pair", LOWER, how)
+    without, recording = (
+        runs.count_instructions(one, *hot_arguments()) for one in (OURS, OURS_RECORDING)
+    )
+    row.bar = HISTORY_FACTOR * without
+    row.put(OURS.name, recording)
+    return row
 
 
 def churn_instructions(setting: Setting, name: str, live: int) -> Row:

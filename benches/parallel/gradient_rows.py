@@ -1,4 +1,4 @@
-"""Rows of gradients of Megatron's schedule with shared prompts, and of the bytes its stages send, over
+"""Rows of gradients of Megatron's schedule with shared prompts, and of the bytes its ranks send, over
 all layouts of python/tests_megatron/cases.py."""
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ SECONDS_MAX = 480.0
 def empty_rows() -> list[Row]:
     """Returns the rows of :data:`NAMES`, without figures."""
     how = "distance to the FP64 truth over that of Megatron's own run"
-    exchanged = Row(BYTES, "ratio", LOWER, "bytes that stages send in their lists", bar=1)
+    sent = "bytes that stages send in their lists, and context-parallel ranks in passes of prompts"
+    exchanged = Row(BYTES, "ratio", LOWER, sent, bar=1)
     return [exchanged, *(Row(name, "ratio", LOWER, how, bar=bar) for name, bar in BARS.items())]
 
 
@@ -52,7 +53,7 @@ def fill(rows: list[Row], found: list[dict]) -> None:
     ratios = [max(sent / planned, planned / sent) for planned, sent in pairs]
     exchanged.ours = max(ratios)
     exchanged.how += (
-        f", over those planned, the ratio farthest from 1 of {len(pairs)} calls: "
+        f", over those planned, the ratio farthest from 1 of {len(pairs)}: "
         f"{sum(sent for _, sent in pairs):,} bytes sent, {sum(each for each, _ in pairs):,} planned"
     )
     for row, figure in ((worst, "ratio_max"), (p99, "ratio_p99")):

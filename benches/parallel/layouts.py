@@ -1,7 +1,7 @@
 """One rank of all layouts of python/tests_megatron/cases.py with as many: ``layouts.py DIRECTORY DTYPE``.
 
-Leaves ``RANK.json``: of each case the ratios of method §10 over this rank's parameters, and of each
-call the bytes that its stage planned and sent. With the environment of torchrun.
+Leaves ``RANK.json``: of each case the ratios of method §10 over this rank's parameters, and the bytes
+planned and sent, of a stage in each call, of a context-parallel rank in each pass of a prompt. With the environment of torchrun.
 """
 
 from __future__ import annotations

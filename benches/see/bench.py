@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benches"))
 
 import timeline_rows
+import top_rows
 import wheel_rows
 from rows import measure
 
 OUT = ROOT / "target" / "bench" / "see.json"
 # Each file of rows adds its own here.
-MAKERS = [*timeline_rows.MAKERS, *wheel_rows.MAKERS]
+MAKERS = [*timeline_rows.MAKERS, *top_rows.MAKERS, *wheel_rows.MAKERS]
 
 
 def main() -> int:

@@ -1,8 +1,18 @@
 //! The command-line program `dormouse`.
 //!
-//! `dormouse plan` reads sequences ([`read`]), a model ([`Model`]) and a machine, plans them with
-//! `schedule/` and `parallel/`, and prints a [`Report`]: shared tokens, cost of the plan, work of each rank
-//! and pipeline stage. It computes no plan itself. Not a trainer or a service.
+//! One module per command:
+//!
+//! - `top` shows the live pages that running trainers write (`timeline/src/live`), and `metrics` serves them.
+//! - `doctor` checks what a trainer needs of this machine, by doing it (`device/`, `storage/`).
+//! - `params` shows the configuration that `libdormouse.so` reads, through its C interface ([`library`]).
+//! - `report` and `diff` say in text what dumps show, from the data in their pages.
+//! - `merge` puts dumps and traces of torch.profiler on one clock.
+//! - `replay` runs a log of allocations on `alloc/`.
+//! - `plan` reads sequences ([`read`]), a model ([`Model`]) and a machine, plans them with
+//!   `schedule/` and `parallel/`, and prints a [`Report`]: shared tokens, cost of the plan, work of each
+//!   rank and pipeline stage. It computes no plan itself.
+//!
+//! Not a trainer or a service.
 //!
 //! # Glossary
 //! - *row*: one sequence in a file; *line* in a text file.
@@ -22,18 +32,29 @@
 //!                   │                  │
 //!   files ──read──► Sequences ──► schedule/ ──► Report ──► table or JSON, files in --out
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod args;
+mod doctor;
 mod files;
+mod library;
+mod live;
+mod merge;
+mod metrics;
 mod model;
+mod params;
 mod plan;
 pub mod read;
+mod replay;
+mod report;
 mod sequences;
 mod text;
+mod top;
+mod wire;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -41,17 +62,22 @@ use dormouse_parallel::balance::BalanceError;
 use dormouse_parallel::pipeline::PipelineError;
 use dormouse_schedule::PlanError;
 
+use args::Command;
 pub use args::PlanArgs;
 pub use files::DescriptionError;
+pub use library::LibraryError;
+pub use merge::MergeError;
 pub use model::Model;
 pub use plan::{
     BatchReport, OpCounts, PipelineReport, PlanReport, RankReport, RanksReport, Report,
     ResidencyCounts,
 };
 pub use read::ReadError;
+pub use replay::ReplayError;
+pub use report::DumpError;
 pub use sequences::{IDS_MAX, Refusal, Sequences, Tokens, VOCAB_MAX};
 
-/// Exit status if the input was refused.
+/// Exit status if the input was refused, or something looked at is not as it should be.
 const REFUSED: u8 = 1;
 /// Exit status if the arguments were refused.
 const MISUSED: u8 = 2;
@@ -95,6 +121,26 @@ pub enum Error {
         plan::STAGED_TOKENS_MIN
     )]
     NothingStaged,
+    /// The library's parameters cannot be read.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// Traces cannot be merged.
+    #[error(transparent)]
+    Merge(#[from] MergeError),
+    /// A dump cannot be read.
+    #[error(transparent)]
+    Dump(#[from] DumpError),
+    /// A trace of allocations cannot be replayed.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    /// A parameter that does not exist.
+    #[error("{seen} is no parameter; accepted: {accepted}")]
+    Param {
+        /// The name.
+        seen: String,
+        /// Names like it.
+        accepted: String,
+    },
     /// A file cannot be written.
     #[error("{}: {source}", file.display())]
     Write {
@@ -103,9 +149,31 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
+    /// An address cannot be listened at.
+    #[error("{address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Print(io::Error),
+}
+
+/// What a command prints to standard output.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) text: String,
+    /// `false` if what was looked at is not as it should be: exit status 1, without an error message.
+    pub(crate) is_good: bool,
+}
+
+impl Output {
+    pub(crate) fn of(text: String) -> Self {
+        Self { text, is_good: true }
+    }
 }
 
 /// Runs the program with the arguments after its name.
@@ -114,17 +182,33 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> ExitCode {
-    let done = args::parse(arguments).map_err(Error::Usage).and_then(|args| plan::run(&args));
-    let text = match done {
+    let done = args::parse(arguments).map_err(Error::Usage);
+    let done = done.and_then(|command| match command {
+        Command::Plan(args) => plan::run(&args).map(Output::of),
+        Command::Top(args) => top::run(&args, out),
+        Command::Metrics(args) => metrics::run(&args, out),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Params(args) => params::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Diff(args) => report::run_diff(&args),
+        Command::Merge(args) => merge::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Completion(args) => Ok(Output::of(args.script())),
+        Command::Man(args) => args.page().map(Output::of).map_err(Error::Usage),
+    });
+    let output = match done {
         // Help and version are not errors.
-        Err(Error::Usage(text)) if !text.use_stderr() => Ok(text.to_string()),
+        Err(Error::Usage(text)) if !text.use_stderr() => Ok(Output::of(text.to_string())),
         done => done,
     };
-    let done = text.and_then(|text| {
-        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Print)
+    let done = output.and_then(|output| {
+        let text = output.text.as_bytes();
+        out.write_all(text).and_then(|()| out.flush()).map_err(Error::Print)?;
+        Ok(output.is_good)
     });
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(REFUSED),
         Err(Error::Print(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // Standard error may be closed too.

@@ -62,6 +62,14 @@ pub(crate) fn seconds(seconds: f64) -> String {
     format!("{:.3} {unit}", seconds * factor)
 }
 
+/// Formats a value as JSON.
+pub(crate) fn as_json(it: &impl serde::Serialize) -> String {
+    // Plain structs with string keys: serialising them cannot fail.
+    let mut text = serde_json::to_string_pretty(it).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

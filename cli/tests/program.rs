@@ -245,6 +245,11 @@ fn writes_the_output_files() {
     assert!(texts[0].contains("<th>batch: compression</th><td>3.846</td>"), "{}", texts[0]);
     assert!(!texts[0].contains("<svg"), "no picture without known times");
 
+    let arguments = ["plan", "lengths.jsonl", "-m", "config.json", "--out", "deep/er"];
+    let said = String::from_utf8(dormouse(here.path(), &arguments).stdout).unwrap();
+    let wanted = "\nwrote deep/er\nnext: open deep/er/page.html in a browser\n";
+    assert!(said.ends_with(wanted), "{said}");
+
     let (names, texts) = out(&["-M", "machine.json", "-b", "2048", "-r", "2", "-s", "3"]);
     let wanted = [
         "memory.svg",

@@ -1,4 +1,4 @@
-/*
+/** @file
  * dormouse: a memory manager and offload runtime for LLM trainers with shared prefixes.
  * Generated from ffi/src by ffi/tests/suite/header.rs; edit there and run it with UPDATE=1.
  *
@@ -35,16 +35,19 @@
 
 /* ---- Versions -------------------------------------------------------------------------------- */
 
-/// Version of this header. dormouse_get_version() returns that of the loaded library.
+/// First part of this header's version.
 #define DORMOUSE_VERSION_MAJOR 0
+/// Second part of this header's version.
 #define DORMOUSE_VERSION_MINOR 1
+/// Third part of this header's version.
 #define DORMOUSE_VERSION_PATCH 0
+/// Version of this header, as one number. dormouse_get_version() returns that of the loaded library.
 #define DORMOUSE_VERSION \
     (DORMOUSE_VERSION_MAJOR * 1000000 + DORMOUSE_VERSION_MINOR * 1000 + DORMOUSE_VERSION_PATCH)
 
 /// Zeroes the struct and sets `size` and `version`.
 #define DORMOUSE_INIT(it) \
-    (memset((it), 0, sizeof *(it)), (it)->size = (uint32_t)sizeof *(it), \
+    (memset((it), 0, sizeof *(it)), (it)->size = sizeof *(it), \
      (void)((it)->version = DORMOUSE_STRUCT_VERSION))
 
 
@@ -222,6 +225,48 @@
 /// Number of bytes of a text field in a struct, including the NUL. Longer text is truncated.
 #define DORMOUSE_TEXT_BYTES 512
 
+/// Kinds of events in a memory history, in the numbers of `dormouse_history_event_t`: a block was allocated.
+#define DORMOUSE_ACTION_ALLOCATED 0
+
+/// A block was freed, and no other stream uses it.
+#define DORMOUSE_ACTION_FREED 1
+
+/// A block was freed. Another stream or a copy may still use it.
+#define DORMOUSE_ACTION_FREE_REQUESTED 2
+
+/// The uses of a freed block are over.
+#define DORMOUSE_ACTION_FREE_COMPLETED 3
+
+/// Pages were mapped.
+#define DORMOUSE_ACTION_MAPPED 4
+
+/// Pages were unmapped.
+#define DORMOUSE_ACTION_UNMAPPED 5
+
+/// A block fell asleep: its pages, unmapped next, hold none of it any more.
+#define DORMOUSE_ACTION_FELL_ASLEEP 6
+
+/// A block awoke.
+#define DORMOUSE_ACTION_AWOKE 7
+
+/// A request found no memory. `address` is the number of bytes that were left.
+#define DORMOUSE_ACTION_OUT_OF_MEMORY 8
+
+/// The history was read.
+#define DORMOUSE_ACTION_READ 9
+
+/// A remark on a block.
+#define DORMOUSE_ACTION_ANNOTATED 10
+
+/// Use of a mapped range: none.
+#define DORMOUSE_USE_FREE 0
+
+/// A block, or a part of a sleeping block that shares its page with others.
+#define DORMOUSE_USE_ALLOCATED 1
+
+/// The same, freed; another stream or a copy may still use it.
+#define DORMOUSE_USE_PENDING_FREE 2
+
 /// Run the prefix of `node` forward, keeping its graph.
 #define DORMOUSE_OP_PREFIX_FORWARD 1
 
@@ -301,7 +346,7 @@ typedef struct dormouse_param_t {
     uint32_t version;
     /// Name of the environment variable; static text.
     const char *name;
-    /// `size`, `count`, `switch`, `choice`, `path` or `filter`; static text.
+    /// `size`, `count`, `switch`, `choice`, `set`, `path` or `filter`; static text.
     const char *kind;
     /// Built-in default; static text.
     const char *built_in;
@@ -328,7 +373,7 @@ typedef struct dormouse_options_t {
     int32_t device_kind;
     /// Index of the device among its kind.
     int32_t device_ordinal;
-    /// Limit on mapped device memory, in bytes (`DORMOUSE_ALLOC_BUDGET_BYTES`).
+    /// Limit on mapped device memory, in bytes (`DORMOUSE_CPU_BUDGET_BYTES`, `DORMOUSE_CUDA_BUDGET_BYTES`).
     uint64_t alloc_budget_bytes;
     /// Limit on the host tier, in bytes (`DORMOUSE_HOST_BUDGET_BYTES`).
     uint64_t host_budget_bytes;
@@ -632,7 +677,7 @@ typedef struct dormouse_machine_t {
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
     uint32_t version;
-    /// Compute throughput in floating-point operations/s.
+    /// Throughput of products with weights in floating-point operations/s.
     uint64_t flops_per_s;
     /// Device memory in bytes.
     uint64_t device_bytes;
@@ -650,6 +695,11 @@ typedef struct dormouse_machine_t {
     uint64_t link_bytes_per_s;
     /// Fixed cost of an op in nanoseconds.
     uint64_t op_overhead_ns;
+    /// Throughput of attention to the keys of a prefix in floating-point operations/s. 0: `flops_per_s`.
+    uint64_t prefix_attention_flops_per_s;
+    /// Throughput of causal attention in floating-point operations/s, where masked pairs do not count: a kernel
+    /// that computes them too has half its other throughput. 0: `prefix_attention_flops_per_s`.
+    uint64_t causal_attention_flops_per_s;
 } dormouse_machine_t;
 
 /// Options of `dormouse_plan_create`: how the sequences of a forest run, and which tokens are scored. The
@@ -950,6 +1000,111 @@ typedef struct dormouse_block_t {
     uint32_t reserved;
 } dormouse_block_t;
 
+/// The memory history of a GPU: figures.
+typedef struct dormouse_history_t {
+    /// In: size of the struct. Out: number of bytes written.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Number of mapped ranges.
+    uint64_t range_count;
+    /// Number of events that are kept.
+    uint64_t event_count;
+    /// Number of events since the history was last empty.
+    uint64_t recorded_count;
+    /// Most events that are kept; 0 while none is recorded.
+    uint64_t events_max;
+} dormouse_history_t;
+
+/// A mapped range of a GPU's addresses.
+typedef struct dormouse_range_t {
+    /// First address.
+    uint64_t address;
+    /// Size in bytes.
+    uint64_t bytes;
+    /// Requested size of the block in bytes; 0 for free memory.
+    uint64_t requested_bytes;
+    /// Stream of the range.
+    uint64_t stream;
+    /// Layer of the block's allocation in its lower half, prefix in its upper half; 0: none.
+    uint64_t scope;
+    /// Id of the pool for CUDA graphs that the range belongs to; both parts are 0 for none.
+    uint64_t pool_first;
+    /// The second part.
+    uint64_t pool_second;
+    /// `DORMOUSE_USE_*`.
+    int32_t usage;
+    /// Number of the segment. Neighbours with the same number are one piece of memory.
+    uint32_t segment;
+    /// Number of the block's tag; 0: none.
+    uint32_t tag;
+    /// Stack of the block's allocation, for `dormouse_torch_get_frames`; 0: none.
+    uint32_t stack;
+    /// Number of `dormouse_torch_set_metadata` at the block's allocation.
+    uint32_t metadata;
+    /// 1 if small blocks are allocated there, else 0.
+    uint32_t is_small;
+} dormouse_range_t;
+
+/// An event of a memory history.
+typedef struct dormouse_history_event_t {
+    /// Unix time in nanoseconds.
+    uint64_t unix_ns;
+    /// Address of the block or pages.
+    uint64_t address;
+    /// Requested size of the block, or size of the pages, in bytes.
+    uint64_t bytes;
+    /// Stream of the allocation.
+    uint64_t stream;
+    /// Layer of the block's allocation in its lower half, prefix in its upper half; 0: none.
+    uint64_t scope;
+    /// Id of the pool for CUDA graphs that the block belongs to; both parts are 0 for none.
+    uint64_t pool_first;
+    /// The second part.
+    uint64_t pool_second;
+    /// `DORMOUSE_ACTION_*`.
+    int32_t action;
+    /// Number of the block's tag; 0: none.
+    uint32_t tag;
+    /// Stack of the event, for `dormouse_torch_get_frames`; 0: none.
+    uint32_t stack;
+    /// Number of `dormouse_torch_set_metadata` of the event's thread.
+    uint32_t metadata;
+} dormouse_history_event_t;
+
+/// A frame of a Python stack.
+typedef struct dormouse_frame_t {
+    /// The code object, which stays alive.
+    void *code;
+    /// Offset of the instruction in bytes, as `PyCode_Addr2Line` expects it.
+    int32_t offset;
+    /// Number of the caller's frame; 0: none. Frame `n` is the `n`-th of the table, from 1.
+    uint32_t caller;
+} dormouse_frame_t;
+
+/// Called where a request finds no memory: the device, the requested bytes, the limit of its mapped bytes, and the bytes
+/// of it that are left.
+typedef void (*dormouse_out_of_memory_fn)(int32_t device,
+                                          uint64_t requested_bytes,
+                                          uint64_t limit_bytes,
+                                          uint64_t left_bytes);
+
+/// A function of this header. It is cast to its own type before it is called.
+typedef void (*dormouse_proc_t)(void);
+
+/// What `dlsym` returns for `dormousePlugin_v1`. The struct never changes; a successor would be
+/// `dormousePlugin_v2`, exported beside it.
+typedef struct dormouse_plugin_v1_t {
+    /// Size of the struct.
+    uint32_t size;
+    /// Version of the structs that the functions accept, `DORMOUSE_STRUCT_VERSION`.
+    uint32_t abi_version;
+    /// `dormouse`; static text.
+    const char *name;
+    /// Returns the function of this header called `name`, or NULL if the library has none. Any-thread.
+    dormouse_proc_t (*get_proc)(const char *name);
+} dormouse_plugin_v1_t;
+
 /* ---- Status codes ---------------------------------------------------------------------------- */
 
 /// Success.
@@ -1024,6 +1179,11 @@ typedef struct dormouse_block_t {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/* ---- Plugin ---------------------------------------------------------------------------------- */
+
+/// Entry of a host that loads the library with `dlopen`.
+extern const struct dormouse_plugin_v1_t dormousePlugin_v1;
 
 /* ---- Library and parameters ------------------------------------------------------------------ */
 
@@ -1130,6 +1290,17 @@ dormouse_status_t dormouse_runtime_set_budget(struct dormouse_runtime_t *runtime
 dormouse_status_t dormouse_runtime_dump(struct dormouse_runtime_t *runtime,
                                         int32_t format,
                                         const char *path);
+
+/// Writes the recorded timeline as an HTML page into `DORMOUSE_DUMP_DIR`, under the name of the dumps that
+/// `DORMOUSE_DUMP` requests, with `call` as the reason. `buffer` receives the path, and `count_out` its
+/// length with the NUL. Any number of calls write as many files.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` if `capacity` is
+/// below 4097, `CONFIG` if no directory was set when the first runtime was created, `IO`.
+dormouse_status_t dormouse_runtime_write_dump(struct dormouse_runtime_t *runtime,
+                                              char *buffer,
+                                              uint64_t capacity,
+                                              uint64_t *count_out);
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -1700,6 +1871,75 @@ dormouse_status_t dormouse_torch_get_stats(int32_t device,
                                            struct dormouse_block_t *blocks,
                                            uint64_t capacity,
                                            uint64_t *count_out);
+
+/* ---- Memory history -------------------------------------------------------------------------- */
+
+/// Records the history of all GPUs: the newest `events_max` events, none if it is 0, and their history is forgotten.
+/// `skipped` has bit `n` set for each `DORMOUSE_ACTION_*` n that is not recorded. `stacks` is 0 for events without a
+/// Python stack, 1 for stacks of allocations, 2 for stacks of frees too; stacks take Python's global lock at each
+/// event. `forgets` is 1 to forget earlier events. While it records, small blocks take a lock too.
+///
+/// Any-thread. Errors: `ARGUMENT`; `UNSUPPORTED` for stacks in a process without CPython 3.11 or later.
+dormouse_status_t dormouse_torch_record_history(uint64_t events_max,
+                                                uint32_t skipped,
+                                                int stacks,
+                                                int forgets);
+
+/// Returns what is mapped on GPU `device`, by segment and address, and the events of its history, oldest first: undone
+/// from the newest on, they lead from these ranges to those of the oldest event. The last event is this reading.
+/// `tier` is `DORMOUSE_TIER_DEVICE`; with `_HOST` or `_NVME` it is what that tier holds of the GPU's sleeping memory.
+/// Addresses of the NVMe tier are offsets in its file.
+///
+/// `history_out` receives the figures. `ranges` and `events` receive the elements if both capacities are enough;
+/// otherwise they are unchanged. Each may be NULL: without `events` there is no event of this reading.
+///
+/// Any-thread; requests of the GPU wait meanwhile. The caller owns the arrays. Errors: `NULL`, `VERSION`, `ARGUMENT`
+/// for a device without a heap, `LIMIT` if an array is too small (`history_out` is written).
+dormouse_status_t dormouse_torch_get_history(int32_t device,
+                                             int32_t tier,
+                                             struct dormouse_history_t *history_out,
+                                             struct dormouse_range_t *ranges,
+                                             uint64_t range_capacity,
+                                             struct dormouse_history_event_t *events,
+                                             uint64_t event_capacity);
+
+/// Returns the frames of all Python stacks in histories. `count_out` receives their number; `frames` receives them if
+/// `capacity` elements are enough, and may be NULL to query the number. They stay, and more may come.
+///
+/// Any-thread. The caller owns the array. Errors: `NULL`, `LIMIT` if the array is too small (`count_out` is written).
+dormouse_status_t dormouse_torch_get_frames(struct dormouse_frame_t *frames,
+                                            uint64_t capacity,
+                                            uint64_t *count_out);
+
+/// Returns the name of tag `tag` of the runtime of GPU `device`, as ranges and events name it by number. `count_out`
+/// receives the length with its NUL, 1 for a tag that was destroyed; `text` receives the name if `capacity` bytes are
+/// enough, and may be NULL to query the length.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `ARGUMENT` for a device without a heap, `LIMIT`.
+dormouse_status_t dormouse_torch_get_tag_name(int32_t device,
+                                              uint32_t tag,
+                                              char *text,
+                                              uint64_t capacity,
+                                              uint64_t *count_out);
+
+/// Sets the number that events of the calling thread carry in `metadata`; 0 at first. The caller keeps what it stands
+/// for.
+///
+/// Any-thread. Never fails.
+void dormouse_torch_set_metadata(uint32_t number);
+
+/// Records a remark on the block around `ptr`: an event with `number` in `metadata`. Nothing happens while no history is
+/// recorded, or if no live block contains `ptr`.
+///
+/// Any-thread. Never fails.
+void dormouse_torch_annotate(const void *ptr,
+                             uint32_t number);
+
+/// Has `observer` called where a request of `dormouse_torch_malloc` finds no memory, before its exception. NULL: none.
+/// It may call any function of this header, and must not unwind.
+///
+/// Any-thread. Never fails.
+void dormouse_torch_set_out_of_memory_observer(dormouse_out_of_memory_fn observer);
 
 #ifdef __cplusplus
 }  // extern "C"

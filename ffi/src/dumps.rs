@@ -1,61 +1,347 @@
-//! Timeline dumps that nobody asks for by a call: one where device memory ran out, into `DORMOUSE_DUMP_DIR`.
+//! Timeline dumps that a program does not write itself: where memory runs out, at exit, on a signal, and when a file
+//! appears (`DORMOUSE_DUMP`). See `docs/decisions/0054-dumps-without-code.md`.
 //!
-//! A dump is a page for a browser, named by host, rank, process and number, written aside and renamed. One that
-//! fails is a warning: the error that it was to explain goes on.
+//! A dump is a page for a browser in `DORMOUSE_DUMP_DIR`, named by host, rank, process, number, reason and device. One
+//! thread writes all of them, since `malloc`, an exit and a signal handler may write no file:
+//!
+//! ```text
+//!   out of memory ─┐                     ┌─► snapshot ─► file aside ─► rename
+//!   exit ──────────┴─► job ──┐           │
+//!   signal ──► flag ─────────┼─► thread ─┘
+//!   trigger file ──► poll ───┘
+//! ```
+//! - **D1** The thread starts with the first runtime or GPU heap, so a program that only preloads the library has none.
+//! - **D2** A request waits for the thread a limited time, and holds no lock that the thread takes.
+//! - **D3** A forked child writes nothing.
+//! - **D4** The number of dumps of a process is limited for each reason.
+//! - **D5** All dumps that fail cause one warning. The error that a dump was to explain is returned all the same.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+mod bell;
+mod reason;
+mod signal;
+mod target;
+mod trigger;
 
-use dormouse_timeline::{Process, html};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crossbeam::queue::ArrayQueue;
+use dormouse_device::sync::Mutex;
+use dormouse_device::with_signals_blocked;
 
 use crate::fault::Fault;
-use crate::heap::Heap;
-use crate::params::{self, Key};
-use crate::{files, log};
+use crate::params::{Config, Key};
+use crate::{fork, status, stderr};
 
-/// Limit of the dumps of a process: a trainer may try the same request again for ever.
-const DUMPS_MAX: u64 = 8;
+use bell::Bell;
+use reason::Reason;
+use signal::Handler;
+use target::{Target, open_command};
+use trigger::Trigger;
 
+pub(crate) use target::{DeviceId, Source, process};
+
+/// Maximum time that a request or the exit of the process waits for its dump.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// How often the trigger file and the action of the signal are looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Signals within this time of the last dump by signal are one request.
+const SIGNAL_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of requests that wait for the thread.
+const JOBS_MAX: usize = 16;
+
+/// Wakes the thread.
+static WAKE: Bell = Bell::new();
+static SERVICE: OnceLock<&Service> = OnceLock::new();
+/// Held while the service starts.
+static STARTING: Mutex<()> = Mutex::new(());
+/// Whether a failed dump has been warned about (D5).
+static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+/// The next number in the name of a dump.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Writes a dump where device memory ran out, if a directory is set. Returns a line for the error's text. Waits
-/// for the disk; called without a lock of the allocator.
-pub(crate) fn out_of_memory(heap: &Heap, reason: &str) -> Option<String> {
-    let config = params::in_effect().ok()?;
-    let directory = config.path(Key::DumpDir)?;
+thread_local! {
+    /// Whether this is the thread that writes: its own requests must not wait for it.
+    static IS_WRITER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Paths of the dumps of a request, or why there is none.
+type Outcome = Result<Vec<PathBuf>, String>;
+
+/// A request for a dump, and its outcome.
+#[derive(Debug)]
+struct Job {
+    reason: Reason,
+    /// The text of the error, or empty.
+    why: String,
+    /// `None`: all devices.
+    source: Option<Source>,
+    outcome: OnceLock<Outcome>,
+    done: Bell,
+}
+
+/// What the thread works on. Never freed.
+#[derive(Debug)]
+struct Service {
+    target: Target,
+    /// Words of `DORMOUSE_DUMP`.
+    reasons: String,
+    trigger: Option<Trigger>,
+    /// Set once the thread runs.
+    handler: OnceLock<Handler>,
+    jobs: ArrayQueue<Arc<Job>>,
+    sources: Mutex<Vec<Source>>,
+    counts: [AtomicU64; Reason::COUNT],
+}
+
+/// Adds a device to those that are dumped. The first call with a directory starts the thread. Never fails: a setting
+/// that cannot work is a warning.
+pub(crate) fn watch(config: &Config, source: Source) {
+    let _one_at_a_time = STARTING.lock();
+    let service = SERVICE.get().copied().or_else(|| start(config));
+    if let Some(service) = service {
+        let mut sources = service.sources.lock();
+        if sources.iter().all(|known| known.device != source.device) {
+            sources.push(source);
+        }
+    }
+}
+
+/// Starts the service, if a directory is set.
+fn start(config: &Config) -> Option<&'static Service> {
+    let reasons = config.text(Key::Dump);
+    let Some(directory) = config.path(Key::DumpDir) else {
+        if config.is_chosen(Key::Dump) && reasons != "off" {
+            warn_once("DORMOUSE_DUMP is set, but DORMOUSE_DUMP_DIR is not");
+        }
+        return None;
+    };
+    let target = Target::new(directory)
+        .inspect_err(|why| warn_once(&format!("DORMOUSE_DUMP_DIR is {directory:?}: {why}")))
+        .ok()?;
+    if let Some(obstacle) = target.obstacle() {
+        // It may go away before the first dump.
+        warn_once(&obstacle);
+    }
+    let mut service = Service {
+        target,
+        reasons: reasons.to_owned(),
+        trigger: None,
+        handler: OnceLock::new(),
+        jobs: ArrayQueue::new(JOBS_MAX),
+        sources: Mutex::new(Vec::new()),
+        counts: Default::default(),
+    };
+    service.warn_of_unused(config);
+    if service.takes(Reason::Trigger) {
+        let path = config.path(Key::DumpTrigger).cloned().unwrap_or_default();
+        service.trigger = Trigger::new(service.target.directory(), &path)
+            .inspect_err(|why| tracing::warn!(target: "ffi", %why, "no dumps by a trigger file"))
+            .ok();
+    }
+    let service: &'static Service = Box::leak(Box::new(service));
+    let builder = std::thread::Builder::new().name("dormouse-dump".to_owned());
+    if let Err(error) = with_signals_blocked(|| builder.spawn(|| service.serve())) {
+        warn_once(&format!("no thread for them: {error}"));
+        return None;
+    }
+    if service.takes(Reason::Signal) {
+        let installed = Handler::install(config.text(Key::DumpSignal));
+        match installed {
+            Ok(handler) => drop(service.handler.set(handler)),
+            Err(why) => tracing::warn!(target: "ffi", %why, "no dumps by signal"),
+        }
+        // The thread polls the action from now on.
+        WAKE.ring();
+    }
+    if service.takes(Reason::Exit) {
+        // SAFETY: the function does not unwind, and is never unloaded (`-z nodelete`).
+        let _refused = unsafe { libc::atexit(at_exit) };
+    }
+    let _first = SERVICE.set(service);
+    Some(service)
+}
+
+/// Writes a dump where the memory of `source` has run out, with the error's text `why`. Returns a line for that text;
+/// `None` if none is to be written. Any-thread, also inside `malloc`.
+pub(crate) fn out_of_memory(source: impl FnOnce() -> Source, why: &str) -> Option<String> {
+    let service = SERVICE.get()?;
+    if !service.takes(Reason::OutOfMemory) || !may_request() {
+        return None;
+    }
+    Some(match service.request(Reason::OutOfMemory, why, Some(source())) {
+        Ok(paths) => {
+            let commands: Vec<String> = paths.iter().map(|path| open_command(path)).collect();
+            format!("The dump shows what held the memory: {}", commands.join(" "))
+        }
+        Err(why) => format!("No dump was written: {why}."),
+    })
+}
+
+/// Writes a dump of `source` because the program calls for it. On the calling thread.
+pub(crate) fn write(source: &Source) -> Result<PathBuf, Fault> {
+    let service = SERVICE.get().ok_or_else(|| {
+        Fault::new(
+            status::DORMOUSE_ERR_CONFIG,
+            "DORMOUSE_DUMP_DIR was not set, or could not be used, when the first runtime was created; accepted: an \
+             existing, writable directory",
+        )
+    })?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    if number >= DUMPS_MAX {
-        return Some(format!("No dump was written: this process has written {DUMPS_MAX}."));
+    let written = service.target.write(source, number, Reason::Call, "");
+    written.map_err(|why| Fault::new(status::DORMOUSE_ERR_IO, why))
+}
+
+/// Whether this thread may wait for the one that writes (D3).
+fn may_request() -> bool {
+    !fork::in_child() && !fork::borrows_memory() && !IS_WRITER.get()
+}
+
+/// The exit of the process, by `exit` or a return from `main`.
+extern "C" fn at_exit() {
+    let Some(service) = SERVICE.get().filter(|_| may_request()) else { return };
+    // The thread has warned about other failures.
+    if let Ok(Err(why)) = catch_unwind(AssertUnwindSafe(|| service.request(Reason::Exit, "", None)))
+        && !HAS_WARNED.load(Ordering::Relaxed)
+    {
+        stderr::print(&format!("no dump at exit: {why}"));
     }
-    match write(heap, reason, directory, number) {
-        Ok(path) => {
-            Some(format!("Open {} in a browser: it shows what held the memory.", path.display()))
-        }
-        Err(fault) => {
-            tracing::warn!(target: "ffi", reason = %fault.message, "dump not written");
-            Some(format!("No dump was written: {}.", fault.message))
-        }
+}
+
+/// Warns about dumps that cannot be written, once per process (D5).
+fn warn_once(why: &str) {
+    if !HAS_WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(target: "ffi", reason = why, "dumps cannot be written");
     }
 }
 
-fn write(heap: &Heap, reason: &str, directory: &Path, number: u64) -> Result<PathBuf, Fault> {
-    let name = format!("dormouse-%h-rank%r-pid%p-{number}-oom.html");
-    let path = log::expand_path(&directory.join(name)).map_err(Fault::argument)?;
-    let path = PathBuf::from(path);
-    let process = process();
-    let snapshot = heap.snapshot(reason);
-    files::dump(&path, |file| html::write(&snapshot, &process, file))?;
-    Ok(path)
+impl Service {
+    /// Warns about settings of reasons that `DORMOUSE_DUMP` does not have.
+    fn warn_of_unused(&self, config: &Config) {
+        for (reason, key) in
+            [(Reason::Signal, Key::DumpSignal), (Reason::Trigger, Key::DumpTrigger)]
+        {
+            if config.is_chosen(key) && !self.takes(reason) {
+                let (name, word) = (key.name(), reason.name());
+                tracing::warn!(target: "ffi", name, word, "a setting of dumps has no effect: DORMOUSE_DUMP lacks its word");
+            }
+        }
+    }
+
+    fn takes(&self, reason: Reason) -> bool {
+        self.reasons.split(',').any(|word| word == reason.name())
+    }
+
+    /// Has the thread write a dump, and waits for it (D2).
+    fn request(&self, reason: Reason, why: &str, source: Option<Source>) -> Outcome {
+        let (outcome, done) = (OnceLock::new(), Bell::default());
+        let job = Arc::new(Job { reason, why: why.to_owned(), source, outcome, done });
+        if self.jobs.push(Arc::clone(&job)).is_err() {
+            return Err(format!("{JOBS_MAX} others wait for theirs"));
+        }
+        WAKE.ring();
+        let deadline = Instant::now() + WAIT_MAX;
+        loop {
+            let seen = job.done.count();
+            if let Some(outcome) = job.outcome.get() {
+                return outcome.clone();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let waited = WAIT_MAX.as_secs();
+                let place = self.target.directory().display();
+                return Err(format!("it takes more than {waited} s; it may still come in {place}"));
+            }
+            job.done.wait(seen, Some(left));
+        }
+    }
+
+    /// The thread's body.
+    fn serve(&self) {
+        IS_WRITER.set(true);
+        let mut polled = Polled { handler: true, trigger: true, signal_from: Instant::now() };
+        loop {
+            let seen = WAKE.count();
+            let timeout = self.poll(&mut polled);
+            while let Some(job) = self.jobs.pop() {
+                let outcome = self.write(job.reason, &job.why, job.source.as_ref());
+                let _first = job.outcome.set(outcome);
+                job.done.ring();
+            }
+            WAKE.wait(seen, timeout);
+        }
+    }
+
+    /// Serves a signal and the trigger file. Returns when to look again at the latest.
+    fn poll(&self, polled: &mut Polled) -> Option<Duration> {
+        let handler = self.handler.get().filter(|_| polled.handler);
+        if let Some(handler) = handler.filter(|handler| handler.is_replaced()) {
+            polled.handler = false;
+            let signal = handler.name;
+            tracing::warn!(target: "ffi", signal, "the program has replaced the handler of dumps; its own must call it");
+        }
+        if signal::take() {
+            if Instant::now() < polled.signal_from {
+                signal::put_back();
+                return Some(POLL_INTERVAL);
+            }
+            let _reported = self.write(Reason::Signal, "", None);
+            polled.signal_from = Instant::now() + SIGNAL_INTERVAL;
+        }
+        let trigger = self.trigger.as_ref().filter(|_| polled.trigger);
+        match trigger.map(Trigger::take) {
+            Some(Ok(true)) => drop(self.write(Reason::Trigger, "", None)),
+            Some(Err(why)) => {
+                polled.trigger = false;
+                tracing::warn!(target: "ffi", why, "no dumps by the trigger file");
+            }
+            Some(Ok(false)) | None => {}
+        }
+        (handler.is_some() || trigger.is_some()).then_some(POLL_INTERVAL)
+    }
+
+    /// Writes a dump of `source`, or of every device. On the thread.
+    fn write(&self, reason: Reason, why: &str, source: Option<&Source>) -> Outcome {
+        let before = self.counts[reason as usize].fetch_add(1, Ordering::Relaxed);
+        let limit = reason.dumps_max();
+        if before >= limit {
+            if before == limit {
+                tracing::warn!(target: "ffi", reason = reason.name(), limit, "no further dumps of this process");
+            }
+            return Err(format!("this process has written {limit}"));
+        }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let sources = source.map_or_else(|| self.sources.lock().clone(), |one| vec![one.clone()]);
+        let outcome: Outcome = sources
+            .iter()
+            .map(|source| {
+                let write = || self.target.write(source, number, reason, why);
+                catch_unwind(AssertUnwindSafe(write))
+                    .unwrap_or_else(|_| Err("internal error, please report it".to_owned()))
+            })
+            .collect();
+        match &outcome {
+            Err(why) => warn_once(why),
+            Ok(paths) => {
+                for path in paths {
+                    tracing::info!(target: "ffi", path = %path.display(), "dump written");
+                }
+            }
+        }
+        outcome
+    }
 }
 
-/// Returns this process as the titles of dumps name it.
-pub(crate) fn process() -> Process {
-    let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
-    Process::current(program_name(), rank)
-}
-
-fn program_name() -> String {
-    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "process".to_owned() } else { name.to_owned() }
+/// What the thread looks at by itself.
+#[derive(Debug)]
+struct Polled {
+    /// Whether the signal's handler is ours.
+    handler: bool,
+    /// Whether the trigger file can be removed.
+    trigger: bool,
+    /// The earliest time of the next dump by signal.
+    signal_from: Instant,
 }

@@ -60,34 +60,42 @@ pub(crate) fn open_in_place(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes `bytes` to a descriptor in one call. Where no process reads from a pipe any more, this is an error and no
-/// SIGPIPE, which would end a program that did not ask for the write.
+/// Writes `bytes` to a descriptor in one call. Where no process reads from a pipe any more, or the file would exceed
+/// the process's limit, this is an error and no SIGPIPE or SIGXFSZ, which would end a program that did not ask for the
+/// write.
 pub(crate) fn write_without_signal(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
-    let (mut pipe, mut pending, mut before) =
+    let (mut raised, mut pending, mut before) =
         (MaybeUninit::uninit(), MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: live locals, each written before it is read. The mask of this thread is restored below. SIGPIPE is
-    // sent to the writing thread; if it was pending before, it is left.
+    // SAFETY: live locals, each written before it is read. The mask of this thread is restored below. Both signals are
+    // sent to the writing thread; one that was pending before is left.
     unsafe {
-        libc::sigemptyset(pipe.as_mut_ptr());
-        libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE);
+        libc::sigemptyset(raised.as_mut_ptr());
+        libc::sigaddset(raised.as_mut_ptr(), libc::SIGPIPE);
+        libc::sigaddset(raised.as_mut_ptr(), libc::SIGXFSZ);
         libc::sigemptyset(pending.as_mut_ptr());
         libc::sigpending(pending.as_mut_ptr());
-        let was_pending = libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1;
-        libc::pthread_sigmask(libc::SIG_BLOCK, pipe.as_ptr(), before.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, raised.as_ptr(), before.as_mut_ptr());
         let written = libc::write(descriptor, bytes.as_ptr().cast(), bytes.len());
         let result = usize::try_from(written).map_err(|_| io::Error::last_os_error());
-        let is_broken =
-            result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EPIPE));
-        if is_broken && !was_pending {
+        let signal = match result.as_ref().map_err(io::Error::raw_os_error) {
+            Err(Some(libc::EPIPE)) => Some(libc::SIGPIPE),
+            Err(Some(libc::EFBIG)) => Some(libc::SIGXFSZ),
+            _ => None,
+        };
+        if let Some(signal) = signal
+            && libc::sigismember(pending.as_ptr(), signal) != 1
+        {
+            libc::sigemptyset(raised.as_mut_ptr());
+            libc::sigaddset(raised.as_mut_ptr(), signal);
             let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            libc::sigtimedwait(pipe.as_ptr(), null_mut(), &raw const at_once);
+            libc::sigtimedwait(raised.as_ptr(), null_mut(), &raw const at_once);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut());
         result
     }
 }
 
-/// A file whose writes raise no SIGPIPE.
+/// A file whose writes raise no SIGPIPE and no SIGXFSZ.
 struct WithoutSignal(File);
 
 impl Write for WithoutSignal {
@@ -138,7 +146,7 @@ fn replace(target: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
     let existing = fs::metadata(target).ok();
     let permitted =
         existing.map_or(Ok(()), |existing| file.set_permissions(existing.permissions()));
-    let mut file = BufWriter::new(file);
+    let mut file = BufWriter::new(WithoutSignal(file));
     let filled = permitted.and_then(|()| fill(&mut file)).and_then(|()| file.flush());
     filled.and_then(|()| fs::rename(&aside, target)).inspect_err(|_| {
         let _gone_already = fs::remove_file(&aside);

@@ -13,6 +13,7 @@
 //!   allocates belong to the layer (`collect`).
 //! - *record*: one log event, written to a file or returned by `dormouse_log_read` (`log`).
 //! - *live figures*: statistics in a file that other processes read (`live`).
+//! - *dump*: a page with the timeline, which a thread writes unasked where memory runs out, at exit or on request (`dumps`).
 //! - *fault*: the status and message of a failed call (`fault`).
 //!
 //! # Drawing

@@ -8,30 +8,52 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dormouse_device::with_signals_blocked;
-use dormouse_timeline::live::{Figures, LivePage};
+use dormouse_timeline::live::{Figures, LivePage, remove_ended};
 
+use crate::dumps::process;
 use crate::fault::Fault;
-use crate::params::{Config, Key};
+use crate::params::{Config, Key, Provenance};
 use crate::{log, status};
 
 /// Maximum number of updates per second.
 const UPDATES_PER_S_MAX: u32 = 10;
 
-/// Creates the page at the configured path, if one is set.
+/// Value of `DORMOUSE_STATS_FILE` for no page.
+const OFF: &str = "off";
+
+/// Creates the page at the configured path, if it is not `off`. At the built-in path, a failure is no error,
+/// and pages that killed processes left are removed.
 pub(crate) fn create(config: &Config, figures: &Figures) -> Result<Option<LivePage>, Fault> {
-    let Some(path) = config.path(Key::StatsFile) else { return Ok(None) };
+    let Some(path) = config.path(Key::StatsFile).filter(|path| *path != Path::new(OFF)) else {
+        return Ok(None);
+    };
     let page = log::expand_path(path).and_then(|path| {
-        LivePage::create(Path::new(&path), figures).map_err(|error| error.to_string())
+        LivePage::create(Path::new(&path), &process(), figures).map_err(|error| error.to_string())
     });
-    page.map(Some).map_err(|why| {
-        Fault::new(
+    match page {
+        Ok(page) => {
+            if is_built_in(config) {
+                remove_ended();
+            }
+            Ok(Some(page))
+        }
+        Err(reason) if is_built_in(config) => {
+            tracing::debug!(target: "ffi", reason, "no file of live figures");
+            Ok(None)
+        }
+        Err(why) => Err(Fault::new(
             status::DORMOUSE_ERR_CONFIG,
             format!(
                 "DORMOUSE_STATS_FILE is {:?} ({why})",
                 config.setting(Key::StatsFile).to_text()
             ),
-        )
-    })
+        )),
+    }
+}
+
+/// Whether the page has the path of processes that name none.
+pub(crate) fn is_built_in(config: &Config) -> bool {
+    config.setting(Key::StatsFile).provenance == Provenance::BuiltIn
 }
 
 /// The thread that updates a page. A forked child has no such thread. A drop ends the thread and removes
@@ -79,5 +101,19 @@ impl Drop for Publisher {
             // A panic of the thread has ended the updates; nothing waits for them.
             let _panicked = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_timeline::live::{DEFAULT_DIR, default_prefix};
+
+    use super::*;
+
+    #[test]
+    fn the_built_in_path_is_where_readers_look() {
+        let path = log::expand_path(Config::built_in().path(Key::StatsFile).unwrap()).unwrap();
+        let prefix = default_prefix().unwrap();
+        assert_eq!(path, format!("{DEFAULT_DIR}/{prefix}{}", std::process::id()));
     }
 }

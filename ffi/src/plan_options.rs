@@ -119,5 +119,7 @@ fn machine(it: &c::dormouse_machine_t) -> Machine {
         nvme_read_bytes_per_s: it.nvme_read_bytes_per_s,
         link_bytes_per_s: it.link_bytes_per_s,
         op_overhead_ns: it.op_overhead_ns,
+        prefix_attention_flops_per_s: it.prefix_attention_flops_per_s,
+        causal_attention_flops_per_s: it.causal_attention_flops_per_s,
     }
 }

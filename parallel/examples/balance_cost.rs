@@ -50,6 +50,8 @@ const MACHINE: Machine = Machine {
     nvme_read_bytes_per_s: 0,
     link_bytes_per_s: 50_000_000_000,
     op_overhead_ns: 1_000_000,
+    prefix_attention_flops_per_s: 0,
+    causal_attention_flops_per_s: 0,
 };
 
 /// splitmix64: the same numbers on every machine.

@@ -6,6 +6,8 @@
 //! The batch has 16 groups a replica: a prompt and 16 responses. All in one process: the shares of the
 //! replicas, then of every replica its part of the forest, a plan of each group, and the lists of all
 //! stages. Each rank of a trainer plans its own replica alone (`replica_seconds`).
+//!
+//! `as_one` assigns whole groups to replicas by the ends of their lists, with room for 20 GB on each stage.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
@@ -27,6 +29,7 @@ const RESPONSES: usize = 16;
 const PROMPT_TOKENS: RangeInclusive<u64> = 256..=2_048;
 const RESPONSE_TOKENS: RangeInclusive<u64> = 256..=8_192;
 const MICROBATCH_TOKENS: u32 = 8_192;
+const STAGE_ROOM_BYTES: u64 = 20_000_000_000;
 const RUNS: usize = 3;
 
 /// One of eight tensor-parallel parts of a 32-billion-weight decoder: 64 layers of width 5,120.
@@ -90,8 +93,8 @@ fn shares(forest: &Forest, groups: &[u32]) -> Result<Shares, Box<dyn Error>> {
     Ok(Shares::new(&Workload { forest, groups, logit_rows: &[] }, &options)?)
 }
 
-/// The lists of all stages of the replica that computes `sequences`.
-fn replica(forest: &Forest, sequences: &[u32]) -> Result<Stages, Box<dyn Error>> {
+/// A plan of each group of a forest.
+fn plans(forest: &Forest) -> Result<Vec<Plan>, Box<dyn Error>> {
     let options = PlanOptions {
         vocab: 151_936,
         microbatch_rows: MICROBATCH_TOKENS,
@@ -101,8 +104,7 @@ fn replica(forest: &Forest, sequences: &[u32]) -> Result<Stages, Box<dyn Error>>
         machine: Some(machine()),
         ..PlanOptions::default()
     };
-    let part = forest.part_of_sequences(sequences)?.forest;
-    let nodes = part.nodes();
+    let nodes = forest.nodes();
     let mut roots: Vec<usize> =
         (0..nodes.len()).filter(|node| nodes[*node].parent.is_none()).collect();
     roots.push(nodes.len());
@@ -115,9 +117,34 @@ fn replica(forest: &Forest, sequences: &[u32]) -> Result<Stages, Box<dyn Error>>
         let scoring = Scoring { loss: Loss::From(lengths[0]), weight: 1.0 };
         Ok(Plan::new(&group, &vec![scoring; group.endings().len()], &options)?)
     };
-    let plans: Vec<Plan> = roots.windows(2).map(plan).collect::<Result<_, _>>()?;
-    // As the adapter of Megatron: prefixes whole.
-    Ok(Pipeline { chunks: 1, ..Pipeline::of_plans(&plans, STAGES, 1)? }.plan()?)
+    roots.windows(2).map(plan).collect()
+}
+
+/// A pipeline of a forest's groups. As the adapter of Megatron: prefixes whole.
+fn pipeline(forest: &Forest) -> Result<Pipeline, Box<dyn Error>> {
+    Ok(Pipeline { chunks: 1, ..Pipeline::of_plans(&plans(forest)?, STAGES, 1)? })
+}
+
+/// The lists of all stages of the replica that computes `sequences`.
+fn replica(forest: &Forest, sequences: &[u32]) -> Result<Stages, Box<dyn Error>> {
+    Ok(pipeline(&forest.part_of_sequences(sequences)?.forest)?.plan()?)
+}
+
+/// Replicas and stages planned as one.
+fn as_one() -> Result<serde_json::Value, Box<dyn Error>> {
+    let (forest, _) = batch()?;
+    let begin = Instant::now();
+    let stage_room_bytes = vec![STAGE_ROOM_BYTES; STAGES as usize];
+    let found = Pipeline { stage_room_bytes, ..pipeline(&forest)? }.plan_replicas(REPLICAS)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let peaks = found.replicas.iter().flat_map(|replica| &replica.stages.stages);
+    Ok(json!({
+        "seconds": seconds,
+        "step_ms": found.makespan_ns / 1_000_000,
+        "bound_ms": found.bound_ns / 1_000_000,
+        "changes_tried": found.tried,
+        "stage_peak_bytes": peaks.map(|stage| stage.peak.bytes).max(),
+    }))
 }
 
 fn all() -> Result<(Vec<Stages>, f64), Box<dyn Error>> {
@@ -143,13 +170,14 @@ fn peak_bytes() -> Result<u64, Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut seconds, mut replica_seconds) = (Vec::new(), Vec::new());
-    let mut ops = 0;
+    let (mut ops, mut step_ns) = (0, 0);
     for _ in 0..RUNS {
         let begin = Instant::now();
         let (stages, longest) = all()?;
         seconds.push(begin.elapsed().as_secs_f64());
         replica_seconds.push(longest);
         ops = stages.iter().flat_map(|all| &all.stages).map(|stage| stage.ops.len()).sum();
+        step_ns = stages.iter().map(|all| all.report.makespan_ns).max().unwrap_or(0);
     }
     for each in [&mut seconds, &mut replica_seconds] {
         each.sort_by(f64::total_cmp);
@@ -164,9 +192,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             "groups": REPLICAS as usize * GROUPS,
             "sequences": REPLICAS as usize * GROUPS * RESPONSES,
             "ops": ops,
+            "step_ms": step_ns / 1_000_000,
             "seconds": seconds[RUNS / 2],
             "replica_seconds": replica_seconds[RUNS / 2],
             "peak_bytes": peak_bytes()?,
+            "as_one": as_one()?,
         })
     );
     Ok(())

@@ -34,7 +34,7 @@ STRUCT_VERSION = 1
 NAME_BYTES = 64
 TEXT_BYTES = 512
 
-OK, DECLINED, PARTIAL = 0, 2, 3
+OK, DECLINED, PARTIAL, END = 0, 2, 3, 4
 ERR_ARGUMENT = -102
 
 DEVICES = {"host": 1, "cuda": 2}
@@ -59,6 +59,12 @@ STATES = (
     *("awake", "falling_asleep", "host", "spilling", "nvme", "loading", "waking", "empty"),
     "promoting",
 )
+# Of a history's events and of mapped ranges: ``DORMOUSE_ACTION_*``, ``DORMOUSE_USE_*`` by number.
+ACTIONS = (
+    *("allocated", "freed", "free_requested", "free_completed", "mapped", "unmapped"),
+    *("fell_asleep", "awoke", "out_of_memory", "read", "annotated"),
+)
+USES = ("free", "allocated", "pending_free")
 RESIDENCIES = ("none", "keep", "sleep", "recompute")
 
 
@@ -270,6 +276,8 @@ class Machine(_Struct):
             "nvme_read_bytes_per_s",
             "link_bytes_per_s",
             "op_overhead_ns",
+            "prefix_attention_flops_per_s",
+            "causal_attention_flops_per_s",
         ),
     )
 
@@ -284,6 +292,42 @@ class Block(ctypes.Structure):
         ("state", c_int32),
         ("reserved", c_uint32),
     ]
+
+
+class History(_Struct):
+    """``dormouse_history_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint64, "range_count", "event_count", "recorded_count", "events_max")
+    )
+
+
+class Range(ctypes.Structure):
+    """``dormouse_range_t``"""
+
+    _fields_ = [
+        *_all(c_uint64, "address", "bytes", "requested_bytes", "stream", "scope"),
+        *_all(c_uint64, "pool_first", "pool_second"),
+        ("usage", c_int32),
+        *_all(c_uint32, "segment", "tag", "stack", "metadata", "is_small"),
+    ]
+
+
+class HistoryEvent(ctypes.Structure):
+    """``dormouse_history_event_t``"""
+
+    _fields_ = [
+        *_all(c_uint64, "unix_ns", "address", "bytes", "stream", "scope"),
+        *_all(c_uint64, "pool_first", "pool_second"),
+        ("action", c_int32),
+        *_all(c_uint32, "tag", "stack", "metadata"),
+    ]
+
+
+class Frame(ctypes.Structure):
+    """``dormouse_frame_t``"""
+
+    _fields_ = [("code", c_void_p), ("offset", c_int32), ("caller", c_uint32)]
 
 
 class Member(ctypes.Structure):
@@ -449,6 +493,10 @@ STRUCTS = {
     "stats": Stats,
     "mem_info": MemInfo,
     "block": Block,
+    "history": History,
+    "range": Range,
+    "history_event": HistoryEvent,
+    "frame": Frame,
     "param": Param,
     "model": Model,
     "machine": Machine,
@@ -479,6 +527,7 @@ _PROTOTYPES = {
     "runtime_trim": [_PTR, POINTER(c_uint64)],
     "runtime_set_budget": [_PTR, c_int32, c_uint64],
     "runtime_dump": [_PTR, c_int32, c_char_p],
+    "runtime_write_dump": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "mem_query": [_PTR, _PTR, POINTER(MemInfo)],
     "mem_read": [_PTR, _PTR, c_uint64, _PTR, _PTR],
     "tag_create": [_PTR, c_char_p, c_uint64, _OUT],
@@ -524,6 +573,13 @@ _PROTOTYPES = {
     "stash_get": [_PTR, c_uint64, _PTR, _PTR],
     "stash_drop": [_PTR, c_uint64],
     "torch_get_stats": [c_int32, POINTER(Stats), POINTER(Block), c_uint64, POINTER(c_uint64)],
+    "torch_record_history": [c_uint64, c_uint32, c_int, c_int],
+    "torch_get_history": [
+        *(c_int32, c_int32, POINTER(History)),
+        *(POINTER(Range), c_uint64, POINTER(HistoryEvent), c_uint64),
+    ],
+    "torch_get_frames": [POINTER(Frame), c_uint64, POINTER(c_uint64)],
+    "torch_get_tag_name": [c_int32, c_uint32, c_char_p, c_uint64, POINTER(c_uint64)],
 }
 
 # Functions that torch calls by address: result and argument types. None of them returns a status.
@@ -544,6 +600,9 @@ _TORCH_PROTOTYPES = {
     "torch_begin_pool": (None, [c_int, c_ulonglong, c_ulonglong, _PTR]),
     "torch_end_pool": (None, [c_int, c_ulonglong, c_ulonglong]),
     "torch_release_pool": (None, [c_int, c_ulonglong, c_ulonglong]),
+    "torch_set_metadata": (None, [c_uint32]),
+    "torch_annotate": (None, [_PTR, c_uint32]),
+    "torch_set_out_of_memory_observer": (None, [_PTR]),
 }
 
 

@@ -31,6 +31,8 @@ class Machine:
     nvme_read_bytes_per_s: int = 0
     link_bytes_per_s: int = 0
     op_overhead_ns: int = 0
+    prefix_attention_flops_per_s: int = 0
+    causal_attention_flops_per_s: int = 0
 
 
 def query(name: str, **fields):
@@ -124,6 +126,13 @@ def pipeline(groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, **
     return query("pipeline", pipeline=described)
 
 
+def replicas(groups: Sequence[dict], *, replicas: int, stages: int, **more) -> dict:
+    """Assigns groups to data-parallel replicas of a pipeline and returns the op lists of each. ``more``: as
+    :func:`pipeline` (docs/queries/replicas.md)."""
+    described = {"groups": groups, "stages": stages, "virtual_stages": 1, **more}
+    return query("replicas", pipeline=described, replicas=replicas)
+
+
 def layout(pieces: Sequence[dict], *, form: str = "packed", multiple: int = 1) -> dict:
     """Lays out the rows of a microbatch of pieces, ``packed`` or ``padded``."""
     answer = query("layout", pieces=pieces, form=form, options={"multiple": multiple})
@@ -140,15 +149,17 @@ def context(
     multiple: int = 1,
     gathered: str = "kept",
     reduced: str = "each_microbatch",
+    room_bytes: int | None = None,
 ) -> dict:
-    """Shards prefix and microbatch over ``ranks`` context-parallel ranks and lists their exchange."""
+    """Shards prefix and microbatch over ``ranks`` context-parallel ranks, prices the ways of their exchange
+    and lists that of the all-gather. ``room_bytes``: of a rank; None: enough."""
     return query(
         "context",
         prefix=prefix,
         microbatch=microbatch,
         shards={"ranks": ranks, "cut": cut, "multiple": multiple},
         kv=kv,
-        exchange={"gathered": gathered, "reduced": reduced},
+        exchange={"gathered": gathered, "reduced": reduced, "room_bytes": room_bytes},
     )
 
 

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,9 @@ from .errors import DormouseError
 
 if TYPE_CHECKING:
     from .schedule import Plan
+
+# Of a path that the library returns.
+_PATH_BYTES_MAX = 4096
 
 
 class _Handle:
@@ -162,13 +166,28 @@ class Runtime(_Handle):
         """Sets a tier's budget in bytes. 0 closes ``host`` or ``nvme``; not for ``device``."""
         native.call("runtime_set_budget", self._handle, _tier_code(tier), nbytes)
 
-    def dump(self, path: str | os.PathLike, format: str | None = None) -> None:
-        """Writes the timeline as ``pftrace`` or ``html``, default: extension of ``path``."""
+    def dump(self, path: str | os.PathLike | None = None, format: str | None = None) -> Path:
+        """Writes the timeline as ``pftrace`` or ``html``, default: extension of ``path``. Returns the path.
+
+        Without ``path``, an HTML page is written into the directory ``DORMOUSE_DUMP_DIR``, under a name of its
+        own. Any-thread. Raises :class:`ArgumentError` for another format or if no directory was set when the
+        first runtime was created, and :class:`StorageError` if the file cannot be written.
+        """
+        if path is None:
+            if format not in (None, "html"):
+                raise native.refused(f"dump format {format!r} without a path; accepted: html")
+            buffer = ctypes.create_string_buffer(_PATH_BYTES_MAX + 1)
+            count = ctypes.c_uint64()
+            native.call(
+                "runtime_write_dump", self._handle, buffer, len(buffer), ctypes.byref(count)
+            )
+            return Path(buffer.value.decode())
         kind = format or str(path).rsplit(".", 1)[-1]
         if kind not in native.FORMATS:
             accepted = ", ".join(native.FORMATS)
             raise native.refused(f"dump format {kind!r}; accepted: {accepted}")
         native.call("runtime_dump", self._handle, native.FORMATS[kind], native.text("path", path))
+        return Path(path)
 
     def query(self, address: int) -> dict:
         """Describes the block at ``address``: base, bytes, state, tier, role, layer or None

@@ -31,7 +31,12 @@ from dormouse.hf import SharedPrefix, UnsupportedModelError, graph
 
 LAYERS = {"num_hidden_layers": 2}
 LONG_GROUP = {"prompt": 300, "lengths": (5, 1, 9)}
-OPTIONS = {"temperature": 0.7, "entropy": True, "microbatch_tokens": 7}
+OPTIONS = {
+    "temperature": 0.7,
+    "entropy": True,
+    "outputs": ["last_hidden_state"],
+    "microbatch_tokens": 7,
+}
 
 
 def planned(kind: str, directory: Path):
@@ -79,7 +84,8 @@ def score(model, runtime: Runtime, graphs: str) -> dict:
         parameter.register_hook(lambda grad: seen.append(1))
     for _ in range(2):
         scores = shared.score(ids, mask, keep=keep, graphs=graphs, **OPTIONS)
-        loss_of(scores.log_probabilities, scores.entropies, mask[:, -keep:]).backward()
+        loss = loss_of(scores.log_probabilities, scores.entropies, mask[:, -keep:])
+        (loss + scores.last_hidden_state.sin().sum()).backward()
     with torch.no_grad():
         alone = shared.score(ids, mask, keep=keep, **OPTIONS)
     return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,17 @@ from dormouse.headline import (  # noqa: E402
 )
 
 MODEL, CELL = shapes.LLAMA3_8B, shapes.HEADLINE[0]
+
+
+def test_help_needs_neither_a_gpu_nor_the_library():
+    done = subprocess.run(
+        [sys.executable, "-m", "dormouse.headline", "--help"],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "DORMOUSE_LIB": "/nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "frontier" in done.stdout and "--nvme-dir" in done.stdout
 
 
 def test_the_headline_comes_first_and_choosing_keeps_what_was_asked():

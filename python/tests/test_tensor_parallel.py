@@ -6,6 +6,7 @@ from pathlib import Path
 
 import models
 import pytest
+import test_score_outputs
 import torch
 from rank_workers import RANKS, run_ranks
 from tensor_parallel_worker import LAYERS, LONG_GROUP, OPTIONS
@@ -38,7 +39,8 @@ def test_scores_have_the_gradients_of_the_whole_model(name, found):
     ids, mask, keep = a_batch()
     for _ in range(2):
         values = dense(model, ids, mask, keep, OPTIONS["temperature"])
-        loss_of(*values, mask[:, -keep:]).backward()
+        hidden = test_score_outputs.dense(model, ids, mask, keep).last_hidden_state
+        (loss_of(*values, mask[:, -keep:]) + hidden.sin().sum()).backward()
     wanted = models.take_gradients(model)
     for rank in found[name]:
         assert rank["graphs"] == SCORED[name]

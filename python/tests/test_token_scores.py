@@ -263,14 +263,15 @@ def test_rows_without_tokens_give_zeros(runtime):
     assert all(p.grad is None for p in model.parameters())
 
 
-def check_ranks(graphs, tmp_path, *more):
-    """Runs two ranks in DistributedDataParallel. Each leaves the gradients of the dense model."""
+def check_ranks(graphs, tmp_path, *more, values=lambda *batch: dense(*batch, 1.0)[0]):
+    """Runs two ranks in DistributedDataParallel. Each leaves the gradients of the dense model.
+    ``values(model, ids, mask, keep)``: what their losses sum up."""
     codes = run_ranks(WORKER, tmp_path, graphs, *more, seconds_max=WORKER_SECONDS_MAX)
     assert codes == [0] * RANKS
     model = tiny()
     ids, mask, keep = a_batch()
     # The second backward is of a step of its own.
-    (2 * dense(model, ids, mask, keep, 1.0)[0].sum() / RANKS).backward()
+    (2 * values(model, ids, mask, keep).sum() / RANKS).backward()
     wanted = take_gradients(model)
     for rank in range(RANKS):
         assert distance(torch.load(tmp_path / f"gradients.{rank}"), wanted) < 1e-10

@@ -267,7 +267,7 @@ def test_a_row_taken_for_another_is_seen(runtime, monkeypatch):
         rest = output.without_logits().rows(0, len(output.logits))
         return step.replace(rest, logits=output.logits)
 
-    monkeypatch.setattr(step._KeptRows, "of", first_rows)
+    monkeypatch.setattr(step.KeptRows, "of", first_rows)
     model, head = tiny(), value_head(96)
     case, losses = random_conversations(1), with_values(head)
     with pytest.raises(UnsupportedModelError, match="not exact"):

@@ -76,6 +76,12 @@ def test_it_serves_any_python_3_and_says_which_systems(wheel):
     assert (int(major), int(minor)) >= needed
 
 
+def test_auditwheel_says_the_same_systems(wheel):
+    told = succeed(sys.executable, "-m", "auditwheel", "show", wheel)
+    platform = wheel.stem.rpartition("-")[2]
+    assert f'following platform tag: "{platform}"' in " ".join(told.split())
+
+
 def glibc_of(library: Path) -> tuple[int, ...]:
     """The newest glibc symbol version that a library asks for."""
     words = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
 """One rank of test_token_scores.py: a differentiable call inside DistributedDataParallel over gloo.
 
-``python token_scores_worker.py DIRECTORY GRAPHS [window]`` leaves ``gradients.RANK`` there.
+``python token_scores_worker.py DIRECTORY GRAPHS [window | outputs]`` leaves ``gradients.RANK`` there.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ def run_windows(shared, model, ids, mask, options) -> None:
         window.part(slice(1, None), is_last=True).log_probabilities.sum().backward()
 
 
+def run_outputs(shared, model, ids, mask, options) -> None:
+    """As :func:`run_calls`, of hidden states too."""
+    for synchronises in (False, True):
+        model.require_backward_grad_sync = synchronises
+        scores = shared.score(ids, mask, outputs=["last_hidden_state"], **options)
+        (scores.log_probabilities.sum() + scores.last_hidden_state.sum()).backward()
+
+
+RUNS = {"calls": run_calls, "window": run_windows, "outputs": run_outputs}
+
+
 def main(directory: Path, graphs: str, kind: str = "calls") -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -45,8 +56,7 @@ def main(directory: Path, graphs: str, kind: str = "calls") -> None:
     own = slice(0, 3) if rank == 0 else slice(3, None)
     with a_runtime(64 << 20) as runtime:
         shared = SharedPrefix(model, runtime)
-        run = run_windows if kind == "window" else run_calls
-        run(shared, model, ids[own], mask[own], {"keep": keep, "graphs": graphs})
+        RUNS[kind](shared, model, ids[own], mask[own], {"keep": keep, "graphs": graphs})
     torch.save(take_gradients(model.module), directory / f"gradients.{rank}")
     dist.destroy_process_group()
 

@@ -64,7 +64,6 @@ def test_what_torch_refuses_to_any_allocator_is_listed():
     held = filled(2)
     (said,) = [each for each in installed.why if each.startswith("unavailable with any")]
     refused = {
-        "allocation history": lambda: torch.cuda.memory._record_memory_history(),
         "checkpoints of pools": lambda: torch._C._cuda_getCheckpointState(0, (0, 1)),
         "IPC": lambda: held.untyped_storage()._share_cuda_(),
     }

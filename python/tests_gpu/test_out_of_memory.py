@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from alone import alone
+from conftest import run_script
 
 import dormouse
 from dormouse.errors import is_out_of_memory
@@ -43,6 +44,7 @@ def test_a_dump_is_written_where_memory_runs_out_and_the_error_names_it():
         dormouse.install()
         missing = str(exhaust())
         assert "No dump was written: could not write" in missing, missing
+        assert len(missing.splitlines()) <= 12, missing
         directory = Path(folder) / Path("/proc/sys/kernel/hostname").read_text().strip()
         directory.mkdir()
         for _ in range(9):
@@ -51,7 +53,7 @@ def test_a_dump_is_written_where_memory_runs_out_and_the_error_names_it():
         assert str(error).endswith("No dump was written: this process has written 8.")
         names = sorted(path.name for path in directory.iterdir())
         assert len(names) == 7
-        name = f"dormouse-{directory.name}-rank3-pid{os.getpid()}-1-oom.html"
+        name = f"dormouse-{directory.name}-rank3-pid{os.getpid()}-1-oom-cuda0.html"
         assert names[0] == name
         page = (directory / name).read_text()
         assert page.lower().startswith("<!doctype html>") and page.rstrip().endswith("</html>")
@@ -64,7 +66,56 @@ def test_the_error_names_the_dump():
         dormouse.install()
         error = str(exhaust())
         (page,) = Path(folder).iterdir()
-        assert f"Open {page} in a browser: it shows what held the memory." in error
+        assert f"The dump shows what held the memory: xdg-open {page}" in error
+
+
+@alone()
+def test_the_error_names_the_tags_of_the_request_and_of_the_largest_holders():
+    tag = dormouse.install(mode="allocator").runtime.tag("optimizer state")
+    with tag.collect():
+        held = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+        error = str(exhaust())
+    assert len(error.splitlines()) <= 12, error
+    assert 'requested for tag "optimizer state"' in error, error
+    assert 'held by tag "optimizer state": 100.0 MiB awake' in error, error
+    del held
+    tag.close()
+
+
+@alone()
+def test_a_signal_and_the_exit_dump_the_gpu():
+    # The test itself runs in a forked process, whose end runs no exit handlers.
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"DORMOUSE_DUMP_DIR": folder, "DORMOUSE_DUMP": "signal,exit", "RANK": "2"}
+        code = (
+            "import os, signal, time, torch, dormouse\n"
+            "dormouse.install()\n"
+            "held = torch.empty(1 << 20, device='cuda')\n"
+            "os.kill(os.getpid(), signal.SIGUSR1)\n"
+            f"while not any('-signal-' in name for name in os.listdir({folder!r})):\n"
+            "    time.sleep(0.01)\n"
+        )
+        run_script(code, **environment)
+        ends = sorted(path.name.split("-rank2-")[1].split("-", 1)[1] for path in Path(folder).iterdir())
+        assert ends == ["0-signal-cuda0.html", "1-exit-cuda0.html"]
+
+
+@alone()
+def test_a_runtime_writes_a_dump_and_returns_its_path():
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"DORMOUSE_DUMP_DIR": folder, "RANK": "2"}
+        installed = dormouse.install()
+        path = installed.runtime.dump()
+        assert path.parent == Path(folder) and path.name.endswith("-0-call-cuda0.html")
+        assert path.read_text().rstrip().endswith("</html>")
+
+
+@alone(DORMOUSE_CPU_BUDGET_BYTES="4 GB")
+def test_a_budget_of_the_host_device_is_a_warning_where_only_a_gpu_is_used():
+    os.environ["DORMOUSE_LOG_FILE"] = f"{tempfile.mkdtemp()}/log"
+    dormouse.install()
+    text = Path(os.environ["DORMOUSE_LOG_FILE"]).read_text()
+    assert "another kind of device" in text and "DORMOUSE_CUDA_BUDGET_BYTES" in text, text
 
 
 @alone()

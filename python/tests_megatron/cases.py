@@ -5,14 +5,13 @@ Every case runs plainly, shared, and in FP64 plainly, which is the truth (docs/m
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import socket
 from dataclasses import dataclass, field
 from functools import partial
-from unittest import mock
 
 import conftest
+import counted
 import on_cpu  # noqa: F401
 import torch
 import torch.distributed as dist
@@ -41,8 +40,6 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 import dormouse.megatron
-from dormouse.hf.step import LivePrefix
-from dormouse.megatron import stage
 from dormouse.megatron.refusals import unwrapped
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
@@ -304,6 +301,18 @@ CASES = {
         prompt_tokens=LONG_TOKENS,
     ),
     "context on four ranks": Case(4, context_parallel=4),
+    "context on two ranks, experts": Case(2, context_parallel=2, config=EXPERTS),
+    "context on two ranks, experts on both": Case(
+        2,
+        expert_parallel=2,
+        context_parallel=2,
+        config=EXPERTS,
+        share={"microbatch_tokens": 9},
+        prompt_tokens=LONG_TOKENS,
+    ),
+    "context on two ranks, experts on four": Case(
+        4, expert_parallel=4, context_parallel=2, config=EXPERTS, share={"microbatch_tokens": 9}
+    ),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),
     "two replicas, overlapped": Case(2, 1, ddp={"overlap_grad_reduce": True, "bucket_size": 1000}),
@@ -626,7 +635,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
     moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS):
         batches = batches_of(call, case.prompt_tokens, case.columns, replica)
-        with _counted(bytes_sent), _slept(asleep):
+        with counted.of_call(bytes_sent, asleep):
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
         found["balance"].append(balance(ddp))
@@ -635,38 +644,6 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
         found["bytes"], found["asleep"] = bytes_sent, asleep
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
-
-
-@contextlib.contextmanager
-def _counted(found: list[tuple[int, int]]):
-    """Context of a call: the bytes that a stage sends in its list, planned and real."""
-    own = stage.Stage.backward
-
-    def backward(self, gradients):
-        before = self.neighbours.sent_bytes
-        result = own(self, gradients)
-        found.append((self.planned_bytes, self.neighbours.sent_bytes - before))
-        return result
-
-    stage.Stage.backward = backward
-    try:
-        yield
-    finally:
-        stage.Stage.backward = own
-
-
-@contextlib.contextmanager
-def _slept(found: list[int]):
-    """Context of a call: the most bytes asleep of each prefix."""
-    own = LivePrefix.backward
-
-    def backward(self, *args, **named):
-        report = own(self, *args, **named)
-        found.append(report["asleep_bytes_peak"])
-        return report
-
-    with mock.patch.object(LivePrefix, "backward", backward):
-        yield
 
 
 def join(case: Case = Case()) -> None:

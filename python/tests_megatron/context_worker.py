@@ -1,4 +1,5 @@
-"""One rank of test_context.py: two ranks have the tokens of the same rows, over gloo.
+"""One rank of test_context.py: two ranks have the tokens of the same rows, over gloo; of four, two
+have those of each replica.
 
 ``python context_worker.py DIRECTORY``, with the environment of torchrun, leaves ``RANK.pt`` there:
 of each of :data:`ROWS`, how far gradients are from Megatron's own on whole rows; of each of
@@ -8,6 +9,7 @@ of each of :data:`ROWS`, how far gradients are from Megatron's own on whole rows
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -18,12 +20,14 @@ from unittest import mock
 import conftest
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 import cases
+import dormouse
 from dormouse.hf.prefix import PlannedForward
 from dormouse.hf.row_ranges import RangeAttention
-from dormouse.megatron import context_attention
+from dormouse.megatron import context_shards
 from failing_worker import in_place_of, joined, other_options, shared
 
 CASE = cases.Case(
@@ -33,6 +37,7 @@ CASE = cases.Case(
     per_token=True,
     share={"microbatch_tokens": 9, "graphs": "twice"},
 )
+ROOM_BYTES = 1 << 10
 Change = Callable[[dict], dict]
 
 
@@ -70,7 +75,7 @@ def from_column(first: int) -> Change:
     return masked(change)
 
 
-ROWS: dict[str, Change] = {
+CHANGES: dict[str, Change] = {
     "as they are": lambda batch: batch,
     "no prompt is shared": unshared,
     "one row has a loss": one_row,
@@ -81,6 +86,32 @@ ROWS: dict[str, Change] = {
     "prompts of two tokens": from_column(1),
     "prompts of four tokens": from_column(3),
     "no loss": masked(torch.Tensor.zero_),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A call with changed rows."""
+
+    case: cases.Case
+    change: Change
+    replicas: tuple[int, ...] = (0, 1)
+    """Whose rows are changed."""
+
+
+EXPERTS = dataclasses.replace(
+    CASE, expert_parallel=2, config=CASE.config | cases.EXPERTS, share={"microbatch_tokens": 9}
+)
+EXPERTS_OF_REPLICAS = dataclasses.replace(EXPERTS, ranks=4, expert_parallel=4)
+ROWS = {
+    **{name: Rows(CASE, change) for name, change in CHANGES.items()},
+    "experts on both, no prompt is shared": Rows(EXPERTS, unshared),
+    "experts on both, one row has a loss": Rows(EXPERTS, one_row),
+    "replica 1 has no loss": Rows(EXPERTS_OF_REPLICAS, CHANGES["no loss"], (1,)),
+    "replica 0 shares no prompt": Rows(EXPERTS_OF_REPLICAS, unshared, (0,)),
+    "replica 1 has less to do": Rows(
+        EXPERTS_OF_REPLICAS, CHANGES["the second microbatch has no loss"], (1,)
+    ),
 }
 
 
@@ -118,13 +149,23 @@ def evaluated(data_iterator, model):
 
 def counted_twice():
     """Gradients of K and V of a prompt are twice what they are."""
-    own = context_attention._Gathered.backward
+    own = context_shards._Gathered.backward
 
     def backward(ctx, *gradients):
         *both, none = own(ctx, *gradients)
         return *(2 * each for each in both), none
 
-    return mock.patch.object(context_attention._Gathered, "backward", staticmethod(backward))
+    return mock.patch.object(context_shards._Gathered, "backward", staticmethod(backward))
+
+
+def little_room():
+    """Room for less than K and V of a prompt in one layer."""
+    own = dormouse.Runtime.info
+
+    def info(self):
+        return own(self) | {"alloc_budget_bytes": ROOM_BYTES}
+
+    return mock.patch.object(dormouse.Runtime, "info", info)
 
 
 REFUSED = {
@@ -139,6 +180,7 @@ REFUSED = {
     "gradients of one rank are wrong": Refused(
         enter=counted_twice, ranks=(1,), comes_first=True
     ),
+    "one rank has no room for K and V": Refused(enter=little_room, ranks=(1,)),
     "a pass of one rank's check fails": Refused(
         enter=in_place_of(RangeAttention, "forward", RuntimeError), ranks=(1,), comes_first=True
     ),
@@ -149,30 +191,33 @@ REFUSED = {
 }
 
 
-def whole_rows(change: Change) -> list[dict]:
-    """Returns changed batches. Without context parallelism."""
-    batches = cases.batches_of(replica=0)
-    return [change(each | {"number": number}) for number, each in enumerate(batches)]
+def whole_rows(change: Change, replicas: tuple[int, ...] = (0, 1)) -> list[dict]:
+    """Returns the batches of this rank's replica, which are changed if it is one of ``replicas``.
+    Without context parallelism."""
+    replica = parallel_state.get_data_parallel_rank() // CASE.context_parallel
+    found = [each | {"number": i} for i, each in enumerate(cases.batches_of(replica=replica))]
+    return list(map(change, found)) if replica in replicas else found
 
 
-def distance_of(change: Change, runtime) -> dict:
+def distance_of(rows: Rows, runtime) -> dict:
     """Runs a call both ways, and without gradients."""
-    cases.join(CASE.alone)
-    whole = whole_rows(change)
-    model = cases.chunks_of(CASE.alone)
-    logged = cases.run(CASE.alone, get_forward_backward_func(), model, whole)
+    case = rows.case
+    cases.join(case.alone)
+    whole = whole_rows(rows.change, rows.replicas)
+    model = cases.chunks_of(case.alone)
+    logged = cases.run(case.alone, get_forward_backward_func(), model, whole)
     wanted = cases.gradients(model)
-    cases.join(CASE)
-    model, function = cases.chunks_of(CASE), shared(CASE, runtime)
+    cases.join(case)
+    model, function = cases.chunks_of(case), shared(case, runtime)
     own = list(map(cases.part_of, whole))
-    found = {"wanted": total(logged), "loss": total(cases.run(CASE, function, model, own))}
+    found = {"wanted": total(logged), "loss": total(cases.run(case, function, model, own))}
     gradients = cases.gradients(model)
     found["largest"] = max(float(each.abs().max()) for each in wanted.values())
     found["difference"] = max(
         float((gradients[name] - each).abs().max()) for name, each in wanted.items()
     )
     found["loss_without_gradients"] = total(
-        cases.run(CASE, function, model, own, forward_only=True)
+        cases.run(case, function, model, own, forward_only=True)
     )
     return found
 
@@ -201,9 +246,11 @@ def error_of(refused: Refused, runtime) -> dict:
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
-    found = {}
+    found, ranks = {}, int(os.environ["WORLD_SIZE"])
+    rows = {name: each for name, each in ROWS.items() if each.case.ranks == ranks}
+    refused = REFUSED if ranks == CASE.ranks else {}
     with conftest.a_runtime() as runtime:
-        for names, work in ((ROWS, distance_of), (REFUSED, error_of)):
+        for names, work in ((rows, distance_of), (refused, error_of)):
             for name, each in names.items():
                 with joined(directory / name, CASE.alone):
                     found[name] = work(each, runtime)

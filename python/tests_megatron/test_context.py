@@ -1,8 +1,10 @@
-"""Two context-parallel ranks with other rows than those of test_gradients.py, and calls that are
+"""Context-parallel ranks with other rows than those of test_gradients.py, and calls that are
 refused: each ends on both ranks, nothing stays asleep, and the next call is right."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ ERRORS = {
     "positions without the context": "UnsupportedTrainerError: position_ids do not count",
     "an evaluation": "UnsupportedTrainerError: the model is evaluated within a call with context",
     "gradients of one rank are wrong": "UnsupportedModelError: a shared step is not exact",
+    "one rank has no room for K and V": "UnsupportedTrainerError: K and V of a prompt of ",
     "a pass of one rank's check fails": "UnsupportedModelError: ",
     "one rank's check fails": "WorkError: of one rank",
     "one rank fails": "WorkError: of one rank",
@@ -37,26 +40,38 @@ ERRORS = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict]:
-    """What each rank left."""
-    directory = tmp_path_factory.mktemp("context")
-    assert run_ranks(WORKER, directory, seconds_max=SECONDS_MAX) == [0] * RANKS
-    return [torch.load(directory / f"{rank}.pt") for rank in range(RANKS)]
+def left_by(tmp_path_factory) -> Callable[[int], list[dict]]:
+    """Returns a function that returns what each rank of as many left."""
+
+    @functools.cache
+    def left(ranks: int) -> list[dict]:
+        directory = tmp_path_factory.mktemp("context")
+        assert run_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX) == [0] * ranks
+        return [torch.load(directory / f"{rank}.pt") for rank in range(ranks)]
+
+    return left
+
+
+@pytest.fixture
+def found(left_by) -> list[dict]:
+    return left_by(RANKS)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_gradients_are_those_of_whole_rows(name, found):
-    for own in (each[name] for each in found):
+def test_gradients_are_those_of_whole_rows(name, left_by):
+    for own in (each[name] for each in left_by(ROWS[name].case.ranks)):
         assert (own["largest"] == 0) == (name == "no loss")
         assert own["difference"] <= EXACT * own["largest"]
         assert own["asleep"] == 0
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_losses_of_both_ranks_are_those_of_whole_rows(name, found):
-    (wanted,) = {each[name]["wanted"] for each in found}
-    for way in ("loss", "loss_without_gradients"):
-        assert sum(each[name][way] for each in found) == pytest.approx(wanted, rel=LOGGED)
+def test_losses_of_both_ranks_are_those_of_whole_rows(name, left_by):
+    found = [each[name] for each in left_by(ROWS[name].case.ranks)]
+    for replica in (found[first : first + RANKS] for first in range(0, len(found), RANKS)):
+        (wanted,) = {each["wanted"] for each in replica}
+        for way in ("loss", "loss_without_gradients"):
+            assert sum(each[way] for each in replica) == pytest.approx(wanted, rel=LOGGED)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -122,6 +122,17 @@ def test_stages_send_what_is_planned(run_of, name):
             assert planned == sent > 0
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, case in cases.CASES.items() if case.context_parallel > 1]
+)
+def test_context_parallel_ranks_send_what_is_planned(run_of, name):
+    for found in run_of(name, torch.float32):
+        # Of each prompt one forward at least, and the backward.
+        assert len(found["shared"]["bytes"]) >= 2 * PROMPTS * cases.CALLS
+        for planned, sent in found["shared"]["bytes"]:
+            assert planned == sent > 0
+
+
 def _logged(losses) -> torch.Tensor:
     return torch.tensor([_number(each["loss"]) for call in losses for each in call])
 

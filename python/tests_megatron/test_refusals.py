@@ -7,6 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
@@ -14,7 +16,7 @@ import cases
 import conftest
 import dormouse.megatron
 from dormouse.hf import UnsupportedModelError
-from dormouse.megatron import UnsupportedTrainerError, refusals
+from dormouse.megatron import UnsupportedTrainerError, refusals, shared_gpt
 from models import distance
 
 CASE = cases.Case()
@@ -161,7 +163,6 @@ def test_balancing_in_a_pipeline_is_refused_by_name(runtime, setting):
 @pytest.mark.parametrize("setting, message", [
     ({}, "core attention is a DotProductAttention and context_parallel_size above 1"),
     ({"pipeline_model_parallel_size": 2}, "context_parallel_size is 2 in a pipeline"),
-    ({"num_moe_experts": 4}, "context_parallel_size is 2 and num_moe_experts 4"),
     ({"hybrid_context_parallel": True}, "hybrid_context_parallel is True"),
 ])
 def test_context_parallelism_with_others_is_refused_by_name(model, setting, message):
@@ -169,6 +170,31 @@ def test_context_parallelism_with_others_is_refused_by_name(model, setting, mess
     vars(gpt.config).update(context_parallel_size=2, **setting)
     with pytest.raises(UnsupportedTrainerError, match=message):
         refusals.check_model(gpt)
+
+
+def test_balancing_with_context_parallelism_is_refused_by_name(runtime):
+    gpt = refusals.unwrapped(cases.model_of(cases.Case(config=cases.BALANCED)))
+    gpt.config.context_parallel_size = 2
+    message = "routers balance experts and context_parallel_size is 2"
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        refusals.check_model(gpt)
+
+
+def test_experts_on_some_ranks_of_a_row_are_refused_by_name(runtime):
+    gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
+    vars(gpt.config).update(context_parallel_size=4, expert_model_parallel_size=2)
+
+    def group(size: int) -> mock.Mock:
+        return mock.Mock(size=lambda: size)
+
+    of_row = "get_tensor_and_context_parallel_group"
+    with (
+        mock.patch.object(gpt.pg_collection, "tp_ep", group(2)),
+        mock.patch.object(parallel_state, of_row, lambda: group(4)),
+        mock.patch.object(dist, "get_process_group_ranks", lambda group: range(group.size())),
+        pytest.raises(UnsupportedTrainerError, match="experts are on 2 of the 4 ranks"),
+    ):
+        shared_gpt.joint_group(gpt)
 
 
 def test_attention_for_context_parallelism_is_megatrons_without(runtime):

@@ -77,7 +77,7 @@ where
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
-    /// Floating-point operations per second of one rank.
+    /// Floating-point operations per second of one rank, in products with weights.
     pub flops_per_s: u64,
     /// Device memory in bytes, without parameters, gradients and optimizer state.
     pub device_bytes: u64,
@@ -96,4 +96,9 @@ pub struct Machine {
     /// Overhead of a forward or a backward through the layers, whatever its rows, in nanoseconds: kernel
     /// launches, reading weights and writing their gradients, gathering of weights. A microbatch has both.
     pub op_overhead_ns: u64,
+    /// Floating-point operations per second of attention to the keys of a prefix. 0: `flops_per_s`.
+    pub prefix_attention_flops_per_s: u64,
+    /// Floating-point operations per second of causal attention, where masked pairs do not count: a kernel that
+    /// computes them too has half its other rate. 0: `prefix_attention_flops_per_s`.
+    pub causal_attention_flops_per_s: u64,
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define MIB ((size_t)1 << 20)
-enum { USERS = 3, SLOTS = 24, TRIES_MAX = 100000, RANDOM_BLOCKS_MAX = 64, POOLS = 3 };
+enum { USERS = 3, SLOTS = 24, TRIES_MAX = 100000, RANDOM_BLOCKS_MAX = 64, POOLS = 3, HISTORY_EVENTS = 256, RANGES_MAX = 4096 };
 
 typedef struct {
     unsigned char *start;
@@ -89,7 +89,7 @@ static void *manage(void *argument)
         uint64_t count = 0;
         unsigned long long pool = next(&seed) % POOLS;
         DORMOUSE_INIT(&stats);
-        switch (next(&seed) % 5) {
+        switch (next(&seed) % 6) {
         case 0:
             dormouse_torch_empty_cache();
             break;
@@ -107,6 +107,19 @@ static void *manage(void *argument)
             dormouse_torch_end_pool(0, 1, pool);
             dormouse_torch_release_pool(0, 1, pool);
             break;
+        case 4: {
+            /* On and off under the requests of the other threads. */
+            static dormouse_history_event_t events[2 * HISTORY_EVENTS];
+            static dormouse_range_t ranges[RANGES_MAX];
+            dormouse_history_t history;
+            DORMOUSE_INIT(&history);
+            OK(dormouse_torch_record_history(next(&seed) % 4 ? HISTORY_EVENTS : 0, 0, 0, next(&seed) % 2));
+            sched_yield();
+            OK(dormouse_torch_get_history(0, DORMOUSE_TIER_DEVICE, &history, ranges, RANGES_MAX, events,
+                                          2 * HISTORY_EVENTS));
+            EXPECT(history.event_count <= HISTORY_EVENTS && history.range_count <= RANGES_MAX);
+            break;
+        }
         default:
             OK(dormouse_torch_get_stats(0, &stats, blocks, RANDOM_BLOCKS_MAX, &count));
             EXPECT(count <= RANDOM_BLOCKS_MAX && stats.allocated.current_bytes <= stats.mapped.current_bytes);

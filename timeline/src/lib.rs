@@ -86,14 +86,14 @@ pub struct Timeline {
     /// Of [`Gauge::DeviceTagged`], by the number of the tag's name.
     latest_by_tag: Box<[AtomicU64]>,
     names: NameTable,
+    capacity_events: usize,
     started: ClockAnchor,
 }
 
 impl Timeline {
     /// Creates a timeline that keeps the newest `capacity_events` marks and as many gauge changes.
     ///
-    /// The capacity is clamped to [`CAPACITY_EVENTS_MIN`]..=[`CAPACITY_EVENTS_MAX`] and rounded up to a
-    /// power of two.
+    /// The capacity is clamped to [`CAPACITY_EVENTS_MIN`]..=[`CAPACITY_EVENTS_MAX`].
     pub fn new(capacity_events: usize) -> Self {
         let capacity = capacity_events.clamp(CAPACITY_EVENTS_MIN, CAPACITY_EVENTS_MAX);
         Self {
@@ -102,6 +102,7 @@ impl Timeline {
             latest: std::array::from_fn(|_| AtomicU64::new(0)),
             latest_by_tag: (0..=NAMES_MAX).map(|_| AtomicU64::new(0)).collect(),
             names: NameTable::new(),
+            capacity_events: capacity,
             started: ClockAnchor::now(),
         }
     }
@@ -110,6 +111,11 @@ impl Timeline {
     #[inline]
     pub fn now_ns(&self) -> u64 {
         now_ns()
+    }
+
+    /// Returns the number of marks that are kept, and of gauge changes.
+    pub const fn capacity_events(&self) -> usize {
+        self.capacity_events
     }
 
     /// Returns the id of `name`, always the same for the same name (I4).

@@ -1,22 +1,27 @@
 //! Live figures: one page of a file that a process updates and other processes read.
 //!
 //! ```text
-//!   byte 0       16     24                64          72
-//!   ┌───────┬─────────┬─────┬─────────┬───┬──────────┬────────────────────────┬───┐
-//!   │ magic │ version │ pid │ started │ 0 │ sequence │ figures, 8 bytes each  │ 0 │  4096 bytes
-//!   │       │ + size  │     │         │   │          │                        │   │
-//!   └───────┴─────────┴─────┴─────────┴───┴──────────┴────────────────────────┴───┘
+//!   byte 0       16    24        32     40     64         72
+//!   ┌───────┬─────────┬─────┬─────────┬──────┬──────┬──────────┬───────────────────────┬───┐
+//!   │ magic │ version │ pid │ started │ rank │ name │ sequence │ figures, 8 bytes each │ 0 │  4096 bytes
+//!   │       │ + size  │     │         │      │      │          │                       │   │
+//!   └───────┴─────────┴─────┴─────────┴──────┴──────┴──────────┴───────────────────────┴───┘
 //! ```
 //! The header never changes. Sequence and figures are a slot of the event ring: one sequence lock serves
-//! both. All words are in the byte order of the machine. See `docs/decisions/0021-live-figures.md`.
+//! both. All words are in the byte order of the machine. The writer holds a lock of the file, so a reader
+//! knows when it has ended, in whatever pid namespace. See `docs/decisions/0021-live-figures.md`.
 
 mod file;
 mod layout;
+mod places;
 
 use std::path::PathBuf;
 
+use crate::snapshot::Process;
+
 pub use file::{LivePage, read};
 pub use layout::{LAYOUT_VERSION, PAGE_BYTES};
+pub use places::{DEFAULT_DIR, default_pages, default_prefix, remove_ended};
 
 /// The figures of one update, those of `dormouse_runtime_get_stats`. Tiers: device, host, NVMe. Links:
 /// device to host, host to device, NVMe write, NVMe read.
@@ -46,10 +51,12 @@ pub struct Figures {
 }
 
 /// What a live page held when it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// Process that writes the page, in its own pid namespace.
-    pub pid: u32,
+    /// Process that writes the page; its pid is that of its own pid namespace, its name at most 16 bytes.
+    pub process: Process,
+    /// Whether the writer may still update the page. `false`: it has ended, or closed the file.
+    pub is_running: bool,
     /// Creation of the page, Unix time in nanoseconds.
     pub started_unix_ns: u64,
     /// Number of updates since creation.

@@ -40,6 +40,8 @@ struct Head(AtomicU64);
 pub(crate) struct Ring<const WORDS: usize> {
     head: Head,
     mask: u64,
+    /// Number of events that are read, at most the number of slots.
+    kept: u64,
     slots: Slots<WORDS>,
 }
 
@@ -53,12 +55,13 @@ pub(crate) struct Reading<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> Ring<WORDS> {
-    /// Creates a ring of `capacity` slots, rounded up to a power of two. If the system refuses their
-    /// memory, the ring drops and counts every event.
+    /// Creates a ring that keeps the newest `capacity` events. Its slots are the next power of two. If the system
+    /// refuses their memory, the ring drops and counts every event.
     pub(crate) fn new(capacity: usize) -> Self {
-        let capacity = capacity.max(1).next_power_of_two();
-        let slots = Slots::zeroed(capacity);
-        Self { head: Head(AtomicU64::new(0)), mask: capacity as u64 - 1, slots }
+        let capacity = capacity.max(1);
+        let slots = Slots::zeroed(capacity.next_power_of_two());
+        let mask = capacity.next_power_of_two() as u64 - 1;
+        Self { head: Head(AtomicU64::new(0)), mask, kept: capacity as u64, slots }
     }
 
     /// Replaces the oldest event with `words`.
@@ -71,7 +74,7 @@ impl<const WORDS: usize> Ring<WORDS> {
         }
     }
 
-    /// Returns every complete event, oldest first.
+    /// Returns every complete event of the newest `kept`, oldest first.
     pub(crate) fn read(&self) -> Reading<WORDS> {
         let mut found: Vec<(u64, [u64; WORDS])> =
             self.slots.all().iter().filter_map(Slot::read).collect();
@@ -80,6 +83,8 @@ impl<const WORDS: usize> Ring<WORDS> {
         // sequence, acquired in `Slot::read`, makes its increment visible.
         let recorded = self.head.0.load(Ordering::Relaxed);
         debug_assert!(found.last().is_none_or(|(ticket, _)| *ticket < recorded));
+        let oldest = recorded.saturating_sub(self.kept);
+        found.drain(..found.partition_point(|(ticket, _)| *ticket < oldest));
         let dropped = recorded.saturating_sub(found.len() as u64);
         Reading { events: found.into_iter().map(|(_, words)| words).collect(), dropped }
     }

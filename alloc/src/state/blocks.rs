@@ -3,6 +3,7 @@
 use super::{Need, Priority, RANGES_MAX, RangeKind, Record, Release, State};
 use crate::AllocError;
 use crate::core::NONE;
+use crate::history::HistoryAction;
 use crate::types::{Block, BlockId, BlockInfo, Freed, Request};
 use dormouse_device::AddressRange;
 
@@ -69,6 +70,9 @@ impl State {
         self.stats.active_bytes.add(bytes);
         self.stats.requested_bytes.add(request.bytes as u64);
         self.stats.allocations.add(1);
+        if self.is_recording() {
+            self.note_allocated(index, request);
+        }
         Block { id: BlockId { index, generation }, range, zeroed }
     }
 
@@ -170,6 +174,7 @@ impl State {
         let Record { claimed, requested_bytes, .. } = self.records[index as usize];
         self.settle_before_removal(self.awake_bytes(index), requested_bytes as u64);
         self.add_use(index, slot);
+        self.note_mapped_parts(index, HistoryAction::FreeRequested);
         let record = &mut self.records[index as usize];
         record.free_deferred = claimed.is_some();
         self.stats.requested_bytes.remove(requested_bytes as u64);
@@ -190,6 +195,7 @@ impl State {
         self.starts.remove(self.ranges.start(index));
         if asleep {
             self.uses.remove(&index);
+            self.note_mapped_parts(index, HistoryAction::FreeCompleted);
             self.release_asleep(index);
             return None;
         }
@@ -197,6 +203,7 @@ impl State {
             return Some(self.begin_pending(index));
         }
         self.stats.active_bytes.remove(self.range_bytes(index));
+        self.note_mapped_parts(index, HistoryAction::FreeCompleted);
         self.give(index, true);
         None
     }
@@ -306,6 +313,7 @@ impl State {
         self.stats.active_bytes.remove(bytes);
         self.stats.mapped_bytes.remove(bytes);
         self.stats.asleep_bytes.add(bytes);
+        self.note_asleep(index);
         Ok(())
     }
 
@@ -319,6 +327,7 @@ impl State {
         if staged_bytes < bytes {
             return Err(AllocError::NotReserved { asked_bytes: bytes, staged_bytes });
         }
+        self.note_awake(index);
         self.settle_near_peak(bytes, 0);
         // Staged bytes are mapped bytes already.
         self.stats.staged_bytes.remove(bytes);

@@ -6,6 +6,7 @@
 use super::pools::place;
 use super::{Need, Priority, RangeKind, State, cached_list};
 use crate::core::NONE;
+use crate::history::HistoryAction;
 use crate::types::{Block, Request};
 
 impl State {
@@ -67,6 +68,9 @@ impl State {
         self.stats.allocated_bytes.remove(bytes);
         self.stats.active_bytes.remove(bytes);
         self.starts.remove(unit);
+        if self.is_recording() {
+            self.note_block(index, HistoryAction::Freed);
+        }
         self.give(index, true);
         true
     }

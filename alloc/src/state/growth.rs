@@ -16,6 +16,7 @@ use super::{Need, Priority, RANGES_MAX, RangeKind, State, bare_list, cached_list
 use crate::AllocError;
 use crate::config::Margin;
 use crate::core::{Fit, NONE};
+use crate::history::HistoryAction;
 use crate::types::{Block, Request};
 use dormouse_device::{AddressRange, Fill};
 
@@ -197,6 +198,7 @@ impl State {
         };
         self.bare_to_used(pages);
         self.mapping_bytes += self.bytes(map_units);
+        self.in_transit.push((map_start, map_units));
         let (mut index, mut cached_units) = (pages, 0);
         if start < bare_start
             && let Some(head) = self.ranges.take_at(before, start, bare_start - start)
@@ -242,18 +244,25 @@ impl State {
             self.large.add(start, units);
         }
         let zeroed = request.fill == Fill::Zero && self.records[index as usize].cached_units == 0;
-        self.mapping_bytes -= pages_bytes;
+        self.end_transit(growth);
         self.stats.mapped_bytes.add(pages_bytes);
         self.stats.maps += 1;
+        self.note_pages(index, HistoryAction::Mapped, growth.pages());
         self.ranges.unreserve_ranges(RANGES_PER_MAP);
         let block = self.give_ends(index, growth.start, need.fit.units);
         self.publish(block, request, need, zeroed)
     }
 
+    /// The pages of `growth` are no longer being mapped.
+    fn end_transit(&mut self, growth: Growth) {
+        self.mapping_bytes -= self.bytes(growth.map_units);
+        self.in_transit.retain(|&(start, _)| start != growth.map_start);
+    }
+
     /// Ends a failed mapping: the pages are bare again, the other parts cached.
     pub(crate) fn cancel_map(&mut self, mapping: Mapping) {
         let Mapping { index, growth, .. } = mapping;
-        self.mapping_bytes -= self.bytes(growth.map_units);
+        self.end_transit(growth);
         self.ranges.unreserve_ranges(RANGES_PER_MAP);
         let pages = self.give_ends(index, growth.map_start, growth.map_units);
         self.give(pages, false);

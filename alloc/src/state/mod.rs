@@ -17,6 +17,7 @@ mod blocks;
 mod fast_path;
 mod fill;
 mod growth;
+mod history;
 mod large;
 mod pools;
 mod quiet;
@@ -30,6 +31,7 @@ mod thread_cached;
 
 use crate::config::Margin;
 use crate::core::{Fit, LargePages, Ranges, Starts, Tlsf};
+use crate::history::History;
 use crate::stats::{EarlierPeaks, Stats};
 use crate::thread_cache::ThreadCache;
 use crate::types::{ArenaId, Request};
@@ -188,6 +190,10 @@ pub(crate) struct State {
     spare: BTreeSet<(u32, u32, u32)>,
     /// Bytes being mapped: in the budget, not yet in `stats`.
     mapping_bytes: u64,
+    /// Start and units of the pages being mapped, at most one per thread.
+    in_transit: Vec<(u32, u32)>,
+    /// `None`: off. The thread cache is closed while it is on.
+    history: Option<Box<History>>,
     /// Bytes trimmed by the request on the ladder for itself. They count against the budget of others.
     held_back_bytes: u64,
     /// Bytes beyond the maximum use from which cached pages are moved; `None`: never.
@@ -260,6 +266,8 @@ impl State {
             is_cut: false,
             spare: BTreeSet::new(),
             mapping_bytes: 0,
+            in_transit: Vec::new(),
+            history: None,
             held_back_bytes: 0,
             moves_beyond,
             is_run_ahead_limited: false,

@@ -3,6 +3,7 @@
 use super::pools::{ArenaPhase, Pool};
 use super::{POOL_SPARE, RangeKind, Record, State, StreamSet, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
+use crate::history::HistoryAction;
 
 /// Smaller ranges are not trimmed to reuse their pages: two system calls cost more than they save.
 const REUSE_BYTES_MIN: u64 = 256 << 10;
@@ -131,6 +132,8 @@ impl State {
         self.large.remove(self.ranges.start(index), self.ranges.units(index));
         self.stats.mapped_bytes.remove(bytes);
         self.stats.unmaps += 1;
+        let pages = (self.ranges.start(index), self.ranges.units(index));
+        self.note_pages(index, HistoryAction::Unmapped, pages);
         self.give(index, false);
         bytes
     }

@@ -4,6 +4,7 @@ use super::pools::place;
 use super::{RangeKind, Record, State};
 use crate::AllocError;
 use crate::core::Fit;
+use crate::history::HistoryAction;
 use crate::types::{ArenaId, BlockId, Request};
 
 /// Limit of the registered streams, about eight times the number that torch creates. They stay
@@ -180,6 +181,9 @@ impl State {
         self.stats.pending_bytes.remove(bytes);
         self.stats.pending_blocks.remove(1);
         self.stats.active_bytes.remove(bytes);
+        if self.is_recording() {
+            self.note_block(index, HistoryAction::FreeCompleted);
+        }
         self.give(index, true);
     }
 

@@ -2,8 +2,9 @@
 
 use super::{Need, State};
 use crate::AllocError;
+use crate::history::HistoryAction;
 use crate::stats::{Amount, Stats};
-use crate::thread_cache::{CachedBlock, NewBlock, Ownership, ThreadCache};
+use crate::thread_cache::{CachedBlock, NewBlock, Ownership, ThreadCache, ThreadShard};
 use crate::types::Request;
 
 impl State {
@@ -125,6 +126,34 @@ impl State {
         }
     }
 
+    /// Allocates a block of `bytes` from the thread cache while the history is on, and records it. Returns its first
+    /// unit.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn allocate_recorded(&mut self, bytes: usize, stream: u64) -> Option<u32> {
+        let thread_cache = self.thread_cache.as_ref().filter(|_| !self.is_thread_cache_closed)?;
+        // Not 0, and at most the largest class.
+        let cached =
+            thread_cache.allocate_recorded(ThreadShard::current(), bytes as u32, stream)?;
+        self.note_allocated(cached.word.index(), &Request { stream, ..Request::new(bytes) });
+        Some(cached.unit)
+    }
+
+    /// Frees the block that starts at `unit` into the thread cache while the history is on, and records it. `false` if
+    /// it is not cacheable or its bin is full.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn free_recorded(&mut self, unit: u32, stream: u64) -> bool {
+        let thread_cache = self.thread_cache.as_ref().filter(|_| !self.is_thread_cache_closed);
+        let Some(thread_cache) = thread_cache else { return false };
+        let Some(index) = self.starts.at(unit) else { return false };
+        let is_freed = thread_cache.free_recorded(unit as usize, stream);
+        if is_freed {
+            self.note_block(index, HistoryAction::Freed);
+        }
+        is_freed
+    }
+
     /// Empties the thread cache: its blocks become free ranges. Returns their bytes.
     pub(crate) fn flush_thread_cache(&mut self) -> u64 {
         self.drain_thread_cache(false)
@@ -140,12 +169,12 @@ impl State {
     #[cold]
     pub(crate) fn open_thread_cache(&mut self) {
         self.is_thread_cache_closed = false;
-        if let Some(thread_cache) = &self.thread_cache {
+        if let Some(thread_cache) = self.thread_cache.as_ref().filter(|_| self.history.is_none()) {
             thread_cache.open();
         }
     }
 
-    fn drain_thread_cache(&mut self, is_shut: bool) -> u64 {
+    pub(super) fn drain_thread_cache(&mut self, is_shut: bool) -> u64 {
         let Some(thread_cache) = self.thread_cache.clone() else { return 0 };
         let kept = thread_cache.drain(is_shut);
         // After the drain, so that all its blocks are counted.

@@ -1,8 +1,11 @@
 //! Checks of an allocator, and queries of its structure, for tests.
 
+mod replay;
+
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::state::ReleaseSubject;
+use crate::stats::Stats;
 use crate::types::Request;
 use dormouse_device::{AddressRange, Device};
 
@@ -31,7 +34,19 @@ impl<D: Device> Allocator<D> {
         let mut locked = self.state.lock();
         locked.state.settle_thread_cache();
         locked.state.check()?;
+        Self::check_reading(&locked)?;
         Self::check_pending(&locked)
+    }
+
+    /// Checks that a reading has all mapped bytes but staged ones, and that its events can be undone.
+    fn check_reading(locked: &Locked<D>) -> Result<(), String> {
+        let reading = locked.state.unrecorded_reading(true);
+        let found: u64 = reading.ranges.iter().map(|it| it.range.bytes as u64).sum();
+        let Stats { mapped_bytes, staged_bytes, .. } = locked.state.stats;
+        if found != mapped_bytes.current - staged_bytes.current {
+            return Err(format!("{found} bytes in ranges, {mapped_bytes:?}, {staged_bytes:?}"));
+        }
+        replay::check_reading(&reading)
     }
 
     /// Checks that pending releases are listed once. (They are not listed during their queries.)

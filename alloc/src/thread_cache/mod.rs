@@ -73,6 +73,8 @@ struct StreamBins {
 struct Shard {
     /// The stream of each entry of `bins`.
     streams: [StreamRef; STREAMS_PER_SHARD],
+    /// The same while a history is recorded: for callers with the state locked. `streams` is empty then.
+    recorded_streams: [StreamRef; STREAMS_PER_SHARD],
     bins: [Option<Box<StreamBins>>; STREAMS_PER_SHARD],
     /// Bytes in the shard when `counts` was last added to the allocator's statistics.
     cached_bytes: u64,
@@ -107,6 +109,7 @@ impl ThreadCache {
     pub(crate) fn new(units: u32, granule_bytes: usize) -> Self {
         let shard = || Shard {
             streams: [StreamRef::NONE; STREAMS_PER_SHARD],
+            recorded_streams: [StreamRef::NONE; STREAMS_PER_SHARD],
             bins: [const { None }; STREAMS_PER_SHARD],
             cached_bytes: 0,
             counts: ShardCounts::default(),
@@ -171,6 +174,34 @@ impl ThreadCache {
         let mut shard = self.shards[number].try_lock()?;
         let shard = &mut *shard;
         let at = shard.streams.iter().position(|stream| stream.key == stream_key)?;
+        self.take(shard, number, at, class, bytes)
+    }
+
+    /// As [`Self::allocate`], while a history is recorded. The caller has locked the state.
+    pub(crate) fn allocate_recorded(
+        &self,
+        shard: ThreadShard,
+        bytes: u32,
+        stream_key: u64,
+    ) -> Option<CachedBlock> {
+        let class = class_of_units((bytes - 1) >> self.granule_log);
+        let number = shard.index() % SHARDS;
+        let mut shard = self.shards[number].try_lock()?;
+        let shard = &mut *shard;
+        let at = shard.recorded_streams.iter().position(|stream| stream.key == stream_key)?;
+        self.take(shard, number, at, class, bytes)
+    }
+
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `allocate`")]
+    fn take(
+        &self,
+        shard: &mut Shard,
+        number: usize,
+        at: usize,
+        class: u32,
+        bytes: u32,
+    ) -> Option<CachedBlock> {
         let bins = shard.bins[at].as_deref_mut()?;
         let (class, CachedBlock { unit, word }) = match bins.pop(class) {
             Some(block) => (class, block),
@@ -198,8 +229,6 @@ impl ThreadCache {
             return false;
         };
         let shard = &mut *shard;
-        let class = word.class();
-        let class_bytes = self.class_bytes(class);
         let stream = StreamRef { key: stream_key, slot: word.stream() };
         let at = match shard.streams.iter().position(|it| *it == stream) {
             Some(at) => at,
@@ -208,6 +237,46 @@ impl ThreadCache {
                 None => return false,
             },
         };
+        self.put(shard, at, unit, entry, word)
+    }
+
+    /// As [`Self::free`], while a history is recorded. The caller has locked the state.
+    pub(crate) fn free_recorded(&self, unit: usize, stream_key: u64) -> bool {
+        let Some(entry) = self.ownership.entry(unit) else { return false };
+        let word = Ownership::load(entry);
+        if !word.is_allocated() {
+            return false;
+        }
+        let Some(mut shard) = self.shards[word.shard() % SHARDS].try_lock() else {
+            return false;
+        };
+        let shard = &mut *shard;
+        let stream = StreamRef { key: stream_key, slot: word.stream() };
+        let at = match shard.recorded_streams.iter().position(|it| *it == stream) {
+            Some(at) => at,
+            None => match self.place_for(shard, stream) {
+                Some(at) => {
+                    shard.recorded_streams[at] = stream;
+                    at
+                }
+                None => return false,
+            },
+        };
+        self.put(shard, at, unit, entry, word)
+    }
+
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as `free`")]
+    fn put(
+        &self,
+        shard: &mut Shard,
+        at: usize,
+        unit: usize,
+        entry: &AtomicU64,
+        word: Ownership,
+    ) -> bool {
+        let class = word.class();
+        let class_bytes = self.class_bytes(class);
         let Some(bins) = &mut shard.bins[at] else { return false };
         if bins.is_full(class) || !word.change(entry, word.in_cache()) {
             return false;
@@ -226,13 +295,20 @@ impl ThreadCache {
         if shard.is_closed {
             return None;
         }
+        let at = self.place_for(shard, stream)?;
+        shard.streams[at] = stream;
+        Some(at)
+    }
+
+    /// Empty bins for `stream`. `None` if the key is not that of the slot.
+    #[cold]
+    fn place_for(&self, shard: &mut Shard, stream: StreamRef) -> Option<usize> {
         let key = self.stream_keys[(stream.slot % STREAMS) as usize].load(Ordering::Acquire);
         let is_empty = |bins: &Option<Box<StreamBins>>| {
             bins.as_ref().is_none_or(|it| it.counts == [0; CLASSES])
         };
         let at = shard.bins.iter().position(is_empty).filter(|_| key == stream.key)?;
         shard.bins[at].get_or_insert_with(StreamBins::empty);
-        shard.streams[at] = stream;
         Some(at)
     }
 
@@ -254,6 +330,7 @@ impl ThreadCache {
             if is_closed {
                 shard.is_closed = true;
                 shard.streams = [StreamRef::NONE; STREAMS_PER_SHARD];
+                shard.recorded_streams = [StreamRef::NONE; STREAMS_PER_SHARD];
             }
             // 0 once `counts` is added.
             shard.cached_bytes = shard.counts.cached_bytes_change().wrapping_neg();

@@ -156,6 +156,52 @@ fn fresh_pages_come_before_trimming_and_trimming_before_reclaim() {
     assert_eq!(allocator.stats().reclaims, 1);
 }
 
+/// A runtime that names every owner and knows what the program does.
+#[derive(Debug)]
+struct Names;
+
+impl Reclaim for Names {
+    fn reclaim(&self, _: u64) -> Reclaimed {
+        Reclaimed::default()
+    }
+
+    fn owner_name(&self, tag: u32, scope: u64) -> Option<String> {
+        (tag != 0).then(|| format!("tag \"t{tag}\", layer {scope}"))
+    }
+
+    fn activity(&self) -> Option<String> {
+        Some("phase B of prefix 3".to_owned())
+    }
+}
+
+#[test]
+fn the_report_has_the_names_of_the_runtime_in_at_most_ten_lines() {
+    let (_, allocator) = allocator(512, 100);
+    let names = Arc::new(Names);
+    let weak: Weak<Names> = Arc::downgrade(&names);
+    allocator.set_reclaim(weak);
+    for holder in 0..=TOP_HOLDERS_MAX + 1 {
+        let tag = u32::try_from(holder).unwrap();
+        let request = Request { tag, scope: 10 + u64::from(tag), ..pages(20 - holder) };
+        allocator.allocate(&request).unwrap();
+    }
+    let request = Request { tag: 2, scope: 12, ..pages(90) };
+    let text = out_of_memory(&allocator, &request).to_string();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() <= 10, "{text}");
+    assert_eq!(lines[1], "  requested for tag \"t2\", layer 12, in phase B of prefix 3");
+    // The first owner has no name, and the last line of the holders counts the others.
+    let held: Vec<&&str> = lines.iter().filter(|line| line.contains("held by")).collect();
+    assert!(held[0].starts_with("  held by tag 0, scope 0xa: 80.0 KiB awake"), "{text}");
+    assert!(held[1].starts_with("  held by tag \"t1\", layer 11: 76.0 KiB awake"), "{text}");
+    assert_eq!(held.len(), TOP_HOLDERS_MAX);
+    assert!(held[3].ends_with("in 1 blocks; and 2 more holders"), "{text}");
+    drop(names);
+    let text = out_of_memory(&allocator, &request).to_string();
+    assert!(text.contains("held by tag 1, scope 0xb"), "no runtime, no names: {text}");
+    assert!(!text.contains("requested for"), "{text}");
+}
+
 /// A `Reclaim` that does its work: it calls the allocator back, which no held lock must prevent.
 #[test]
 fn reclaim_puts_claimed_blocks_to_sleep() {
@@ -370,6 +416,7 @@ fn the_report_names_who_holds_most_in_at_most_twelve_lines() {
     }
     let report = out_of_memory(&allocator, &Request { align: 2 * PAGE, ..pages(90) });
     let top = |tag: usize| Holder {
+        name: None,
         tag: u32::try_from(tag).unwrap(),
         scope: 0xa0 + tag as u64,
         blocks: 1,

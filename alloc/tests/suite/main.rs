@@ -9,6 +9,7 @@ mod caps;
 mod common;
 mod cut;
 mod faults;
+mod history;
 mod kept;
 mod ladder;
 mod large;

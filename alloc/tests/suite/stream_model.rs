@@ -4,7 +4,9 @@
 
 use crate::common::gpu::{Call, Event};
 use crate::common::{BASE, Fake, PAGE, key, ordered};
-use dormouse_alloc::{AllocError, Allocator, ArenaId, BlockInfo, Cause, Freed, Request};
+use dormouse_alloc::{
+    AllocError, Allocator, ArenaId, BlockInfo, Cause, Freed, HistoryOptions, Request,
+};
 use dormouse_device::{AddressRange, Fill};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -17,6 +19,8 @@ const ARENAS: usize = 2;
 /// The one of them that keeps its pages.
 const KEPT: usize = 1;
 const STREAMS_MAX: usize = 4;
+/// Few enough events that the oldest are overwritten.
+const HISTORY: HistoryOptions = HistoryOptions { events_max: 200, skipped: 0 };
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -139,6 +143,7 @@ fn bytes(pages: usize) -> u64 {
 impl Model {
     fn new(streams: usize, budget_pages: usize, keeps: bool) -> Self {
         let (device, allocator) = ordered(SPACE_PAGES, budget_pages, streams);
+        allocator.start_history(HISTORY, false);
         let mut model = Self {
             device,
             allocator,

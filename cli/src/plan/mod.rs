@@ -24,6 +24,7 @@ pub use report::{
 
 use crate::files::{fields, object};
 use crate::read::read;
+use crate::text::as_json;
 use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX};
 
 /// Rows of a microbatch if neither given nor limited by the machine's memory.
@@ -58,9 +59,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
         read(file, &args.column, &mut sequences)?;
     }
     let made = make(args, model, machine, sequences).map_err(|error| in_file(error, args))?;
-    let text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
+    let mut text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
     if let Some(folder) = &args.out {
-        out::write(folder, &made)?;
+        let page = out::write(folder, &made)?;
+        if !args.json {
+            let next = format!(
+                "\nwrote {}\nnext: open {} in a browser\n",
+                folder.display(),
+                page.display()
+            );
+            text.push_str(&next);
+        }
     }
     Ok(text)
 }
@@ -89,14 +98,6 @@ fn in_file(error: Error, args: &PlanArgs) -> Error {
     let Some(file) = file.or_else(of_model) else { return error };
     let (file, what, seen) = (file.display().to_string(), what.to_owned(), seen.to_string());
     DescriptionError::Value { file, what, seen, accepted }.into()
-}
-
-/// Formats a value as JSON.
-fn as_json(it: &impl serde::Serialize) -> String {
-    // Plain structs with string keys: serialising them cannot fail.
-    let mut text = serde_json::to_string_pretty(it).unwrap_or_default();
-    text.push('\n');
-    text
 }
 
 fn make(

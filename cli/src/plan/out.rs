@@ -1,15 +1,20 @@
 //! Output files: the report, the plans, pictures.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dormouse_parallel::draw::{page, pipeline_page, stages_svg};
 
-use super::{Made, as_json, figures};
+use super::{Made, figures};
 use crate::Error;
+use crate::text::as_json;
 
-/// Writes all files into `folder`, which is created if missing; existing files are replaced.
-pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
+/// Name of the page for a browser.
+const PAGE: &str = "page.html";
+
+/// Writes all files into `folder`, which is created if missing; existing files are replaced. Returns the page for a
+/// browser.
+pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
     fs::create_dir_all(folder)
         .map_err(|source| Error::Write { file: folder.to_owned(), source })?;
     let put = |name: &str, text: &str| {
@@ -42,5 +47,6 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<(), Error> {
         let label = move |(label, value)| (format!("{}: {label}", section.title), value);
         section.figures.into_iter().map(label)
     });
-    put("page.html", &page("dormouse plan", &labelled.collect::<Vec<_>>(), &pictures))
+    put(PAGE, &page("dormouse plan", &labelled.collect::<Vec<_>>(), &pictures))?;
+    Ok(folder.join(PAGE))
 }

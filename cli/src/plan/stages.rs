@@ -47,7 +47,7 @@ pub(super) fn stages(
     pipeline.order = args.order.unwrap_or_default();
     pipeline.chunks = args.chunks.unwrap_or(0);
     pipeline.blocking = args.blocking;
-    let stages = pipeline.plan()?;
+    let (pipeline, stages) = pipeline.plan_with_sleep()?;
     Ok(Staged { pipeline, stages })
 }
 

@@ -34,7 +34,8 @@ pub unsafe extern "C" fn dormouse_mem_alloc(
         let heap = Runtime::get(runtime)?.heap;
         let _known = heap.stream(stream)?;
         let (bytes, align) = (usize_of(bytes, "bytes")?, usize_of(align.max(1), "align")?);
-        let block = heap.allocate(bytes, align, stream.key(), Fill::Any)?;
+        let allocated = heap.allocate(bytes, align, stream.key(), Fill::Any);
+        let block = allocated.map_err(|error| heap.fault_of(error))?;
         out.write(std::ptr::with_exposed_provenance_mut(block.range.start));
         Ok(())
     })

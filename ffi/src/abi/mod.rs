@@ -16,11 +16,16 @@ pub mod c {
 }
 
 pub mod forest;
+pub mod history;
 pub mod kernels;
+// Of tests alone, so that the library can be built to measure the layouts anew.
+#[cfg(test)]
+mod layouts;
 pub mod library;
 pub mod memory;
 pub mod plan;
 pub mod planning;
+pub mod plugin;
 pub mod prefix;
 pub mod runtime;
 pub mod stash;

@@ -276,7 +276,7 @@ pub struct dormouse_machine_t {
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
     pub version: u32,
-    /// Compute throughput in floating-point operations/s.
+    /// Throughput of products with weights in floating-point operations/s.
     pub flops_per_s: u64,
     /// Device memory in bytes.
     pub device_bytes: u64,
@@ -294,6 +294,11 @@ pub struct dormouse_machine_t {
     pub link_bytes_per_s: u64,
     /// Fixed cost of an op in nanoseconds.
     pub op_overhead_ns: u64,
+    /// Throughput of attention to the keys of a prefix in floating-point operations/s. 0: `flops_per_s`.
+    pub prefix_attention_flops_per_s: u64,
+    /// Throughput of causal attention in floating-point operations/s, where masked pairs do not count: a kernel
+    /// that computes them too has half its other throughput. 0: `prefix_attention_flops_per_s`.
+    pub causal_attention_flops_per_s: u64,
 }
 
 /// One suffix in a microbatch.

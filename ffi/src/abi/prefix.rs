@@ -139,12 +139,14 @@ pub unsafe extern "C" fn dormouse_prefix_mark_edge(
         // SAFETY: the caller's promise (module docs).
         let stream = prefix.runtime.heap.stream(unsafe { RawStream::new(stream) })?;
         let edge = convert::edge(edge)?;
+        let heap = prefix.runtime.heap;
         prefix.state.with(|PrefixState { prefix, .. }| {
             if edge == Edge::ForwardEnd {
                 // First, so that the mark's own blocks belong to no layer; also if the mark is refused.
                 collect::set_window(Window::NONE);
             }
-            let _stall = prefix.mark(edge, layer, &stream)?;
+            let marked = prefix.mark(edge, layer, &stream);
+            let _stall = marked.map_err(|error| heap.fault_of(error))?;
             if edge == Edge::ForwardBegin {
                 collect::set_window(Window { scope: prefix.scope(layer)?, arena: prefix.arena() });
             }
@@ -216,14 +218,15 @@ pub unsafe extern "C" fn dormouse_prefix_add_boundary(
             unsafe { (RawStream::new(stream), Out::optional(gradient_out, "gradient_out")?) };
         let tensor = convert::tensor(ptr, bytes, elems, dtype)?;
         let prefix = PREFIXES.get(prefix)?;
-        let stream = prefix.runtime.heap.stream(stream)?;
+        let heap = prefix.runtime.heap;
+        let stream = heap.stream(stream)?;
         let gradient = prefix.state.with(|PrefixState { prefix, .. }| {
             // The accumulator belongs to the prefix, not to the layer.
             let window = collect::collecting().window;
             collect::set_window(Window::NONE);
             let added = prefix.boundary(layer, slot, tensor, &stream);
             collect::set_window(window);
-            added?;
+            added.map_err(|error| heap.fault_of(error))?;
             Ok(prefix.gradient(layer, slot)?)
         })?;
         if let Some(out) = out {

@@ -18,6 +18,9 @@ use crate::runtime::{RUNTIMES, Runtime};
 use crate::status::{self, dormouse_status_t};
 use crate::{convert, dumps, files};
 
+/// Maximum length of a path, in bytes: the system's.
+const PATH_BYTES_MAX: u64 = libc::PATH_MAX as u64;
+
 /// Creates the runtime of one device. A device has at most one live runtime. The first call creates
 /// the process heap, unless the preload library created it earlier.
 ///
@@ -208,5 +211,37 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
         let snapshot = Runtime::get(runtime)?.heap.snapshot("");
         let process = dumps::process();
         files::dump(path, |file| write(&snapshot, &process, file))
+    })
+}
+
+/// Writes the recorded timeline as an HTML page into `DORMOUSE_DUMP_DIR`, under the name of the dumps that
+/// `DORMOUSE_DUMP` requests, with `call` as the reason. `buffer` receives the path, and `count_out` its
+/// length with the NUL. Any number of calls write as many files.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` if `capacity` is
+/// below 4097, `CONFIG` if no directory was set when the first runtime was created, `IO`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_runtime_write_dump(
+    runtime: *mut dormouse_runtime_t,
+    buffer: *mut c_char,
+    capacity: u64,
+    count_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let count = unsafe { Out::new(count_out, "count_out") }?;
+        let runtime = Runtime::get(runtime)?;
+        if buffer.is_null() {
+            return Err(Fault::null("buffer"));
+        }
+        if capacity <= PATH_BYTES_MAX {
+            return Err(Fault::argument(format!(
+                "capacity is {capacity}; accepted: at least {}",
+                PATH_BYTES_MAX + 1
+            )));
+        }
+        let path = dumps::write(&runtime.heap.dumped())?;
+        // SAFETY: as above: `buffer` is writable for `capacity` bytes, which a path fits.
+        unsafe { count.text(path.display().to_string(), buffer, capacity) }
     })
 }

@@ -157,7 +157,7 @@ pub struct dormouse_options_t {
     pub device_kind: i32,
     /// Index of the device among its kind.
     pub device_ordinal: i32,
-    /// Limit on mapped device memory, in bytes (`DORMOUSE_ALLOC_BUDGET_BYTES`).
+    /// Limit on mapped device memory, in bytes (`DORMOUSE_CPU_BUDGET_BYTES`, `DORMOUSE_CUDA_BUDGET_BYTES`).
     pub alloc_budget_bytes: u64,
     /// Limit on the host tier, in bytes (`DORMOUSE_HOST_BUDGET_BYTES`).
     pub host_budget_bytes: u64,
@@ -366,6 +366,131 @@ pub struct dormouse_block_t {
     pub reserved: u32,
 }
 
+/// Kinds of events in a memory history, in the numbers of `dormouse_history_event_t`: a block was allocated.
+pub const DORMOUSE_ACTION_ALLOCATED: i32 = 0;
+/// A block was freed, and no other stream uses it.
+pub const DORMOUSE_ACTION_FREED: i32 = 1;
+/// A block was freed. Another stream or a copy may still use it.
+pub const DORMOUSE_ACTION_FREE_REQUESTED: i32 = 2;
+/// The uses of a freed block are over.
+pub const DORMOUSE_ACTION_FREE_COMPLETED: i32 = 3;
+/// Pages were mapped.
+pub const DORMOUSE_ACTION_MAPPED: i32 = 4;
+/// Pages were unmapped.
+pub const DORMOUSE_ACTION_UNMAPPED: i32 = 5;
+/// A block fell asleep: its pages, unmapped next, hold none of it any more.
+pub const DORMOUSE_ACTION_FELL_ASLEEP: i32 = 6;
+/// A block awoke.
+pub const DORMOUSE_ACTION_AWOKE: i32 = 7;
+/// A request found no memory. `address` is the number of bytes that were left.
+pub const DORMOUSE_ACTION_OUT_OF_MEMORY: i32 = 8;
+/// The history was read.
+pub const DORMOUSE_ACTION_READ: i32 = 9;
+/// A remark on a block.
+pub const DORMOUSE_ACTION_ANNOTATED: i32 = 10;
+
+/// Use of a mapped range: none.
+pub const DORMOUSE_USE_FREE: i32 = 0;
+/// A block, or a part of a sleeping block that shares its page with others.
+pub const DORMOUSE_USE_ALLOCATED: i32 = 1;
+/// The same, freed; another stream or a copy may still use it.
+pub const DORMOUSE_USE_PENDING_FREE: i32 = 2;
+
+/// The memory history of a GPU: figures.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dormouse_history_t {
+    /// In: size of the struct. Out: number of bytes written.
+    pub size: u32,
+    /// `DORMOUSE_STRUCT_VERSION`.
+    pub version: u32,
+    /// Number of mapped ranges.
+    pub range_count: u64,
+    /// Number of events that are kept.
+    pub event_count: u64,
+    /// Number of events since the history was last empty.
+    pub recorded_count: u64,
+    /// Most events that are kept; 0 while none is recorded.
+    pub events_max: u64,
+}
+
+/// A mapped range of a GPU's addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dormouse_range_t {
+    /// First address.
+    pub address: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Requested size of the block in bytes; 0 for free memory.
+    pub requested_bytes: u64,
+    /// Stream of the range.
+    pub stream: u64,
+    /// Layer of the block's allocation in its lower half, prefix in its upper half; 0: none.
+    pub scope: u64,
+    /// Id of the pool for CUDA graphs that the range belongs to; both parts are 0 for none.
+    pub pool_first: u64,
+    /// The second part.
+    pub pool_second: u64,
+    /// `DORMOUSE_USE_*`.
+    pub usage: i32,
+    /// Number of the segment. Neighbours with the same number are one piece of memory.
+    pub segment: u32,
+    /// Number of the block's tag; 0: none.
+    pub tag: u32,
+    /// Stack of the block's allocation, for `dormouse_torch_get_frames`; 0: none.
+    pub stack: u32,
+    /// Number of `dormouse_torch_set_metadata` at the block's allocation.
+    pub metadata: u32,
+    /// 1 if small blocks are allocated there, else 0.
+    pub is_small: u32,
+}
+
+/// An event of a memory history.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dormouse_history_event_t {
+    /// Unix time in nanoseconds.
+    pub unix_ns: u64,
+    /// Address of the block or pages.
+    pub address: u64,
+    /// Requested size of the block, or size of the pages, in bytes.
+    pub bytes: u64,
+    /// Stream of the allocation.
+    pub stream: u64,
+    /// Layer of the block's allocation in its lower half, prefix in its upper half; 0: none.
+    pub scope: u64,
+    /// Id of the pool for CUDA graphs that the block belongs to; both parts are 0 for none.
+    pub pool_first: u64,
+    /// The second part.
+    pub pool_second: u64,
+    /// `DORMOUSE_ACTION_*`.
+    pub action: i32,
+    /// Number of the block's tag; 0: none.
+    pub tag: u32,
+    /// Stack of the event, for `dormouse_torch_get_frames`; 0: none.
+    pub stack: u32,
+    /// Number of `dormouse_torch_set_metadata` of the event's thread.
+    pub metadata: u32,
+}
+
+/// Called where a request finds no memory: the device, the requested bytes, the limit of its mapped bytes, and the bytes
+/// of it that are left.
+pub type dormouse_out_of_memory_fn =
+    Option<extern "C" fn(device: i32, requested_bytes: u64, limit_bytes: u64, left_bytes: u64)>;
+
+/// A frame of a Python stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dormouse_frame_t {
+    /// The code object, which stays alive.
+    pub code: *mut c_void,
+    /// Offset of the instruction in bytes, as `PyCode_Addr2Line` expects it.
+    pub offset: i32,
+    /// Number of the caller's frame; 0: none. Frame `n` is the `n`-th of the table, from 1.
+    pub caller: u32,
+}
+
 /// One parameter of the configuration.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -376,7 +501,7 @@ pub struct dormouse_param_t {
     pub version: u32,
     /// Name of the environment variable; static text.
     pub name: *const c_char,
-    /// `size`, `count`, `switch`, `choice`, `path` or `filter`; static text.
+    /// `size`, `count`, `switch`, `choice`, `set`, `path` or `filter`; static text.
     pub kind: *const c_char,
     /// Built-in default; static text.
     pub built_in: *const c_char,

@@ -264,8 +264,9 @@ pub unsafe extern "C" fn dormouse_tag_wake(
         // Waits for the bytes: any stream can use the memory afterwards.
         let woken = runtime.engine.tag_wait(*id);
         // A wake that found no room leaves the pages it did find parked.
-        let _stall = woken.inspect_err(|_| {
+        let _stall = woken.map_err(|error| {
             runtime.heap.allocator().device().release_parked();
+            runtime.heap.fault_of(error)
         })?;
         Ok(())
     })

@@ -25,8 +25,8 @@ use crate::boundary::RawStream;
 use crate::collect::{self, Collecting, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
-use crate::log;
 use crate::params::{Config, Key, Provenance};
+use crate::{dumps, log, status};
 
 pub(crate) type HeapAllocator = Allocator<AnyDevice>;
 pub(crate) type HeapEngine = Engine<AnyDevice>;
@@ -35,6 +35,15 @@ pub(crate) type HeapEngine = Engine<AnyDevice>;
 const YIELDS_MAX: usize = 1 << 20;
 /// Free bytes that are left alone at a fork: copying the entries of their page tables takes 10 µs.
 const FORK_CACHED_BYTES_MAX: u64 = 1 << 20;
+
+/// Returns the snapshot of a device for a dump; `None` before its heap is published.
+fn snapshot_of((kind, ordinal): dumps::DeviceId, why: &str) -> Option<Snapshot> {
+    let heap = match kind {
+        DeviceKind::Host => Heap::get(),
+        DeviceKind::Cuda => Heap::get_gpu(ordinal),
+    };
+    heap.map(|heap| heap.snapshot(why))
+}
 
 /// The allocator of one device, and the engine of its runtime while one exists.
 #[derive(Debug)]
@@ -80,7 +89,7 @@ fn lacks_addresses(error: &AllocError) -> bool {
 }
 
 fn is_budget_chosen(config: &Config) -> bool {
-    config.setting(Key::AllocBudget).provenance != Provenance::BuiltIn
+    config.setting(Key::CpuBudget).provenance != Provenance::BuiltIn
 }
 
 impl Heap {
@@ -120,6 +129,32 @@ impl Heap {
 
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
+    }
+
+    /// Describes the device and its timeline for a dump.
+    pub(crate) fn dumped(&self) -> dumps::Source {
+        let device = match self.kind {
+            DeviceKind::Host => "host".to_owned(),
+            DeviceKind::Cuda => format!("cuda{}", self.ordinal),
+        };
+        let timeline = Arc::clone(&self.timeline);
+        dumps::Source { device, id: (self.kind, self.ordinal), timeline, snapshot_of }
+    }
+
+    /// Returns the line of the out-of-memory text `why` that names its dump. Writes the dump, if one is to be written.
+    pub(crate) fn dump_line(&self, why: &str) -> Option<String> {
+        dumps::out_of_memory(|| self.dumped(), why)
+    }
+
+    /// Converts an error of this heap. One for want of memory names its dump.
+    pub(crate) fn fault_of(&self, error: impl Into<Fault>) -> Fault {
+        let mut fault = error.into();
+        if fault.status == status::DORMOUSE_ERR_OUT_OF_MEMORY
+            && let Some(line) = self.dump_line(&fault.message)
+        {
+            fault.message = format!("{}\n{line}", fault.message).into();
+        }
+        fault
     }
 
     /// Returns the timeline's contents, with what the engine adds to a dump, and why it is written, if there is a

@@ -19,7 +19,7 @@ use super::{Heap, is_budget_chosen};
 use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
 use crate::params::{self, Config, Key};
-use crate::{fork, status};
+use crate::{dumps, fork, status};
 
 /// Blocks on a GPU are multiples of this and aligned to it, as PyTorch's kernels expect.
 const GPU_GRANULE_BYTES: usize = 512;
@@ -94,7 +94,11 @@ impl Heap {
             let last = GPUS_MAX - 1;
             return Err(Fault::argument(format!("CUDA device {ordinal}; accepted: 0 to {last}")));
         };
-        get_or_create(place, &CREATING_GPU, || gpu(ordinal, config))
+        get_or_create(place, &CREATING_GPU, || {
+            let heap = gpu(ordinal, config)?;
+            dumps::watch(config, heap.dumped());
+            Ok(heap)
+        })
     }
 
     /// Returns the host's heap. Creates it from `config`.
@@ -159,7 +163,7 @@ fn get_or_create(
 
 fn budget_bytes(config: &Config, device: &AnyDevice) -> u64 {
     if device.kind() == DeviceKind::Host {
-        return config.number(Key::AllocBudget);
+        return config.number(Key::CpuBudget);
     }
     let capacity_bytes = device.memory_info().capacity_bytes;
     match config.number(Key::CudaBudget) {

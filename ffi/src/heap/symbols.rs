@@ -288,7 +288,7 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
         }
         Err(error) => {
             // malloc returns no message: it goes to this thread's last error and to standard error.
-            let text = error.to_string();
+            let text = heap.fault_of(error).message;
             fault::set_last_error(&text);
             if REPORTS.fetch_add(1, Ordering::Relaxed) < REPORTS_MAX {
                 stderr::print(&text);

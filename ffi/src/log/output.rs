@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -177,10 +178,13 @@ fn expand(path: &str, host: &str, rank: Option<u64>) -> Result<String, String> {
             Some('h') => expanded.push_str(host),
             Some('p') => expanded.push_str(&std::process::id().to_string()),
             Some('r') => expanded.push_str(&rank.unwrap_or(0).to_string()),
+            Some('u') => expanded.push_str(&user()?.to_string()),
             Some('%') => expanded.push('%'),
             other => {
                 let seen = other.map_or_else(|| "%".to_owned(), |letter| format!("%{letter}"));
-                return Err(format!("{seen} is unknown; accepted: %h host, %p pid, %r rank, %%"));
+                return Err(format!(
+                    "{seen} is unknown; accepted: %h host, %p pid, %r rank, %u user id, %%"
+                ));
             }
         }
     }
@@ -194,6 +198,12 @@ pub(crate) fn rank() -> Option<u64> {
 
 fn rank_from(variable: impl Fn(&str) -> Option<String>) -> Option<u64> {
     RANK_VARIABLES.iter().find_map(|name| variable(name)?.trim().parse().ok())
+}
+
+/// Returns the effective user id, to whom files of this process belong.
+fn user() -> Result<u32, String> {
+    let of_process = std::fs::metadata("/proc/self");
+    of_process.map(|found| found.uid()).map_err(|error| format!("%u is unknown: {error}"))
 }
 
 fn host() -> String {
@@ -215,6 +225,9 @@ mod tests {
         );
         assert_eq!(expand("100%%", "n1", None).unwrap(), "100%");
         assert_eq!(expand("%r", "n1", None).unwrap(), "0");
+        // SAFETY: returns a number.
+        let user = unsafe { libc::geteuid() };
+        assert_eq!(expand("/dev/shm/%u", "n1", None).unwrap(), format!("/dev/shm/{user}"));
         for path in ["%x", "a%"] {
             assert!(expand(path, "n1", None).unwrap_err().contains("accepted: %h"), "{path}");
         }

@@ -12,10 +12,12 @@ fn page() -> String {
          A parameter is set in the options of `dormouse_runtime_create`, in the environment, or in the\n\
          file named by `DORMOUSE_CONFIG` (`NAME = VALUE` lines; `#` starts a comment), in this order of\n\
          precedence. Parameters are independent of each other.\n\n\
-         A size is a number of bytes with an optional unit `K`, `M`, `G`, `T` (also `KiB` ...), powers of\n\
-         1024. Budgets also accept a percentage of this machine's memory, such as `80%`. An invalid value\n\
+         A size is a number of bytes with an optional unit: `K`, `M`, `G` or `T`, also written `KB` or `KiB`, and all\n\
+         powers of 1024. `4G`, `4 GB` and `4GiB` are the same; with a unit, a decimal point is accepted (`1.5G`). An\n\
+         empty value is not set. Budgets also accept a percentage of this machine's memory, such as `80%`. An invalid value\n\
          fails `dormouse_runtime_create` with `DORMOUSE_ERR_CONFIG`; in mode `preload` it is reported once\n\
-         and the process uses libc's malloc. An unknown `DORMOUSE_` name causes one warning.\n\
+         and the process uses libc's malloc. An unknown `DORMOUSE_` name causes one warning\n\
+         with the nearest names.\n\
          `DORMOUSE_HELP=1` prints all parameters with their current values.\n",
     );
     for param in TABLE {

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::table::{Key, Param, TABLE};
+use super::config_line;
+use super::table::{Key, Param, RENAMED, TABLE};
 use super::values::{self, Value};
 use crate::abi::c;
 use crate::files;
@@ -77,16 +78,36 @@ pub(crate) struct Config {
     settings: Vec<Setting>,
 }
 
+/// What the sources contain.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// The configuration. A value that is not accepted leaves that of the next source.
+    pub(crate) config: Config,
+    /// Warnings about names.
+    pub(crate) notes: Vec<Note>,
+    /// Every invalid value with what is accepted, separated by "; "; empty: none.
+    pub(crate) bad: String,
+}
+
+/// A warning about a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// No parameter has this name. The second text is the line of the file that has it, ` in FILE:LINE`, or empty.
+    Unknown(String, String),
+    /// An earlier name of a parameter.
+    Renamed(&'static str, Key),
+}
+
 impl Config {
-    /// Loads `sources` and returns unknown names as well. The error names every invalid value.
-    pub(crate) fn from_sources(
-        sources: &dyn Sources,
-        overrides: &[Override],
-    ) -> Result<(Self, Vec<String>), String> {
+    /// Loads `sources`.
+    pub(crate) fn from_sources(sources: &dyn Sources, overrides: &[Override]) -> Loaded {
         let mut loader = Loader::new(sources.memory_bytes());
-        let environment = sources.environment();
+        let mut environment = sources.environment();
+        // An empty variable is not set. An earlier name comes after the present one.
+        environment.retain(|(_, value)| !value.to_string_lossy().trim().is_empty());
+        environment.sort_by_key(|(name, _)| renamed(name).is_some());
         let config = environment.iter().find(|(name, _)| name == Key::Config.name());
-        if let Some((_, path)) = config.filter(|(_, path)| !path.is_empty()) {
+        if let Some((_, path)) = config {
             let path = path.to_string_lossy();
             match sources.file(&path) {
                 Ok(text) => loader.file(&path, &text),
@@ -97,24 +118,39 @@ impl Config {
             }
         }
         for (name, value) in &environment {
-            loader.named(name, &value.to_string_lossy(), Provenance::Environment, "environment");
+            match value.to_str() {
+                Some(value) => {
+                    loader.named(name, value, Provenance::Environment, "the environment");
+                }
+                None => loader
+                    .bad
+                    .push(format!("{name} is {value:?} from the environment; accepted: UTF-8")),
+            }
         }
         for Override { key, text } in overrides {
-            loader.set(&TABLE[*key as usize], text, Provenance::Options, "options");
+            loader.set(&TABLE[*key as usize], key.name(), text, Provenance::Options, "the options");
         }
-        if loader.bad.is_empty() {
-            return Ok((Self { settings: loader.settings }, loader.unknown));
-        }
-        Err(loader.bad.join("; "))
+        let Loader { settings, notes, bad, .. } = loader;
+        Loaded { config: Self { settings }, notes, bad: bad.join("; ") }
     }
 
     /// Returns the configuration of a process without variables.
-    pub(super) fn built_in() -> Self {
+    pub(crate) fn built_in() -> Self {
         Self { settings: Loader::new(Process.memory_bytes()).settings }
     }
 
     pub(crate) fn setting(&self, key: Key) -> &Setting {
         &self.settings[key as usize]
+    }
+
+    /// Returns whether a user has chosen the value. A dumped configuration has every value, also the built-in ones.
+    pub(crate) fn is_chosen(&self, key: Key) -> bool {
+        let setting = self.setting(key);
+        match setting.provenance {
+            Provenance::BuiltIn => false,
+            Provenance::File => setting.to_text() != TABLE[key as usize].built_in(),
+            Provenance::Environment | Provenance::Options => true,
+        }
     }
 
     /// Lists the values that are not built in, as `NAME=value (source)`.
@@ -156,10 +192,15 @@ impl Config {
     }
 }
 
+/// Returns the parameter that had `name` before.
+fn renamed(name: &str) -> Option<(&'static str, Key)> {
+    RENAMED.iter().find(|(earlier, _)| *earlier == name).copied()
+}
+
 struct Loader {
     memory_bytes: u64,
     settings: Vec<Setting>,
-    unknown: Vec<String>,
+    notes: Vec<Note>,
     bad: Vec<String>,
 }
 
@@ -174,7 +215,7 @@ impl Loader {
         Self {
             memory_bytes,
             settings: TABLE.iter().map(built_in).collect(),
-            unknown: Vec::new(),
+            notes: Vec::new(),
             bad: Vec::new(),
         }
     }
@@ -183,44 +224,58 @@ impl Loader {
         // Some editors begin a file with a byte-order mark.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (at, line) in text.lines().enumerate() {
-            let line = line.split('#').next().unwrap_or("").trim();
-            if line.is_empty() {
-                continue;
-            }
             let place = format!("{path}:{}", at + 1);
-            match line.split_once('=') {
-                Some((name, value)) => {
-                    self.named(name.trim(), value.trim(), Provenance::File, &place);
-                }
-                None => {
-                    self.bad.push(format!("{place} is {line:?}; accepted: NAME = VALUE"));
+            match config_line::parse(line) {
+                Ok(None) => {}
+                Ok(Some((name, value))) => self.named(name, &value, Provenance::File, &place),
+                Err(accepted) => {
+                    let seen = line.trim();
+                    self.bad.push(format!("{place} is {seen:?}; accepted: {accepted}"));
                 }
             }
         }
     }
 
     fn named(&mut self, name: &str, value: &str, provenance: Provenance, place: &str) {
-        let Some(param) = TABLE.iter().find(|param| param.name() == name) else {
-            self.unknown.push(name.to_owned());
+        let earlier = renamed(name);
+        let param = match earlier {
+            Some((_, key)) => Some(&TABLE[key as usize]),
+            None => TABLE.iter().find(|param| param.name() == name),
+        };
+        let Some(param) = param else {
+            let is_file = provenance == Provenance::File;
+            let line = if is_file { format!(" in {place}") } else { String::new() };
+            self.notes.push(Note::Unknown(name.to_owned(), line));
             return;
         };
         if provenance == Provenance::File && !param.in_file {
             self.bad.push(format!("{place} sets {name}; it is accepted in the environment only"));
             return;
         }
-        self.set(param, value, provenance, place);
+        if let Some((earlier, key)) = earlier {
+            let note = Note::Renamed(earlier, key);
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+            // The present name in the same source counts.
+            if self.settings[key as usize].provenance == provenance {
+                return;
+            }
+        }
+        if !value.is_empty() {
+            self.set(param, name, value, provenance, place);
+        }
     }
 
-    fn set(&mut self, param: &Param, text: &str, provenance: Provenance, place: &str) {
+    /// Sets `param`, which the source calls `name`.
+    fn set(&mut self, param: &Param, name: &str, text: &str, provenance: Provenance, place: &str) {
         match values::parse(param, text, self.memory_bytes) {
             Some(value) => {
                 self.settings[param.key as usize] = Setting { value, provenance };
             }
-            None => self.bad.push(format!(
-                "{} is {text:?} from the {place}; accepted: {}",
-                param.name(),
-                param.accepts()
-            )),
+            None => self
+                .bad
+                .push(format!("{name} is {text:?} from {place}; accepted: {}", param.accepts())),
         }
     }
 }
@@ -271,8 +326,10 @@ mod tests {
         environment: &[(&'static str, &'static str)],
         file: &'static str,
         overrides: &[Override],
-    ) -> Result<(Config, Vec<String>), String> {
-        Config::from_sources(&Fake { environment: environment.to_vec(), file }, overrides)
+    ) -> Result<(Config, Vec<Note>), String> {
+        let fake = Fake { environment: environment.to_vec(), file };
+        let Loaded { config, notes, bad } = Config::from_sources(&fake, overrides);
+        if bad.is_empty() { Ok((config, notes)) } else { Err(bad) }
     }
 
     #[test]
@@ -281,10 +338,10 @@ mod tests {
             let text = param.built_in.to_str().unwrap();
             assert!(values::parse(param, text, 8 << 30).is_some(), "{:?}", param.name);
         }
-        let (config, unknown) = load(&[], "", &[]).unwrap();
-        assert_eq!(config.number(Key::AllocBudget), (8 << 30) * 9 / 10);
+        let (config, notes) = load(&[], "", &[]).unwrap();
+        assert_eq!(config.number(Key::CpuBudget), (8 << 30) * 9 / 10);
         assert_eq!(config.number(Key::HeapMin), HEAP_MIN_BUILT_IN_BYTES);
-        assert!(unknown.is_empty());
+        assert!(notes.is_empty());
     }
 
     #[test]
@@ -314,9 +371,9 @@ mod tests {
     #[test]
     fn a_byte_order_mark_is_no_part_of_a_name() {
         let here = [("DORMOUSE_CONFIG", "here.conf")];
-        let (config, unknown) =
+        let (config, notes) =
             load(&here, "\u{feff}DORMOUSE_OFFLOAD_WINDOW_LAYERS = 7\n", &[]).unwrap();
-        assert_eq!((config.number(Key::Window), unknown.len()), (7, 0));
+        assert_eq!((config.number(Key::Window), notes.len()), (7, 0));
         let inside = load(&here, "\n\u{feff}DORMOUSE_OFFLOAD_WINDOW_LAYERS = 7\n", &[]).unwrap();
         assert_eq!(inside.1.len(), 1, "a mark elsewhere is a part of the name");
     }
@@ -325,17 +382,17 @@ mod tests {
     fn invalid_values_are_named_with_their_source_and_accepted_values() {
         let environment = [
             ("DORMOUSE_CONFIG", "here.conf"),
-            ("DORMOUSE_ALLOC_BUDGET_BYTES", "0"),
+            ("DORMOUSE_CPU_BUDGET_BYTES", "0"),
             ("DORMOUSE_OFFLOAD_CHECKSUM", "maybe"),
             ("DORMOUSE_LOG", "info,teapot=debug"),
         ];
         let message =
             load(&environment, "\nDORMOUSE_OFFLOAD_IO_THREADS = many\n", &[]).unwrap_err();
         for part in [
-            "DORMOUSE_ALLOC_BUDGET_BYTES is \"0\" from the environment; accepted: 1MiB to 64TiB",
+            "DORMOUSE_CPU_BUDGET_BYTES is \"0\" from the environment; accepted: 1MiB to 64TiB",
             "DORMOUSE_OFFLOAD_CHECKSUM is \"maybe\"",
             "DORMOUSE_LOG is \"info,teapot=debug\" from the environment; accepted: off, error, warn",
-            "DORMOUSE_OFFLOAD_IO_THREADS is \"many\" from the here.conf:2; accepted: 1 to 64",
+            "DORMOUSE_OFFLOAD_IO_THREADS is \"many\" from here.conf:2; accepted: 1 to 64",
         ] {
             assert!(message.contains(part), "{part} not in {message}");
         }
@@ -352,9 +409,90 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_collected_without_an_error() {
-        let (_, unknown) =
-            load(&[("DORMOUSE_TEAPOT", "1"), ("DORMOUSE_LIB", "/x")], "", &[]).unwrap();
-        assert_eq!(unknown, ["DORMOUSE_TEAPOT"]);
+    fn unknown_names_are_collected_with_their_line_and_without_an_error() {
+        let environment =
+            [("DORMOUSE_TEAPOT", "1"), ("DORMOUSE_LIB", "/x"), ("DORMOUSE_CONFIG", "here.conf")];
+        let (_, notes) = load(&environment, "\n# why\nDORMOUSE_KETTLE = 2\n", &[]).unwrap();
+        let unknown = |name: &str, line: &str| Note::Unknown(name.to_owned(), line.to_owned());
+        assert_eq!(
+            notes,
+            [unknown("DORMOUSE_KETTLE", " in here.conf:3"), unknown("DORMOUSE_TEAPOT", "")]
+        );
+    }
+
+    #[test]
+    fn an_empty_value_is_not_set() {
+        let environment = [
+            ("DORMOUSE_CONFIG", "here.conf"),
+            ("DORMOUSE_OFFLOAD_WINDOW_LAYERS", ""),
+            ("DORMOUSE_OFFLOAD_CHECKSUM", "  "),
+            ("DORMOUSE_TEAPOT", ""),
+        ];
+        let file =
+            "DORMOUSE_OFFLOAD_WINDOW_LAYERS = 7\nDORMOUSE_LOG =\nDORMOUSE_LOG_FILE = # why\n";
+        let (config, notes) = load(&environment, file, &[]).unwrap();
+        assert_eq!(notes, []);
+        let setting = config.setting(Key::Window);
+        assert_eq!((&setting.value, setting.provenance), (&Value::Number(7), Provenance::File));
+        for key in [Key::Checksum, Key::Log, Key::LogFile] {
+            assert_eq!(config.setting(key).provenance, Provenance::BuiltIn, "{key:?}");
+        }
+        assert!(load(&[("DORMOUSE_CONFIG", "")], "", &[]).is_ok());
+    }
+
+    #[test]
+    fn the_other_values_are_loaded_beside_an_invalid_one() {
+        let environment = [("DORMOUSE_HELP", "1"), ("DORMOUSE_OFFLOAD_CHECKSUM", "maybe")];
+        let fake = Fake { environment: environment.to_vec(), file: "" };
+        let loaded = Config::from_sources(&fake, &[]);
+        assert!(loaded.bad.contains("DORMOUSE_OFFLOAD_CHECKSUM is \"maybe\""), "{}", loaded.bad);
+        assert!(loaded.config.switch(Key::Help));
+        assert!(loaded.config.switch(Key::Checksum), "built in");
+    }
+
+    #[test]
+    fn a_value_that_is_no_text_is_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        struct Bytes;
+        impl Sources for Bytes {
+            fn environment(&self) -> Vec<(String, OsString)> {
+                vec![("DORMOUSE_NVME_DIR".to_owned(), OsString::from_vec(b"/t\xff".to_vec()))]
+            }
+            fn file(&self, _: &str) -> Result<String, String> {
+                Err("none".to_owned())
+            }
+            fn memory_bytes(&self) -> u64 {
+                8 << 30
+            }
+        }
+        let bad = Config::from_sources(&Bytes, &[]).bad;
+        assert!(bad.contains("DORMOUSE_NVME_DIR") && bad.ends_with("accepted: UTF-8"), "{bad}");
+    }
+
+    #[test]
+    fn an_earlier_name_sets_the_parameter_unless_the_present_one_does() {
+        let (old, new) = ("DORMOUSE_ALLOC_BUDGET_BYTES", "DORMOUSE_CPU_BUDGET_BYTES");
+        let note = Note::Renamed(old, Key::CpuBudget);
+        let seen = |environment: &[(&'static str, &'static str)], file| {
+            let (config, notes) = load(environment, file, &[]).unwrap();
+            let setting = config.setting(Key::CpuBudget);
+            (config.number(Key::CpuBudget) >> 20, setting.provenance, notes)
+        };
+        let here = ("DORMOUSE_CONFIG", "here.conf");
+        let environment = Provenance::Environment;
+        assert_eq!(seen(&[(old, "2M")], ""), (2, environment, vec![note.clone()]));
+        for both in [[(old, "2M"), (new, "3M")], [(new, "3M"), (old, "2M")]] {
+            assert_eq!(seen(&both, ""), (3, environment, vec![note.clone()]));
+        }
+        for file in [
+            "DORMOUSE_ALLOC_BUDGET_BYTES = 2M\nDORMOUSE_CPU_BUDGET_BYTES = 3M",
+            "DORMOUSE_CPU_BUDGET_BYTES = 3M\nDORMOUSE_ALLOC_BUDGET_BYTES = 2M",
+        ] {
+            assert_eq!(seen(&[here], file), (3, Provenance::File, vec![note.clone()]));
+            let over = [here, (old, "4M")];
+            assert_eq!(seen(&over, file), (4, environment, vec![note.clone()]));
+        }
+        let bad = load(&[(old, "none")], "", &[]).unwrap_err();
+        assert!(bad.starts_with("DORMOUSE_ALLOC_BUDGET_BYTES is \"none\""), "{bad}");
     }
 }

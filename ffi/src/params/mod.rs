@@ -5,9 +5,10 @@
 //!   built-in  <  file (DORMOUSE_CONFIG)  <  environment  <  options of dormouse_runtime_create
 //! ```
 //! Parameters are independent of each other. An invalid value is an error with the name, the value,
-//! its source and the accepted values. An unknown name is one warning.
+//! its source and the accepted values. An unknown name, or an earlier one, is one warning.
 
 mod cgroup;
+mod config_line;
 mod docs;
 mod load;
 mod nearest;
@@ -22,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dormouse_device::sync::Mutex;
 
 pub(crate) use load::{Config, Override, PREFIX, Provenance};
+use load::{Loaded, Note};
 pub(crate) use table::{HEAP_MIN_BUILT_IN_BYTES, Key};
 pub(crate) use values::{LOG_TARGETS, parse_filter};
 
@@ -29,8 +31,8 @@ use crate::abi::c::dormouse_param_t;
 use crate::fault::{Fault, c_text};
 use crate::{files, status, stderr};
 
-/// Maximum number of warnings about unknown names.
-const UNKNOWN_NOTES_MAX: usize = 8;
+/// Maximum number of warnings about names.
+const NOTES_MAX: usize = 8;
 
 static IN_EFFECT: Mutex<Option<Arc<Config>>> = Mutex::new(None);
 static IS_REPORTED: AtomicBool = AtomicBool::new(false);
@@ -41,12 +43,14 @@ static STARTED_PLAIN: AtomicBool = AtomicBool::new(false);
 /// Loads the file, the environment and `overrides` as the configuration in effect. The help and
 /// warnings are written once per process.
 pub(crate) fn load(overrides: &[Override]) -> Result<Arc<Config>, Fault> {
-    let (config, unknown) = Config::from_sources(&load::Process, overrides)
-        .map_err(|message| Fault::new(status::DORMOUSE_ERR_CONFIG, message))?;
-    let config = Arc::new(config);
+    let Loaded { config, notes, bad } = Config::from_sources(&load::Process, overrides);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
-        report(&config, &unknown);
+        report(&config, &notes);
     }
+    if !bad.is_empty() {
+        return Err(Fault::new(status::DORMOUSE_ERR_CONFIG, bad));
+    }
+    let config = Arc::new(config);
     *IN_EFFECT.lock() = Some(Arc::clone(&config));
     Ok(config)
 }
@@ -71,18 +75,24 @@ pub(crate) fn in_effect() -> Result<Arc<Config>, Fault> {
     load(&[])
 }
 
-/// Writes the help if requested, and warnings about unknown names.
-fn report(config: &Config, unknown: &[String]) {
+/// Writes the help if requested, and warnings about names.
+fn report(config: &Config, notes: &[Note]) {
     if config.switch(Key::Help) {
         stderr::write(text::help(config).as_bytes());
     }
-    if config.switch(Key::WarnUnknown) {
-        for name in unknown.iter().take(UNKNOWN_NOTES_MAX) {
-            let guess = nearest::name(name)
-                .map_or_else(String::new, |known| format!("; did you mean {known}?"));
-            stderr::print(&format!(
-                "unknown parameter {name}{guess} (DORMOUSE_WARN_UNKNOWN=0 silences this)"
-            ));
+    for note in notes.iter().take(NOTES_MAX) {
+        match note {
+            Note::Renamed(earlier, key) => {
+                stderr::print(&format!("{earlier} is now called {}", key.name()));
+            }
+            Note::Unknown(name, line) if config.switch(Key::WarnUnknown) => {
+                let guess = nearest::suggestion(name)
+                    .map_or_else(String::new, |known| format!("; did you mean {known}?"));
+                stderr::print(&format!(
+                    "unknown parameter {name}{line}{guess} (DORMOUSE_WARN_UNKNOWN=0 silences this)"
+                ));
+            }
+            Note::Unknown(..) => {}
         }
     }
 }

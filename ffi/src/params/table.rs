@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use Kind::{Choice, Count, Filter, Path, PowerOfTwo, Size, Switch};
+use Kind::{Choice, Count, Filter, Path, PowerOfTwo, Set, Size, Switch};
 
 /// Values that a parameter takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     },
     Switch,
     Choice(&'static [&'static str]),
+    /// Words separated by commas, or `off` for none.
+    Set(&'static [&'static str]),
     Path,
     /// Levels of log events by target.
     Filter,
@@ -36,6 +38,7 @@ impl Kind {
             Self::Count { .. } => c"count",
             Self::Switch => c"switch",
             Self::Choice(_) => c"choice",
+            Self::Set(_) => c"set",
             Self::Path => c"path",
             Self::Filter => c"filter",
         }
@@ -121,20 +124,21 @@ macro_rules! table {
 }
 
 table! {
-    AllocBudget c"DORMOUSE_ALLOC_BUDGET_BYTES" {
+    CpuBudget c"DORMOUSE_CPU_BUDGET_BYTES" {
         Size { min: MIB, max: 64 * TIB, percent: true }, c"90%",
         c"1MiB to 64TiB, or 1% to 100% of this machine's memory",
-        c"limit on mapped device memory, in bytes",
+        c"limit on mapped memory of the host device, in bytes",
         "The limit covers awake, cached and staged memory. At the limit, cached pages are released \
          first, then dormant memory falls asleep. If that is not enough, the request fails with a \
          report. Under the preload library, a limit that is not set refuses nothing: malloc is then \
-         served by libc. A machine's memory is what its cgroups allow."
+         served by libc. A machine's memory is what its cgroups allow. It was called \
+         DORMOUSE_ALLOC_BUDGET_BYTES, which still works and causes one warning."
     }
     CudaBudget c"DORMOUSE_CUDA_BUDGET_BYTES" {
         Size { min: 0, max: 64 * TIB, percent: false }, c"0",
         c"0 (all memory of the GPU) to 64TiB",
         c"limit on mapped memory of each GPU, in bytes",
-        "The equivalent of DORMOUSE_ALLOC_BUDGET_BYTES for GPUs. Leave room for other users of the \
+        "The equivalent of DORMOUSE_CPU_BUDGET_BYTES for GPUs. Leave room for other users of the \
          GPU: communication buffers, library workspaces, other processes."
     }
     CudaLargePage c"DORMOUSE_CUDA_LARGE_PAGE_BYTES" {
@@ -260,9 +264,9 @@ table! {
     TraceEvents c"DORMOUSE_TRACE_EVENTS_MAX" {
         Count { min: 64, max: 1 << 21 }, c"65536",
         c"64 to 2097152",
-        c"number of events that the timeline keeps",
-        "The newest events are kept and the number dropped is counted. An event takes about 128 bytes. \
-         Read when the heap is created."
+        c"number of slices and instants that the timeline keeps, and of changes of gauges",
+        "The newest of each are kept, exactly this many, and the number dropped is counted. Each takes 64 bytes, of a \
+         ring whose size is the next power of two. Read when the heap is created."
     }
     Log c"DORMOUSE_LOG" {
         Filter, c"warn",
@@ -280,28 +284,55 @@ table! {
          `SLURM_PROCID`, otherwise 0. A FIFO that no process reads is an error. Read when the first \
          runtime is created."
     }
+    Dump c"DORMOUSE_DUMP" {
+        Set(&["oom", "exit", "signal", "trigger"]), c"oom",
+        c"off, or oom, exit, signal and trigger, separated by commas",
+        c"when timeline dumps are written into DORMOUSE_DUMP_DIR",
+        "`oom`: a device's memory runs out; the error names the dump. `exit`: the process calls `exit` or returns from \
+         `main`, as Python does; a process that a signal or `_exit` ends writes nothing. `signal`: \
+         DORMOUSE_DUMP_SIGNAL comes. `trigger`: the file DORMOUSE_DUMP_TRIGGER appears. A thread writes them, from \
+         the first runtime of the process on; a request waits for it at most 10 s. At most 8 dumps of a process for \
+         `oom`, 1 for `exit`, 64 for `signal` and 64 for `trigger`. Read when the first runtime is created."
+    }
     DumpDir c"DORMOUSE_DUMP_DIR" {
         Path, c"",
         c"an existing, writable directory, in which %h is the host, %p the pid, %r the rank and %% a %",
-        c"directory of timeline dumps that are written where device memory runs out",
-        "A page for a browser, named `dormouse-<host>-rank<rank>-pid<pid>-<number>-oom.html`, at most 8 of a \
-         process. The error names it. Nothing is written if it is not set. A dump that fails is a warning, \
-         and the error is raised all the same."
+        c"directory of timeline dumps",
+        "A dump is a page for a browser, named `dormouse-<host>-rank<rank>-pid<pid>-<number>-<reason>-<device>.html`. \
+         It is written under another name and renamed. Nothing is written if the directory is not set. Dumps that \
+         fail, on a full disk or in a directory that cannot be written, cause one warning, and the program goes on."
+    }
+    DumpSignal c"DORMOUSE_DUMP_SIGNAL" {
+        Choice(&["SIGUSR1", "SIGUSR2"]), c"SIGUSR1",
+        c"SIGUSR1, SIGUSR2",
+        c"signal that requests a dump, if DORMOUSE_DUMP has signal",
+        "A handler is installed only if the signal has its default action. If the program handles or ignores it, a \
+         warning says so, and the program's action stays. Signals within a second of a dump are one request. A \
+         process that has created no runtime yet ends by the signal, as without the library."
+    }
+    DumpTrigger c"DORMOUSE_DUMP_TRIGGER" {
+        Path, c"dump-rank%r",
+        c"a path, absolute or below DORMOUSE_DUMP_DIR, in which %h is the host, %p the pid, %r the rank and %% a %",
+        c"file that requests a dump when it appears, if DORMOUSE_DUMP has trigger",
+        "It is looked for ten times a second and removed: `touch` it. Of processes with the same path, one writes a dump."
     }
     StatsFile c"DORMOUSE_STATS_FILE" {
-        Path, c"",
-        c"a path for a regular file, in which %h is the host, %p the pid, %r the rank and %% a %",
-        c"file of live figures, which other processes read",
+        Path, c"/dev/shm/dormouse.%u.%p",
+        c"off, or a path for a regular file, in which %h is the host, %p the pid, %r the rank, %u the user id and %% a %",
+        c"file of live figures, which `dormouse top` and other processes read",
         "One page of 4096 bytes, readable by its owner only, in a memory file system if possible \
          (/dev/shm). It is created with the runtime, updated ten times a second and removed with \
          the runtime. An existing file is replaced, so give each process a name of its own. If a \
-         process has several runtimes, the file shows the first."
+         process has several runtimes, the file shows the first. `dormouse top` finds pages at the \
+         built-in path by itself; one that cannot be created there is no error, and pages there \
+         that killed processes left are removed."
     }
     Config c"DORMOUSE_CONFIG" {
         Path, c"",
         c"a readable regular file of NAME = VALUE lines, at most 1MiB",
         c"configuration file; the environment takes precedence",
-        "`#` starts a comment. `dormouse_runtime_dump` writes such a file with \
+        "`#` starts a comment. A value that contains one is quoted: `\"/a #1\"`, with `\\\"`, `\\\\`, `\\n` and `\\r` for a \
+         quote, a backslash and line ends. `dormouse_runtime_dump` writes such a file with \
          `DORMOUSE_FORMAT_CONFIG`.", environment_only
     }
     Help c"DORMOUSE_HELP" {
@@ -323,6 +354,9 @@ table! {
         "Listed so that it does not cause a warning.", environment_only
     }
 }
+
+/// Earlier names that still work, with a warning.
+pub(super) const RENAMED: &[(&str, Key)] = &[("DORMOUSE_ALLOC_BUDGET_BYTES", Key::CpuBudget)];
 
 #[cfg(test)]
 mod tests {
@@ -354,6 +388,7 @@ mod tests {
             assert!(name.starts_with("DORMOUSE_"));
             assert!(name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{name}");
             assert!(TABLE.iter().skip(at + 1).all(|other| other.name != param.name));
+            assert!(RENAMED.iter().all(|(earlier, _)| *earlier != name));
             assert!(
                 !param.help.is_empty() && !param.accepts.is_empty() && !param.detail.is_empty()
             );

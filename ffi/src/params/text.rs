@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::config_line::format_value;
 use super::load::Config;
 use super::table::{Kind, TABLE};
 use super::values::{Value, format_bytes};
@@ -43,7 +44,8 @@ pub(crate) fn dump(config: &Config) -> String {
         String::from("# Current configuration of dormouse. Load it with DORMOUSE_CONFIG.\n");
     for param in TABLE {
         let setting = config.setting(param.key);
-        let shown = setting.to_text();
+        let text_of = setting.to_text();
+        let shown = format_value(&text_of);
         // Parameters that are not set or not accepted in a file become comments.
         let mark = if shown.is_empty() || !param.in_file { "# " } else { "" };
         let _ = writeln!(
@@ -61,9 +63,10 @@ pub(crate) fn dump(config: &Config) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load::{Override, Provenance, Sources};
-    use super::super::table::Key;
+    use super::super::load::{Loaded, Override, Provenance, Sources};
+    use super::super::table::{Key, Param};
     use super::*;
+    use proptest::prelude::*;
     use std::ffi::OsString;
 
     struct File(String);
@@ -84,12 +87,12 @@ mod tests {
     fn a_dump_loads_to_the_same_values() {
         let options = [
             Override { key: Key::NvmeDir, text: "/var/tmp".to_owned() },
-            Override { key: Key::AllocBudget, text: "123456789".to_owned() },
+            Override { key: Key::CpuBudget, text: "123456789".to_owned() },
             Override { key: Key::Checksum, text: "off".to_owned() },
         ];
-        let (config, _) = Config::from_sources(&File(String::new()), &options).unwrap();
-        let (again, unknown) = Config::from_sources(&File(dump(&config)), &[]).unwrap();
-        assert!(unknown.is_empty());
+        let config = Config::from_sources(&File(String::new()), &options).config;
+        let Loaded { config: again, notes, bad } = Config::from_sources(&File(dump(&config)), &[]);
+        assert_eq!((notes.len(), bad.as_str()), (0, ""));
         for param in TABLE.iter().filter(|param| param.in_file) {
             assert_eq!(
                 again.setting(param.key).value,
@@ -101,10 +104,55 @@ mod tests {
         assert_eq!(again.setting(Key::Checksum).provenance, Provenance::File);
     }
 
+    /// Texts that a parameter of each kind may get; not all are accepted.
+    fn any_text(kind: Kind) -> BoxedStrategy<String> {
+        let path = "[ -~é\n\r\t]{0,16}|/a #b|/100%|/a b/\"c\"|\"|\\\\|.*";
+        match kind {
+            Kind::Size { .. } | Kind::Count { .. } => {
+                (0_u64..1 << 44).prop_map(|n| n.to_string()).boxed()
+            }
+            Kind::PowerOfTwo { .. } => (0_u32..31).prop_map(|n| (1_u64 << n).to_string()).boxed(),
+            Kind::Switch => prop::sample::select(vec!["on", "off"]).prop_map(str::to_owned).boxed(),
+            Kind::Choice(words) => prop::sample::select(words).prop_map(str::to_owned).boxed(),
+            Kind::Set(words) => prop::sample::subsequence(words, 1..=words.len())
+                .prop_map(|words| words.join(","))
+                .boxed(),
+            Kind::Filter => "(info|off|debug)(,(offload|alloc)=(debug|warn))?".boxed(),
+            Kind::Path => path.boxed(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_dump_of_any_values_loads_to_the_same(
+            texts in TABLE.iter().map(|param| any_text(param.kind)).collect::<Vec<_>>()
+        ) {
+            let accepted = |(param, text): (&Param, String)| {
+                // An empty value is not set.
+                if text.trim().is_empty() {
+                    return None;
+                }
+                let given = Override { key: param.key, text };
+                let loaded = Config::from_sources(&File(String::new()), std::slice::from_ref(&given));
+                loaded.bad.is_empty().then_some(given)
+            };
+            let in_file = TABLE.iter().zip(texts).filter(|(param, _)| param.in_file);
+            let options: Vec<Override> = in_file.filter_map(accepted).collect();
+            let config = Config::from_sources(&File(String::new()), &options).config;
+            let text = dump(&config);
+            let Loaded { config: again, notes, bad } = Config::from_sources(&File(text), &[]);
+            prop_assert_eq!((notes.len(), bad.as_str()), (0, ""));
+            for param in TABLE.iter().filter(|param| param.in_file) {
+                let (seen, meant) = (again.setting(param.key), config.setting(param.key));
+                prop_assert_eq!(&seen.value, &meant.value, "{}", param.name());
+            }
+        }
+    }
+
     #[test]
     fn help_names_every_parameter_and_its_provenance() {
         let options = [Override { key: Key::Window, text: "9".to_owned() }];
-        let (config, _) = Config::from_sources(&File(String::new()), &options).unwrap();
+        let config = Config::from_sources(&File(String::new()), &options).config;
         let text = help(&config);
         for param in TABLE {
             assert!(text.contains(param.name()));

@@ -13,6 +13,9 @@ use super::table::{Kind, Param};
 pub(crate) const LOG_TARGETS: &[&str] =
     &["alloc", "device", "ffi", "offload", "schedule", "storage"];
 
+/// Maximum number of digits behind the point of a size.
+const FRACTION_DIGITS_MAX: usize = 9;
+
 /// A parsed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
@@ -55,9 +58,22 @@ pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Valu
             .iter()
             .find(|word| word.eq_ignore_ascii_case(text))
             .map(|word| Value::Text((*word).to_owned())),
+        Kind::Set(words) => set(words, text).map(Value::Text),
         Kind::Filter => parse_filter(text).map(|_| Value::Text(text.to_owned())),
         Kind::Path => Some(Value::Path((!text.is_empty()).then(|| PathBuf::from(text)))),
     }
+}
+
+/// Parses words separated by commas, or `off`. Returns them in the order of `words`. `None`: not accepted.
+fn set(words: &[&str], text: &str) -> Option<String> {
+    if text.eq_ignore_ascii_case("off") {
+        return Some("off".to_owned());
+    }
+    let seen: Vec<&str> = text.split(',').map(str::trim).collect();
+    let is_one = |word: &&str| words.iter().any(|known| known.eq_ignore_ascii_case(word));
+    let is_seen = |known: &&&str| seen.iter().any(|word| known.eq_ignore_ascii_case(word));
+    let chosen: Vec<&str> = words.iter().filter(is_seen).copied().collect();
+    seen.iter().all(is_one).then(|| chosen.join(","))
 }
 
 /// Parses a filter such as `info,offload=debug`. `None`: not accepted.
@@ -68,19 +84,28 @@ pub(crate) fn parse_filter(text: &str) -> Option<Targets> {
     targets.iter().all(|(name, _)| is_known(name)).then_some(targets)
 }
 
-/// `4096`, `4K`, `4KiB`, `4GiB`; powers of 1024, letters of either case.
+/// `4096`, `4K`, `4 KB`, `1.5GiB`; powers of 1024, letters of either case. A fraction needs a unit, and a part of a byte
+/// is dropped.
 fn size(text: &str) -> Option<u64> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
         "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        "t" | "tib" => 40,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
         _ => return None,
     };
-    digits(number)?.checked_mul(1 << shift)
+    let Some((whole, fraction)) = number.split_once('.') else {
+        return digits(number)?.checked_mul(1 << shift);
+    };
+    if shift == 0 || fraction.len() > FRACTION_DIGITS_MAX {
+        return None;
+    }
+    let scale = 10_u128.pow(fraction.len() as u32);
+    let bytes = (u128::from(digits(fraction)?) << shift) / scale;
+    digits(whole)?.checked_mul(1 << shift)?.checked_add(u64::try_from(bytes).ok()?)
 }
 
 /// 1 to 100 percent of `memory_bytes`.
@@ -164,14 +189,40 @@ mod tests {
             ("4096 mib", 4 << 30),
             ("4294967296", 4 << 30),
             (" 1MiB ", 1 << 20),
+            ("4 GB", 4 << 30),
+            ("4gb", 4 << 30),
+            ("4 G", 4 << 30),
+            ("1.5G", 3 << 29),
+            ("1.5 GiB", 3 << 29),
+            ("0.5T", 512 << 30),
             ("80%", 800 << 20),
         ] {
-            assert_eq!(read(Key::AllocBudget, text), Some(Value::Number(bytes)), "{text}");
+            assert_eq!(read(Key::CpuBudget, text), Some(Value::Number(bytes)), "{text}");
         }
-        for text in ["", "0", "-1", "+5M", "1.5G", "4GB", "101%", "0%", "G", "1e9", "99999999999G"]
-        {
-            assert_eq!(read(Key::AllocBudget, text), None, "{text}");
+        for text in [
+            "",
+            "0",
+            "-1",
+            "+5M",
+            "4GBs",
+            "4 G B",
+            "1.5",
+            "1.5B",
+            "1.G",
+            ".5G",
+            "1.2.3G",
+            "1,5G",
+            "1.0000000001G",
+            "101%",
+            "0%",
+            "G",
+            "1e9",
+            "99999999999G",
+            "16777216.5T",
+        ] {
+            assert_eq!(read(Key::CpuBudget, text), None, "{text}");
         }
+        assert_eq!(size("2.000000001K"), Some(2048), "a part of a byte is dropped");
         for (text, bytes) in [("0", 0), ("2MiB", 2 << 20), ("1GiB", 1 << 30)] {
             assert_eq!(read(Key::CudaPage, text), Some(Value::Number(bytes)), "{text}");
         }
@@ -194,6 +245,21 @@ mod tests {
     }
 
     #[test]
+    fn sets_take_known_words_in_any_order_or_off() {
+        let set = |text: &str| match read(Key::Dump, text) {
+            Some(Value::Text(words)) => Some(words),
+            _ => None,
+        };
+        assert_eq!(set("oom").as_deref(), Some("oom"));
+        assert_eq!(set("Signal, oom,signal").as_deref(), Some("oom,signal"));
+        assert_eq!(set("trigger,exit,signal,oom").as_deref(), Some("oom,exit,signal,trigger"));
+        assert_eq!(set("OFF").as_deref(), Some("off"));
+        for text in ["", ",", "oom,", "oom exit", "oom,off", "all", "oom;exit"] {
+            assert_eq!(set(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn filters_take_levels_and_known_targets_only() {
         let filter = parse_filter("info,offload=debug").unwrap();
         assert!(filter.would_enable("offload", &Level::DEBUG));
@@ -210,12 +276,12 @@ mod tests {
     proptest! {
         #[test]
         fn formatted_sizes_parse_to_the_same_value(bytes in (1_u64 << 20)..(64 << 40)) {
-            prop_assert_eq!(read(Key::AllocBudget, &format_bytes(bytes)), Some(Value::Number(bytes)));
+            prop_assert_eq!(read(Key::CpuBudget, &format_bytes(bytes)), Some(Value::Number(bytes)));
         }
 
         #[test]
         fn any_text_is_refused_or_parsed_within_the_range(text in "\\PC{0,24}") {
-            if let Some(Value::Number(bytes)) = read(Key::AllocBudget, &text) {
+            if let Some(Value::Number(bytes)) = read(Key::CpuBudget, &text) {
                 prop_assert!((1 << 20..=64 << 40).contains(&bytes));
             }
         }

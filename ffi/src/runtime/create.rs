@@ -12,10 +12,10 @@ use super::{RUNTIMES, Runtime};
 use crate::abi::c;
 use crate::boundary::In;
 use crate::fault::Fault;
-use crate::heap::{Heap, HeapEngine};
+use crate::heap::{Heap, HeapEngine, symbols};
 use crate::live::{self, Publisher};
 use crate::params::{self, Config, Key, Override};
-use crate::{log, status};
+use crate::{dumps, log, status};
 
 /// `dormouse_options_t`, read and checked.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Options {
         }
         (read.kind, read.ordinal) = device(options.device_kind, options.device_ordinal)?;
         let budget = match read.kind {
-            DeviceKind::Host => Key::AllocBudget,
+            DeviceKind::Host => Key::CpuBudget,
             DeviceKind::Cuda => Key::CudaBudget,
         };
         for (key, number) in [
@@ -119,8 +119,9 @@ impl Runtime {
             DeviceKind::Cuda => Heap::get_or_create_gpu(options.ordinal, &config)?,
         };
         heap.check_config(&config)?;
+        warn_of_other_budget(options.kind, &config);
         let has_page = others.iter().any(|other| other.live.lock().is_some());
-        if has_page && config.path(Key::StatsFile).is_some() {
+        if has_page && !live::is_built_in(&config) {
             tracing::warn!(target: "ffi", "DORMOUSE_STATS_FILE shows the first runtime only");
         }
         let page = if has_page { None } else { live::create(&config, &figures_of(heap))? };
@@ -137,6 +138,7 @@ impl Runtime {
         heap.set_engine(Some(Arc::clone(&engine)));
         let live = page.and_then(|page| Publisher::start(page, || figures_of(heap))).into();
         let rescuer = rescuer(&engine, options.kind, &config).into();
+        dumps::watch(&config, heap.dumped());
         let runtime = Self { heap, engine, config, live, rescuer, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();
@@ -163,6 +165,20 @@ impl Runtime {
             settings = self.config.list_changed(),
             "runtime created"
         );
+    }
+}
+
+/// Warns about a budget of a device that the process does not use, if that of this device is not set.
+fn warn_of_other_budget(kind: DeviceKind, config: &Config) {
+    let (own, other, is_in_use) = match kind {
+        DeviceKind::Host => (Key::CpuBudget, Key::CudaBudget, Heap::gpus().next().is_some()),
+        DeviceKind::Cuda => {
+            (Key::CudaBudget, Key::CpuBudget, Heap::get().is_some() || symbols::is_preloaded())
+        }
+    };
+    if config.is_chosen(other) && !config.is_chosen(own) && !is_in_use {
+        let (set, device, limit) = (other.name(), format!("{kind:?}"), own.name());
+        tracing::warn!(target: "ffi", set, device, limit, "the budget that is set is of another kind of device");
     }
 }
 

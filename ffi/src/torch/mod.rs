@@ -4,8 +4,11 @@
 //! tiers. Memory for CUDA graphs: [`captures`].
 
 pub(crate) mod captures;
+pub(crate) mod history;
 mod library;
+pub(crate) mod observer;
 pub(crate) mod profiler;
+pub(crate) mod python;
 pub(crate) mod request_flags;
 mod throw;
 
@@ -19,7 +22,7 @@ use dormouse_device::{Device, Fill};
 use crate::boundary::RawStream;
 use crate::heap::Heap;
 use crate::stderr::guarded;
-use crate::{dumps, fault, fork};
+use crate::{fault, fork};
 
 pub(crate) use throw::construction_code;
 use throw::{Failure, throw};
@@ -33,7 +36,11 @@ const ALIGN_BYTES: usize = 512;
 /// The caller, a C function, can be unwound by a C++ exception.
 #[inline(never)]
 pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
-    match malloc(bytes, device, stream) {
+    let context = request_flags::is_recorded(device).then(history::enter_allocation);
+    let outcome = malloc(bytes, device, stream);
+    // Before an observer, and the exception.
+    drop(context);
+    match outcome {
         Ok(pointer) => {
             if request_flags::is_profiled(device) {
                 // SAFETY: the caller's contract.
@@ -43,8 +50,11 @@ pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStrea
         }
         // SAFETY: the caller's contract.
         Err(failure) => unsafe {
-            if failure.is_out_of_memory && request_flags::is_profiled(device) {
-                profiler::report_out_of_memory(bytes, device);
+            if failure.is_out_of_memory {
+                observer::tell(device, bytes);
+                if request_flags::is_profiled(device) {
+                    profiler::report_out_of_memory(bytes, device);
+                }
             }
             throw(&failure)
         },
@@ -119,6 +129,9 @@ fn malloc_uncached(bytes: isize, device: i32, stream: RawStream) -> Result<*mut 
 
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = Heap::gpu(device)?;
+    if request_flags::is_recorded(device) {
+        history::join(heap);
+    }
     // A graph replays on the addresses of its capture: no other request may get them.
     let arena = if request_flags::must_query_driver(device) {
         captures::arena_for(heap, &heap.stream(stream)?)?
@@ -135,9 +148,10 @@ fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void,
     match outcome {
         Ok(block) => Ok(with_exposed_provenance_mut(block.range.start)),
         Err(AllocError::OutOfMemory(report)) => {
+            history::note_out_of_memory(heap, bytes);
             let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
             let mut text = out_of_memory_text(&report, device, capacity_bytes);
-            if let Some(line) = dumps::out_of_memory(heap, text.trim_end()) {
+            if let Some(line) = heap.dump_line(text.trim_end()) {
                 text = format!("{}\n{line}", text.trim_end());
             }
             Err(Failure { text, is_out_of_memory: true })
@@ -190,15 +204,18 @@ pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
     }
 }
 
-/// `dormouse_torch_free` while PyTorch's profiler runs.
+/// `dormouse_torch_free` while PyTorch's profiler runs or its memory history is recorded.
 #[cold]
-pub(crate) fn free_profiled(pointer: *mut c_void, device: i32, stream: RawStream) {
+pub(crate) fn free_watched(pointer: *mut c_void, device: i32, stream: RawStream) {
     // A forked child has no profiler, nor a lock to look its block up.
     if pointer.is_null() || fork::in_child() {
         return;
     }
-    let bytes = profiler::bytes_of(pointer);
+    let is_profiled = request_flags::is_profiled(device);
+    let bytes = if is_profiled { profiler::bytes_of(pointer) } else { 0 };
+    let context = history::enter_free();
     free(pointer, device, stream);
+    drop(context);
     // SAFETY: a C++ exception ends the process at the caller, which is called by C++ destructors.
     unsafe { profiler::report_usage(pointer, -bytes, device) };
 }

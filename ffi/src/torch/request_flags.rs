@@ -1,22 +1,24 @@
 //! One word per GPU that says whether a request needs more than memory: a CUDA graph may be being
-//! captured, or PyTorch's profiler runs.
+//! captured, PyTorch's profiler runs, or PyTorch's memory history is recorded.
 //!
-//! Loaded by every request, stored by captures, profilers and a forked child. No locks.
+//! Loaded by every request, stored by captures, profilers, histories and a forked child. No locks.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::device::GPUS_MAX;
 
-/// Number of open captures of each GPU, refused ones included, [`UNANNOUNCED`] and [`PROFILED`].
+/// Number of open captures of each GPU, refused ones included, [`UNANNOUNCED`], [`PROFILED`] and [`RECORDED`].
 static FLAGS: [AtomicU32; GPUS_MAX] = [const { AtomicU32::new(UNANNOUNCED) }; GPUS_MAX];
 /// Captures may exist that `dormouse_torch_begin_pool` does not announce.
 const UNANNOUNCED: u32 = 1 << 31;
 /// PyTorch's profiler runs (`dormouse_torch_set_profiled`).
 const PROFILED: u32 = 1 << 30;
+/// PyTorch's memory history is recorded (`dormouse_torch_record_history`).
+const RECORDED: u32 = 1 << 29;
 /// The bits that count captures.
-const CAPTURES: u32 = PROFILED - 1;
+const CAPTURES: u32 = RECORDED - 1;
 
-/// Returns whether a request on GPU `device` may be served without a look at captures and profilers.
+/// Returns whether a request on GPU `device` may be served without a look at captures, profilers and histories.
 #[inline]
 pub(crate) fn is_plain(device: i32) -> bool {
     word(device) == 0
@@ -25,7 +27,19 @@ pub(crate) fn is_plain(device: i32) -> bool {
 /// Returns whether a request on GPU `device` must query the driver if its stream is being captured.
 #[inline]
 pub(crate) fn must_query_driver(device: i32) -> bool {
-    word(device) & !PROFILED > 0
+    word(device) & !(PROFILED | RECORDED) > 0
+}
+
+/// Returns whether allocations and frees on GPU `device` are reported or recorded.
+#[inline]
+pub(crate) fn is_watched(device: i32) -> bool {
+    word(device) & (PROFILED | RECORDED) > 0
+}
+
+/// Returns whether allocations and frees on GPU `device` are recorded in a history.
+#[inline]
+pub(crate) fn is_recorded(device: i32) -> bool {
+    word(device) & RECORDED > 0
 }
 
 /// Returns whether allocations and frees on GPU `device` are reported to PyTorch's profiler.
@@ -51,6 +65,11 @@ pub(crate) fn set_announced(are_announced: bool) {
 /// Sets whether PyTorch's profiler runs.
 pub(super) fn set_profiled(is_profiled: bool) {
     set(PROFILED, is_profiled);
+}
+
+/// Sets whether PyTorch's memory history is recorded.
+pub(super) fn set_recorded(is_recorded: bool) {
+    set(RECORDED, is_recorded);
 }
 
 /// Sets the number of open captures of GPU `device`.

@@ -1,9 +1,10 @@
-//! The header is generated from the code, compiles alone, and declares exactly the exported symbols.
+//! The header is generated from the code, compiles without warnings, and declares exactly the exported symbols.
 
 use std::fmt::Write;
 use std::process::Command;
 
-use crate::common::{exports, libraries, preload, root};
+use crate::common::{exports, folder, libraries, preload, root};
+use crate::layouts::structs;
 
 /// Generates the header from the sources.
 fn generated() -> String {
@@ -13,7 +14,7 @@ fn generated() -> String {
         cbindgen::Builder::new().with_config(config).with_src(ffi.join("src/status.rs"));
     for module in [
         "structs", "planning", "library", "runtime", "memory", "tags", "stash", "forest", "plan",
-        "prefix", "kernels", "torch",
+        "prefix", "kernels", "torch", "plugin", "history",
     ] {
         builder = builder.with_src(ffi.join(format!("src/abi/{module}.rs")));
     }
@@ -29,6 +30,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("typedef struct dormouse_forest_t ", "Handles"),
     ("typedef struct dormouse_param_t {", "Structs"),
     ("#define DORMOUSE_OK ", "Status codes"),
+    ("extern const struct dormouse_plugin_v1_t ", "Plugin"),
     ("uint32_t dormouse_get_version(", "Library and parameters"),
     ("dormouse_status_t dormouse_runtime_create(", "Runtime"),
     ("dormouse_status_t dormouse_mem_alloc(", "Memory"),
@@ -38,6 +40,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("dormouse_status_t dormouse_prefix_create(", "Prefix"),
     ("dormouse_status_t dormouse_kernel_merge_lse(", "Kernels"),
     ("void *dormouse_torch_malloc(", "PyTorch entry points"),
+    ("dormouse_status_t dormouse_torch_record_history(", "Memory history"),
 ];
 
 /// Inserts a banner before the first item of each section.
@@ -101,17 +104,58 @@ fn the_version_macros_equal_the_crate_version() {
     }
 }
 
+/// Languages and standards in which the header is used.
+const STANDARDS: &[(&str, &str)] = &[
+    ("c", "c99"),
+    ("c", "c11"),
+    ("c", "c17"),
+    ("c++", "c++11"),
+    ("c++", "c++17"),
+    ("c++", "c++20"),
+];
+
+/// Warnings that a project may have turned into errors.
+const WARNINGS: &[&str] =
+    &["-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow"];
+const WARNINGS_OF_C: &[&str] = &["-Wstrict-prototypes", "-Wmissing-prototypes"];
+const WARNINGS_OF_CPP: &[&str] = &["-Wold-style-cast", "-Wzero-as-null-pointer-constant"];
+
+/// A program that uses the macros of the header.
+fn macros_in_use() -> String {
+    let mut code = String::from(
+        "#include <dormouse.h>\nint main(int argc, char **argv)\n{\n    uint32_t sum = DORMOUSE_VERSION;\n    (void)argv;\n",
+    );
+    for each in structs().iter().filter(|each| each.is_versioned()) {
+        let name = &each.name;
+        writeln!(code, "    {name} a_{name};\n    DORMOUSE_INIT(&a_{name});").unwrap();
+        writeln!(code, "    sum += a_{name}.size + a_{name}.version;").unwrap();
+    }
+    code + "    return argc > 1 && sum == 0;\n}\n"
+}
+
 #[test]
-fn the_header_compiles_alone_as_c99_and_cpp11() {
-    for (language, standard) in [("c", "c99"), ("c", "c11"), ("c++", "c++11"), ("c++", "c++17")] {
-        let output = Command::new("cc")
-            .args(["-x", language, &format!("-std={standard}"), "-Wall", "-Wextra", "-pedantic"])
-            .args(["-Werror", "-fsyntax-only"])
-            .arg(root().join("ffi/include/dormouse.h"))
-            .output()
-            .expect("a C and C++ compiler named cc is needed");
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{language} {standard}: {text}");
+fn the_header_compiles_without_warnings() {
+    let source = folder("header").join("macros.txt");
+    std::fs::write(&source, macros_in_use()).unwrap();
+    for compiler in ["cc", "clang"] {
+        if compiler == "clang" && Command::new(compiler).arg("--version").output().is_err() {
+            println!("SKIPPED: clang is not installed");
+            continue;
+        }
+        for (language, standard) in STANDARDS {
+            let more = if *language == "c" { WARNINGS_OF_C } else { WARNINGS_OF_CPP };
+            let output = Command::new(compiler)
+                .args(["-x", language, &format!("-std={standard}"), "-Werror", "-fsyntax-only"])
+                .args(WARNINGS)
+                .args(more)
+                .arg("-I")
+                .arg(root().join("ffi/include"))
+                .arg(&source)
+                .output()
+                .expect("a C and C++ compiler named cc is needed");
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{compiler} {language} {standard}: {text}");
+        }
     }
 }
 
@@ -125,7 +169,10 @@ fn every_function_documents_its_threads_and_errors() {
             doc.push_str(comment);
             continue;
         }
-        if line.contains('(') && (line.contains(" dormouse_") || line.contains(" *dormouse_")) {
+        if line.contains('(')
+            && !line.starts_with(' ')
+            && (line.contains(" dormouse_") || line.contains(" *dormouse_"))
+        {
             seen += 1;
             let threads = doc.contains("Any-thread") || doc.contains("Exclusive");
             let errors = doc.contains("Errors:") || doc.contains("Never fails");
@@ -139,13 +186,16 @@ fn every_function_documents_its_threads_and_errors() {
 #[test]
 fn the_library_exports_only_the_header_and_the_heap_symbols() {
     let declared = declared();
-    assert_eq!(declared.len(), 66, "{declared:?}");
-    let list = include_str!("symbols.txt");
-    let (api, heap): (Vec<_>, Vec<_>) =
-        list.lines().map(str::to_owned).partition(|name| !name.starts_with("dormouse_heap_"));
-    assert_eq!(api, declared, "symbols.txt against the header");
+    assert_eq!(declared.len(), 74, "{declared:?}");
+    let list = include_str!("../../symbols.txt");
+    let (heap, api): (Vec<_>, Vec<_>) =
+        list.lines().partition(|name| name.starts_with("dormouse_heap_"));
+    let (plugin, functions) = api.split_first().unwrap();
+    assert_eq!(functions, declared, "symbols.txt against the header");
+    assert!(committed().contains(&format!("_t {plugin};\n")), "{plugin} is not declared");
     assert_eq!(heap.len(), 9);
-    assert_eq!(exports(&libraries().join("libdormouse.so")), list.lines().collect::<Vec<_>>());
+    let versioned: Vec<String> = list.lines().map(|name| format!("{name}@@DORMOUSE_0")).collect();
+    assert_eq!(exports(&libraries().join("libdormouse.so")), versioned);
 }
 
 #[test]
@@ -178,7 +228,7 @@ fn the_preload_library_links_the_library_and_neither_is_unloaded() {
         String::from_utf8(output.stdout).unwrap()
     };
     let library = dynamic(&libraries().join("libdormouse.so"));
-    assert!(library.contains("Library soname: [libdormouse.so]"), "{library}");
+    assert!(library.contains("Library soname: [libdormouse.so.0]"), "{library}");
     assert!(library.contains("NODELETE"), "{library}");
     let shim = dynamic(&preload());
     for part in ["Auxiliary library: [libdormouse.so]", "[$ORIGIN]", "NODELETE"] {

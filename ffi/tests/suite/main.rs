@@ -3,7 +3,9 @@
 
 mod allocators;
 mod common;
+mod dumps;
 mod header;
+mod layouts;
 mod preload;
 mod programs;
 mod race;

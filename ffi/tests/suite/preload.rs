@@ -180,7 +180,7 @@ fn a_later_limit_of_address_space_leaves_the_room_of_libc() {
     }
     // Smaller blocks of the heap, and a budget of the user's, which limits memory and not addresses.
     for (name, value) in
-        [("DORMOUSE_HEAP_MIN_BYTES", "4KiB"), ("DORMOUSE_ALLOC_BUDGET_BYTES", "16GiB")]
+        [("DORMOUSE_HEAP_MIN_BYTES", "4KiB"), ("DORMOUSE_CPU_BUDGET_BYTES", "16GiB")]
     {
         for case in ["setrlimit", "threads", "busy"] {
             let mut command = clean(&program);

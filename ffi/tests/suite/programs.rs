@@ -6,6 +6,13 @@ use std::path::Path;
 
 use crate::common::{Ended, Links, clean, compile, folder, preload, root, run, test_program};
 
+#[test]
+fn a_host_that_loads_the_library_finds_every_function() {
+    let program = test_program("plugin", &folder("plugin"), Links::Nothing);
+    let library = crate::common::libraries().join("libdormouse.so");
+    run(clean(&program).arg(library)).well().says("plugin: all checks passed");
+}
+
 /// Compiles and runs a test program with `folder` as its first argument, then `more`.
 fn ended(name: &str, more: &[&str], is_preloaded: bool) -> Ended {
     let suffix = if is_preloaded { "-preload" } else { "" };
@@ -177,8 +184,8 @@ fn the_environment_sets_values_and_is_named_as_their_source() {
 #[test]
 fn an_invalid_value_is_refused_with_the_accepted_values() {
     let cases = [
-        ("DORMOUSE_ALLOC_BUDGET_BYTES", "0", "1MiB to 64TiB"),
-        ("DORMOUSE_ALLOC_BUDGET_BYTES", "lots", "1MiB to 64TiB"),
+        ("DORMOUSE_CPU_BUDGET_BYTES", "0", "1MiB to 64TiB"),
+        ("DORMOUSE_CPU_BUDGET_BYTES", "lots", "1MiB to 64TiB"),
         ("DORMOUSE_OFFLOAD_IO_THREADS", "-1", "1 to 64"),
         ("DORMOUSE_OFFLOAD_CHECKSUM", "perhaps", "on, off"),
         ("DORMOUSE_NVME_ENGINE", "io_uring", "auto, uring, threads"),
@@ -319,10 +326,107 @@ fn an_unknown_name_causes_one_warning_with_the_nearest_name() {
 fn help_prints_the_table_and_the_process_continues() {
     let ended = created("help", &[("DORMOUSE_HELP", "1")], false);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
+    ended.says("DORMOUSE_OK").complains("DORMOUSE_CPU_BUDGET_BYTES = ").complains("[environment]");
+}
+
+#[test]
+fn help_is_printed_beside_an_invalid_value() {
+    let environment = [
+        ("DORMOUSE_HELP", "1"),
+        ("DORMOUSE_OFFLOAD_CHECKSUM", "maybe"),
+        ("DORMOUSE_OFFLOAD_WINDOW_LAYERS", "7"),
+        ("DORMOUSE_TEAPOT", "1"),
+    ];
+    for is_preloaded in [false, true] {
+        let ended = created("help-bad", &environment, is_preloaded);
+        ended
+            .says("DORMOUSE_ERR_CONFIG")
+            .says("DORMOUSE_OFFLOAD_CHECKSUM is \"maybe\" from the environment")
+            .complains("DORMOUSE_OFFLOAD_CHECKSUM = on  [built in]")
+            .complains("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 7  [environment]")
+            .complains("unknown parameter DORMOUSE_TEAPOT");
+        assert_eq!(ended.err.matches("dormouse parameters, with").count(), 1, "{}", ended.err);
+    }
+}
+
+#[test]
+fn names_and_values_of_a_file_are_reported_with_their_line() {
+    let file = folder("config-lines").join("it.conf");
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, "# mine\nDORMOUSE_LOG_LEVEL = debug\n\nDORMOUSE_OFFLOAD_WINDOW = 2\n")
+        .unwrap();
+    let ended = created("config-names", &[("DORMOUSE_CONFIG", path)], false);
     ended
         .says("DORMOUSE_OK")
-        .complains("DORMOUSE_ALLOC_BUDGET_BYTES = ")
-        .complains("[environment]");
+        .complains(&format!(
+            "unknown parameter DORMOUSE_LOG_LEVEL in {path}:2; did you mean DORMOUSE_LOG?"
+        ))
+        .complains(&format!(
+            "DORMOUSE_OFFLOAD_WINDOW in {path}:4; did you mean DORMOUSE_OFFLOAD_WINDOW_LAYERS?"
+        ));
+    assert_eq!(ended.err.lines().count(), 2, "{}", ended.err);
+    std::fs::write(&file, "\nDORMOUSE_NVME_QUEUE_DEPTH = deep\nDORMOUSE_LOG\n").unwrap();
+    created("config-values", &[("DORMOUSE_CONFIG", path)], false)
+        .well()
+        .says(&format!("DORMOUSE_NVME_QUEUE_DEPTH is \"deep\" from {path}:2; accepted: 1 to 256"))
+        .says(&format!("{path}:3 is \"DORMOUSE_LOG\"; accepted: NAME = VALUE"));
+}
+
+#[test]
+fn a_path_with_a_comment_sign_survives_a_dump() {
+    let place = folder("a #1 100% \"x\"");
+    let program = test_program("sleep", &place, Links::Library);
+    let logs = folder("log #2");
+    let log = logs.join("%%1 # log.txt");
+    run(clean(&program).arg(&place).env("DORMOUSE_LOG_FILE", &log)).well();
+    assert!(logs.join("%1 # log.txt").exists());
+    let dump = place.join("params.conf");
+    created("reloaded-path", &[("DORMOUSE_CONFIG", dump.to_str().unwrap())], false)
+        .well()
+        .says(&format!("DORMOUSE_LOG_FILE = {} [1] path", log.display()))
+        .says(&format!("DORMOUSE_NVME_DIR = {} [1] path", place.display()));
+}
+
+#[test]
+fn an_earlier_name_sets_its_parameter_and_causes_one_warning() {
+    let old = [("DORMOUSE_ALLOC_BUDGET_BYTES", "1.5 GB")];
+    for is_preloaded in [false, true] {
+        let ended = created("earlier-name", &old, is_preloaded);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        ended
+            .says("DORMOUSE_CPU_BUDGET_BYTES = 1610612736 [2] size")
+            .complains("DORMOUSE_ALLOC_BUDGET_BYTES is now called DORMOUSE_CPU_BUDGET_BYTES");
+        assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+    }
+}
+
+#[test]
+fn a_budget_of_a_kind_of_device_that_is_not_in_use_is_a_warning() {
+    let gpus = ("DORMOUSE_CUDA_BUDGET_BYTES", "4 GB");
+    let ended = created("other-budget", &[gpus], false);
+    ended
+        .says("DORMOUSE_OK")
+        .complains("the budget that is set is of another kind of device")
+        .complains("set=\"DORMOUSE_CUDA_BUDGET_BYTES\"")
+        .complains("limit=\"DORMOUSE_CPU_BUDGET_BYTES\"");
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+    let both = [gpus, ("DORMOUSE_CPU_BUDGET_BYTES", "4GiB")];
+    created("both-budgets", &both, false).well().says("DORMOUSE_OK");
+}
+
+#[test]
+fn an_empty_variable_is_not_set() {
+    let environment = [
+        ("DORMOUSE_OFFLOAD_WINDOW_LAYERS", ""),
+        ("DORMOUSE_LOG", ""),
+        ("DORMOUSE_CONFIG", ""),
+        ("DORMOUSE_DUMP", ""),
+        ("DORMOUSE_TEAPOT", ""),
+    ];
+    created("empty", &environment, true)
+        .well()
+        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 3 [0] count")
+        .says("DORMOUSE_DUMP = oom [0] set");
 }
 
 #[test]

@@ -38,10 +38,14 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "const void *", "ids", "c->source"),
     ("*", "const void *", "grad", "c->source"),
     ("*", "void *", "dst", "c->scratch"),
+    ("*", "char *", "text", "PICK2(c, 0, 1) ? c->scratch : NULL"),
     ("*", "char *", "buffer", "PICK2(c, 0, 1) ? c->scratch : NULL"),
     ("*", "struct dormouse_forest_node_t *", "nodes", "(void *)c->scratch"),
     ("*", "struct dormouse_plan_node_t *", "nodes", "(void *)c->scratch"),
     ("*", "struct dormouse_block_t *", "blocks", "(void *)c->scratch"),
+    ("*", "struct dormouse_range_t *", "ranges", "(void *)c->scratch"),
+    ("*", "struct dormouse_history_event_t *", "events", "(void *)(c->scratch + (2 << 20))"),
+    ("*", "struct dormouse_frame_t *", "frames", "(void *)c->scratch"),
     ("*", "struct dormouse_ending_t *", "endings", "(void *)(c->scratch + (2 << 20))"),
     ("*", "const struct dormouse_options_t *", "*", "&c->options"),
     ("*", "const struct dormouse_sequences_t *", "*", "&c->sequences"),
@@ -55,6 +59,13 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "uint64_t", "capacity", "PICK4(c, 0, 16, 8192, 8192)"),
     ("*", "uint64_t", "node_capacity", "PICK2(c, 0, 64)"),
     ("*", "uint64_t", "ending_capacity", "PICK2(c, 0, 64)"),
+    ("*", "uint64_t", "range_capacity", "PICK2(c, 0, 64)"),
+    ("*", "uint64_t", "event_capacity", "PICK2(c, 0, 64)"),
+    ("*", "uint64_t", "events_max", "PICK4(c, 0, 1, 64, 1 << 30)"),
+    ("*", "uint32_t", "skipped", "next(c)"),
+    ("*", "uint32_t", "tag", "next(c) % 4"),
+    ("*", "int", "stacks", "0"),
+    ("*", "int", "forgets", "next(c) % 2"),
     ("*", "uint64_t", "count", "next(c) % 4"),
     ("*", "uint64_t", "storage_key", "next(c) % 4"),
     ("*", "uint64_t", "id", "stash_id(c)"),
@@ -257,7 +268,9 @@ fn threads_that_destroy_handles_in_use_get_documented_errors() {
     let source = folder.join("race.c");
     std::fs::write(&source, program()).unwrap();
     let program = compile(&source, &folder, Links::Library);
-    let ended = run(clean(&program).arg(&folder).arg(folder.join("dump")).arg(CALLS));
+    let mut command = clean(&program);
+    command.env("DORMOUSE_DUMP_DIR", &folder).env("DORMOUSE_DUMP", "off");
+    let ended = run(command.arg(&folder).arg(folder.join("dump")).arg(CALLS));
     assert_eq!(ended.code, Some(0), "{:?}\n{}\n{}", ended.signal, ended.out, ended.err);
     ended.says("race: all checks passed");
 }

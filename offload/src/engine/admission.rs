@@ -57,7 +57,7 @@ impl<D: Device> Engine<D> {
 
     pub(super) fn serve_promotions(&self) {
         while let Some((id, bytes)) = self.next_promotion() {
-            let Ok(buffer) = self.host.allocate(bytes, PinMode::Now) else { return };
+            let Ok(buffer) = self.take(bytes, PinMode::Now) else { return };
             let mut inner = self.table.lock();
             let actions = inner.feed(id, Input::Promote).actions();
             if let Some(actions) = actions

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dormouse_alloc::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool, SlabObserver};
+use dormouse_alloc::pinned::{
+    PinMode, PinnedBuffer, PinnedConfig, PinnedError, PinnedPool, SlabObserver,
+};
 use dormouse_device::{AddressRange, Device};
 use dormouse_timeline::Timeline;
 
@@ -40,8 +42,17 @@ pub(super) fn open<D: Device>(
 }
 
 impl<D: Device> Engine<D> {
+    /// Allocates a buffer of the host tier.
+    pub(super) fn take(&self, bytes: usize, mode: PinMode) -> Result<PinnedBuffer, PinnedError> {
+        let buffer = self.host.allocate(bytes, mode)?;
+        self.allocator.host_tier().note_taken(buffer.start(), buffer.bytes() as u64);
+        Ok(buffer)
+    }
+
     /// Frees a buffer whose copies are over. Never waits.
     pub(super) fn give(&self, buffer: PinnedBuffer) {
+        // First: its address may be another's as soon as it is free.
+        self.allocator.host_tier().note_given(buffer.start());
         let given = self.host.free(buffer);
         debug_assert!(given.is_ok(), "R4: {given:?}");
     }

@@ -8,7 +8,7 @@ use dormouse_alloc::BlockInfo;
 use dormouse_device::Device;
 use dormouse_timeline::{BLOCKS_MAX, Facts, Gauge, Lane, LiveBlock};
 
-use super::Engine;
+use super::{Engine, TagId};
 use crate::ids::{RegionId, Role, layer_of, name_of};
 use dormouse_storage::sync::lock;
 
@@ -100,15 +100,14 @@ impl<D: Device> Engine<D> {
                 };
                 (role.title(), name_of(&info.label), layer_of(&info.label))
             }
-            None => ("other", self.tag_name(block.tag), scope_layer(block.scope)),
+            None => (
+                "other",
+                self.tag_name(TagId(block.tag)).unwrap_or_default(),
+                scope_layer(block.scope),
+            ),
         };
         let (address, bytes) = (block.range.start as u64, block.range.bytes as u64);
         LiveBlock { address, bytes, role: role.to_owned(), tag, layer }
-    }
-
-    /// Returns the name of a tag; empty if there is none.
-    fn tag_name(&self, tag: u32) -> String {
-        lock(&self.tags).name(tag).unwrap_or_default().to_owned()
     }
 }
 

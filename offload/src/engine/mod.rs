@@ -16,6 +16,7 @@ mod host_pool;
 mod largest;
 mod owner_levels;
 mod profiles;
+mod progress;
 pub(crate) mod raw_memory;
 mod read;
 mod reclaim;
@@ -47,6 +48,7 @@ pub(crate) use account::Account;
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) use profiles::PROFILES_MAX;
+pub(crate) use progress::Progress;
 pub(crate) use region_blocks::REGION_BLOCKS_MAX;
 pub(crate) use region_data::{RegionData, TableState};
 pub(crate) use regions::{Adopted, BytesToLoad, LayerResidency};
@@ -124,6 +126,7 @@ pub struct Engine<D: Device> {
     /// Counts of single events. The other statistics are filled in when they are read.
     counts: Mutex<Stats>,
     tags: Mutex<tags::Tags>,
+    prefixes: Mutex<progress::Prefixes>,
     stashes: Mutex<stash::Stashes>,
     /// Of the moment of the most memory in use at a mark, about.
     largest: Mutex<largest::LargestBlocks>,
@@ -205,6 +208,7 @@ impl<D: Device> Engine<D> {
             counters: Counters::default(),
             counts: Mutex::default(),
             tags: Mutex::new(tags::Tags::default()),
+            prefixes: Mutex::new(progress::Prefixes::new()),
             stashes: Mutex::new(stash::Stashes::default()),
             largest: Mutex::new(largest::LargestBlocks::default()),
             profiles: Mutex::new(VecDeque::new()),
@@ -265,5 +269,7 @@ impl<D: Device> Drop for Engine<D> {
         for buffer in buffers {
             self.give(buffer);
         }
+        self.allocator.host_tier().note_closed();
+        self.allocator.file_tier().note_closed();
     }
 }

@@ -210,4 +210,12 @@ impl<D: Device> Reclaim for Engine<D> {
     fn reclaim(&self, bytes_needed: u64) -> Reclaimed {
         self.make_room(bytes_needed)
     }
+
+    fn owner_name(&self, tag: u32, scope: u64) -> Option<String> {
+        self.name_of(tag, scope)
+    }
+
+    fn activity(&self) -> Option<String> {
+        self.progress_text()
+    }
 }

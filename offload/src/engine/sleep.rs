@@ -221,7 +221,7 @@ impl<D: Device> Engine<D> {
         // in-flight window instead of the tier's budget.
         if goal == SleepGoal::Host || (goal == SleepGoal::Nvme && !self.is_direct) {
             let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
-            match self.host.allocate(whole, PinMode::Now) {
+            match self.take(whole, PinMode::Now) {
                 Ok(buffer) => grant.host = Some(buffer),
                 Err(e) => {
                     self.give_back(grant);
@@ -319,6 +319,7 @@ impl<D: Device> Engine<D> {
         };
         let nvme = self.nvme.as_ref().ok_or_else(none)?;
         let extent = nvme.allocate(bytes)?;
+        self.allocator.file_tier().note_taken(file_address(&extent), extent.whole_bytes());
         self.timeline.gauge(Gauge::NvmeUsed, nvme.usage().used_bytes);
         Ok(extent)
     }
@@ -332,8 +333,15 @@ impl<D: Device> Engine<D> {
 
     pub(super) fn release_extent(&self, extent: Extent) {
         if let Some(nvme) = &self.nvme {
+            // First: its place may be another's as soon as it is free.
+            self.allocator.file_tier().note_given(file_address(&extent));
             let used_bytes = nvme.release(extent);
             self.timeline.gauge(Gauge::NvmeUsed, used_bytes);
         }
     }
+}
+
+/// The place of an extent in the history of the file tier.
+fn file_address(extent: &Extent) -> usize {
+    usize::try_from(extent.offset()).unwrap_or(usize::MAX)
 }

@@ -203,7 +203,7 @@ impl<D: Device> Engine<D> {
             let location = match tier {
                 Tier::Nvme => self.take_extent(bytes as u64).map(StashLocation::Nvme),
                 Tier::Host | Tier::Device => {
-                    let buffer = self.host.allocate(bytes, PinMode::Now);
+                    let buffer = self.take(bytes, PinMode::Now);
                     buffer.map(StashLocation::Host).map_err(OffloadError::from)
                 }
             };
@@ -327,7 +327,7 @@ impl<D: Device> Engine<D> {
         mut each: impl FnMut(usize, usize, usize) -> Result<(), OffloadError>,
     ) -> Result<(), OffloadError> {
         let whole = bytes.next_multiple_of(UNIT_BYTES).min(CHUNK_BYTES);
-        let bounce = self.host.allocate(whole, PinMode::Bounce)?;
+        let bounce = self.take(whole, PinMode::Bounce)?;
         let mut result = Ok(());
         for at in (0..bytes).step_by(CHUNK_BYTES) {
             result = each(bounce.start(), at, (bytes - at).min(CHUNK_BYTES));

@@ -36,13 +36,6 @@ pub(crate) struct Tags {
     last: u32,
 }
 
-impl Tags {
-    /// Returns the name of the tag with this number, if there is one.
-    pub(super) fn name(&self, tag: u32) -> Option<&str> {
-        self.by_id.get(&TagId(tag)).map(|tag| tag.name.as_str())
-    }
-}
-
 impl<D: Device> Engine<D> {
     /// Creates a tag. Without `backup` a sleep discards the bytes and a wake returns zeroed pages.
     ///
@@ -67,6 +60,12 @@ impl<D: Device> Engine<D> {
             Tag { name: name.to_owned(), backup, regions: Vec::new(), is_going: false },
         );
         Ok(id)
+    }
+
+    /// Returns the name of a tag, unless it was destroyed.
+    #[must_use]
+    pub fn tag_name(&self, tag: TagId) -> Option<String> {
+        lock(&self.tags).by_id.get(&tag).map(|it| it.name.clone())
     }
 
     /// Wakes the tag's regions, releases them and destroys the tag. Nothing is added meanwhile.

@@ -91,7 +91,7 @@ impl<D: Device> Engine<D> {
         if let Some(Some(bytes)) = bounce {
             // A bounce buffer may exceed the budget: a load must be able to finish, and the device budget
             // bounds the number of loads.
-            let buffer = self.host.allocate(bytes, PinMode::Bounce)?;
+            let buffer = self.take(bytes, PinMode::Bounce)?;
             self.table.with(id, |e| e.data.host = Some(buffer));
         }
         Ok(())

@@ -28,6 +28,7 @@ impl<D: Device> Prefix<D> {
         self.record_phase();
         self.order = order;
         self.phase_began_ns = self.engine.timeline().now_ns();
+        self.progress.set(Some(phase), None, self.phase_began_ns);
         self.record_begin(Lane::Phase, phase_name(phase), 0);
         self.engine.allocator().record_levels();
         self.layer_span = Span::none();
@@ -59,6 +60,7 @@ impl<D: Device> Prefix<D> {
         stream: &D::Stream,
     ) -> Result<Waited, OffloadError> {
         let order = self.order.mark(edge, layer)?;
+        self.progress.set(order.phase(), Some((edge, layer)), self.engine.timeline().now_ns());
         match edge {
             Edge::ForwardBegin => self.record_begin(Lane::Layer, "forward", layer),
             Edge::BackwardBegin => self.record_begin(Lane::Layer, "backward", layer),

@@ -34,7 +34,7 @@ use dormouse_timeline::{Lane, Slice};
 use tracing::Span;
 
 use crate::config::WINDOW_LAYERS_MAX;
-use crate::engine::{Account, BytesToLoad, Engine};
+use crate::engine::{Account, BytesToLoad, Engine, Progress};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::step_profile::{Clock, MarkPoint, MarkTime, Part, Recorder};
@@ -65,6 +65,8 @@ pub struct Prefix<D: Device> {
     label: String,
     number: u32,
     order: MarkOrder,
+    /// Its place in the step, for reports of other threads.
+    progress: Arc<Progress>,
     window: u32,
     /// The plan, if there is one.
     follow: Option<PlanFollower>,
@@ -123,6 +125,7 @@ impl<D: Device> Engine<D> {
             label: label.to_owned(),
             number,
             order: MarkOrder::new(layers),
+            progress: self.begin_progress(number, label),
             window: self.config().wake_window_layers,
             follow: None,
             recorder: Recorder::default(),
@@ -364,6 +367,7 @@ impl<D: Device> Prefix<D> {
             }
         }
         self.drop_slots();
+        self.engine.end_progress(self.number);
         self.layer_span = Span::none();
         self.phase_span = Span::none();
         self.log_summary();

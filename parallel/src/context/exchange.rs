@@ -19,7 +19,8 @@ pub struct KvShape {
     pub layers: u32,
     /// Bytes of one row's K and V in one layer.
     pub row_bytes: u64,
-    /// Bytes of one row's gK and gV in one layer, as sent: FP32 accumulators.
+    /// Bytes of one row's gK and gV in one layer, as sent: those of FP32 accumulators, or fewer if each rank
+    /// sends what it has and the owner adds in FP32.
     pub gradient_row_bytes: u64,
 }
 
@@ -52,6 +53,32 @@ pub struct KvExchangeOptions {
     pub gathered: Gathered,
     /// When gradients of the prefix are reduced.
     pub reduced: Reduced,
+    /// Bytes that a rank has for what [`KvPrice::held_bytes`] counts; none: enough for all of it.
+    #[serde(default)]
+    pub room_bytes: Option<u64>,
+}
+
+/// How K and V of all ranks meet the queries of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvWay {
+    /// All are gathered on every rank; gradients go straight to their owners.
+    #[default]
+    AllGather,
+    /// Each rank's go round the others in both passes, in the backward with accumulators of their gradients,
+    /// which end at their owner.
+    Ring,
+}
+
+/// What a way costs one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvPrice {
+    /// The way.
+    pub way: KvWay,
+    /// Bytes received per microbatch, without `before_c`.
+    pub received_bytes: u64,
+    /// Peak bytes of K and V that are gathered or pass by, and of their gradients.
+    pub held_bytes: u64,
 }
 
 /// Forward or backward.
@@ -142,6 +169,11 @@ pub struct KvExchange {
     pub prefix: Flow,
     /// K and V of the microbatch in one layer.
     pub own: Flow,
+    /// The way with the fewest received bytes among those that `room_bytes` holds; if it holds none, the one
+    /// with the fewest held bytes.
+    pub way: KvWay,
+    /// Both ways. Everything below is of the all-gather.
+    pub prices: Vec<KvPrice>,
     /// Collectives of a microbatch, in issue order.
     pub transfers: Vec<KvTransfer>,
     /// Collectives after the last microbatch: issued at marks of its backward, due at marks of phase C.

@@ -24,8 +24,8 @@ mod transfers;
 use serde::{Deserialize, Serialize};
 
 pub use exchange::{
-    Flow, Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransfer, KvTransferKind, Mark,
-    OpEdge, Pass, Reduced,
+    Flow, Gathered, KvExchange, KvExchangeOptions, KvPrice, KvShape, KvTransfer, KvTransferKind,
+    KvWay, Mark, OpEdge, Pass, Reduced,
 };
 
 use dormouse_schedule::layout::LayoutError;

@@ -1,8 +1,8 @@
 //! The collectives of a microbatch in order, and their bytes.
 
 use super::{
-    ContextError, Flow, Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransfer,
-    KvTransferKind, Mark, OpEdge, Pass, Reduced, Shards,
+    ContextError, Flow, Gathered, KvExchange, KvExchangeOptions, KvPrice, KvShape, KvTransfer,
+    KvTransferKind, KvWay, Mark, OpEdge, Pass, Reduced, Shards,
 };
 use dormouse_schedule::{LAYERS_MAX, check_range};
 
@@ -10,6 +10,8 @@ use dormouse_schedule::{LAYERS_MAX, check_range};
 const ROW_BYTES_MAX: u64 = 1 << 30;
 /// Gathered layers alive at once if released after use: the current layer and the next.
 const VIEWS_AHEAD: u64 = 2;
+/// Blocks of a ring on a rank besides its own: the one that is read and the one that arrives.
+const RING_BLOCKS: u64 = 2;
 
 impl Flow {
     fn of(shards: &Shards, shape: &KvShape) -> Self {
@@ -52,6 +54,7 @@ impl KvExchange {
         exchange.microbatch_bytes =
             exchange.transfers.iter().fold(0, |sum, one| sum.saturating_add(one.received_bytes));
         exchange.set_peaks(ranks as u64, shape.layers.into(), options);
+        exchange.set_prices(ranks as u64, shape.layers.into(), options);
         Ok(exchange)
     }
 
@@ -135,5 +138,30 @@ impl KvExchange {
         let prefix = self.prefix.gradient_bytes_sent.saturating_mul(ranks).saturating_mul(wholes);
         let own = self.own.gradient_bytes_sent.saturating_mul(ranks);
         self.gradient_peak_bytes = prefix.saturating_add(own);
+    }
+
+    fn set_prices(&mut self, ranks: u64, layers: u64, options: &KvExchangeOptions) {
+        let all_gather = KvPrice {
+            way: KvWay::AllGather,
+            received_bytes: self.microbatch_bytes,
+            held_bytes: self.gathered_peak_bytes.saturating_add(self.gradient_peak_bytes),
+        };
+        let kv = self.prefix.kv_bytes_sent + self.own.kv_bytes_sent;
+        let gradients = self.prefix.gradient_bytes_sent + self.own.gradient_bytes_sent;
+        // K and V visit the other ranks in each pass. An accumulator leaves its owner with them and returns.
+        let of_layer =
+            kv.saturating_mul(2 * (ranks - 1)).saturating_add(gradients.saturating_mul(ranks));
+        let blocks = RING_BLOCKS.min(ranks - 1);
+        let ring = KvPrice {
+            way: KvWay::Ring,
+            received_bytes: of_layer.saturating_mul(layers),
+            held_bytes: (kv * blocks).saturating_add(gradients * RING_BLOCKS),
+        };
+        self.prices = vec![all_gather, ring];
+        let fits = |price: &KvPrice| options.room_bytes.is_none_or(|room| price.held_bytes <= room);
+        let cheapest =
+            self.prices.iter().filter(|price| fits(price)).min_by_key(|it| it.received_bytes);
+        let smallest = self.prices.iter().min_by_key(|price| price.held_bytes);
+        self.way = cheapest.or(smallest).map_or(KvWay::AllGather, |price| price.way);
     }
 }

@@ -102,15 +102,16 @@ impl Costs<'_> {
     pub(super) fn ideal_ns(self) -> u64 {
         let pipeline = self.0;
         let stage_ns = |stage: u32| {
-            let parts = (stage..pipeline.parts()).step_by(pipeline.stages as usize);
-            parts.map(|part| self.part_ns(part)).fold(0, u64::saturating_add)
+            let groups = pipeline.groups.iter().map(|group| self.group_ns(group, stage));
+            groups.fold(0, u64::saturating_add)
         };
         (0..pipeline.stages).map(stage_ns).max().unwrap_or(0)
     }
 
-    fn part_ns(self, part: u32) -> u64 {
+    /// Returns the compute time of a group on a stage, with a whole prefix and no overhead.
+    pub(super) fn group_ns(self, group: &PipelineGroup, stage: u32) -> u64 {
         let mut sum = 0_u64;
-        for group in &self.0.groups {
+        for part in (stage..self.0.parts()).step_by(self.0.stages as usize) {
             for share in [group.forward, group.backward] {
                 let whole = self.prefix_ns(group, share, [0, group.prefix_rows], part);
                 sum = sum.saturating_add(whole);

@@ -5,35 +5,33 @@ use super::chunks::PERMILLE;
 use super::spec::{
     NS_MAX, Pipeline, PipelineGroup, PipelineMicrobatch, PipelineRates, RowBytes, StageShare,
 };
-use dormouse_schedule::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
+use dormouse_schedule::cost::{
+    ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Flops, KernelRates, Work,
+};
 use dormouse_schedule::{Machine, ModelShape, NodeId, OpKind, Plan, check_range};
 
-/// A model, the rate of a machine, and the layers per part, which may be fractional.
+/// A model, the rates of a machine, and the layers per part, which may be fractional.
 #[derive(Clone, Copy)]
 struct Counter {
     model: ModelShape,
-    flops_per_s: u64,
+    kernels: KernelRates,
     layers: f64,
 }
 
 impl Counter {
-    fn flops(&self, work: Work) -> f64 {
+    fn flops(&self, work: Work) -> Flops {
         work.flops(&self.model, self.layers)
     }
 
-    fn ns(&self, flops: f64) -> u64 {
+    fn ns(&self, flops: Flops) -> u64 {
         // A float cast saturates.
-        ((flops / self.flops_per_s as f64 * 1e9).round() as u64).min(NS_MAX)
+        ((flops.seconds(&self.kernels) * 1e9).round() as u64).min(NS_MAX)
     }
 
     fn share(&self, rows: u64, part: f64) -> StageShare {
-        let all = Work::causal(rows, 0, 0);
-        let linear = Work { pairs: 0.0, ..all };
-        let pairs = Work { rows: 0.0, ..all };
-        StageShare {
-            linear_ns: self.ns(part * self.flops(linear)),
-            pairs_ns: self.ns(part * self.flops(pairs)),
-        }
+        let all = part * self.flops(Work::causal(rows, 0, 0));
+        let linear = Flops { linear: all.linear, ..Flops::default() };
+        StageShare { linear_ns: self.ns(linear), pairs_ns: self.ns(Flops { linear: 0.0, ..all }) }
     }
 
     fn group(&self, plan: &Plan) -> PipelineGroup {
@@ -44,8 +42,9 @@ impl Counter {
         });
         let microbatches = microbatches.map(|members| {
             let rows = || members.iter().map(|member| member.rows.count());
-            let flops: f64 =
-                rows().map(|rows| self.flops(Work::causal(rows, prefix_rows, 0))).sum();
+            let flops = rows()
+                .map(|rows| self.flops(Work::causal(rows, prefix_rows, 0)))
+                .fold(Flops::default(), |sum, flops| sum + flops);
             PipelineMicrobatch {
                 rows: rows().sum(),
                 forward_ns: self.ns((1.0 - BACKWARD_SHARE) * flops),
@@ -78,19 +77,22 @@ impl Counter {
     /// Returns the scale of the last part's ops, in thousandths: prefixes with a dead last layer,
     /// microbatches with the head.
     fn last_permille(&self, plans: &[Plan], groups: &[PipelineGroup]) -> [u32; 2] {
+        let linear_s = |flops: f64| flops / self.kernels.linear;
+        let seconds = |flops: Flops| flops.seconds(&self.kernels);
         let (mut head, mut microbatches, mut dead, mut prefixes) = (0.0, 0.0, 0.0, 0.0);
         for (plan, group) in plans.iter().zip(groups) {
             for leaf in &plan.nodes()[1..] {
                 let rows = leaf.rows.count();
                 let work = Work::causal(rows, group.prefix_rows, rows);
-                head += 6.0 * work.logit_rows * self.model.head_weights as f64;
-                microbatches += self.flops(Work { logit_rows: 0.0, ..work });
+                head += linear_s(6.0 * work.logit_rows * self.model.head_weights as f64);
+                microbatches += seconds(self.flops(Work { logit_rows: 0.0, ..work }));
             }
             let work = Work::causal(group.prefix_rows, 0, 0);
-            prefixes += self.flops(work);
+            prefixes += seconds(self.flops(work));
             if plan.options().last_layer_dead {
                 let weights = self.model.last_layer_prefix_weights as f64;
-                dead += work.flops(&self.model, 1.0) - 6.0 * work.rows * weights;
+                let runs = linear_s(6.0 * work.rows * weights);
+                dead += seconds(work.flops(&self.model, 1.0)) - runs;
             }
         }
         let permille = |ratio: f64| (ratio.max(0.0) * f64::from(PERMILLE)).round() as u32;
@@ -110,7 +112,9 @@ fn is_flat_group(plan: &Plan) -> bool {
 impl Pipeline {
     /// Converts plans of flat groups. Model and machine are those of the first plan. Layers are spread evenly
     /// over parts; the head and a dead last layer change the cost of the last part. A row sent has
-    /// `heads · head_dim` elements. Bounds, chunks and order keep their defaults.
+    /// `heads · head_dim` elements. All pairs of a prefix run at the rate of causal attention, in chunks too.
+    /// Each stage has the device memory of the first plan as its room. Bounds, chunks and order keep their
+    /// defaults.
     ///
     /// # Errors
     /// `Count` for no plan, a plan that is no flat group, no parts, or an unknown `flops_per_s`.
@@ -122,10 +126,10 @@ impl Pipeline {
         let flat = plans.iter().filter(|plan| is_flat_group(plan)).count() as u64;
         check_range("plans of flat groups", flat, (plans.len() as u64).max(1), u64::MAX)?;
         let options = plans[0].options();
-        let machine = options.machine.unwrap_or_default();
-        let Machine { flops_per_s, op_overhead_ns, link_bytes_per_s, .. } = machine;
+        let machine = options.planned_machine();
+        let Machine { op_overhead_ns, link_bytes_per_s, .. } = machine;
         let Machine { sleep_bytes_per_s, wake_bytes_per_s, .. } = machine;
-        check_range("flops_per_s", flops_per_s, 1, u64::MAX)?;
+        check_range("flops_per_s", machine.flops_per_s, 1, u64::MAX)?;
         let mut pipeline = Self {
             stages,
             virtual_stages,
@@ -140,9 +144,13 @@ impl Pipeline {
             ..Self::default()
         };
         pipeline.check_stages()?;
+        if machine.device_bytes > 0 {
+            pipeline.stage_room_bytes = vec![machine.device_bytes; stages as usize];
+        }
         let parts = pipeline.parts();
         let layers = f64::from(options.model.layers) / f64::from(parts);
-        let counter = Counter { model: options.model, flops_per_s, layers };
+        let kernels = KernelRates::of(&machine).unwrap_or(KernelRates::uniform(1.0));
+        let counter = Counter { model: options.model, kernels, layers };
         pipeline.groups = plans.iter().map(|plan| counter.group(plan)).collect();
         pipeline.row_bytes = counter.row_bytes();
         let last = counter.last_permille(plans, &pipeline.groups);

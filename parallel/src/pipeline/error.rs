@@ -67,6 +67,19 @@ pub enum PipelineError {
         /// What each stage of the cycle waits for.
         waits: Vec<String>,
     },
+    /// A stage has no room for one group and one microbatch at a time.
+    #[error(
+        "stage {stage} needs {needed_bytes} bytes with one group and one microbatch in flight; its room is \
+         {room_bytes}"
+    )]
+    Room {
+        /// Stage number.
+        stage: u32,
+        /// Bytes it needs.
+        needed_bytes: u64,
+        /// Bytes it has.
+        room_bytes: u64,
+    },
     /// A memory bound is exceeded.
     #[error("stage {stage} holds {seen} {what}; accepted: at most {most}")]
     Bound {

@@ -17,6 +17,8 @@ type ReadyQueue = BinaryHeap<Reverse<([u32; 4], usize)>>;
 #[derive(Debug)]
 struct StageState {
     busy: bool,
+    /// Whether an op has ended or become ready since an op was last looked for.
+    changed: bool,
     /// Ready ops by kind, except those in `begins`.
     ready: [ReadyQueue; 4],
     /// Ready ops that begin a group on this stage, and those that begin a microbatch, in order.
@@ -48,8 +50,10 @@ struct Run<'a> {
     done: usize,
 }
 
-/// Returns the start of each op; `None` if the run sticks.
-pub(super) fn run(graph: &Graph, rule: &AdmissionRule) -> Option<Vec<u64>> {
+/// Returns the start of each op; `None` if the run sticks or does not end by `end_ns_max`.
+///
+/// Bounds depend on what the stage itself has run, so lists of these ops in this order end no sooner.
+pub(super) fn run(graph: &Graph, rule: &AdmissionRule, end_ns_max: u64) -> Option<Vec<u64>> {
     let mut run = Run::new(graph, rule);
     for id in 0..graph.len() {
         if run.needs[id] == 0 {
@@ -60,6 +64,9 @@ pub(super) fn run(graph: &Graph, rule: &AdmissionRule) -> Option<Vec<u64>> {
         run.start(stage);
     }
     while let Some(&Reverse((now, _, _))) = run.events.peek() {
+        if now > end_ns_max {
+            return None;
+        }
         run.now = now;
         while let Some(&Reverse((time, kind, id))) = run.events.peek()
             && time == now
@@ -68,7 +75,9 @@ pub(super) fn run(graph: &Graph, rule: &AdmissionRule) -> Option<Vec<u64>> {
             if kind == 0 { run.end(id) } else { run.release(id) }
         }
         for stage in 0..run.stages.len() {
-            run.start(stage);
+            if std::mem::take(&mut run.stages[stage].changed) {
+                run.start(stage);
+            }
         }
     }
     (run.done == graph.len()).then_some(run.starts)
@@ -90,6 +99,7 @@ impl<'a> Run<'a> {
             .collect();
         let stage = |_| StageState {
             busy: false,
+            changed: false,
             ready: Default::default(),
             begins: Default::default(),
             begun: [0; 2],
@@ -137,6 +147,7 @@ impl<'a> Run<'a> {
         let begins = unit.kind.is_forward() && self.is_outermost(id);
         let (key, stage) = (self.rule.key(self.graph, unit), self.stage_of(id));
         let state = &mut self.stages[stage];
+        state.changed = true;
         if begins {
             // Groups become ready in order; microbatches of one group may not.
             let queue = &mut state.begins[usize::from(!unit.kind.is_prefix())];
@@ -232,7 +243,7 @@ impl<'a> Run<'a> {
         let outermost = self.is_outermost(id);
         let stage = self.stage_of(id);
         let state = &mut self.stages[stage];
-        state.busy = false;
+        (state.busy, state.changed) = (false, true);
         match self.graph.unit(id).kind {
             StageOpKind::PrefixBackward => state.live_groups -= u32::from(outermost),
             StageOpKind::MicrobatchBackward => {

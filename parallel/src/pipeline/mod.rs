@@ -21,6 +21,11 @@
 //! [`PipelineOrder::Stream`] runs all groups as one stream: the next prefix fills idle time. Its lists come
 //! from greedy runs under several rules; the smallest bubble wins, then the least memory.
 //!
+//! # Room
+//! With [`Pipeline::stage_room_bytes`], as many groups and microbatches are in flight as every stage has room
+//! for. [`Pipeline::plan_replicas`] assigns groups to replicas of the pipeline and plans the lists of each
+//! within that room. [`Pipeline::plan_with_sleep`] chooses whether prefixes sleep between their ops.
+//!
 //! # Bubble
 //! *Ideal work* is the busiest stage's compute with whole prefixes and no op overhead;
 //! `bubble = (makespan − ideal work) / ideal work`, so the cost of chunks counts as bubble.
@@ -34,7 +39,7 @@
 //! # Invariants
 //! - **P1** Every op of every group is in exactly one list, once, on its part's stage.
 //! - **P2** The k-th send from one stage to another is the k-th receive there.
-//! - **P3** No bound of the caller is exceeded; if that is impossible, planning fails.
+//! - **P3** No bound and no room of the caller is exceeded; if that is impossible, planning fails.
 //! - **P4** Equal pipelines give equal lists.
 
 mod chunks;
@@ -47,7 +52,9 @@ mod lists;
 mod meet;
 mod peaks;
 mod plan;
+mod replicas;
 mod rules;
+mod sleep;
 mod spec;
 mod verify;
 
@@ -59,6 +66,7 @@ pub use lists::{
     StageTransfer, Stages, TransferShape,
 };
 pub use meet::{PipelineTimes, TransferTime, TransferTiming};
+pub use replicas::{REPLICAS_MAX, Replica, Replicas};
 pub use spec::{
     CHUNKS_MAX, GROUPS_MAX, MICROBATCHES_MAX, MemoryBounds, NS_MAX, OPS_MAX, Pipeline,
     PipelineGroup, PipelineMicrobatch, PipelineOrder, PipelineRates, RowBytes, STAGES_MAX,

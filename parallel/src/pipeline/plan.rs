@@ -1,4 +1,7 @@
-//! The search for the number of chunks and the admission rule with the smallest bubble.
+//! The search for the number of chunks and the admission rule with the smallest bubble that fits.
+//!
+//! A list that no stage has too little room for wins over one that exceeds it. If none fits, the search starts
+//! over with half as many groups or microbatches in flight, whichever hold more on the stage that lacks most.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +14,7 @@ use super::lists::{PipelineReport, StageList, StagePeak, Stages};
 use super::meet::TransferReplay;
 use super::peaks::peak;
 use super::rules::rules;
-use super::spec::{Pipeline, PipelineOrder};
+use super::spec::{MemoryBounds, Pipeline, PipelineOrder};
 
 /// Numbers of chunks tried if the plan chooses.
 const CHUNKS_TRIED: [u32; 9] = [8, 16, 4, 12, 6, 24, 32, 2, 1];
@@ -20,12 +23,30 @@ const SEARCH_OPS_MAX: usize = 1 << 21;
 /// Share of the makespan, as a shift, within which fewer chunks are preferred.
 const CHUNKS_SLACK_SHIFT: u32 = 9;
 
+/// Maximum searches of a plan: halvings of two numbers of 32 bits.
+const BOUND_STEPS_MAX: u32 = 64;
+
 /// A candidate.
 struct Found {
+    /// Bytes that the stage with least room lacks.
+    missing_bytes: u64,
     makespan_ns: u64,
     chunks: u32,
     bound_ns: u64,
     stages: Vec<StageList>,
+}
+
+impl Found {
+    /// Returns the latest end with which lists of `chunks` chunks may be better.
+    fn end_ns_max(&self, chunks: u32) -> u64 {
+        let slack_ns = if chunks == self.chunks { 0 } else { slack_ns(self.makespan_ns) };
+        if self.missing_bytes > 0 { u64::MAX } else { self.makespan_ns.saturating_add(slack_ns) }
+    }
+}
+
+/// Returns the difference of ends within which fewer chunks win.
+const fn slack_ns(makespan_ns: u64) -> u64 {
+    makespan_ns >> CHUNKS_SLACK_SHIFT
 }
 
 /// Returns the peak memory of the worst stage, to break ties: bytes, groups alive, microbatches in flight.
@@ -36,22 +57,48 @@ fn memory(stages: &[StageList]) -> (u64, u32, u32) {
 }
 
 impl Pipeline {
-    /// Returns the lists of all stages with the smallest bubble found within the bounds.
+    /// Returns the lists of all stages with the smallest bubble found within bounds and room.
     ///
     /// Time is proportional to the number of ops times the lists tried (`report.tried`): some hundred for
-    /// small pipelines.
+    /// small pipelines, and as many again each time that none of them fits.
     ///
     /// # Errors
-    /// `Count`, `Group` or `Parts` for an invalid pipeline.
+    /// `Count`, `Group` or `Parts` for an invalid pipeline, `Room` if a stage has too little for one group and
+    /// one microbatch at a time.
     pub fn plan(&self) -> Result<Stages, PipelineError> {
         self.check()?;
+        let (mut bounds, mut tried) = (self.bounds, 0);
+        for _ in 0..BOUND_STEPS_MAX {
+            let found = self.search(bounds, &mut tried)?;
+            let Some((missing_bytes, stage)) = self.shortage(&found.stages) else {
+                return Ok(self.report(found, tried));
+            };
+            let peak = &found.stages[stage as usize].peak;
+            let (needed_bytes, room_bytes) = (peak.bytes, peak.bytes - missing_bytes);
+            let too_little = PipelineError::Room { stage, needed_bytes, room_bytes };
+            bounds = halved(bounds, peak).ok_or(too_little)?;
+        }
+        // Unreachable: as many halvings leave one group and one microbatch.
+        Err(PipelineError::Cycle { meeting: "no bounds", waits: Vec::new() })
+    }
+
+    /// Returns the most bytes that a stage lacks, and which; `None` if all have room.
+    fn shortage(&self, stages: &[StageList]) -> Option<(u64, u32)> {
+        let missing = |(stage, list): (u32, &StageList)| {
+            Some((list.peak.bytes.saturating_sub(self.room_of(stage)?), stage))
+        };
+        (0..).zip(stages).filter_map(missing).max().filter(|(bytes, _)| *bytes > 0)
+    }
+
+    /// Returns the best lists within bounds, whether they fit or not. Adds the number of lists tried.
+    fn search(&self, bounds: MemoryBounds, tried: &mut u32) -> Result<Found, PipelineError> {
         let rows = self.groups.iter().map(|group| group.prefix_rows).max().unwrap_or(1);
         let candidates: Vec<u32> = match self.chunks {
             0 => CHUNKS_TRIED.into_iter().filter(|chunks| u64::from(*chunks) <= rows).collect(),
             chunks => vec![chunks],
         };
-        let rules = rules(self);
-        let (mut spent, mut tried) = (0, 0);
+        let rules = rules(self, bounds);
+        let mut spent = 0;
         let mut best: Option<Found> = None;
         for chunks in candidates {
             let graph = match Graph::new(self, chunks) {
@@ -67,8 +114,9 @@ impl Pipeline {
                     break;
                 }
                 spent += graph.len();
-                tried += 1;
-                let Some(starts) = greedy::run(&graph, rule) else { continue };
+                *tried += 1;
+                let end_ns_max = best.as_ref().map_or(u64::MAX, |best| best.end_ns_max(chunks));
+                let Some(starts) = greedy::run(&graph, rule, end_ns_max) else { continue };
                 if seen.contains(&starts) {
                     continue;
                 }
@@ -85,11 +133,8 @@ impl Pipeline {
                 }
             }
         }
-        let Some(found) = best else {
-            // Unreachable: a rule that bounds only admission never sticks, and one is always tried.
-            return Err(PipelineError::Cycle { meeting: "no rule", waits: Vec::new() });
-        };
-        Ok(self.report(found, tried))
+        // Never none: a rule that bounds only admission never sticks, and one is always tried.
+        best.ok_or(PipelineError::Cycle { meeting: "no rule", waits: Vec::new() })
     }
 
     /// Returns the best lists of ops that start at `starts`.
@@ -111,8 +156,13 @@ impl Pipeline {
                 stage.peak = peak(&stage.ops, &self.bytes_of(number));
             }
             let times = TransferReplay::new(graph, &stages, &ids, self.timing()).run()?;
+            debug_assert!(
+                starts.iter().zip(&graph.op_ns).all(|(start, ns)| start + ns <= times.makespan_ns),
+                "lists end no sooner than their greedy run"
+            );
+            let missing_bytes = self.shortage(&stages).map_or(0, |(bytes, _)| bytes);
             let (makespan_ns, bound_ns) = (times.makespan_ns, bound_ns(graph));
-            let found = Found { makespan_ns, chunks, bound_ns, stages };
+            let found = Found { missing_bytes, makespan_ns, chunks, bound_ns, stages };
             if best.as_ref().is_none_or(|best| better(&found, best)) {
                 best = Some(found);
             }
@@ -135,12 +185,30 @@ impl Pipeline {
     }
 }
 
-/// Compares by time, then memory. Fewer chunks win if the time is nearly equal: small kernels have costs
+/// Returns bounds with half as many groups or microbatches in flight as at a peak, at least one, whichever hold
+/// more and may be fewer; `None` if bounds are one of each.
+fn halved(bounds: MemoryBounds, peak: &StagePeak) -> Option<MemoryBounds> {
+    let half =
+        |seen: u32, most: u32| Some((seen / 2).max(1)).filter(|fewer| most == 0 || *fewer < most);
+    let groups = half(peak.live_groups, bounds.live_groups_max)
+        .map(|live_groups_max| MemoryBounds { live_groups_max, ..bounds });
+    let microbatches = half(peak.in_flight, bounds.in_flight_max)
+        .map(|in_flight_max| MemoryBounds { in_flight_max, ..bounds });
+    if peak.boundary_bytes.saturating_add(peak.prefix_bytes) > peak.microbatch_bytes {
+        groups.or(microbatches)
+    } else {
+        microbatches.or(groups)
+    }
+}
+
+/// Compares by room, then time, then memory. Fewer chunks win if the time is nearly equal: small kernels have costs
 /// that the model ignores.
 fn better(found: &Found, best: &Found) -> bool {
-    let slack = |ns: u64| ns >> CHUNKS_SLACK_SHIFT;
+    if found.missing_bytes != best.missing_bytes {
+        return found.missing_bytes < best.missing_bytes;
+    }
     if found.chunks != best.chunks {
-        let near = found.makespan_ns.abs_diff(best.makespan_ns) <= slack(best.makespan_ns);
+        let near = found.makespan_ns.abs_diff(best.makespan_ns) <= slack_ns(best.makespan_ns);
         return if near {
             found.chunks < best.chunks
         } else {

@@ -97,10 +97,10 @@ fn rankings() -> Vec<[StageOpKind; 4]> {
     rankings
 }
 
-/// Returns the rules to try.
-pub(super) fn rules(pipeline: &Pipeline) -> Vec<AdmissionRule> {
+/// Returns the rules to try within bounds.
+pub(super) fn rules(pipeline: &Pipeline, bounds: MemoryBounds) -> Vec<AdmissionRule> {
     let bound = |most: u32| if most == 0 { u32::MAX } else { most };
-    let MemoryBounds { live_groups_max, in_flight_max } = pipeline.bounds;
+    let MemoryBounds { live_groups_max, in_flight_max } = bounds;
     let interleaved = pipeline.virtual_stages > 1;
     let rule = |ranks, warm_up, turns, bound_parts| AdmissionRule {
         ranks,

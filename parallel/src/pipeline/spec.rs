@@ -177,6 +177,9 @@ pub struct Pipeline {
     pub row_bytes: RowBytes,
     /// What each stage holds. Empty: `row_bytes` on every stage, nothing asleep.
     pub stage_bytes: Vec<StageBytes>,
+    /// Bytes that each stage has for what it holds: as many groups and microbatches are in flight as there is
+    /// room for. Empty: unlimited.
+    pub stage_room_bytes: Vec<u64>,
     /// Scale of a prefix op's time per part, in thousandths: a dead last layer costs less. Empty: all 1000.
     pub prefix_permille: Vec<u32>,
     /// Scale of a microbatch op's time per part, in thousandths: a head costs more. Empty: all 1000.
@@ -194,6 +197,11 @@ impl Pipeline {
         self.stage_bytes.get(stage as usize).copied().unwrap_or_else(|| self.row_bytes.into())
     }
 
+    /// Returns the room of a stage in bytes; `None` if it is unlimited.
+    pub(crate) fn room_of(&self, stage: u32) -> Option<u64> {
+        self.stage_room_bytes.get(stage as usize).copied()
+    }
+
     /// Returns the timing mode of transfers that the plan assumes.
     #[must_use]
     pub const fn timing(&self) -> TransferTiming {
@@ -207,9 +215,14 @@ impl Pipeline {
         check_range("chunks", self.chunks, 0, CHUNKS_MAX)?;
         check_range("op_overhead_ns", self.rates.op_overhead_ns, 0, NS_MAX)?;
         check_range("transfer_latency_ns", self.rates.transfer_latency_ns, 0, NS_MAX)?;
-        if !self.stage_bytes.is_empty() {
-            let stages = u64::from(self.stages);
-            check_range("stage_bytes", self.stage_bytes.len() as u64, stages, stages)?;
+        let stages = u64::from(self.stages);
+        for (what, entries) in [
+            ("stage_bytes", self.stage_bytes.len()),
+            ("stage_room_bytes", self.stage_room_bytes.len()),
+        ] {
+            if entries > 0 {
+                check_range(what, entries as u64, stages, stages)?;
+            }
         }
         self.check_permille("prefix_permille", &self.prefix_permille)?;
         self.check_permille("microbatch_permille", &self.microbatch_permille)?;

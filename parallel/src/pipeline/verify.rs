@@ -1,4 +1,4 @@
-//! Validation of op lists: every op once, after what it needs, within bounds, without deadlock.
+//! Validation of op lists: every op once, after what it needs, within bounds and room, without deadlock.
 
 use super::PipelineError;
 use super::exchange::stage_op;
@@ -199,6 +199,11 @@ fn check_bounds(pipeline: &Pipeline, stage: u32, ops: &[StageOp]) -> Result<(), 
         if most > 0 && seen > most {
             return Err(PipelineError::Bound { stage, what, seen, most });
         }
+    }
+    if let Some(room_bytes) = pipeline.room_of(stage)
+        && peak.bytes > room_bytes
+    {
+        return Err(PipelineError::Room { stage, needed_bytes: peak.bytes, room_bytes });
     }
     Ok(())
 }

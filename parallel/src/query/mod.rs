@@ -148,6 +148,13 @@ const QUERIES: &[Query] = &[
         reply(q.get::<Pipeline>("pipeline")?.plan()?)
     }),
     (
+        "replicas",
+        "Assigns the groups of a pipeline to data-parallel replicas of it, and computes the op lists of each \
+         within `stage_room_bytes`: the replica that ends last ends as soon as could be found.",
+        &["pipeline", "replicas"],
+        |q| reply(q.get::<Pipeline>("pipeline")?.plan_replicas(q.get("replicas")?)?),
+    ),
+    (
         "pipeline_of_plans",
         "Describes the plans of flat groups as a pipeline, with costs by counting. Each plan has the \
          fields of `plan`. Set the pipeline's order and bounds, then pass it to `pipeline`.",
@@ -222,7 +229,9 @@ const QUERIES: &[Query] = &[
          K, V and gradients. An empty `prefix` means that the microbatch reads none. `cut` is \
          `\"contiguous\"`, `\"zigzag\"` or `{\"balanced\": {\"chunks\": 4}}`. `exchange` is \
          optional (`gathered`: `\"kept\"` or `\"again\"`; `reduced`: `\"each_microbatch\"` or \
-         `\"before_c\"`).",
+         `\"before_c\"`; `room_bytes` for K, V and gradients, without it enough). The answer \
+         prices an all-gather and a ring, and names the way that receives the fewest bytes of \
+         those that the room holds; the transfers that it lists are of the all-gather.",
         &["prefix", "microbatch", "shards", "kv", "exchange"],
         |q| {
             #[derive(Serialize)]

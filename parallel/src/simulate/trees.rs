@@ -10,7 +10,7 @@ use super::SimulateError;
 use super::check::check_sizes;
 use super::world::{BlockSleep, SimulatedRank, SimulatedStep};
 use dormouse_residency::Tier;
-use dormouse_schedule::cost::BACKWARD_SHARE;
+use dormouse_schedule::cost::{BACKWARD_SHARE, Flops};
 use dormouse_schedule::tree_planner::{CostModel, NodeBytes};
 use dormouse_schedule::{Member, NodeId, Op, OpKind, Plan, Residency, Score, check_range};
 
@@ -25,7 +25,6 @@ struct NodeBlocks {
 struct Replay<'a> {
     plan: &'a Plan,
     shape: CostModel,
-    flops_per_s: f64,
     op_overhead_ns: u64,
     tier: Tier,
     /// Rows with logits, per node.
@@ -51,7 +50,6 @@ impl SimulatedRank {
         let mut replay = Replay {
             plan,
             shape: CostModel::new(plan.options()),
-            flops_per_s: machine.flops_per_s as f64,
             op_overhead_ns: machine.op_overhead_ns,
             tier,
             scored: vec![0; nodes],
@@ -163,7 +161,7 @@ impl Replay<'_> {
     }
 
     fn microbatch(&mut self, members: &[Member], mut step: SimulatedStep) {
-        let (mut bytes, mut flops) = (0_u64, 0.0);
+        let (mut bytes, mut flops) = (0_u64, Flops::default());
         for member in members {
             let leaf = member.node.0 as usize;
             let (rows, scored) = (self.plan.nodes()[leaf].rows, self.scored[leaf]);
@@ -219,9 +217,9 @@ impl Replay<'_> {
         self.ns(share * self.shape.node_flops(rows, self.scored[node.0 as usize]))
     }
 
-    fn ns(&self, flops: f64) -> u64 {
-        // A float cast saturates.
-        let ns = (flops / self.flops_per_s * 1e9).round() as u64;
+    fn ns(&self, flops: Flops) -> u64 {
+        // A float cast saturates. `of_plan` has checked that the rate is known.
+        let ns = (self.shape.seconds(flops).unwrap_or(0.0) * 1e9).round() as u64;
         ns.saturating_add(self.op_overhead_ns)
     }
 }

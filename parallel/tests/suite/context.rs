@@ -1,8 +1,8 @@
 //! Context shards row by row, and a microbatch's collectives replayed moment by moment.
 
 use dormouse_parallel::context::{
-    ContextError, Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransferKind, Mark, OpEdge,
-    Pass, Reduced, ShardCut, ShardOptions, Shards,
+    ContextError, Gathered, KvExchange, KvExchangeOptions, KvPrice, KvShape, KvTransferKind, KvWay,
+    Mark, OpEdge, Pass, Reduced, ShardCut, ShardOptions, Shards,
 };
 use dormouse_schedule::layout::Piece;
 use dormouse_schedule::{NodeId, Span, TOKENS_MAX};
@@ -107,7 +107,7 @@ proptest! {
     #[test]
     fn a_microbatch_gathers_before_it_attends_and_reduces_after(
         layers in 1u32..6, ranks in 1u32..5, again in any::<bool>(), once in any::<bool>(),
-        prefix in 0u64..60, microbatch in pieces(),
+        prefix in 0u64..60, microbatch in pieces(), room_bytes in proptest::option::of(0u64..20_000),
     ) {
         let options = ShardOptions { ranks, cut: ShardCut::Zigzag, multiple: 1 };
         let prefix = match prefix {
@@ -119,6 +119,7 @@ proptest! {
         let options = KvExchangeOptions {
             gathered: if again { Gathered::Again } else { Gathered::Kept },
             reduced: if once { Reduced::BeforeC } else { Reduced::EachMicrobatch },
+            room_bytes,
         };
         let exchange = KvExchange::of(&prefix, &microbatch, &shape, &options).unwrap();
         check_flow(&prefix, &exchange.prefix.kv_bytes_from, &exchange.prefix.gradient_bytes_to);
@@ -126,6 +127,7 @@ proptest! {
         if ranks == 1 {
             prop_assert!(exchange.transfers.is_empty() && exchange.before_c.is_empty());
             prop_assert_eq!(exchange.microbatch_bytes + exchange.gathered_peak_bytes, 0);
+            prop_assert!(exchange.prices.is_empty() && exchange.way == KvWay::AllGather);
             return Ok(());
         }
         replay(&exchange, layers, &options);
@@ -142,7 +144,49 @@ proptest! {
             prop_assert_eq!(one.received_bytes, received(one));
         }
         prop_assert_eq!(exchange.microbatch_bytes, exchange.transfers.iter().map(received).sum::<u64>());
+        let (kv, accumulators) = received_in_ring(ranks as usize);
+        let block_rows = prefix.rank_rows + microbatch.rank_rows;
+        let ring = block_rows * (kv * 10 + accumulators * 20) * u64::from(layers);
+        check_way(&exchange, ring, room_bytes);
     }
+}
+
+/// Blocks of K and V, and accumulators of their gradients, that a rank of a ring receives in both passes of
+/// a layer, hop by hop.
+fn received_in_ring(ranks: usize) -> (u64, u64) {
+    let mut received = (0, 0);
+    for is_backward in [false, true] {
+        // The ranks that each block has visited, and where it is.
+        let mut visited: Vec<Vec<usize>> = (0..ranks).map(|owner| vec![owner]).collect();
+        while visited.iter().any(|ranks_of| ranks_of.len() < ranks) {
+            for ranks_of in &mut visited {
+                let next = (ranks_of[ranks_of.len() - 1] + 1) % ranks;
+                ranks_of.push(next);
+                if next == 0 {
+                    received.0 += 1;
+                    received.1 += u64::from(is_backward);
+                }
+            }
+        }
+        // An accumulator that has visited all returns to its owner.
+        if is_backward {
+            received.1 += visited.iter().filter(|ranks_of| ranks_of[0] == 0).count() as u64;
+        }
+    }
+    received
+}
+
+fn check_way(exchange: &KvExchange, ring_bytes: u64, room_bytes: Option<u64>) {
+    let [all_gather, ring] = exchange.prices[..] else { panic!("{:?}", exchange.prices) };
+    let held_bytes = exchange.gathered_peak_bytes + exchange.gradient_peak_bytes;
+    let received_bytes = exchange.microbatch_bytes;
+    assert_eq!(all_gather, KvPrice { way: KvWay::AllGather, received_bytes, held_bytes });
+    assert_eq!((ring.way, ring.received_bytes), (KvWay::Ring, ring_bytes));
+    assert!(ring.received_bytes > all_gather.received_bytes, "accumulators take a hop more");
+    assert!(ring.held_bytes <= all_gather.held_bytes, "two blocks are never more than all");
+    let fits = room_bytes.is_none_or(|room| all_gather.held_bytes <= room);
+    let is_smaller = ring.held_bytes < all_gather.held_bytes;
+    assert_eq!(exchange.way == KvWay::Ring, !fits && is_smaller);
 }
 
 /// The smallest maximum pair over all perfect matchings.

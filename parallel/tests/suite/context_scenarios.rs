@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use dormouse_parallel::context::{
-    Gathered, KvExchange, KvExchangeOptions, KvShape, KvTransfer, Mark, Reduced, ShardCut,
+    Gathered, KvExchange, KvExchangeOptions, KvPrice, KvShape, KvTransfer, Mark, Reduced, ShardCut,
     ShardOptions, Shards,
 };
 use dormouse_schedule::layout::Piece;
@@ -13,7 +13,7 @@ use crate::{lines, number, scenarios};
 
 #[test]
 fn context_scenarios() {
-    scenarios("context", 5, run);
+    scenarios("context", 7, run);
 }
 
 fn run(input: &str) -> String {
@@ -32,6 +32,7 @@ fn run(input: &str) -> String {
             "layers" => layers = number(&words, 0),
             "gather_again" => exchange.gathered = Gathered::Again,
             "reduce_once" => exchange.reduced = Reduced::BeforeC,
+            "room_bytes" => exchange.room_bytes = Some(number(&words, 0)),
             other => panic!("unknown line {other:?}"),
         }
     }
@@ -111,4 +112,9 @@ fn transfers(text: &mut String, exchange: &KvExchange) {
         exchange.microbatch_bytes, exchange.gathered_peak_bytes, exchange.gradient_peak_bytes
     )
     .unwrap();
+    for price in &exchange.prices {
+        let KvPrice { way, received_bytes, held_bytes } = price;
+        writeln!(text, "{way:?}: received {received_bytes}, held at most {held_bytes}").unwrap();
+    }
+    writeln!(text, "chosen: {:?}", exchange.way).unwrap();
 }

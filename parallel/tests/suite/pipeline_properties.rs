@@ -29,7 +29,7 @@ prop_compose! {
 
 prop_compose! {
     /// What each of five stages holds.
-    fn stage_bytes()(own in prop::collection::vec(prop::array::uniform7(0u64..9), 5)) -> Vec<StageBytes> {
+    pub(crate) fn stage_bytes()(own in prop::collection::vec(prop::array::uniform7(0u64..9), 5)) -> Vec<StageBytes> {
         let bytes = |own: [u64; 7]| {
             let [boundary, prefix_saved, prefix_asleep, prefix_working, ..] = own;
             let [.., microbatch_saved, microbatch_working, fixed] = own;
@@ -41,12 +41,12 @@ prop_compose! {
 }
 
 /// From copies that outlast the list to copies of less than an op.
-fn link_rate() -> impl Strategy<Value = u64> {
+pub(crate) fn link_rate() -> impl Strategy<Value = u64> {
     (0u32..5).prop_map(|exponent| 10_000_000 * 10u64.pow(exponent))
 }
 
 prop_compose! {
-    fn pipeline()(
+    pub(crate) fn pipeline()(
         stages in 1u32..6,
         virtual_stages in prop_oneof![3 => Just(1u32), 2 => 2u32..4],
         groups in prop::collection::vec(group(), 1..4),
@@ -666,7 +666,12 @@ proptest! {
                     head_weights: 70_000,
                     saved_bytes_per_token_layer: 640,
                 },
-                machine: Some(Machine { flops_per_s: 1_000_000_000, ..Machine::default() }),
+                machine: Some(Machine {
+                    flops_per_s: 1_000_000_000,
+                    prefix_attention_flops_per_s: 300_000_000,
+                    causal_attention_flops_per_s: 100_000_000,
+                    ..Machine::default()
+                }),
                 ..PlanOptions::default()
             };
             FlatGroup { prompt, responses, options }.plan().unwrap()
@@ -676,7 +681,8 @@ proptest! {
         case.chunks = 1;
         let stages = case.plan().unwrap();
         let seen: u64 = stages.op_ns(&case).unwrap().iter().flatten().sum();
-        let wanted: f64 = plans.iter().map(|plan| plan.predict().flops_shared).sum();
+        let wanted: f64 =
+            plans.iter().map(|plan| plan.predict().seconds_shared.unwrap() * 1e9).sum();
         prop_assert!((seen as f64 - wanted).abs() < 1e-3 * wanted + 100.0, "{} {}", seen, wanted);
         // The bytes of a row of all parts are those of all layers.
         let parts = u64::from(case.stages * case.virtual_stages);

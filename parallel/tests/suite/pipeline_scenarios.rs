@@ -4,6 +4,8 @@
 //! prefix backward, then group.index, and `/part` where a stage has several; `(>1 F0.2 <1 B0.0)` is
 //! one batch: sends microbatch 2's activation to stage 1, receives microbatch 0's gradient from it.
 //!
+//! `tests/testdata/replicas/*.txt` are pipelines with `replicas` of them.
+//!
 //! `UPDATE=1 cargo test -p dormouse-parallel` rewrites the expectations; read the diff.
 
 use std::fmt::Write as _;
@@ -30,6 +32,8 @@ fn parse(text: &str) -> Pipeline {
             "in_flight_max" => pipeline.bounds.in_flight_max = small(),
             "op_overhead_ns" => pipeline.rates.op_overhead_ns = numbers[0],
             "transfer_latency_ns" => pipeline.rates.transfer_latency_ns = numbers[0],
+            "replicas" => {}
+            "room" => pipeline.stage_room_bytes = numbers,
             "blocking" => pipeline.blocking = value == "true",
             "order" if value == "stream" => pipeline.order = PipelineOrder::Stream,
             "order" if value == "group_by_group" => pipeline.order = PipelineOrder::GroupByGroup,
@@ -124,6 +128,31 @@ fn print(pipeline: &Pipeline) -> String {
         write!(text, " {meeting:?} {}", times.makespan_ns).unwrap();
     }
     text + "\n"
+}
+
+/// Prints which replica runs which groups, until when, and what its stages hold at most.
+fn print_replicas(input: &str) -> String {
+    let pipeline = parse(input);
+    let replicas = input.lines().find_map(|line| line.strip_prefix("replicas ")).unwrap();
+    let found = match pipeline.plan_replicas(replicas.parse().unwrap()) {
+        Ok(found) => found,
+        Err(error) => return format!("refused: {error}\n"),
+    };
+    let mut text = String::new();
+    for (number, replica) in found.replicas.iter().enumerate() {
+        replica.stages.check(&pipeline.of_groups(&replica.groups)).unwrap();
+        let peaks = replica.stages.stages.iter().map(|stage| stage.peak.bytes.to_string());
+        let (groups, peaks) = (&replica.groups, peaks.collect::<Vec<_>>().join(" "));
+        let end_ns = replica.stages.report.makespan_ns;
+        writeln!(text, "replica {number}: groups {groups:?}, {end_ns} ns; bytes {peaks}").unwrap();
+    }
+    let (end_ns, bound_ns, tried) = (found.makespan_ns, found.bound_ns, found.tried);
+    text + &format!("{end_ns} ns, at least {bound_ns}; {tried} changes tried\n")
+}
+
+#[test]
+fn replicas() {
+    crate::scenarios("replicas", 3, print_replicas);
 }
 
 #[test]

@@ -15,6 +15,8 @@ fn machine() -> Machine {
         sleep_bytes_per_s: u64::MAX,
         wake_bytes_per_s: u64::MAX,
         op_overhead_ns: 1_000,
+        prefix_attention_flops_per_s: 300_000_000,
+        causal_attention_flops_per_s: 100_000_000,
         ..Machine::default()
     }
 }

@@ -10,7 +10,7 @@ from .measured import attention_choices
 from .outputs import Output
 from .score import GroupScores
 from .shared_prefix import RanksReport, SharedPrefix
-from .step import StepReport
+from .step_report import StepReport
 from .support import UnsupportedModelError, Way
 
 __all__ = [

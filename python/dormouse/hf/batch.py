@@ -193,9 +193,9 @@ class TreeBatch:
         for what the plan counts; the plan then decides what sleeps and what runs forward again. 0:
         the runtime decides."""
         used = [each.used_tokens for each in tree.conversations]
-        self._numbers = [i for i, count in enumerate(used) if count]
-        self._used = [used[i] for i in self._numbers]
-        self._conversations: list[Conversation] = [tree.conversations[i] for i in self._numbers]
+        self.numbers = [i for i, count in enumerate(used) if count]
+        self._used = [used[i] for i in self.numbers]
+        self._conversations: list[Conversation] = [tree.conversations[i] for i in self.numbers]
         if losses.request.runs_prompt_to_end:
             raise TypeError(
                 f"losses of a tree read {losses.request.description}, and a tree has no prompt; "
@@ -204,7 +204,7 @@ class TreeBatch:
         self.request = losses.request
         self._loss_fn = losses.loss_fn
         experts = tree.routed_experts
-        self._experts = _Experts(experts and [experts[i] for i in self._numbers])
+        self._experts = _Experts(experts and [experts[i] for i in self.numbers])
         self._options = {
             "machine": machine,
             "block_rows": block_tokens,
@@ -278,7 +278,7 @@ class TreeBatch:
         return self._tokens[sequence][positions.start : positions.stop]
 
     def loss(self, sequence, given, positions):
-        number = self._numbers[sequence]
+        number = self.numbers[sequence]
         labels = self.tokens(sequence, positions).clone()
         losses = self._loss_fn(given, labels, number, positions)
         if not isinstance(losses, torch.Tensor) or losses.shape != (len(positions),):

@@ -29,7 +29,8 @@ from .outputs import PLAIN, Request
 from .prefix import PlannedForward, PrefixForward, owned_storages
 from .probe import Probe
 from .sharding import ReplicatedWeights
-from .step import LivePrefix, StepReport
+from .step import LivePrefix
+from .step_report import StepReport
 
 # The prefix whose boundary tensors are measured.
 _LAYOUT_TOKENS = 2

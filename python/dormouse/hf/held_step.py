@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,29 +16,16 @@ from . import graph
 from .embedding_rows import EmbeddingRows
 from .head import Head
 from .likelihood import Norms
-from .step import Step, StepReport
+from .outputs import Output
+from .score import labels_of
+from .score_values import Measure, Tensors, Values, tensors_of
+from .step import KeptRows, Step
+from .step_report import StepReport
 
-Values = tuple[torch.Tensor, ...]
-Gradients = tuple[torch.Tensor | None, ...]
-"""Of values; None for one that no loss depends on."""
-GradientsOf = Callable[[Score], Gradients]
+GradientsOf = Callable[[Score], Values]
+"""Returns the gradients of the values of a sequence."""
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors with their gradients."""
-
-
-class Measure(Protocol):
-    """What is computed from the logits of a sequence."""
-
-    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[Values, Norms]:
-        """Returns values of the labels without a graph, and the rows' norms."""
-
-    def differentiable_values(self, logits: torch.Tensor, labels: torch.Tensor) -> Values:
-        """Returns the same values with their graph."""
-
-    def overwrite_with_gradient(
-        self, logits: torch.Tensor, labels: torch.Tensor, norms: Norms, gradients: Gradients
-    ) -> None:
-        """Overwrites the logits with their gradient."""
 
 
 @dataclass
@@ -63,36 +49,41 @@ class _Held:
     """The prefix that it follows."""
     scores: tuple[Score, ...]
     head: _Head | None = None
-    values: list[Values] = field(default_factory=list)
+    values: list[Tensors] = field(default_factory=list)
     """With the graph of layers and head, if it does not run apart."""
+    outputs: Tensors = ()
+    """What is read of all rows beside logits, with the graph of the layers, if it does."""
+    given: list[Values] = field(default_factory=list)
+    """The gradients of each sequence's values."""
     roots: Pairs = field(default_factory=list)
     """Where the backward of the layers begins, with gradients."""
 
-    def end_values(self, given: list[Gradients]) -> None:
+    def end_values(self) -> None:
         """Begins the backward at the values."""
         values, self.values = self.values, []
-        self.roots = [
-            (value, gradient)
-            for own, gradients in zip(values, given, strict=True)
-            for value, gradient in zip(own, gradients, strict=True)
-            if value.requires_grad and gradient is not None
-        ]
+        for own, given in zip(values, self.given, strict=True):
+            self.roots += _pairs(own, (*given.of_logits, *given.of_rows))
 
     def end_head(self) -> None:
         """Begins the backward at the hidden states."""
         head, self.head = self.head, None
-        self.roots = [
-            (live, leaf.grad)
-            for live, leaf in zip(head.hidden, head.leaves, strict=True)
-            if leaf.grad is not None
-        ]
+        self.roots += _pairs(head.hidden, [leaf.grad for leaf in head.leaves])
+
+    def end_outputs(self) -> None:
+        """Begins it at the outputs of rows too."""
+        outputs, self.outputs = self.outputs, ()
+        for number, output in enumerate(outputs):
+            gradients = [each.of_rows[number] for each in self.given]
+            # A loss reads an output of all rows of a batch, or of none.
+            if gradients[0] is not None:
+                self.roots += _pairs([output], [torch.cat(gradients)])
 
 
 class HeldStep(Step):
     """Runs all forwards first: of the prefixes, then of the microbatches, whose graphs are kept.
 
     A prefix sleeps between its forward and its backward, as in every step, and microbatches may. If
-    the model's head runs apart, the graphs of layers end at the hidden states. Only for groups.
+    the model's head runs apart, the graphs of layers end at the hidden states.
     """
 
     @property
@@ -109,18 +100,24 @@ class HeldStep(Step):
         *,
         holds_logits: bool,
     ) -> Iterator[tuple[Score, Values]]:
-        """Runs the forwards in the plan's order; yields the values of each sequence. ``head``: of
-        the model; None: it does not run apart, and logits are held. ``rows``: take the gradients of
-        embedded tokens. ``asleep``: lets what microbatches save sleep; None: it stays awake.
-        ``holds_logits``: else the backward computes them again."""
+        """Runs the forwards in the plan's order; yields the values of each sequence, of a tree in
+        parts. ``head``: of the model, for a group; None: it does not run apart, and logits are
+        held. ``rows``: take the gradients of embedded tokens. ``asleep``: lets what microbatches
+        save sleep; None: it stays awake. ``holds_logits``: else the backward computes them
+        again."""
         self._measure, self._head, self._rows, self._asleep = measure, head, rows, asleep
         self._held: list[_Held] = []
         # In the order of their backwards.
         self._prefixes: list[int] = []
+        # Those of prefixes, by node, and the values of the one that ran last.
+        self._labelled: dict[int, _Held] = {}
+        self._found: list[tuple[Score, Values]] = []
         for op in self._plan:
             if op.kind is native.OpKind.PREFIX_FORWARD:
                 with rows.apart(is_prefix=True):
                     self._prefix_forward(op)
+                found, self._found = self._found, []
+                yield from found
             elif op.kind is native.OpKind.MICROBATCH:
                 self._enter("B")
                 both = self._hold_whole(op) if head is None else self._hold(op, holds_logits)
@@ -133,26 +130,46 @@ class HeldStep(Step):
     def _hold_whole(self, op: Op) -> tuple[list[Values], _Held]:
         with self._of_layers():
             output, kept = self._packed_output(op)
-        values = [
-            self._measure.differentiable_values(part.logits, self._labels(score))
-            for part, score in zip(kept.parts(output, op.scores), op.scores, strict=True)
-        ]
-        return values, _Held(op.reads, op.scores, values=list(values))
+        return self._hold_values(op.reads, output, op.scores, kept, self._prompt_of(op.reads))
+
+    def _hold_values(
+        self,
+        reads: int | None,
+        output: Output,
+        scores: Sequence[Score],
+        kept: KeptRows,
+        prompt: Output | None = None,
+    ) -> tuple[list[Values], _Held]:
+        values = []
+        for part, score in zip(kept.parts(output, scores), scores, strict=True):
+            labels = labels_of(self._batch, score)
+            own = self._measure.differentiable_values(part.logits, labels)
+            values.append(Values.of(own, part, prompt))
+        held = [(*each.of_logits, *each.of_rows) for each in values]
+        return values, _Held(reads, tuple(scores), values=held)
+
+    def _read_labels(self, node, rows, scores, kept):
+        output = replace(rows.output(), logits=rows.take_logits())
+        values, self._labelled[node] = self._hold_values(None, output, scores, kept)
+        self._found = list(zip(scores, values, strict=True))
 
     def _hold(self, op: Op, holds_logits: bool) -> tuple[list[Values], _Held]:
         with self._of_layers(), self._head.apart() as hidden:
-            self._packed_output(op)
+            output, _ = self._packed_output(op)
+        prompt = self._prompt_of(op.reads)
         leaves = [each.detach().requires_grad_(each.requires_grad) for each in hidden]
         with torch.set_grad_enabled(holds_logits):
             logits = self._logits(leaves)
         parts = logits.detach().split([len(each.rows) for each in op.scores])
-        found = [
-            self._measure.values(part, self._labels(score))
-            for part, score in zip(parts, op.scores, strict=True)
-        ]
-        values, norms = map(list, zip(*found, strict=True))
+        values, norms = [], []
+        for part, score in zip(parts, op.scores, strict=True):
+            own, of_rows = self._measure.values(part, labels_of(self._batch, score))
+            rows = output.without_logits().rows(score.rows.start, score.rows.stop)
+            values.append(Values.of(own, rows, prompt))
+            norms.append(of_rows)
         head = _Head(hidden, leaves, norms, logits if holds_logits else None)
-        return values, _Held(op.reads, op.scores, head)
+        outputs = tensors_of(output.without_logits())
+        return values, _Held(op.reads, op.scores, head, outputs=outputs)
 
     @contextlib.contextmanager
     def _of_layers(self) -> Iterator[None]:
@@ -168,19 +185,24 @@ class HeldStep(Step):
     def backward_of_heads(self, gradients_of: GradientsOf) -> None:
         """Runs the backwards of heads that run apart. They come first, so that no logits exist
         beside the gradients of layers. ``gradients_of(score)``: of its values."""
+        while self._labelled:
+            node, held = self._labelled.popitem()
+            held.given = [gradients_of(score) for score in held.scores]
+            held.end_values()
+            with self._live[node].forward.rows.scoring():
+                _backward(held.roots)
         for held in reversed(self._held):
-            given = [gradients_of(score) for score in held.scores]
+            held.given = [gradients_of(score) for score in held.scores]
             if held.head is None:
                 # Their backward goes on into the layers.
-                held.end_values(given)
+                held.end_values()
                 continue
+            given = [each.of_logits for each in held.given]
             if any(gradient is not None for gradients in given for gradient in gradients):
                 self._backward_of_head(held.head, held.scores, given)
             held.end_head()
 
-    def _backward_of_head(
-        self, head: _Head, scores: Sequence[Score], given: list[Gradients]
-    ) -> None:
+    def _backward_of_head(self, head: _Head, scores: Sequence[Score], given: list[Tensors]) -> None:
         logits, head.logits = head.logits, None
         if logits is None:
             logits = self._logits(head.leaves)
@@ -192,7 +214,8 @@ class HeldStep(Step):
             gradient = gradient.clone()
         for score, norms, gradients in zip(scores, head.norms, given, strict=True):
             own = gradient[score.rows.start : score.rows.stop]
-            self._measure.overwrite_with_gradient(own, self._labels(score), norms, gradients)
+            labels = labels_of(self._batch, score)
+            self._measure.overwrite_with_gradient(own, labels, norms, gradients)
         logits.backward(gradient)
 
     def backward(self) -> StepReport:
@@ -200,14 +223,25 @@ class HeldStep(Step):
         while self._held:
             failures.check()
             held = self._held.pop()
+            for each in held.given:
+                self._backward_of_prompt(held.reads, each.of_prompt)
+            held.end_outputs()
             with self._accepting(held.reads):
                 _backward(held.roots)
         for node in self._prefixes:
             self._prefix_backward(node, is_last=False)
         return self._report
 
-    def _labels(self, score: Score) -> torch.Tensor:
-        return self._batch.labels(score.sequence)
+    def _backward_of_prompt(self, node: int | None, gradients: Tensors) -> None:
+        """Adds gradients by what is read of the prompt to those that wait for phase C."""
+        if gradients:
+            _backward(_pairs(tensors_of(self._prompt_of(node)), gradients))
+
+
+def _pairs(tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> Pairs:
+    """Returns tensors with a graph, and their gradients if they have one."""
+    both = zip(tensors, gradients, strict=True)
+    return [(x, grad) for x, grad in both if x.requires_grad and grad is not None]
 
 
 def _backward(pairs: Pairs) -> None:

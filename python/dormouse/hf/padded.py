@@ -9,26 +9,73 @@ import torch
 
 from ..errors import ArgumentError
 from ..group import PROMPT_TOKENS_MIN, Group
+from .batch import Batch, GroupBatch
+from .outputs import Losses
 
 Index = tuple[int | slice, ...]
 """Of a response's values in the batch's layout."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """A group of a batch, and where its responses are."""
+class RowPlaces:
+    """Rows of a batch that share passes, and where their responses are."""
 
-    group: Group
     rows: list[int]
     """The row of each response."""
     indices: list[Index]
-    microbatches: int = 0
+    microbatches: int
     """At least so many run, for ranks whose passes wait for each other: then all responses run,
     whatever losses depend on, and dummies follow them."""
+    kept_tokens: int
+    """At most so many tokens are in microbatches."""
+    label_tokens: int
+    """Number of tokens of responses."""
+
+    def first_label(self, number: int) -> int:
+        """Returns the position of a response's first token in its sequence."""
+        raise NotImplementedError
+
+    def batch(self, losses: Losses = Losses(), weights: list[float] | None = None) -> Batch:
+        """Returns what a step runs. ``weights``: of the responses; None: 1 each."""
+        raise NotImplementedError
 
     def of_response(self, values: torch.Tensor, number: int) -> torch.Tensor:
         """Returns the part of ``values``, in the batch's layout, that belongs to a response."""
         return values[self.indices[number]]
+
+    def of_prompt(self, values: torch.Tensor, number: int) -> torch.Tensor:
+        """Returns the part that belongs to a response's prompt, without its first token.
+        ``values``: of a padded batch those of the columns before responses, else of all tokens."""
+        count = self.first_label(number) - 1
+        *row, own = self.indices[number]
+        end = own.start if not row else values.shape[1]
+        return values[(*row, slice(end - count, end))]
+
+
+@dataclass(frozen=True)
+class Places(RowPlaces):
+    """A group of a batch."""
+
+    group: Group
+    rows: list[int]
+    indices: list[Index]
+    microbatches: int = 0
+
+    def first_label(self, number):
+        return len(self.group.prompt)
+
+    def batch(self, losses=Losses(), weights=None):
+        group = self.group
+        if weights is not None:
+            group = Group(group.prompt, group.responses, weights)
+        return GroupBatch(group, losses)
+
+    @property
+    def kept_tokens(self):
+        return self.label_tokens
+
+    @property
+    def label_tokens(self):
+        return sum(map(len, self.group.responses))
 
 
 def groups_of(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> list[Places]:

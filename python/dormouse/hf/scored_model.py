@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
@@ -14,15 +14,16 @@ from ..group import Group
 from ..offload import in_place
 from ..schedule import Plan
 from . import head, sharding, support
-from .batch import GroupBatch
+from .batch import Batch, GroupBatch
 from .check import undisturbed
 from .checked_model import CheckedModel
 from .head import Head
 from .likelihood import check_temperature
 from .model_shape import model_shape
-from .outputs import PLAIN
-from .padded import Places, groups_of, groups_of_packed
-from .score import GroupScores, score_group
+from .padded import Places, RowPlaces, groups_of, groups_of_packed
+from .score import GroupScores, batches_of, score_batches
+from .score_trees import TreePlaces, with_trees
+from .score_values import Asked, Measure, Values
 from .sharding import ReplicatedWeights
 from .step import Step
 from .token_scores import (
@@ -31,6 +32,7 @@ from .token_scores import (
     Call,
     KeptCall,
     Passes,
+    Shapes,
     TokenScores,
     TwiceCall,
     differentiable,
@@ -59,6 +61,8 @@ class ScoredModel(CheckedModel):
         keep: int | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
+        outputs: Collection[str] = (),
+        prompt_outputs: Collection[str] = (),
         microbatch_tokens: int | None = None,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
@@ -68,22 +72,30 @@ class ScoredModel(CheckedModel):
         Of a padded batch: ``ids`` and ``mask`` are ``[rows, columns]``, the tokens of a row
         consecutive, padding on either side. ``keep``: the number of last columns that hold
         responses; the tokens before them are the row's prompt, and rows with equal prompts share
-        it, in whatever order they come. Returns :class:`TokenScores` **with a graph**: compute any
-        loss from the values and call its ``backward``. Prompts' and responses' passes run in that
-        backward, the parameters' gradients arrive once, after the last pass, and their hooks see an
-        ordinary backward. So DistributedDataParallel and DeepSpeed's engine reduce them, and a
-        trainer's loss scaling and accumulation apply. One backward per call, before weights change.
+        it, in whatever order they come. Rows that only begin alike, such as turns of a
+        conversation, run as a tree where the planner predicts that to be faster. Returns
+        :class:`TokenScores` **with a graph**: compute any loss from the values and call its
+        ``backward``. Prompts' and responses' passes run in that backward, the parameters' gradients
+        arrive once, after the last pass, and their hooks see an ordinary backward. So
+        DistributedDataParallel and DeepSpeed's engine reduce them, and a trainer's loss scaling and
+        accumulation apply. One backward per call, before weights change.
 
-        ``temperature`` divides the logits. ``entropy``: also returns entropies. ``graphs``:
-        ``"kept"`` runs one forward and keeps the graphs of all microbatches until the backward.
-        With ``sleep=True`` they sleep meanwhile, on a CPU. Logits are kept too if they fit, and
-        with ``sleep=True`` take no more than the gradients of all parameters, which come after
-        them; otherwise the backward computes a microbatch's again, unless the model's head cannot
-        run apart (:func:`.head.of`). ``"twice"`` runs the forward again in the backward, and keeps
-        one microbatch's graph at a time; ``"auto"`` keeps graphs that take at most half of the free
-        memory awake. Values and gradients do not depend on it.
-        Under ``torch.no_grad()`` there is no graph. ``context``: entered around all passes, those
-        of the backward included; the model is checked and run as it is in there.
+        ``temperature`` divides the logits. ``entropy``: also returns entropies. ``outputs``: what
+        else it returns of responses, with a graph too: ``"last_hidden_state"`` (for value heads),
+        ``"router_logits"``, ``"chosen_logits"``; ``prompt_outputs``: of prompts, the first two.
+        They are copies in the layout of the batch (:class:`TokenScores`), and their gradients take
+        as much memory. Modules outside the model that a loss uses on them receive gradients too.
+        ``prompt_outputs`` run prompts through their last layer, which otherwise ends at K and V.
+
+        ``graphs``: ``"kept"`` runs one forward and keeps the graphs of all microbatches until the
+        backward. With ``sleep=True`` they sleep meanwhile, on a CPU. Logits are kept too if they
+        fit, and with ``sleep=True`` take no more than the gradients of all parameters, which come
+        after them; otherwise the backward computes a microbatch's again, unless the model's head
+        cannot run apart (:func:`.head.of`). ``"twice"`` runs the forward again in the backward, and
+        keeps one microbatch's graph at a time; ``"auto"`` keeps graphs that take at most half of
+        the free memory awake. Values and gradients do not depend on it. Under ``torch.no_grad()``
+        there is no graph. ``context``: entered around all passes, those of the backward included;
+        the model is checked and run as it is in there.
 
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
         weight 0 are scored in microbatches of their own.
@@ -95,18 +107,29 @@ class ScoredModel(CheckedModel):
 
         Contains no collective of its own, so ranks may call it independently, except with an engine
         of DeepSpeed in stage 3: there a call gathers all weights, on every rank, and so does its
-        backward; ``"auto"`` keeps no graphs, which would keep the weights. Passes of a model that is
-        split over ranks hold its own collectives: every rank of its mesh calls it with the same
+        backward; ``"auto"`` keeps no graphs, which would keep the weights. Passes of a model that
+        is split over ranks hold its own collectives: every rank of its mesh calls it with the same
         arguments, and ``"auto"`` keeps no graphs. A model under ``fully_shard`` is refused with
         :class:`UnsupportedModelError`; arguments of other shapes raise
         :class:`dormouse.ArgumentError`.
         """
-        own = (context, temperature, entropy, microbatch_tokens)
+        asked = Asked.of(entropy, outputs, prompt_outputs)
+        own = (context, temperature, asked, microbatch_tokens)
         if isinstance(ids, Group):
+            if outputs or prompt_outputs:
+                raise ArgumentError(
+                    "score() of a Group with outputs or prompt_outputs; accepted: neither, or a "
+                    "padded batch"
+                )
             return self._ready_for(*own, self._score_group, ids)
         if mask is None or keep is None:
             raise ArgumentError("score() of a tensor without mask or keep; accepted: both")
-        return self._call(lambda: groups_of(ids, mask, keep), (len(ids), keep), graphs, *own)
+        shapes = (len(ids), keep), (len(ids), ids.shape[-1] - keep)
+
+        def find_places() -> list[RowPlaces]:
+            return self._with_trees(groups_of(ids, mask, keep), asked, microbatch_tokens)
+
+        return self._call(find_places, shapes, graphs, *own)
 
     def score_packed(
         self,
@@ -116,6 +139,8 @@ class ScoredModel(CheckedModel):
         prompt_lengths: torch.Tensor,
         temperature: float = 1.0,
         entropy: bool = False,
+        outputs: Collection[str] = (),
+        prompt_outputs: Collection[str] = (),
         microbatch_tokens: int | None = None,
         graphs: str = AUTO,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
@@ -125,17 +150,17 @@ class ScoredModel(CheckedModel):
         ``ids``: token ids of all sequences, one after another, ``[tokens]``. ``cu_seqlens``: where
         each begins, and the end, ``[sequences + 1]``. ``prompt_lengths``: tokens of each sequence's
         prompt, ``[sequences]``. Values are ``[tokens]``: each at the place of its own token, not of
-        the one before, and 0 in prompts.
+        the one before, and 0 in prompts. ``outputs`` are ``[tokens, ...]``, those of prompts too.
         """
-        return self._call(
-            lambda: groups_of_packed(ids, cu_seqlens, prompt_lengths),
-            tuple(ids.shape),
-            graphs,
-            context,
-            temperature,
-            entropy,
-            microbatch_tokens,
-        )
+        asked = Asked.of(entropy, outputs, prompt_outputs)
+
+        def find_places() -> list[RowPlaces]:
+            places = groups_of_packed(ids, cu_seqlens, prompt_lengths)
+            return self._with_trees(places, asked, microbatch_tokens)
+
+        shapes = (tuple(ids.shape),) * 2
+        own = (context, temperature, asked, microbatch_tokens)
+        return self._call(find_places, shapes, graphs, *own)
 
     def window(
         self, ids: torch.Tensor, mask: torch.Tensor, *, keep: int, **options
@@ -184,16 +209,26 @@ class ScoredModel(CheckedModel):
         finally:
             self._is_reduced = before
 
-    def _call(self, find_places, shape: tuple[int, ...], graphs: str, context, *options):
-        """``find_places()``: the groups of the batch, whose values have ``shape``."""
+    def _with_trees(
+        self, places: list[Places], asked: Asked, microbatch_tokens: int | None
+    ) -> list[RowPlaces]:
+        """Returns the same rows, some as trees. A tree has no prompt of its own, and drops nothing
+        in other rows than a group."""
+        drops_alike = self._prompt_dropout or not self._model.training
+        if asked.request.prompt or not drops_alike:
+            return places
+        return with_trees(places, model_shape(self._view), self._rows_of(microbatch_tokens))
+
+    def _call(self, find_places, shapes: Shapes, graphs: str, context, *options):
+        """``find_places()``: the groups of the batch. ``shapes``: of its layouts."""
         check_graphs(graphs)
-        own = (find_places, shape, graphs, context)
+        own = (find_places, shapes, graphs, context)
         return self._ready_for(context, *options, self._score_rows, *own)
 
     def _ready_for(
-        self, context, temperature: float, entropy: bool, microbatch_tokens: int | None, work, *own
+        self, context, temperature: float, asked: Asked, microbatch_tokens: int | None, work, *own
     ):
-        """Returns ``work(*own, weights, temperature, entropy, microbatch_tokens)``, run with the
+        """Returns ``work(*own, weights, temperature, asked, microbatch_tokens)``, run with the
         model as it is in ``context``, and with the default for no number of rows."""
         has_graph = torch.is_grad_enabled()
         # The first call checks the model, which needs autograd whatever the caller is in.
@@ -210,14 +245,14 @@ class ScoredModel(CheckedModel):
                     "score() runs one rank alone, and this model's weights are gathered over "
                     "ranks; accepted: a plain model or DistributedDataParallel"
                 )
-            return work(*own, weights, temperature, entropy, self._rows_of(microbatch_tokens))
+            return work(*own, weights, temperature, asked, self._rows_of(microbatch_tokens))
 
     def _score_group(
         self,
         group: Group,
         weights: ReplicatedWeights,
         temperature: float,
-        entropy: bool,
+        asked: Asked,
         microbatch_tokens: int,
     ) -> GroupScores:
         if self._model.training and not self._prompt_dropout:
@@ -227,35 +262,42 @@ class ScoredModel(CheckedModel):
             )
         batch, request = GroupBatch(group), self._request([group])
         self._check_if_needed(weights, [batch], microbatch_tokens, request)
-        scores = score_group(
+        found: list[Values] = [None] * len(group.responses)
+
+        def put(number: int, first: int, values: Values) -> None:
+            found[number] = values
+
+        counts = score_batches(
             self._view,
             weights,
-            group,
+            batches_of(group),
             lambda each: self._plan(each, microbatch_tokens),
             self._runtime.device,
-            temperature=temperature,
-            with_entropies=entropy,
+            Measure(self._view, temperature, asked),
+            put,
         )
-        scores.checked = self._checked([batch], request)
-        return scores
+        of_logits = [each.of_logits for each in found]
+        entropies = [each[1] for each in of_logits] if asked.entropies else None
+        own = [each[0] for each in of_logits], entropies
+        return GroupScores(*own, counts, self._checked([batch], request))
 
     def _score_rows(
         self,
-        find_places: Callable[[], list[Places]],
-        shape: tuple[int, ...],
+        find_places: Callable[[], list[RowPlaces]],
+        shapes: Shapes,
         graphs: str,
         context: Callable[[], contextlib.AbstractContextManager],
         weights: ReplicatedWeights,
         temperature: float,
-        entropy: bool,
+        asked: Asked,
         microbatch_tokens: int,
     ) -> TokenScores:
-        places = find_places()
-        batches = [GroupBatch(each.group) for each in places]
+        places, request = find_places(), asked.request
+        batches = [each.batch() for each in places]
         if batches:
-            self._check_if_needed(weights, batches, microbatch_tokens, PLAIN)
+            self._check_if_needed(weights, batches, microbatch_tokens, request)
 
-        def step_of(batch: GroupBatch, plan: Plan, kind: type[Step]) -> Step:
+        def step_of(batch: Batch, plan: Plan, kind: type[Step]) -> Step:
             find = self._probe_finder(weights, batch, microbatch_tokens)
             return self._step(weights, batch, plan, find, kind=kind)
 
@@ -265,13 +307,11 @@ class ScoredModel(CheckedModel):
                 yield
 
         passes = Passes(
-            self._view,
             weights,
             self._runtime.device,
             lambda batch, places: self._plan_of(places, batch, microbatch_tokens),
             step_of,
-            temperature,
-            entropy,
+            Measure(self._view, temperature, asked),
             in_backward,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
@@ -284,23 +324,23 @@ class ScoredModel(CheckedModel):
         call: Call
         if graphs == KEPT:
             own = {"head": found, "holds_logits": holds_logits, "asleep": self._asleep_in_place()}
-            call = KeptCall(passes, places, shape, **own)
+            call = KeptCall(passes, places, shapes, **own)
         else:
-            call = TwiceCall(passes, places, shape)
+            call = TwiceCall(passes, places, shapes)
         if has_graph:
             around = self._wrapped if self._is_reduced else self._model
             values = sharding.inside(around, functools.partial(differentiable, call))
         else:
             values = call.forward()
-        return TokenScores(
-            values[0],
-            values[1] if entropy else None,
+        return TokenScores.of(
+            values,
+            asked,
             graphs if has_graph else "none",
             call.counts,
-            self._checked(batches, PLAIN) if batches else None,
+            self._checked(batches, request) if batches else None,
         )
 
-    def _plan_of(self, places: Places, batch: GroupBatch, microbatch_tokens: int) -> Plan:
+    def _plan_of(self, places: RowPlaces, batch: Batch, microbatch_tokens: int) -> Plan:
         """Returns the plan of the passes of ``places``, which run next."""
         return self._plan(batch, microbatch_tokens)
 
@@ -323,7 +363,7 @@ class ScoredModel(CheckedModel):
             return None
         return in_place(self._model, self._runtime, self._view.layers)
 
-    def _holds_logits(self, places: list[Places]) -> bool:
+    def _holds_logits(self, places: list[RowPlaces]) -> bool:
         """Returns whether to keep logits of a head that runs apart. Layers get their gradients when
         logits are gone. So up to the size of all gradients they hardly raise the peak, and are kept
         where memory matters too."""
@@ -333,20 +373,18 @@ class ScoredModel(CheckedModel):
         gradient_bytes = sum(p.numel() * p.element_size() for p in trainable)
         return not self._sleep or self._logits_bytes(places) <= gradient_bytes
 
-    def _fits(self, places: list[Places], *, logits: bool) -> bool:
-        """Returns whether the graphs of all microbatches fit, with or without ``logits``."""
+    def _fits(self, places: list[RowPlaces], *, logits: bool) -> bool:
+        """Returns whether the graphs of all microbatches fit, with or without ``logits`` of groups:
+        those of trees are kept."""
         if not sharding.keeps_graphs(self._wrapped):
             return False
         shape = model_shape(self._view)
-        needed_bytes = _tokens_of(places) * shape.layers * shape.saved_bytes_per_token_layer
-        if logits:
-            needed_bytes += self._logits_bytes(places)
+        tokens = sum(each.kept_tokens for each in places)
+        needed_bytes = tokens * shape.layers * shape.saved_bytes_per_token_layer
+        trees = [each for each in places if isinstance(each, TreePlaces)]
+        needed_bytes += self._logits_bytes(places if logits else trees)
         return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
 
-    def _logits_bytes(self, places: list[Places]) -> int:
+    def _logits_bytes(self, places: list[RowPlaces]) -> int:
         shape = model_shape(self._view)
-        return _tokens_of(places) * shape.vocab * shape.dtype_bytes
-
-
-def _tokens_of(places: list[Places]) -> int:
-    return sum(len(each) for place in places for each in place.group.responses)
+        return sum(each.label_tokens for each in places) * shape.vocab * shape.dtype_bytes

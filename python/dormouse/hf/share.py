@@ -20,7 +20,7 @@ from .exchange import ExchangeReport
 from .miniature import Reach
 from .outputs import Request
 from .sharding import ReplicatedWeights
-from .step import StepReport
+from .step_report import StepReport
 from .support import ModelView
 
 @dataclass

@@ -35,7 +35,7 @@ from .scored_model import ScoredModel
 from .share import RanksReport
 from .sharding import ReplicatedWeights
 from .speed import Speed
-from .step import StepReport
+from .step_report import StepReport
 
 GroupLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int, int], torch.Tensor]
 GroupPromptLossFn = Callable[[torch.Tensor | Output, torch.Tensor, int], torch.Tensor]

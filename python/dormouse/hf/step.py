@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,35 +21,13 @@ from ..runtime import Prefix
 from ..schedule import Op, Plan, Score
 from . import graph, support
 from .batch import Batch
-from .check import Checked
 from .microbatch import Pack, dummy_pack, microbatch_output, pack_members
 from .outputs import PLAIN, Output, Request
 from .prefix import PlannedForward, PrefixForward
 from .probe import Probe
 from .prompt_rows import PromptRows
 from .sharding import ReplicatedWeights
-
-
-@dataclass
-class StepReport:
-    """Results of one step."""
-
-    loss: float
-    """The weighted sum of all losses."""
-    counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    """Number of tokens and microbatches run."""
-    prefixes: list[dict] = field(default_factory=list)
-    """The report of each prefix, in the order of their backwards: bytes per tier, stall and its
-    bound in ns, why it declined to sleep."""
-    notes: list[str] = field(default_factory=list)
-    """One sentence per layer that stayed awake, with the reason."""
-    checked: Checked | None = None
-    """The last check of the model: when, why and how closely the step equals the dense one."""
-
-    @property
-    def prefix(self) -> dict:
-        """The report of the last prefix: of a group, the prompt's. Empty without a shared one."""
-        return self.prefixes[-1] if self.prefixes else {}
+from .step_report import StepReport
 
 
 @dataclass
@@ -115,7 +93,7 @@ class Step:
         self._batch = batch
         self._plan = plan
         self._nodes = plan.nodes()
-        self._scores = _scores_of_prefixes(plan)
+        self._scores = scores_of_prefixes(plan)
         self._open_prefix = open_prefix
         self._find_probe = find_probe
         self._selects_logits = view.selects_logits
@@ -241,15 +219,9 @@ class Step:
 
         def read(rows: PromptRows) -> None:
             if scores:
-                output = replace(rows.output(), logits=rows.take_logits())
-                total = self._losses(output, scores, kept)
+                self._read_labels(node, rows, scores, kept)
             elif request.has_prompt_loss:
-                total = self._prompt_loss(node, rows)
-            else:
-                return
-            with rows.scoring():
-                if total.requires_grad:
-                    total.backward()
+                _run_losses(rows, self._prompt_loss(node, rows))
 
         forward.forward(
             tokens,
@@ -259,6 +231,13 @@ class Step:
             logits_rows=kept.index(tokens.device),
             experts=self._batch.experts(at.sequence, at.rows),
         )
+
+    def _read_labels(
+        self, node: int, rows: PromptRows, scores: Sequence[Score], kept: KeptRows
+    ) -> None:
+        """Runs the losses of a prefix's own labels."""
+        output = replace(rows.output(), logits=rows.take_logits())
+        _run_losses(rows, self._losses(output, scores, kept))
 
     def _prompt_loss(self, node: int, rows: PromptRows) -> torch.Tensor:
         """Returns the loss of a group's prompt."""
@@ -309,7 +288,7 @@ class Step:
                 del output
                 total.backward()
 
-    def _packed_output(self, op: Op) -> tuple[Output, _KeptRows]:
+    def _packed_output(self, op: Op) -> tuple[Output, KeptRows]:
         """Runs the forward of a microbatch."""
         pack = pack_members(self._batch, op.members)
         kept = self._kept(op.scores, len(pack.tokens))
@@ -340,14 +319,14 @@ class Step:
         """Returns the rows of the prompt that losses of responses read."""
         return self._live[node].forward.rows.output() if self._batch.request.prompt else None
 
-    def _kept(self, scores: Sequence[Score], rows: int) -> _KeptRows:
-        return _KeptRows(scores, rows if self._selects_logits else None)
+    def _kept(self, scores: Sequence[Score], rows: int) -> KeptRows:
+        return KeptRows(scores, rows if self._selects_logits else None)
 
     def _losses(
         self,
         output: Output,
         scores: Sequence[Score],
-        kept: _KeptRows,
+        kept: KeptRows,
         prompt: Output | None = None,
     ) -> torch.Tensor:
         """Returns the weighted sum of the losses of an op's rows. ``prompt``: what they read of
@@ -369,15 +348,6 @@ class Step:
             self._enter("C")
             self._report.prefixes.append(prefix.backward(self._weights, is_last=is_last))
         del self._live[node]
-
-
-_COUNTS = (
-    "prefix_tokens",
-    "recomputed_tokens",
-    "microbatch_tokens",
-    "microbatches",
-    "dummy_microbatches",
-)
 
 
 @contextlib.contextmanager
@@ -429,7 +399,14 @@ def run_backward(prefix: LivePrefix, weights: ReplicatedWeights, is_last: bool) 
     marks.end()
 
 
-def _scores_of_prefixes(plan: Plan) -> dict[int, list[Score]]:
+def _run_losses(rows: PromptRows, total: torch.Tensor) -> None:
+    """Runs the backward of a prefix's own losses."""
+    with rows.scoring():
+        if total.requires_grad:
+            total.backward()
+
+
+def scores_of_prefixes(plan: Plan) -> dict[int, list[Score]]:
     """Returns the labels of each prefix that carries loss, by node."""
     ops = json.loads(plan.to_json())["ops"]
     found = {}
@@ -447,7 +424,7 @@ def _scores_of_prefixes(plan: Plan) -> dict[int, list[Score]]:
     return found
 
 
-class _KeptRows:
+class KeptRows:
     """The rows of an op whose logits are computed: those with labels, if the model can select."""
 
     def __init__(self, scores: Sequence[Score], rows: int | None):

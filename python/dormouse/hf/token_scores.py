@@ -1,10 +1,11 @@
-"""Log-probabilities of a padded or packed batch with a graph: the way into a trainer that has its own loss.
+"""Values of a padded or packed batch with a graph: the way into a trainer that has its own loss.
 
 The trainer computes its loss from the values and calls its own ``backward``; the shared step runs
 inside one node of that graph. Two modes:
 
-- *kept*: one forward. Graphs of prompts and microbatches live until the backward, and sleep meanwhile
-  where they may. They end at the hidden states if the model's head runs apart (:mod:`.head`).
+- *kept*: one forward. Graphs of prompts and microbatches live until the backward, and sleep
+  meanwhile where they may. They end at the hidden states if the model's head runs apart
+  (:mod:`.head`).
 - *twice*: a forward without a graph, and in the backward an ordinary step whose losses have the
   known gradients of the values: one microbatch's graph at a time.
 """
@@ -12,30 +13,32 @@ inside one node of that graph. Two modes:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from ..activations.forwards import Forwards
-from ..group import Group
 from ..schedule import Plan
-from .batch import GroupBatch
+from .batch import Batch, GroupBatch
 from .check import Checked
 from .embedding_rows import EmbeddingRows
 from .head import Head
-from .held_step import Gradients, HeldStep, Values
-from .likelihood import Norms, entropies, overwrite_with_gradient, values_of
-from .outputs import Losses
-from .padded import Places
-from .score import COUNTS, score_group
+from .held_step import HeldStep
+from .outputs import Losses, Output
+from .padded import RowPlaces
+from .score import COUNTS, score_batches
+from .score_trees import TreePlaces
+from .score_values import Asked, Layout, Measure, Tensors, Values, example
 from .sharding import ReplicatedWeights
 from .step import Step
 from .support import ModelView, UnsupportedModelError
 from .twins import Twins
 
 KEPT, TWICE = "kept", "twice"
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the layouts of responses and of prompts."""
 
 
 @dataclass
@@ -51,57 +54,109 @@ class TokenScores:
     graphs: str
     """``"kept"`` or ``"twice"``; ``"none"`` without a graph."""
     counts: dict = field(default_factory=dict)
-    """Number of groups, of their responses, of tokens and of microbatches of the forward. As many
-    groups as responses: no prompt is shared."""
+    """Number of groups, of those that are trees, of their responses, of tokens and of microbatches
+    of the forward. As many groups as responses: no prompt is shared."""
     checked: Checked | None = None
     """The last check of the model."""
+    chosen_logits: torch.Tensor | None = None
+    """Logits of the tokens themselves, not divided by the temperature, in the layout and dtype of
+    :attr:`log_probabilities`; None if not asked for, as the following."""
+    last_hidden_state: torch.Tensor | None = None
+    """After the last norm, of the rows that predict the tokens: ``[rows, keep, hidden_size]``, of a
+    packed batch ``[tokens, hidden_size]``, in the model's dtype; 0 where there is no response."""
+    router_logits: tuple[torch.Tensor, ...] | None = None
+    """Of each layer with a router, of these rows: ``[rows, keep, experts]``, of a packed batch
+    ``[tokens, experts]``."""
+    prompt: Output | None = None
+    """The same of prompts, its logits None: ``[rows, columns - keep, ...]``, of a packed batch
+    ``[tokens, ...]``. Each at the place of the token that its row predicts, so 0 at the first."""
+
+    @classmethod
+    def of(
+        cls, values: Values, asked: Asked, graphs: str, counts: dict, checked: Checked | None
+    ) -> TokenScores:
+        """``values``: in the layout of a batch."""
+        log_probabilities, *more = values.of_logits
+        both = [more.pop(0) if asked_for else None for asked_for in asked[:2]]
+        output = _output(values.of_rows, asked.request.response)
+        return cls(
+            log_probabilities,
+            both[0],
+            graphs,
+            counts,
+            checked,
+            both[1],
+            output.last_hidden_state,
+            output.router_logits,
+            _output(values.of_prompt, asked.request.prompt) if asked.request.prompt else None,
+        )
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TokenScores:
+        """Returns scores with ``change(tensor)`` in the place of each."""
+
+        def changed(value):
+            if isinstance(value, Output):
+                return value.mapped(change)
+            if isinstance(value, tuple):
+                return tuple(map(change, value))
+            return None if value is None else change(value)
+
+        return replace(self, **{name: changed(getattr(self, name)) for name in _VALUES})
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Returns all values, in the order in which :meth:`mapped` changes them."""
+        found: list[torch.Tensor] = []
+        self.mapped(found.append)
+        return tuple(found)
+
+
+_VALUES = (
+    "log_probabilities",
+    "entropies",
+    "chosen_logits",
+    "last_hidden_state",
+    "router_logits",
+    "prompt",
+)
+
+
+def _output(tensors: Tensors, names: Collection[str]) -> Output:
+    """Returns an output of these fields."""
+    has_hidden = "last_hidden_state" in names
+    routers = tuple(tensors[has_hidden:]) if "router_logits" in names else None
+    return Output(None, tensors[0] if has_hidden else None, routers)
 
 
 @dataclass(frozen=True)
 class Passes:
     """What runs the passes of a call."""
 
-    view: ModelView
     weights: ReplicatedWeights
     device: torch.device
-    plan_of: Callable[[GroupBatch, Places], Plan]
+    plan_of: Callable[[Batch, RowPlaces], Plan]
     """Called before the passes of a group."""
     step_of: Callable[..., Step]
     """``(batch, plan, kind)``: a step of the class ``kind``."""
-    temperature: float
-    with_entropies: bool
+    measure: Measure
     context: Callable[[], contextlib.AbstractContextManager]
     """Around the passes of the backward; those of the forward run in it already."""
 
-    def values(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[Values, Norms]:
-        """Returns what is computed from the logits of a response, without a graph."""
-        return values_of(logits, labels, self.temperature, with_entropies=self.with_entropies)
+    @property
+    def view(self) -> ModelView:
+        """The model as the passes run it."""
+        return self.measure.view
 
-    def differentiable_values(
-        self, logits: torch.Tensor, labels: torch.Tensor, needed: Sequence[bool] = (True, True)
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Returns these values with a graph; None for values that no caller needs."""
-        found = (None,)
-        if needed[0]:
-            found = (self.view.log_probabilities(logits, labels, self.temperature),)
-        if not self.with_entropies:
-            return found
-        return (*found, entropies(logits, self.temperature) if needed[1] else None)
-
-    def overwrite_with_gradient(
-        self, logits: torch.Tensor, labels: torch.Tensor, norms: Norms, gradients: Gradients
-    ) -> None:
-        """Overwrites the logits of a response with their gradient."""
-        both = (*gradients, None)[:2]
-        overwrite_with_gradient(logits, labels, self.temperature, norms, *both)
+    def losses(self, loss_fn: Callable | None = None) -> Losses:
+        """Returns the losses of a batch."""
+        return Losses(loss_fn, request=self.measure.asked.request)
 
 
 class Call:
     """One differentiable call over the groups of a batch. Its backward runs once."""
 
-    def __init__(self, passes: Passes, places: Sequence[Places], shape: tuple[int, ...]):
-        """``shape``: of the values."""
-        self._passes, self._places, self._shape = passes, places, shape
+    def __init__(self, passes: Passes, places: Sequence[RowPlaces], shapes: Shapes):
+        self._passes, self._places, self._shapes = passes, places, shapes
+        self._value_counts = (0, 0)
         self._twins = Twins(passes.view.model)
         self._kind = passes.device.type
         self._autocast = (
@@ -111,6 +166,7 @@ class Call:
         responses = sum(len(each.rows) for each in places)
         self.counts = {
             "groups": len(places),
+            "trees": sum(isinstance(each, TreePlaces) for each in places),
             "responses": responses,
             **dict.fromkeys(COUNTS, 0),
         }
@@ -126,13 +182,26 @@ class Call:
 
     def forward(self) -> Values:
         """Returns values in the layout of the batch."""
+        layout = Layout(*self._shapes, self._passes.device)
+        self._forward(layout)
+        if layout.values is None:
+            layout.begin(example(self._passes.measure, self._passes.device))
+        self._value_counts = layout.values.counts()
+        return layout.values
+
+    def split(self, tensors: Tensors) -> Values:
+        """Returns tensors in the order of the values by kind."""
+        return Values.split(tensors, self._value_counts)
+
+    def _forward(self, layout: Layout) -> None:
+        """Runs the forwards, and puts values into the layout."""
         raise NotImplementedError
 
-    def backward(self, gradients: Gradients) -> None:
+    def _backward(self, gradients: Values) -> None:
         """Runs the passes that the gradients of the values need. Twins collect the result."""
         raise NotImplementedError
 
-    def gradients(self, of_values: Gradients) -> list[torch.Tensor | None]:
+    def gradients(self, of_values: Tensors) -> list[torch.Tensor | None]:
         """Returns the gradient of each of :attr:`parameters`."""
         enabled, dtype = self._autocast
         with (
@@ -141,27 +210,8 @@ class Call:
             torch.autocast(self._kind, dtype=dtype, enabled=enabled),
             self._twins.in_place(),
         ):
-            self.backward(of_values)
+            self._backward(self.split(of_values))
         return self._twins.take()
-
-    def _empty(self) -> Values:
-        dtype = torch.promote_types(_dtype(self._passes.view), torch.float32)
-        count = 1 + self._passes.with_entropies
-        return tuple(
-            torch.zeros(self._shape, dtype=dtype, device=self._passes.device)
-            for _ in range(count)
-        )
-
-    @staticmethod
-    def _put(out: Values, places: Places, number: int, values: Values) -> None:
-        for to, value in zip(out, values, strict=True):
-            places.of_response(to, number).copy_(value.detach())
-
-    @staticmethod
-    def _of(gradients: Gradients, places: Places, number: int) -> Gradients:
-        return tuple(
-            None if each is None else places.of_response(each, number) for each in gradients
-        )
 
     def _count(self, counts: dict) -> None:
         for name in COUNTS:
@@ -181,37 +231,36 @@ class KeptCall(Call):
         self._head, self._holds_logits, self._asleep = head, holds_logits, asleep
         self._rows = EmbeddingRows(self._passes.view)
         self._stack = contextlib.ExitStack()
-        self._steps: list[tuple[Places, GroupBatch, HeldStep]] = []
+        self._steps: list[tuple[RowPlaces, HeldStep]] = []
 
-    def forward(self):
-        out = self._empty()
+    def _forward(self, layout):
         with torch.enable_grad(), self._twins.in_place(), contextlib.ExitStack() as stack:
             for places in self._places:
-                batch = GroupBatch(places.group)
+                batch = places.batch(self._passes.losses())
                 plan = stack.enter_context(self._passes.plan_of(batch, places))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
-                own = (self._passes, self._head, self._rows, self._asleep)
+                head = self._head if isinstance(batch, GroupBatch) else None
+                own = (self._passes.measure, head, self._rows, self._asleep)
                 for score, values in step.forward(*own, holds_logits=self._holds_logits):
-                    self._put(out, places, batch.numbers[score.sequence], values)
+                    layout.put(places, score.sequence, score.first_label, values)
                 self._count(step.counts)
-                self._steps.append((places, batch, step))
+                self._steps.append((places, step))
             self._stack = stack.pop_all()
-        return out
 
-    def backward(self, gradients):
+    def _backward(self, gradients):
         with self._stack:
             if self._asleep is not None:
                 # While the heads run.
                 self._asleep.wake_ahead()
-            for places, batch, step in self._steps:
+            for places, step in self._steps:
                 step.backward_of_heads(
-                    lambda score, places=places, batch=batch: self._of(
-                        gradients, places, batch.numbers[score.sequence]
+                    lambda score, places=places: gradients.of_response(
+                        places, score.sequence, score.first_label, len(score.rows)
                     )
                 )
             while self._steps:
-                *_, step = self._steps.pop()
+                _, step = self._steps.pop()
                 step.backward()
             self._rows.backward()
         if self._asleep is not None:
@@ -226,53 +275,58 @@ class KeptCall(Call):
 class TwiceCall(Call):
     """The forward keeps nothing but the state of the random generators."""
 
-    def forward(self):
-        out = self._empty()
+    def _forward(self, layout):
         self._random = _RandomState(self._passes)
         for places in self._places:
-            scores = score_group(
+            counts = score_batches(
                 self._passes.view,
                 self._passes.weights,
-                places.group,
+                [places.batch(self._passes.losses())],
                 lambda batch, places=places: self._passes.plan_of(batch, places),
                 self._passes.device,
-                temperature=self._passes.temperature,
-                with_entropies=self._passes.with_entropies,
+                self._passes.measure,
+                lambda *own, places=places: layout.put(places, *own),
                 microbatches=places.microbatches,
             )
-            found = [scores.log_probabilities, *filter(None, [scores.entropies])]
-            for number, values in enumerate(zip(*found, strict=True)):
-                self._put(out, places, number, values)
-            self._count(scores.counts)
-        return out
+            self._count(counts)
 
-    def backward(self, gradients):
+    def _backward(self, gradients):
         with self._random.again():
             for places in self._places:
                 self._step(places, gradients)
 
-    def _step(self, places: Places, gradients: Values) -> None:
-        own = [self._of(gradients, places, i) for i in range(len(places.rows))]
-        group = places.group
+    def _step(self, places: RowPlaces, gradients: Values) -> None:
+        own = [gradients.of_response(places, i) for i in range(len(places.rows))]
+        weights = None
         if not self._random.matters and not places.microbatches:
             # What no loss depends on is not run again.
             weights = [
-                float(any(each is not None and bool(each.any()) for each in of_row))
+                float(any(each is not None and bool(each.any()) for each in of_row.tensors()))
                 for of_row in own
             ]
             if not any(weights):
                 return
-            group = Group(group.prompt, group.responses, weights)
 
-        needed = [any(of_row[kind] is not None for of_row in own) for kind in range(len(own[0]))]
+        measure = self._passes.measure
+        kinds = zip(*(of_row.of_logits for of_row in own), strict=True)
+        needed = [any(each is not None for each in kind) for kind in kinds]
 
-        def loss_fn(logits, labels, i):
-            values = self._passes.differentiable_values(logits, labels, needed)
-            pairs = zip(values, own[i], strict=True)
-            weighed = ((value * grad).sum() for value, grad in pairs if grad is not None)
-            return sum(weighed, torch.zeros((), device=logits.device))
+        def loss_fn(given, labels, i, positions=None):
+            """Returns the products of values and gradients: of a group's response their sum, of
+            labels in a tree that of each row."""
+            output = given if isinstance(given, Output) else Output(given)
+            of_logits = measure.differentiable_values(output.logits, labels, needed)
+            values, grads = Values.of(of_logits, output, output.prompt), own[i]
+            if positions is not None:
+                grads = gradients.of_response(places, i, positions.start, len(positions))
+            pairs = zip(values.tensors(), grads.tensors(), strict=True)
+            weighed = [value * grad for value, grad in pairs if grad is not None]
+            if positions is None:
+                return sum(map(torch.sum, weighed), labels.new_zeros((), dtype=torch.float32))
+            rows = [each.reshape(len(labels), -1).sum(1) for each in weighed]
+            return sum(rows, labels.new_zeros(len(labels), dtype=torch.float32))
 
-        batch = GroupBatch(group, Losses(loss_fn))
+        batch = places.batch(self._passes.losses(loss_fn), weights)
         with (
             self._passes.plan_of(batch, places) as plan,
             self._passes.step_of(batch, plan, Step) as step,
@@ -303,7 +357,7 @@ class _RandomState:
 
 def differentiable(call: Call) -> Values:
     """Runs the forward of a call; returns its values with a graph that ends at the parameters."""
-    return _Node.apply(call, *call.parameters)
+    return call.split(_Node.apply(call, *call.parameters))
 
 
 class _Node(torch.autograd.Function):
@@ -315,7 +369,7 @@ class _Node(torch.autograd.Function):
         # Entropies that a trainer only logs have no gradient, and cost nothing in the backward.
         ctx.set_materialize_grads(False)
         ctx.versions = call.versions()
-        return call.forward()
+        return call.forward().tensors()
 
     @staticmethod
     @once_differentiable
@@ -332,7 +386,3 @@ class _Node(torch.autograd.Function):
                 "step after the backward"
             )
         return (None, *call.gradients(gradients))
-
-
-def _dtype(view: ModelView) -> torch.dtype:
-    return next(p.dtype for p in view.model.parameters() if p.is_floating_point())

@@ -9,8 +9,6 @@ normalisation and any order of the rows is exact.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -27,9 +25,8 @@ class Window:
         self.scores = scores
         """Of all rows."""
         self._wrapped = wrapped
-        values = (scores.log_probabilities, scores.entropies)
-        self._values: tuple[torch.Tensor, ...] | None = tuple(v for v in values if v is not None)
-        self._waiting = tuple(v.detach().requires_grad_(v.requires_grad) for v in self._values)
+        self._values: tuple[torch.Tensor, ...] | None = scores.tensors()
+        self._waiting = scores.mapped(lambda each: each.detach().requires_grad_(each.requires_grad))
 
     def part(self, rows: slice | torch.Tensor, *, is_last: bool) -> TokenScores:
         """Returns the scores of ``rows``, with a graph. The backward of the last part runs the
@@ -41,19 +38,16 @@ class Window:
         if self._values is None:
             raise RuntimeError("a part of a window after its last; accepted: a new window")
         if not is_last:
-            return self._scores(tuple(each[rows] for each in self._waiting))
+            return self._waiting.mapped(lambda each: each[rows])
         own, self._values = self._values, None
-        self.scores = self._scores(self._waiting)
         if not own[0].requires_grad:
-            return self._scores(tuple(each[rows] for each in own))
+            return self.scores.mapped(lambda each: each[rows])
+        self.scores = self._waiting
         values = sharding.inside(
-            self._wrapped, lambda: _LastPart.apply(self._waiting, rows, *own)
+            self._wrapped, lambda: _LastPart.apply(self._waiting.tensors(), rows, *own)
         )
-        return self._scores(values)
-
-    def _scores(self, values: tuple[torch.Tensor, ...]) -> TokenScores:
-        entropies = values[1] if len(values) > 1 else None
-        return replace(self.scores, log_probabilities=values[0], entropies=entropies)
+        parts = iter(values)
+        return self._waiting.mapped(lambda each: next(parts))
 
 
 class _LastPart(torch.autograd.Function):

@@ -16,13 +16,12 @@ import torch
 import torch.distributed as dist
 
 from .. import queries, ranks
+from ..errors import ArgumentError
 from ..runtime import Runtime
 from .part import Part
 
 _log = logging.getLogger(__name__)
 
-# Halvings of two numbers of 32 bits.
-BOUND_STEPS_MAX = 64
 # Part of the room that no list is planned for: its rows are others than those that were measured.
 ROOM_DIVISOR = 32
 
@@ -168,28 +167,11 @@ def gathered(held: Held, group: dist.ProcessGroup, stage: int, stages: int) -> G
 def planned_lists(groups: list[dict], figures: Gathered, **pipeline) -> dict:
     """Returns the planner's lists of all stages. As many groups and microbatches are in flight as
     every stage has room for. ``pipeline``: of the query."""
-    bounds = {"live_groups_max": 0, "in_flight_max": 0}
-    for _ in range(BOUND_STEPS_MAX):
-        own = {"stage_bytes": figures.stage_bytes, "bounds": bounds}
-        lists = queries.pipeline(groups, **own, **pipeline)
-        peaks = [each["peak"] for each in lists["stages"]]
-        short = [
-            (peak["bytes"] - room, peak)
-            for peak, room in zip(peaks, figures.room_bytes, strict=True)
-            if peak["bytes"] > room
-        ]
-        if not short:
-            return lists
-        missing_bytes, peak = max(short, key=lambda each: each[0])
-        of_prefixes = peak["boundary_bytes"] + peak["prefix_bytes"]
-        halves = {"live_groups_max": "live_groups", "in_flight_max": "in_flight"}
-        # What holds most is halved first.
-        order = sorted(halves, reverse=of_prefixes > peak["microbatch_bytes"])
-        name = next((each for each in order if peak[halves[each]] > 1), None)
-        if name is None:
-            _log.warning(
-                "a stage lacks %d bytes for one group and one microbatch at a time", missing_bytes
-            )
-            return lists
-        bounds = bounds | {name: peak[halves[name]] // 2}
-    return lists
+    pipeline["stage_bytes"] = figures.stage_bytes
+    try:
+        return queries.pipeline(groups, stage_room_bytes=figures.room_bytes, **pipeline)
+    except ArgumentError as error:
+        # Figures are the largest of a call; the list may still run.
+        _log.warning("%s", error)
+        bounds = {"live_groups_max": 1, "in_flight_max": 1}
+        return queries.pipeline(groups, bounds=bounds, **pipeline)

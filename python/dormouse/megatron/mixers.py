@@ -14,7 +14,7 @@ from ..hf import registry, substitutes
 from ..hf.attention import Packed, Rules
 from ..hf.mixers import Handlers, Route
 from .context import is_context_parallel
-from .context_attention import Shard
+from .context_shards import Shard, Shards
 from .routers import LastRouter, Routers
 
 
@@ -25,8 +25,9 @@ class GPTMixers:
     route = Route.OWN
     are_recurrent = False
 
-    def __init__(self, gpt: GPTModel, routers: Routers):
-        self._gpt, self.routers = gpt, routers
+    def __init__(self, gpt: GPTModel, routers: Routers, shards: Shards):
+        """``shards``: of prompts, with context parallelism."""
+        self._gpt, self.routers, self._shards = gpt, routers, shards
         self._cores = [layer.self_attention.core_attention for layer in gpt.decoder.layers]
         self._rows_of_shards = gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1
         self._rows = 0
@@ -55,7 +56,7 @@ class GPTMixers:
         prompt with context parallelism, this rank's. Attention of the pass leaves out the last
         ones."""
         if self._is_sharded:
-            self._shard = Shard(len(rows[0]), self._gpt.pg_collection.cp, self._rows_of_shards)
+            self._shard = self._shards.of(len(rows[0]))
             return list(map(self._shard.own, rows))
         self._rows = len(rows[0])
         room = -self._rows % self._rows_of_shards

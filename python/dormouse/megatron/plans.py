@@ -22,8 +22,16 @@ from ..group import Group
 from ..hf.padded import Places
 from .balancing import GLOBAL, balances, coefficients_of
 from .batches import Microbatch, shape_of
+from .context import is_context_parallel
 from .refusals import settings_of
-from .shared_gpt import SharedGPT, all_hold, is_expert_parallel, joint_group, model_group
+from .shared_gpt import (
+    SharedGPT,
+    all_hold,
+    is_expert_parallel,
+    joint_group,
+    largest,
+    model_group,
+)
 
 # Of a digest: what an error shows.
 DIGEST_CHARS = 12
@@ -119,10 +127,14 @@ def joint_places(
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they cannot run together.
     """
     own = {name: value for name, value in options.items() if name != "microbatch_tokens"}
+    microbatches = shared.microbatches(places, options["microbatch_tokens"])
+    if is_context_parallel(gpt):
+        # Its ranks have the same prompts, which they run at the same time.
+        microbatches = largest(gpt, microbatches, gpt.pg_collection.cp)
     passes = ranks.Share(
         must_match=_versions() | {"direction": _direction(forward_only), "options": repr(own)},
         budgets={},
-        microbatches=shared.microbatches(places, options["microbatch_tokens"]),
+        microbatches=microbatches,
     )
     agreement = ranks.agree(joint_group(gpt), passes, next(gpt.parameters()).device)
     dummy = Places(Group([0, 0], [[0]], [1.0]), [row], [(row, slice(0, 1))])

@@ -132,10 +132,11 @@ def check_model(gpt: GPTModel) -> None:
             "context_parallel_size=1, or pipeline_model_parallel_size=1",
         ),
         (
-            is_split and config.num_moe_experts is not None,
-            f"context_parallel_size is {config.context_parallel_size} and num_moe_experts "
-            f"{config.num_moe_experts}: it is not tested",
-            "context_parallel_size=1, or num_moe_experts=None",
+            is_split and balances(gpt),
+            f"routers balance experts and context_parallel_size is "
+            f"{config.context_parallel_size}: rows of a prompt are on several ranks",
+            "moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None and "
+            "moe_router_enable_expert_bias=False, or context_parallel_size=1",
         ),
         (
             is_split and config.hybrid_context_parallel,

@@ -19,6 +19,7 @@ from ..hf.batch import GroupBatch
 from ..hf.miniature import Reach
 from ..hf.outputs import PLAIN
 from ..hf.padded import Places
+from ..hf.score_values import Asked
 from ..hf.scored_model import AUTO, ScoredModel
 from ..hf.sharding import ReplicatedWeights
 from ..hf.support import UnsupportedModelError
@@ -29,6 +30,7 @@ from ..trainers.own_forward import own_forward
 from ..trainers.refusals import refuse
 from .balancing import Balancing, balances
 from .context import Context, is_context_parallel
+from .context_shards import Shards
 from .held import Held
 from .part import Part
 from .refusals import check_model
@@ -66,7 +68,8 @@ class SharedGPT(ScoredModel):
             with own_forward(self._model), self._routers.of(balancing):
                 yield
 
-        scores = self._call(lambda: places, shape, graphs, context, 1.0, False, microbatch_tokens)
+        own = (lambda: places, (shape, shape), graphs, context)
+        scores = self._call(*own, 1.0, Asked(), microbatch_tokens)
         values = Context(self._model).joined(scores.log_probabilities)
         scores = dataclasses.replace(scores, log_probabilities=values)
         if balancing is not None:
@@ -111,7 +114,7 @@ class SharedGPT(ScoredModel):
 
     def _resolve(self):
         check_model(self._model)
-        return view_of(self._model, self._routers)
+        return view_of(self._model, self._routers, Shards(self._model, self._runtime))
 
     def _refuse_known_causes(self):
         check_model(self._model)
@@ -216,9 +219,10 @@ class _ParallelTrial(Trial):
                 _sum(self._model, grads[name])
         if is_context_parallel(self._model):
             # Each rank has all responses, so all gradients are there as often as ranks; those of
-            # dense runs too.
-            for grad in grads.values():
-                _sum(self._model, grad, self._model.pg_collection.cp)
+            # dense runs too. Experts of one rank alone had the rows of all.
+            for name, grad in grads.items():
+                if getattr(self._own.get(name), "allreduce", True):
+                    _sum(self._model, grad, self._model.pg_collection.cp)
         return grads
 
     def summed(self, table):
@@ -248,10 +252,13 @@ def all_hold(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None)
     return not _sum(gpt, failed, group or _deciding_group(gpt)).item()
 
 
-def largest(gpt: GPTModel, numbers: Sequence[int]) -> list[int]:
-    """Returns the largest of each over the ranks that decide together."""
+def largest(
+    gpt: GPTModel, numbers: Sequence[int], group: dist.ProcessGroup | None = None
+) -> list[int]:
+    """Returns the largest of each over the ranks of a group. Default: of those that decide
+    together."""
     own = torch.tensor(list(numbers), dtype=torch.int64)
-    found = ranks.gather_numbers(_deciding_group(gpt), own, _device(gpt))
+    found = ranks.gather_numbers(group or _deciding_group(gpt), own, _device(gpt))
     return torch.stack(found).amax(0).tolist()
 
 
@@ -263,12 +270,11 @@ def is_expert_parallel(gpt: GPTModel) -> bool:
 def joint_group(gpt: GPTModel) -> dist.ProcessGroup:
     """Returns the ranks whose passes wait for each other: those of a tensor-parallel, a
     context-parallel and an expert-parallel group."""
-    if is_context_parallel(gpt):
-        return parallel_state.get_tensor_and_context_parallel_group()
-    tensor_parallel = _group(gpt)
+    is_split = is_context_parallel(gpt)
+    same_rows = parallel_state.get_tensor_and_context_parallel_group() if is_split else _group(gpt)
     if not is_expert_parallel(gpt):
-        return tensor_parallel
-    groups = (tensor_parallel, gpt.pg_collection.tp_ep)
+        return same_rows
+    groups = (same_rows, gpt.pg_collection.tp_ep)
     smaller, larger = sorted(groups, key=lambda group: group.size())
     members = map(set, map(dist.get_process_group_ranks, (smaller, larger)))
     refuse(
@@ -277,7 +283,13 @@ def joint_group(gpt: GPTModel) -> dist.ProcessGroup:
             f"expert-parallel groups of {groups[1].size()} ranks cross tensor-parallel ones of "
             f"{groups[0].size()}",
             "groups of which one contains the other",
-        )
+        ),
+        (
+            is_split and groups[1].size() < same_rows.size(),
+            f"experts are on {groups[1].size()} of the {same_rows.size()} ranks that have parts of "
+            "a row: gradients of an expert are on several of them",
+            "expert-parallel groups that contain context-parallel ones",
+        ),
     )
     return larger
 
@@ -285,7 +297,7 @@ def joint_group(gpt: GPTModel) -> dist.ProcessGroup:
 def model_group(gpt: GPTModel) -> dist.ProcessGroup:
     """Returns the ranks of a model, which have the same rows."""
     if is_context_parallel(gpt):
-        return joint_group(gpt)
+        return parallel_state.get_tensor_and_context_parallel_group()
     return parallel_state.get_model_parallel_group()
 
 

@@ -11,6 +11,7 @@ from megatron.core.models.gpt import GPTModel
 
 from ..errors import ArgumentError
 from ..hf.support import ModelView
+from .context_shards import Shards
 from .mixers import GPTMixers
 from .routers import Routers
 
@@ -109,7 +110,7 @@ class GPTView(ModelView):
         return self.model.vocab_size
 
 
-def view_of(gpt: GPTModel, routers: Routers) -> GPTView:
-    """Returns the model with its layers."""
-    own_mixers = GPTMixers(gpt, routers)
+def view_of(gpt: GPTModel, routers: Routers, shards: Shards) -> GPTView:
+    """Returns the model with its layers. ``shards``: of prompts, with context parallelism."""
+    own_mixers = GPTMixers(gpt, routers, shards)
     return GPTView(gpt, tuple(gpt.decoder.layers), gpt.config, own_mixers=own_mixers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _native as native
-from . import exports, profiling
+from . import exports, history, profiling
 
 RECORD_STREAM = "set_record_stream_fn"
 
@@ -30,7 +30,6 @@ GRAPH_HOOKS = {
 
 # What torch refuses to any pluggable allocator.
 REFUSED = (
-    "allocation history (torch.cuda.memory._record_memory_history)",
     "checkpoints of pools (torch.compile with graph trees)",
     "tensors shared between processes (IPC)",
 )
@@ -78,7 +77,7 @@ def activate() -> list[str]:
     # From here on dormouse queries the capture state only after torch has announced a capture.
     native.library().dormouse_torch_set_graph_hooks(int(not missing))
     refused = "unavailable with any pluggable allocator of torch: " + "; ".join(REFUSED)
-    return [*lost, *exports.notice(), *profiling.notice(), refused]
+    return [*lost, *exports.notice(), *profiling.notice(), history.notice(), refused]
 
 
 def pluggable(malloc: str, free: str) -> torch.cuda.memory.CUDAPluggableAllocator:

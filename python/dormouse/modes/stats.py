@@ -13,12 +13,9 @@ from collections.abc import Callable
 import torch
 
 from .. import _native as native
-from ..errors import ArgumentError, MemoryTierError, StateError
+from ..errors import ArgumentError
 from ..runtime import Runtime
-from . import profiling
-
-# Extra capacity for blocks allocated during the listing, by attempt.
-_SPARE_BLOCKS = (64, 1024, 16384)
+from . import history, profiling
 
 # Statistics per GPU at the last reset of its accumulated statistics.
 _before: dict[int, native.Stats] = {}
@@ -122,20 +119,25 @@ class TorchStats:
         self._replace(torch._C, "_cuda_memoryStats", nested)
         self._replace(torch._C, "_cuda_resetPeakMemoryStats", self._reset_peaks)
         self._replace(torch._C, "_cuda_resetAccumulatedMemoryStats", _reset_accumulated)
-        self._replace(torch._C, "_cuda_memorySnapshot", snapshot)
         self._replace(torch._C, "_cuda_getMemoryFraction", _memory_fraction)
         self._replace(torch._C, "_accelerator_isAllocatorInitialized", torch.cuda.is_initialized)
         self._replace(torch._C, "_accelerator_getDeviceStats", nested)
         self._replace(torch._C, "_accelerator_resetPeakStats", self._reset_peaks)
         self._replace(torch._C, "_accelerator_resetAccumulatedStats", _reset_accumulated)
         self._replace(torch._C, "_accelerator_emptyCache", _empty_cache)
+        self._history = history.History()
+        for name, replacement in self._history.replacements().items():
+            self._replace(torch._C, name, replacement)
         for name, replacement in profiling.replacements().items():
             self._replace(torch.autograd.profiler, name, replacement)
         profiling.tell(profiling.is_running())
 
     def uninstall(self) -> None:
-        """Restores torch's own functions, and ends reports to its profiler. Idempotent."""
+        """Restores torch's own functions, ends reports to its profiler, its memory history and its
+        out-of-memory observers. Idempotent."""
         profiling.tell(False)
+        self._history.stop()
+        self._history.detach_observers()
         while self._before:
             module, name, function = self._before.pop()
             setattr(module, name, function)
@@ -165,83 +167,3 @@ def _empty_cache() -> None:
 
 def _reset_accumulated(ordinal: int) -> None:
     _before[ordinal] = _stats(ordinal)
-
-
-def snapshot(mempool: tuple | None = None) -> dict:
-    """Returns a snapshot like ``torch.cuda.memory._snapshot`` of all GPUs with dormouse memory.
-
-    ``mempool``: begins with the id of a pool of CUDA graphs, whose blocks alone are returned;
-    (0, 0) and None for all blocks.
-
-    Each block is a segment of its own, in whole pages, at its fixed address; blocks that are asleep
-    count zero bytes on the GPU and are ``inactive``. Contains no allocation traces:
-    ``runtime.dump(path)`` writes the timeline. Any-thread; all blocks are of one moment.
-    """
-    wanted = tuple(mempool[:2]) if mempool else (0, 0)
-    segments = []
-    for ordinal in range(torch.cuda.device_count()):
-        segments += [_segment(ordinal, block) for block in _blocks(ordinal)]
-    if any(wanted):
-        segments = [each for each in segments if each["segment_pool_id"] == wanted]
-    return {
-        "segments": segments,
-        "device_traces": [[] for _ in range(torch.cuda.device_count())],
-        "external_annotations": [],
-        "allocator_settings": {"backend": "dormouse"},
-    }
-
-
-def _segment(ordinal: int, block: native.Block) -> dict:
-    awake = native.STATES[block.state] in ("awake", "falling_asleep")
-    on_gpu = block.bytes if awake else 0
-    piece = {
-        "address": block.base,
-        "size": block.bytes,
-        "requested_size": block.requested_bytes,
-        "state": "active_allocated" if awake else "inactive",
-        "frames": [],
-    }
-    return {
-        "device": ordinal,
-        "address": block.base,
-        "total_size": block.bytes,
-        "allocated_size": on_gpu,
-        "active_size": on_gpu,
-        "requested_size": block.requested_bytes,
-        "stream": block.stream or 0,
-        "segment_type": "large",
-        "segment_pool_id": _pool_id(block.base),
-        "is_expandable": False,
-        "frames": [],
-        "blocks": [piece],
-    }
-
-
-def _pool_id(address: int) -> tuple[int, int]:
-    """Returns the id of the pool of CUDA graphs that the block belongs to, or (0, 0)."""
-    first, second = ctypes.c_ulonglong(), ctypes.c_ulonglong()
-    pointers = ctypes.byref(first), ctypes.byref(second)
-    native.library().dormouse_torch_get_pool_id(address, *pointers)
-    return first.value, second.value
-
-
-def _blocks(ordinal: int) -> list[native.Block]:
-    """Returns the blocks of a GPU by address; empty if nothing was allocated there."""
-    count = ctypes.c_uint64()
-    try:
-        native.call("torch_get_stats", ordinal, None, None, 0, ctypes.byref(count))
-    except ArgumentError:
-        return []
-    for spare in _SPARE_BLOCKS:
-        # Other threads may allocate between the two calls.
-        capacity = count.value + spare
-        array = (native.Block * capacity)()
-        try:
-            native.call("torch_get_stats", ordinal, None, array, capacity, ctypes.byref(count))
-        except MemoryTierError:
-            continue
-        return sorted(array[: count.value], key=lambda block: block.base)
-    raise StateError(
-        f"CUDA device {ordinal}: other threads allocated more than {_SPARE_BLOCKS[-1]} blocks "
-        "during the listing; accepted: a snapshot while fewer allocations are under way"
-    )

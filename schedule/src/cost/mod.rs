@@ -17,4 +17,6 @@ pub use features::{FEATURE_NAMES, FEATURES, Features, PerFeature, logit_rows_of}
 pub use fit::{FIT_VERSION, Fit, Sample, Weighting};
 pub use nnls::Standing;
 pub use rates::Rates;
-pub use work::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, PASSES, Work};
+pub use work::{
+    ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Flops, KernelRates, PASSES, Work,
+};

@@ -6,7 +6,7 @@
 
 use super::error::{COST_MAX_PS, CostError};
 use super::features::{FEATURE_NAMES, FEATURES, Features, PerFeature, logit_rows_of};
-use super::work::{PASSES, Work};
+use super::work::{KernelRates, PASSES, Work};
 use crate::forest::Forest;
 use crate::model::count;
 use crate::{Machine, ModelShape, NodeId, PlanError};
@@ -20,7 +20,7 @@ const FS_PER_PS: u128 = 1_000;
 pub type Rates = PerFeature<f64>;
 
 impl Rates {
-    /// Returns rates without measurements: operations by the formulas of `predict` at the machine's rate
+    /// Returns rates without measurements: operations by the formulas of `predict` at the machine's rates
     /// (10^15/s if unknown), and its overhead per forward or backward ([`PASSES`] of a node or a microbatch).
     /// Nothing is recomputed.
     ///
@@ -28,22 +28,18 @@ impl Rates {
     /// `Count` for an invalid model.
     pub fn counted(model: &ModelShape, machine: &Machine) -> Result<Self, PlanError> {
         model.check(false)?;
-        let flops_per_s = match machine.flops_per_s {
-            0 => NOMINAL_FLOPS_PER_S,
-            rate => rate as f64,
-        };
-        let layers = f64::from(model.layers);
-        let work = |rows, logit_rows, pairs| {
-            Work { rows, logit_rows, pairs }.flops(model, layers) / flops_per_s
-        };
+        let nominal = KernelRates::uniform(NOMINAL_FLOPS_PER_S);
+        let kernels = KernelRates::of(machine).unwrap_or(nominal);
+        let seconds = |work: Work| work.flops(model, model.layers.into()).seconds(&kernels);
+        let none = Work::default();
         let op_s = machine.op_overhead_ns as f64 * 1e-9;
         Ok(Self {
             nodes: PASSES * op_s,
             microbatches: PASSES * op_s,
-            rows: work(1.0, 0.0, 0.0),
-            prefix_pairs: work(0.0, 0.0, 1.0),
-            causal_pairs: work(0.0, 0.0, 1.0),
-            logit_rows: work(0.0, 1.0, 0.0),
+            rows: seconds(Work { rows: 1.0, ..none }),
+            prefix_pairs: seconds(Work { prefix_pairs: 1.0, ..none }),
+            causal_pairs: seconds(Work { causal_pairs: 1.0, ..none }),
+            logit_rows: seconds(Work { logit_rows: 1.0, ..none }),
             ..Self::default()
         })
     }

@@ -2,7 +2,9 @@
 
 use dormouse_residency::WindowedWake;
 
-use crate::cost::{ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Work};
+use crate::cost::{
+    ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Flops, KernelRates, Work,
+};
 use crate::tree_planner::request::PlanOptions;
 use crate::{ModelShape, Residency, Span};
 
@@ -20,7 +22,7 @@ pub struct CostModel {
     boundary_row: u64,
     logits_row: u64,
     /// Operations per second, if known.
-    pub(crate) flops_per_s: Option<f64>,
+    pub(crate) kernels: Option<KernelRates>,
     pub(crate) sleep_bytes_per_s: Option<f64>,
     pub(crate) wake_bytes_per_s: Option<f64>,
     /// Overhead of a forward or a backward in seconds.
@@ -102,7 +104,7 @@ impl CostModel {
             window: options.window_layers(),
             boundary_row,
             logits_row: (LOGIT_COPIES * wide(model.dtype_bytes)).saturating_mul(wide(vocab)),
-            flops_per_s: known(machine.flops_per_s),
+            kernels: KernelRates::of(&machine),
             sleep_bytes_per_s: known(machine.sleep_bytes_per_s),
             wake_bytes_per_s: known(machine.wake_bytes_per_s),
             op_s: machine.op_overhead_ns as f64 / NANOSECONDS,
@@ -140,23 +142,26 @@ impl CostModel {
 
     /// Returns the operations of a leaf's rows, forward and backward.
     #[must_use]
-    pub fn leaf_flops(&self, rows: Span, scored: u64) -> f64 {
+    pub fn leaf_flops(&self, rows: Span, scored: u64) -> Flops {
         Work::causal(rows.count(), rows.begin, scored).flops(&self.model, self.model.layers.into())
     }
 
     /// Returns the operations of a node's rows, forward and backward.
     #[must_use]
-    pub fn node_flops(&self, rows: Span, scored: u64) -> f64 {
+    pub fn node_flops(&self, rows: Span, scored: u64) -> Flops {
         let live = self.live_layers(scored);
         let whole = Work::causal(rows.count(), rows.begin, scored);
         let dead = f64::from(self.model.layers - live);
-        whole.flops(&self.model, live.into())
-            + 6.0 * rows.count() as f64 * self.model.last_layer_prefix_weights as f64 * dead
+        let mut flops = whole.flops(&self.model, live.into());
+        flops.linear +=
+            6.0 * rows.count() as f64 * self.model.last_layer_prefix_weights as f64 * dead;
+        flops
     }
 
-    /// Returns the seconds of operations, if the rate is known.
-    pub(crate) fn seconds(&self, flops: f64) -> Option<f64> {
-        self.flops_per_s.map(|rate| flops / rate)
+    /// Returns the seconds of operations, if the rates are known.
+    #[must_use]
+    pub fn seconds(&self, flops: Flops) -> Option<f64> {
+        self.kernels.map(|rates| flops.seconds(&rates))
     }
 
     /// Returns the seconds that the forward waits for layers to leave, if the rates are known: the wake formula

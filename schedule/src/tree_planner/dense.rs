@@ -34,7 +34,7 @@ pub(crate) fn tops(
     forest_nodes: usize,
 ) -> Option<Vec<bool>> {
     let model = &tree.model;
-    model.flops_per_s.filter(|_| model.op_s > 0.0)?;
+    model.kernels.filter(|_| model.op_s > 0.0)?;
     let passes_s = PASSES * model.op_s;
     let mut sums = vec![Sums::default(); tree.len()];
     let mut tops = vec![false; forest_nodes];

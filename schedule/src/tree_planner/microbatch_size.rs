@@ -15,7 +15,7 @@ use crate::tree_planner::{fit, order};
 /// of an op is unknown or the tree is too large to try sizes, returns the largest that fit.
 pub(crate) fn choose(request: &Request<'_>, tree: &PlanTree, device: u64) -> u32 {
     let Some(most) = fit::most_rows(tree, device, &order::ANY) else { return 1 };
-    let unknown = tree.model.flops_per_s.is_none() || tree.model.op_s == 0.0;
+    let unknown = tree.model.kernels.is_none() || tree.model.op_s == 0.0;
     if unknown || tree.len() > MICROBATCH_SIZE_NODES_MAX {
         return most;
     }

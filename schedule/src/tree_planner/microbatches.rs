@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::cost::Flops;
 use crate::tree_planner::pack::pack;
 use crate::tree_planner::tree::PlanTree;
 
@@ -11,13 +12,13 @@ pub(crate) struct Microbatch {
     begin: u32,
     end: u32,
     pub(crate) bytes: u64,
-    pub(crate) flops: f64,
+    pub(crate) flops: Flops,
 }
 
 impl Microbatch {
     /// Returns the microbatch of `leaves`, the first of which is at `begin` in the list of all leaves.
     fn new(tree: &PlanTree, begin: usize, leaves: &[u32]) -> Option<Self> {
-        let (mut bytes, mut flops) = (0_u64, 0.0);
+        let (mut bytes, mut flops) = (0_u64, Flops::default());
         for &leaf in leaves {
             bytes = bytes.saturating_add(tree.leaf_bytes(leaf as usize));
             flops += tree.leaf_flops(leaf as usize);

@@ -55,7 +55,7 @@ pub(crate) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
         (rows, _) => rows,
     };
     let shared = Draft { request, tree: &tree, microbatch_rows, dense: &[] };
-    let unknown = tree.model.flops_per_s.is_none() || tree.model.op_s == 0.0;
+    let unknown = tree.model.kernels.is_none() || tree.model.op_s == 0.0;
     if request.options.always_share || unknown {
         return shared.plan();
     }

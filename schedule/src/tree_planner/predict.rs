@@ -18,14 +18,14 @@
 //! norms, activations, softmax, rotary embedding and the loss are not counted.
 //!
 //! # Seconds
-//! Operations at the machine's rate, the overhead of each forward and backward, and the stalls of what sleeps.
+//! Operations at the machine's rates of the kernels that run them, the overhead of each forward and backward, and the stalls of what sleeps.
 //!
 //! # Bytes
 //! Parameters, gradients and optimizer state are not counted. Sums are exact and saturate at 64 bits.
 
 use serde::{Deserialize, Serialize};
 
-use crate::cost::{BACKWARD_SHARE, PASSES, Work};
+use crate::cost::{BACKWARD_SHARE, Flops, PASSES, Work};
 use crate::tree_planner::request::Request;
 use crate::tree_planner::residency::{ResidencyChoice, ResidencyProblem};
 use crate::tree_planner::times::Stalls;
@@ -152,8 +152,8 @@ pub(crate) struct Predictor<'a> {
 /// Work of a whole plan or of one tree.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
-    flops_dense: f64,
-    flops_shared: f64,
+    flops_dense: Flops,
+    flops_shared: Flops,
     rows_dense: f64,
     rows_shared: f64,
     sequences: u32,
@@ -188,10 +188,12 @@ impl Predictor<'_> {
     pub(crate) fn seconds(&self) -> Option<f64> {
         let mut trees = self.trees();
         self.add_shared(&mut trees);
-        self.seconds_of(trees.iter().map(|(_, tree)| tree.flops_shared).sum())
+        self.seconds_of(
+            trees.iter().fold(Flops::default(), |sum, (_, tree)| sum + tree.flops_shared),
+        )
     }
 
-    fn seconds_of(&self, flops: f64) -> Option<f64> {
+    fn seconds_of(&self, flops: Flops) -> Option<f64> {
         let model = &self.given.tree.model;
         let run_s = model.seconds(flops)? + model.op_s * self.passes();
         let [wake_s, sleep_s] = self.stalls();
@@ -222,7 +224,8 @@ impl Predictor<'_> {
         ops: &[Op],
     ) -> Prediction {
         debug_assert_eq!(self.ops() + 1, ops.len(), "ops are counted as they are written");
-        let speedup = ratio(sums.flops_dense, sums.flops_shared);
+        let (flops_dense, flops_shared) = (sums.flops_dense.sum(), sums.flops_shared.sum());
+        let speedup = ratio(flops_dense, flops_shared);
         let [wake_stall_s, sleep_stall_s] = self.stalls();
         let model = &self.given.tree.model;
         let dense_overhead_s = PASSES * model.op_s * self.dense_microbatches(microbatch_rows);
@@ -245,8 +248,8 @@ impl Predictor<'_> {
             Verdict::Pays
         };
         Prediction {
-            flops_dense: sums.flops_dense,
-            flops_shared: sums.flops_shared,
+            flops_dense,
+            flops_shared,
             speedup,
             token_ratio: ratio(sums.rows_dense, sums.rows_shared),
             peak_bytes_a,
@@ -288,7 +291,7 @@ impl Predictor<'_> {
     fn stalls(&self) -> [Option<f64>; 2] {
         let model = &self.given.tree.model;
         let sum = |rate: Option<f64>, of: fn(&Stalls) -> Option<f64>| {
-            rate.zip(model.flops_per_s)?;
+            rate.zip(model.kernels)?;
             let stalls = self.inner(Residency::Sleep).map(|id| &self.given.costs.stalls[id]);
             Some(stalls.filter_map(of).fold(0.0, |sum, stall_s| sum + stall_s))
         };
@@ -359,20 +362,15 @@ impl Predictor<'_> {
     fn verdict_of(&self, root: NodeId, sums: &Sums, dense: &[bool]) -> TreeVerdict {
         let end = self.request.forest.node(root).subtree_end as usize;
         let separate = dense.get(root.0 as usize..end).is_some_and(|tops| tops.contains(&true));
+        let (flops_dense, flops_shared) = (sums.flops_dense.sum(), sums.flops_shared.sum());
         let verdict = if separate && sums.inner_nodes == 0 {
             Verdict::Overhead
-        } else if ratio(sums.flops_dense, sums.flops_shared) <= 1.0 + SPEEDUP_ROUNDING {
+        } else if ratio(flops_dense, flops_shared) <= 1.0 + SPEEDUP_ROUNDING {
             Verdict::TooLittleShared
         } else {
             Verdict::Pays
         };
-        TreeVerdict {
-            root,
-            sequences: sums.sequences,
-            flops_dense: sums.flops_dense,
-            flops_shared: sums.flops_shared,
-            verdict,
-        }
+        TreeVerdict { root, sequences: sums.sequences, flops_dense, flops_shared, verdict }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The nodes of a plan: the forest's, with long nodes cut into blocks and dense subtrees laid out leaf by
 //! leaf; what they score, and their bytes and seconds.
 
+use crate::cost::Flops;
 use crate::forest::Forest;
 use crate::limits::NODES_MAX;
 use crate::tree_planner::cost_model::{CostModel, NodeBytes};
@@ -150,7 +151,7 @@ impl PlanTree {
         self.model.node_bytes(self.rows(id), self.scored_rows(id))
     }
 
-    pub(crate) fn node_flops(&self, id: usize) -> f64 {
+    pub(crate) fn node_flops(&self, id: usize) -> Flops {
         self.model.node_flops(self.nodes[id].rows, self.scored_rows(id))
     }
 
@@ -158,7 +159,7 @@ impl PlanTree {
         self.model.leaf_bytes(self.rows(leaf), self.scored_rows(leaf))
     }
 
-    pub(crate) fn leaf_flops(&self, leaf: usize) -> f64 {
+    pub(crate) fn leaf_flops(&self, leaf: usize) -> Flops {
         self.model.leaf_flops(self.nodes[leaf].rows, self.scored_rows(leaf))
     }
 

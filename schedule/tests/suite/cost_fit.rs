@@ -147,19 +147,26 @@ fn counted_rates_agree_with_the_prediction() {
         ..ModelShape::default()
     };
     let lengths = [5, 9, 2];
-    let options = PlanOptions { vocab: 10, microbatch_rows: 8, model, ..PlanOptions::default() };
+    let machine = Machine {
+        flops_per_s: 1_000,
+        prefix_attention_flops_per_s: 300,
+        causal_attention_flops_per_s: 100,
+        ..Machine::default()
+    };
+    let (vocab, microbatch_rows, machine_known) = (10, 8, Some(machine));
+    let options =
+        PlanOptions { vocab, microbatch_rows, model, machine: machine_known, ..Default::default() };
     let responses = lengths.map(|length| (length, 1.0)).to_vec();
-    let wanted =
-        FlatGroup { prompt: 40, responses, options }.plan().unwrap().predict().flops_shared;
+    let plan = FlatGroup { prompt: 40, responses, options }.plan().unwrap();
+    let wanted_s = plan.predict().seconds_shared.unwrap();
     let forest = Forest::from_nodes(&[NO_PARENT, 0, 0, 0], &[40, 5, 9, 2]).unwrap();
     let start = Features { steps: 1, microbatches: 2, ..Features::default() };
     let features = (0..4).map(NodeId).fold(start, |sum, id| {
         let logit_rows = logit_rows_of(&forest, &[], id).unwrap();
         sum.plus(Features::of_node(forest.node(id), forest.is_leaf(id), logit_rows))
     });
-    let machine = Machine { flops_per_s: 1_000, ..Machine::default() };
     let counted = Rates::counted(&model, &machine).unwrap();
-    assert!((counted.seconds(&features) * 1_000.0 / wanted - 1.0).abs() < 1e-12);
+    assert!((counted.seconds(&features) / wanted_s - 1.0).abs() < 1e-12);
     // A node with children and a microbatch cost a forward and a backward each.
     let machine = Machine { op_overhead_ns: 500_000_000, ..machine };
     let slower = Rates::counted(&model, &machine).unwrap();

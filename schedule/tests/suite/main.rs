@@ -12,6 +12,7 @@ mod forest_scenarios;
 mod group_properties;
 mod group_replay;
 mod group_scenarios;
+mod kernel_rates;
 mod layout;
 mod layout_scenarios;
 mod scenario_files;

@@ -1,6 +1,6 @@
 //! The file of a live page and its mapping.
 
-use std::fs::{self, File, FileType, OpenOptions};
+use std::fs::{self, File, FileType, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use super::layout::{FIGURE_WORDS, HEADER_WORDS, PAGE_BYTES, check_header, first_
 use super::{Figures, Live, LiveError};
 use crate::clock::ClockAnchor;
 use crate::ring::Slot;
+use crate::snapshot::Process;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Attempts of a reader, [`READ_PAUSE`] apart. An update takes less than a microsecond.
@@ -49,7 +50,7 @@ impl Mapping {
 #[derive(Debug)]
 pub struct LivePage {
     mapping: Mapping,
-    /// For its length. `None` only during the drop.
+    /// For its length and its lock. `None` only during the drop.
     file: Option<File>,
     /// Device and inode, which the mapping keeps.
     identity: (u64, u64),
@@ -59,24 +60,24 @@ pub struct LivePage {
 }
 
 impl LivePage {
-    /// Creates the file at `path`, readable by its owner only, with its first figures. An existing
-    /// regular file is replaced atomically.
+    /// Creates the file at `path` for the current process, readable by its owner only, with its first
+    /// figures. An existing regular file is replaced atomically.
     ///
     /// # Errors
     /// `NotAFile` for a directory, device, FIFO, socket or symbolic link; `Io`, also for a full disk.
-    pub fn create(path: &Path, figures: &Figures) -> Result<Self, LiveError> {
+    pub fn create(path: &Path, process: &Process, figures: &Figures) -> Result<Self, LiveError> {
         match fs::symlink_metadata(path) {
             Ok(found) => check_kind(path, found.file_type())?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed("look at", path, &error)),
         }
-        let pid = std::process::id();
+        let pid = process.pid;
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".{pid}.tmp"));
         let temporary = Path::new(&temporary);
         // Left by an earlier process with this pid. An error is that of the creation below.
         let _absent = fs::remove_file(temporary);
-        let bytes = first_page(pid, ClockAnchor::now().realtime_ns, figures);
+        let bytes = first_page(process, ClockAnchor::now().realtime_ns, figures);
         let placed = write_new(temporary, &bytes).and_then(|file| {
             let mapping = Mapping(MmapOptions::new().len(PAGE_BYTES).map_raw(&file)?);
             fs::rename(temporary, path)?;
@@ -133,22 +134,32 @@ fn identity(found: &fs::Metadata) -> (u64, u64) {
 /// `NotAFile`, `Io`, `Size`, `Magic` or `Version` if the path is not a page of this layout; `Torn` if no
 /// complete update was seen.
 pub fn read(path: &Path) -> Result<Live, LiveError> {
-    let mapping = open(path)?;
+    let (file, mapping) = open(path)?;
     let page = mapping.page();
     let header = page.header.each_ref().map(|word| word.load(Ordering::Relaxed));
-    let (pid, started_unix_ns) = check_header(header)?;
+    let (process, started_unix_ns) = check_header(header)?;
     for _ in 0..READ_TRIES_MAX {
         if let Some((updates, words)) = page.figures.read() {
             let figures = Figures::from_words(words);
-            return Ok(Live { pid, started_unix_ns, updates, figures });
+            let is_running = is_held(&file);
+            return Ok(Live { process, is_running, started_unix_ns, updates, figures });
         }
         std::thread::sleep(READ_PAUSE);
     }
     Err(LiveError::Torn(READ_TRIES_MAX))
 }
 
-/// Maps the file at `path` for reading.
-pub(super) fn open(path: &Path) -> Result<Mapping, LiveError> {
+/// Whether a writer holds the lock of a page. `true` on a file system without locks.
+pub(super) fn is_held(file: &File) -> bool {
+    // The lock, if taken, ends with the file.
+    match file.try_lock_shared() {
+        Ok(()) => false,
+        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
+    }
+}
+
+/// Opens and maps the file at `path` for reading.
+pub(super) fn open(path: &Path) -> Result<(File, Mapping), LiveError> {
     let failed = |error: io::Error| failed("read", path, &error);
     let found = fs::symlink_metadata(path).map_err(failed)?;
     check_kind(path, found.file_type())?;
@@ -161,13 +172,16 @@ pub(super) fn open(path: &Path) -> Result<Mapping, LiveError> {
         return Err(LiveError::Size(found.len()));
     }
     let mapping = MmapOptions::new().len(PAGE_BYTES).map_raw_read_only(&file);
-    Ok(Mapping(mapping.map_err(failed)?))
+    Ok((file, Mapping(mapping.map_err(failed)?)))
 }
 
-/// Creates a file that does not exist, with `bytes`: a full disk is an error here, and no SIGBUS later.
+/// Creates and locks a file that does not exist, with `bytes`: a full disk is an error here, and no SIGBUS later.
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let mut file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    // The system releases the lock when the process ends, however it ends. Without locks, a page that is
+    // not updated any more tells as much.
+    let _no_locks = file.try_lock();
     file.write_all(bytes)?;
     Ok(file)
 }

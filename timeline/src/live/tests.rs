@@ -15,7 +15,7 @@ use super::*;
 const SEQUENCE_AT: u64 = 64;
 
 /// An empty folder for one test.
-fn folder(test: &str) -> PathBuf {
+pub(super) fn folder(test: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("dormouse-live-{}-{test}", std::process::id()));
     let _absent = fs::remove_dir_all(&path);
     fs::create_dir_all(&path).unwrap();
@@ -23,21 +23,31 @@ fn folder(test: &str) -> PathBuf {
 }
 
 /// Figures whose words are `first`, `first + 1` ...
-fn numbered(first: u64) -> Figures {
+pub(super) fn numbered(first: u64) -> Figures {
     Figures::from_words(std::array::from_fn(|at| first + at as u64))
+}
+
+/// This process, with a longer name than a page holds.
+pub(super) fn this() -> Process {
+    Process::current("a name of 15 byé", 3)
 }
 
 fn word_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
+fn process() -> Process {
+    Process { pid: 7, name: "python".to_owned(), rank: 3 }
+}
+
 #[test]
 fn the_layout_is_fixed() {
-    let bytes = first_page(7, 9, &numbered(100));
+    let bytes = first_page(&process(), 9, &numbered(100));
     assert_eq!(bytes.len(), 4096);
     assert_eq!(&bytes[..8], b"dormouse");
-    assert_eq!([8, 16, 24].map(|at| word_at(&bytes, at)), [1 | 4096 << 32, 7, 9]);
-    assert!(bytes[32..64].iter().all(|byte| *byte == 0));
+    assert_eq!([8, 16, 24, 32].map(|at| word_at(&bytes, at)), [2 | 4096 << 32, 7, 9, 3]);
+    assert_eq!(&bytes[40..56], b"python\0\0\0\0\0\0\0\0\0\0");
+    assert_eq!(word_at(&bytes, 56), 0);
     assert_eq!(word_at(&bytes, 64), 2, "update 0 is complete");
     for at in 0..22 {
         assert_eq!(word_at(&bytes, 72 + 8 * at), 100 + at as u64);
@@ -65,9 +75,12 @@ fn every_figure_has_its_word() {
 fn a_reader_sees_what_was_published_and_the_file_lives_as_long_as_its_writer() {
     let path = folder("published").join("page");
     let before_ns = crate::ClockAnchor::now().realtime_ns;
-    let mut page = LivePage::create(&path, &numbered(5)).unwrap();
+    let mut page = LivePage::create(&path, &this(), &numbered(5)).unwrap();
     let live = read(&path).unwrap();
-    assert_eq!((live.pid, live.updates, live.figures), (std::process::id(), 0, numbered(5)));
+    // The last character would be cut in two.
+    let process = Process { name: "a name of 15 by".to_owned(), ..this() };
+    assert_eq!((&live.process, live.updates, live.figures), (&process, 0, numbered(5)));
+    assert!(live.is_running);
     assert!((before_ns..before_ns + 60_000_000_000).contains(&live.started_unix_ns));
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(page.publish(&numbered(50)));
@@ -81,8 +94,8 @@ fn a_reader_sees_what_was_published_and_the_file_lives_as_long_as_its_writer() {
 fn a_page_is_replaced_by_a_newer_one_which_its_first_writer_leaves() {
     let path = folder("replaced").join("page");
     fs::write(&path, "an old file").unwrap();
-    let mut first = LivePage::create(&path, &numbered(1)).unwrap();
-    let _second = LivePage::create(&path, &numbered(2)).unwrap();
+    let mut first = LivePage::create(&path, &this(), &numbered(1)).unwrap();
+    let _second = LivePage::create(&path, &this(), &numbered(2)).unwrap();
     assert!(first.publish(&numbered(3)));
     drop(first);
     assert_eq!(read(&path).unwrap().figures, numbered(2));
@@ -109,10 +122,10 @@ fn only_regular_files_are_replaced_or_read() {
         (PathBuf::from("/"), "directory"),
     ] {
         let refused = LiveError::NotAFile(path.clone(), kind);
-        assert_eq!(LivePage::create(&path, &numbered(0)).unwrap_err(), refused);
+        assert_eq!(LivePage::create(&path, &this(), &numbered(0)).unwrap_err(), refused);
         assert_eq!(read(&path).unwrap_err(), refused);
     }
-    let missing = LivePage::create(&dir.join("no/page"), &numbered(0)).unwrap_err();
+    let missing = LivePage::create(&dir.join("no/page"), &this(), &numbered(0)).unwrap_err();
     assert!(matches!(missing, LiveError::Io("create", ..)), "{missing}");
     assert!(matches!(read(&at("absent")), Err(LiveError::Io("read", ..))));
     assert_eq!(fs::read(&target).unwrap(), b"kept");
@@ -125,7 +138,7 @@ fn a_symbolic_link_in_the_place_of_the_temporary_file_is_not_followed() {
     let (target, path) = (dir.join("target"), dir.join("page"));
     fs::write(&target, "kept").unwrap();
     symlink(&target, dir.join(format!("page.{}.tmp", std::process::id()))).unwrap();
-    let _page = LivePage::create(&path, &numbered(1)).unwrap();
+    let _page = LivePage::create(&path, &this(), &numbered(1)).unwrap();
     assert_eq!(fs::read(&target).unwrap(), b"kept");
     assert_eq!(read(&path).unwrap().figures, numbered(1));
 }
@@ -134,7 +147,7 @@ fn a_symbolic_link_in_the_place_of_the_temporary_file_is_not_followed() {
 fn other_files_are_typed_errors() {
     let path = folder("others").join("page");
     let of = |words: &[(u64, u64)]| {
-        fs::write(&path, first_page(7, 9, &numbered(0))).unwrap();
+        fs::write(&path, first_page(&process(), 9, &numbered(0))).unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         for (at, word) in words {
             file.write_all_at(&word.to_ne_bytes(), *at).unwrap();
@@ -143,8 +156,8 @@ fn other_files_are_typed_errors() {
     };
     assert_eq!(of(&[]), Ok(0));
     assert_eq!(of(&[(0, 3)]), Err(LiveError::Magic(3)));
-    assert_eq!(of(&[(8, 2 | 4096 << 32)]), Err(LiveError::Version(2)));
-    assert_eq!(of(&[(8, 1 | 8192 << 32)]), Err(LiveError::Size(8192)));
+    assert_eq!(of(&[(8, 3 | 4096 << 32)]), Err(LiveError::Version(3)));
+    assert_eq!(of(&[(8, 2 | 8192 << 32)]), Err(LiveError::Size(8192)));
     // The writer ended within update 4, then after it.
     assert_eq!(of(&[(SEQUENCE_AT, 9)]), Err(LiveError::Torn(50)));
     assert_eq!(of(&[(SEQUENCE_AT, 10)]), Ok(4));
@@ -157,7 +170,7 @@ fn other_files_are_typed_errors() {
 #[test]
 fn a_truncated_file_ends_the_updates() {
     let path = folder("truncated").join("page");
-    let mut page = LivePage::create(&path, &numbered(1)).unwrap();
+    let mut page = LivePage::create(&path, &this(), &numbered(1)).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
     assert!(!page.publish(&numbered(2)));
 }
@@ -166,7 +179,7 @@ fn a_truncated_file_ends_the_updates() {
 fn a_file_that_took_the_number_of_the_page_is_not_closed() {
     let folder = folder("number");
     let path = folder.join("page");
-    let mut page = LivePage::create(&path, &numbered(1)).unwrap();
+    let mut page = LivePage::create(&path, &this(), &numbered(1)).unwrap();
     let names_page =
         |fd: &i32| fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|to| to == path);
     let fd = (3..1024).find(names_page).unwrap();
@@ -186,11 +199,11 @@ fn readers_never_see_parts_of_two_updates() {
     let path = folder("race").join("page");
     let updates: u64 = 200_000;
     let whole = |value: u64| Figures::from_words([value; FIGURE_WORDS]);
-    let mut page = LivePage::create(&path, &whole(0)).unwrap();
+    let mut page = LivePage::create(&path, &this(), &whole(0)).unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let mapping = file::open(&path).unwrap();
+            let (_, mapping) = file::open(&path).unwrap();
             let (mut last, mut seen) = (0, 0);
             while !is_over.load(Ordering::Relaxed) {
                 if let Some((updates, words)) = mapping.page().figures.read() {
@@ -214,7 +227,7 @@ fn readers_never_see_parts_of_two_updates() {
 #[test]
 fn a_forked_child_writes_nothing_and_removes_nothing() {
     let path = folder("forked").join("page");
-    let mut page = LivePage::create(&path, &numbered(1)).unwrap();
+    let mut page = LivePage::create(&path, &this(), &numbered(1)).unwrap();
     // SAFETY: the child makes system calls, stores to the mapping if the check fails, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -238,7 +251,7 @@ fn a_file_without_room_is_an_error_and_leaves_nothing() {
     const DIR: &str = "DORMOUSE_TEST_LIVE_DIR";
     if let Some(dir) = std::env::var_os(DIR) {
         let path = Path::new(&dir).join("page");
-        let error = LivePage::create(&path, &numbered(0)).unwrap_err();
+        let error = LivePage::create(&path, &this(), &numbered(0)).unwrap_err();
         assert!(matches!(error, LiveError::Io("create", ..)), "{error}");
         assert!(error.to_string().contains("too large"), "{error}");
         return;

@@ -13,7 +13,7 @@ mod thread_cache;
 
 use super::common::gpu::{Call, Event};
 use super::common::{Fake, with_large_pages};
-use dormouse_alloc::{Allocator, ArenaId, BlockId, BlockInfo, Config, Margin};
+use dormouse_alloc::{Allocator, ArenaId, BlockId, BlockInfo, Config, HistoryOptions, Margin};
 use dormouse_device::AddressRange;
 use ops::{ARENAS, Op, Setup};
 use sleeper::Sleeper;
@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const GONE_MAX: usize = 64;
 /// Set, it has every operation printed before it is done.
 const SHOW: &str = "DORMOUSE_MODEL_SHOW";
+/// Few enough events that the oldest are overwritten.
+const HISTORY: HistoryOptions = HistoryOptions { events_max: 200, skipped: 0 };
 const CALLS: [Call; 3] = [Call::Record, Call::Query, Call::Synchronize];
 
 /// A block as it should be, which streams use it (its own first), and what it holds.
@@ -120,6 +122,9 @@ impl Shadow {
         let (device, allocator) =
             with_large_pages(setup.space_pages, config, setup.streams, setup.large_pages);
         device.set_capacity_pages(setup.capacity_pages);
+        if setup.records {
+            allocator.start_history(HISTORY, false);
+        }
         let sleeper = Sleeper::new(&allocator);
         let weak = Arc::downgrade(&sleeper);
         allocator.set_reclaim(weak);

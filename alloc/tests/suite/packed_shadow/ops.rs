@@ -19,6 +19,8 @@ pub(crate) struct Setup {
     pub(crate) streams: usize,
     pub(crate) moves_pages: bool,
     pub(crate) thread_cache: bool,
+    /// The history is on, which closes the thread cache.
+    pub(crate) records: bool,
     pub(crate) space_pages: usize,
     pub(crate) segment_pages: usize,
     /// Pages of a large page; 1: there are none.
@@ -153,6 +155,7 @@ fn setup(head: [u8; SETUP_BYTES]) -> Setup {
         streams: pick(&[0, 0, 1, 2, 3, 4], head[1]),
         moves_pages: head[2] & 1 == 1,
         thread_cache: head[2] & 2 == 2,
+        records: head[2] & 16 == 16,
         space_pages,
         segment_pages: pick(&[16, 16, 4, 64, 1], head[5]),
         large_pages: pick(&[1, 4, 2, 8], head[2] >> 2),

@@ -1,17 +1,14 @@
-//! Command-line arguments. The documentation of each field is its help.
+//! Arguments of `dormouse plan`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
+use clap::{Args, value_parser};
 use dormouse_parallel::balance::{BalanceUnit, RANKS_MAX};
 use dormouse_parallel::pipeline::{CHUNKS_MAX, PipelineOrder, STAGES_MAX, VIRTUAL_STAGES_MAX};
 use dormouse_schedule::{LAYERS_MAX, TOKENS_MAX};
 
+use super::choice;
 use crate::model;
-use crate::read::STANDARD_INPUT;
 
 const PLAN: &str = "Plan";
 const RANKS: &str = "Data-parallel ranks";
@@ -22,22 +19,6 @@ const UNITS: &[(&str, BalanceUnit)] =
     &[("leaf", BalanceUnit::Leaf), ("group", BalanceUnit::Group), ("tree", BalanceUnit::Tree)];
 const ORDERS: &[(&str, PipelineOrder)] =
     &[("stream", PipelineOrder::Stream), ("groups", PipelineOrder::GroupByGroup)];
-
-/// Plans the training of language models on sequences that share prefixes.
-#[derive(Debug, Parser)]
-#[command(name = "dormouse", version, arg_required_else_help = false)]
-#[command(disable_help_subcommand = true, args_override_self = true)]
-struct Program {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Predicts the cost of a batch of sequences whose shared prefixes run once.
-    #[command(long_about = PLAN_ABOUT, after_help = plan_tail())]
-    Plan(Box<PlanArgs>),
-}
 
 /// Arguments of `dormouse plan`.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -134,38 +115,7 @@ pub struct PlanArgs {
     pub out: Option<PathBuf>,
 }
 
-/// Parses the arguments after the program's name.
-pub(crate) fn parse(
-    arguments: impl IntoIterator<Item = OsString>,
-) -> Result<Box<PlanArgs>, clap::Error> {
-    let all = std::iter::once("dormouse".into()).chain(arguments);
-    let Command::Plan(args) = Program::try_parse_from(all)?.command;
-    if args.files.iter().filter(|file| file.as_os_str() == STANDARD_INPUT).count() > 1 {
-        let text = "standard input is named twice; accepted: - once";
-        return Err(Program::command().error(ErrorKind::ArgumentConflict, text));
-    }
-    Ok(args)
-}
-
-/// The text of an error, without usage and hints, on one line.
-pub(crate) fn sentence(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let head = text.split("\n\n").next().unwrap_or(&text);
-    let head = head.strip_prefix("error: ").unwrap_or(head);
-    head.lines().map(str::trim).collect::<Vec<_>>().join(" ")
-}
-
-/// Parses one of several words.
-fn choice<T: Copy + Send + Sync + 'static>(
-    words: &'static [(&str, T)],
-) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(words.iter().map(|(word, _)| *word)).try_map(move |seen| {
-        let found = words.iter().find(|(word, _)| *word == seen);
-        found.map(|(_, value)| *value).ok_or("unknown")
-    })
-}
-
-const PLAN_ABOUT: &str = "\
+pub(super) const ABOUT: &str = "\
 Predicts the cost of a batch of sequences whose shared prefixes run once.
 
 All files together are one batch. A file is JSON lines, Parquet, or Arrow IPC
@@ -185,7 +135,7 @@ number: sequences of different kinds share nothing. Other fields are ignored.
 Parquet and Arrow files have a column of lists of integers, and optional columns
 weight, loss (a position), group and kind.";
 
-fn plan_tail() -> String {
+pub(super) fn tail() -> String {
     format!(
         "\
 Models known by name:
@@ -193,101 +143,12 @@ Models known by name:
 
 A machine is a JSON object with these fields, 0 if unknown: flops_per_s,
 device_bytes, sleep_bytes_per_s, wake_bytes_per_s, host_bytes,
-nvme_write_bytes_per_s, nvme_read_bytes_per_s, link_bytes_per_s, op_overhead_ns.
+nvme_write_bytes_per_s, nvme_read_bytes_per_s, link_bytes_per_s, op_overhead_ns,
+prefix_attention_flops_per_s, causal_attention_flops_per_s.
 examples/plan contains a machine, models and sequences.
 
 Exit status: 0 if a plan was made, even one that does not pay; 1 if the input was
 refused, with the reason on standard error; 2 if the arguments were.",
         model::names()
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(arguments: &[&str]) -> Result<Box<PlanArgs>, clap::Error> {
-        parse(["plan"].iter().chain(arguments).map(OsString::from))
-    }
-
-    /// A value that the flag accepts and that is not its default.
-    fn value(flag: &str) -> &'static str {
-        match flag {
-            "unit" => "group",
-            "order" => "groups",
-            _ => "7",
-        }
-    }
-
-    fn plan_command() -> clap::Command {
-        Program::command().find_subcommand("plan").unwrap().clone()
-    }
-
-    #[test]
-    fn every_flag_changes_the_arguments() {
-        Program::command().debug_assert();
-        // All flags that another flag requires.
-        let base = ["f", "--model=m", "--machine=M", "--ranks=2", "--stages=2"];
-        let before = parsed(&base).unwrap();
-        let command = plan_command();
-        let flags: Vec<_> = command.get_opts().collect();
-        assert!(flags.len() >= 19, "{}", flags.len());
-        for flag in flags {
-            let long = flag.get_long().unwrap();
-            let mut spellings = vec![format!("--{long}")];
-            spellings.extend(flag.get_short().map(|short| format!("-{short}")));
-            for spelling in spellings {
-                let mut arguments = base.to_vec();
-                arguments.push(&spelling);
-                if flag.get_action().takes_values() {
-                    arguments.push(value(long));
-                }
-                assert_ne!(parsed(&arguments).unwrap(), before, "{spelling}");
-            }
-        }
-    }
-
-    #[test]
-    fn help_fits_a_terminal_and_names_every_flag() {
-        let text = plan_command().render_long_help().to_string();
-        for flag in plan_command().get_opts() {
-            let long = flag.get_long().unwrap();
-            assert!(text.contains(&format!("--{long}")), "{long}");
-        }
-        let program = Program::command().render_long_help().to_string();
-        for line in text.lines().chain(program.lines()) {
-            assert!(line.chars().count() <= 86, "{line}");
-        }
-    }
-
-    #[test]
-    fn a_flag_without_the_flag_it_requires_is_refused() {
-        for (flag, needs) in [
-            ("machine", "model"),
-            ("ranks", "model"),
-            ("stages", "model"),
-            ("stages", "machine"),
-            ("out", "model"),
-            ("unit", "ranks"),
-            ("exchange", "ranks"),
-            ("collectives", "ranks"),
-            ("virtual-stages", "stages"),
-            ("chunks", "stages"),
-            ("order", "stages"),
-            ("blocking", "stages"),
-        ] {
-            let mut arguments = vec!["f".to_owned()];
-            for given in [flag, "model", "machine"] {
-                let is_switch = ["exchange", "collectives", "blocking"].contains(&given);
-                if given != needs && !arguments.contains(&format!("--{given}")) {
-                    arguments.push(format!("--{given}"));
-                    arguments.extend((!is_switch).then(|| value(given).to_owned()));
-                }
-            }
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let refused = parsed(&arguments).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::MissingRequiredArgument, "{arguments:?}");
-            assert!(sentence(&refused).contains(&format!("--{needs}")), "{}", sentence(&refused));
-        }
-    }
 }

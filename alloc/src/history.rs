@@ -1,0 +1,252 @@
+//! A bounded history of what happened to memory, for tools that draw it. Off by default.
+//!
+//! Events are recorded under the state's lock, and a [`MemoryReading`] is taken under it. So the events of a reading,
+//! undone from the newest on, lead from its ranges to those of the oldest event.
+//!
+//! While it is on, the thread cache serves only callers with the state locked: what it does otherwise passes by the
+//! state.
+
+use crate::types::ArenaId;
+use dormouse_device::AddressRange;
+use dormouse_timeline::now_ns;
+use std::cell::Cell;
+
+/// Limit of the events that are kept (88 MiB).
+pub const HISTORY_EVENTS_MAX: usize = 1 << 20;
+
+thread_local! {
+    /// No destructor: threads may free late.
+    static CONTEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Sets the context of the calling thread: an opaque number that its events carry. 0 at first.
+#[inline]
+pub fn set_context(context: u64) {
+    CONTEXT.set(context);
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum HistoryAction {
+    /// A block was allocated. A part of a sleeping block that shares its page with others counts as a block, from the
+    /// sleep to the wake.
+    Allocated = 0,
+    /// A block was freed, and no other stream uses it.
+    Freed = 1,
+    /// A block was freed. Something may still use it: another stream, or a copy.
+    FreeRequested = 2,
+    /// The uses of a freed block are over.
+    FreeCompleted = 3,
+    /// Pages were mapped.
+    Mapped = 4,
+    /// Pages were unmapped.
+    Unmapped = 5,
+    /// A block fell asleep. Its pages, unmapped next, hold none of it any more.
+    FellAsleep = 6,
+    /// A block awoke.
+    Awoke = 7,
+    /// A request found no memory. The address is the device's free bytes.
+    OutOfMemory = 8,
+    /// A reading was taken.
+    Read = 9,
+    /// The caller's remark on a block.
+    Annotated = 10,
+}
+
+impl HistoryAction {
+    /// Returns the bit of the action in [`HistoryOptions::skipped`].
+    #[must_use]
+    pub const fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryEvent {
+    /// `CLOCK_MONOTONIC`, in nanoseconds.
+    pub at_ns: u64,
+    /// What happened.
+    pub action: HistoryAction,
+    /// Address of the block or the pages.
+    pub address: usize,
+    /// Requested bytes of the block, or bytes of the pages.
+    pub bytes: u64,
+    /// [`crate::Request::stream`].
+    pub stream: u64,
+    /// [`crate::Request::scope`].
+    pub scope: u64,
+    /// [`crate::Request::tag`].
+    pub tag: u32,
+    /// [`crate::Request::arena`].
+    pub arena: Option<ArenaId>,
+    /// The context of the thread ([`set_context`]); of an awakening block, that of its allocation.
+    pub context: u64,
+}
+
+impl HistoryEvent {
+    /// An event of the calling thread at this moment that concerns no block.
+    pub(crate) fn now(action: HistoryAction, address: usize, bytes: u64) -> Self {
+        Self {
+            at_ns: now_ns(),
+            action,
+            address,
+            bytes,
+            stream: 0,
+            scope: 0,
+            tag: 0,
+            arena: None,
+            context: CONTEXT.get(),
+        }
+    }
+}
+
+/// What is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryOptions {
+    /// Events that are kept, the newest: 1 to [`HISTORY_EVENTS_MAX`].
+    pub events_max: usize,
+    /// The actions that are not recorded, by [`HistoryAction::bit`].
+    pub skipped: u32,
+}
+
+/// The use of a mapped range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeUse {
+    /// A block, or a part of a sleeping block that shares its page with others.
+    Allocated,
+    /// The same, freed, but possibly still in use.
+    PendingFree,
+    /// Neither.
+    Free,
+}
+
+/// A mapped range of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedRange {
+    /// Its addresses, whole granules.
+    pub range: AddressRange,
+    /// Its use.
+    pub usage: RangeUse,
+    /// Number of its segment. Neighbours with the same number are one piece of memory.
+    pub segment: u32,
+    /// Requested bytes of the block; 0 for free memory.
+    pub requested_bytes: u64,
+    /// Key of the stream of its pool; 0 without stream order.
+    pub stream: u64,
+    /// Whether its pool serves small blocks.
+    pub is_small: bool,
+    /// The arena of its pool.
+    pub arena: Option<ArenaId>,
+    /// [`crate::Request::scope`] of the block.
+    pub scope: u64,
+    /// [`crate::Request::tag`] of the block.
+    pub tag: u32,
+    /// The context of its allocation; 0 if that was not recorded.
+    pub context: u64,
+}
+
+/// All mapped memory at one moment, and the events before it.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryReading {
+    /// By segment and address.
+    pub ranges: Vec<MappedRange>,
+    /// Oldest first; empty if they were not asked for.
+    pub events: Vec<HistoryEvent>,
+    /// Number of events that are kept.
+    pub event_count: usize,
+    /// Events that were recorded since the history was last empty.
+    pub recorded: u64,
+    /// Events that are kept; 0 while the history is off.
+    pub events_max: usize,
+}
+
+/// The events, and what was known of each block at its allocation.
+#[derive(Debug)]
+pub(crate) struct History {
+    /// A ring once it is full.
+    events: Vec<HistoryEvent>,
+    /// The place of the oldest event in a full ring.
+    next: usize,
+    recorded: u64,
+    options: HistoryOptions,
+    /// By slot: the allocation of a live or pending block.
+    allocations: Vec<Option<HistoryEvent>>,
+}
+
+impl History {
+    pub(crate) fn new(options: HistoryOptions) -> Self {
+        let events_max = options.events_max.clamp(1, HISTORY_EVENTS_MAX);
+        Self {
+            events: Vec::with_capacity(events_max),
+            next: 0,
+            recorded: 0,
+            options: HistoryOptions { events_max, ..options },
+            allocations: Vec::new(),
+        }
+    }
+
+    /// Changes the options. Keeps the newest events, unless they are to be forgotten.
+    pub(crate) fn restart(&mut self, options: HistoryOptions, forgets: bool) {
+        let mut changed = Self::new(options);
+        changed.allocations = std::mem::take(&mut self.allocations);
+        if !forgets {
+            let events = self.events();
+            let left_out = events.len().saturating_sub(changed.options.events_max);
+            changed.events.extend_from_slice(&events[left_out..]);
+            changed.recorded = self.recorded;
+        }
+        *self = changed;
+    }
+
+    pub(crate) const fn event_count(&self) -> usize {
+        self.events.len()
+    }
+
+    pub(crate) const fn recorded(&self) -> u64 {
+        self.recorded
+    }
+
+    pub(crate) const fn events_max(&self) -> usize {
+        self.options.events_max
+    }
+
+    /// Returns the events, oldest first.
+    pub(crate) fn events(&self) -> Vec<HistoryEvent> {
+        let (newer, older) = self.events.split_at(self.next);
+        [older, newer].concat()
+    }
+
+    /// Returns the allocation of the block in `slot`.
+    #[inline]
+    pub(crate) fn allocation(&self, slot: u32) -> Option<HistoryEvent> {
+        self.allocations.get(slot as usize).copied().flatten()
+    }
+
+    pub(crate) fn set_allocation(&mut self, slot: u32, event: HistoryEvent) {
+        let slot = slot as usize;
+        if slot >= self.allocations.len() {
+            self.allocations.resize(slot + 1, None);
+        }
+        self.allocations[slot] = Some(event);
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, event: HistoryEvent) {
+        if self.options.skipped & event.action.bit() != 0 {
+            return;
+        }
+        self.recorded += 1;
+        if self.events.len() < self.options.events_max {
+            // Within the capacity: no memory is allocated.
+            self.events.push(event);
+            return;
+        }
+        self.events[self.next] = event;
+        self.next += 1;
+        if self.next == self.events.len() {
+            self.next = 0;
+        }
+    }
+}

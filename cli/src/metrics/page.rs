@@ -1,0 +1,149 @@
+//! The OpenMetrics page of running trainers (OpenMetrics 1.0).
+//!
+//! A family has one type, unit and help; its samples differ by labels. Labels are bounded: process, tier, link.
+
+use std::fmt::Write;
+
+use crate::live::{LinkState, State, States, Status, TierState};
+
+/// Media type of the page.
+pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Gauge,
+    Counter,
+}
+
+/// One family: its samples of a process, as the labels beside those of the process and a value.
+struct Family {
+    name: &'static str,
+    kind: Kind,
+    unit: &'static str,
+    help: &'static str,
+    samples: fn(&State) -> Vec<(String, f64)>,
+}
+
+const FAMILIES: &[Family] = &[
+    Family {
+        name: "dormouse_up",
+        kind: Kind::Gauge,
+        unit: "",
+        help: "1 if the process updates its figures, 0 if it is stopped or has been killed.",
+        samples: |state| one(f64::from(u8::from(state.status == Status::Running))),
+    },
+    Family {
+        name: "dormouse_tier_used_bytes",
+        kind: Kind::Gauge,
+        unit: "bytes",
+        help: "Bytes in use of a tier.",
+        samples: |state| per_tier(state, |tier| tier.used_bytes),
+    },
+    Family {
+        name: "dormouse_tier_peak_bytes",
+        kind: Kind::Gauge,
+        unit: "bytes",
+        help: "The most bytes in use of a tier so far.",
+        samples: |state| per_tier(state, |tier| tier.peak_bytes),
+    },
+    Family {
+        name: "dormouse_tier_budget_bytes",
+        kind: Kind::Gauge,
+        unit: "bytes",
+        help: "Limit of a tier.",
+        samples: |state| per_tier(state, |tier| tier.budget_bytes),
+    },
+    Family {
+        name: "dormouse_asleep_bytes",
+        kind: Kind::Gauge,
+        unit: "bytes",
+        help: "Bytes asleep.",
+        samples: |state| one(state.asleep_bytes as f64),
+    },
+    Family {
+        name: "dormouse_cached_bytes",
+        kind: Kind::Gauge,
+        unit: "bytes",
+        help: "Mapped device bytes that no allocation uses.",
+        samples: |state| one(state.cached_bytes as f64),
+    },
+    Family {
+        name: "dormouse_link_copied_bytes",
+        kind: Kind::Counter,
+        unit: "bytes",
+        help: "Bytes copied over a link.",
+        samples: |state| per_link(state, |link| link.copied_bytes),
+    },
+    Family {
+        name: "dormouse_link_rate_bytes_per_second",
+        kind: Kind::Gauge,
+        unit: "",
+        help: "Rate of a link while copies run, as measured; 0 if it is not known.",
+        samples: |state| per_link(state, |link| link.measured_bytes_per_s),
+    },
+    Family {
+        name: "dormouse_stall_seconds",
+        kind: Kind::Counter,
+        unit: "seconds",
+        help: "Time in which the trainer waited for copies.",
+        samples: |state| one(state.stall_s),
+    },
+    Family {
+        name: "dormouse_alloc_failures",
+        kind: Kind::Counter,
+        unit: "",
+        help: "Requests for memory that failed.",
+        samples: |state| one(state.alloc_failures as f64),
+    },
+];
+
+/// Returns the page of these processes.
+pub(super) fn page(states: &States) -> String {
+    let mut text = String::new();
+    for family in FAMILIES {
+        family.write(states, &mut text);
+    }
+    text + "# EOF\n"
+}
+
+impl Family {
+    fn write(&self, states: &States, text: &mut String) {
+        let (name, kind) =
+            (self.name, if self.kind == Kind::Counter { "counter" } else { "gauge" });
+        let suffix = if self.kind == Kind::Counter { "_total" } else { "" };
+        let _infallible = writeln!(text, "# TYPE {name} {kind}");
+        if !self.unit.is_empty() {
+            let _infallible = writeln!(text, "# UNIT {name} {}", self.unit);
+        }
+        let _infallible = writeln!(text, "# HELP {name} {}", self.help);
+        for state in &states.processes {
+            for (labels, value) in (self.samples)(state) {
+                let process = escaped(&state.name);
+                let (rank, pid) = (state.rank, state.pid);
+                let _infallible = writeln!(
+                    text,
+                    "{name}{suffix}{{process=\"{process}\",rank=\"{rank}\",pid=\"{pid}\"{labels}}} {value}"
+                );
+            }
+        }
+    }
+}
+
+fn one(value: f64) -> Vec<(String, f64)> {
+    vec![(String::new(), value)]
+}
+
+fn per_tier(state: &State, value: fn(&TierState) -> u64) -> Vec<(String, f64)> {
+    let tiers = state.tiers.iter();
+    tiers.map(|(name, tier)| (format!(",tier=\"{name}\""), value(tier) as f64)).collect()
+}
+
+fn per_link(state: &State, value: fn(&LinkState) -> u64) -> Vec<(String, f64)> {
+    let links = state.links.iter();
+    links.map(|(name, link)| (format!(",link=\"{name}\""), value(link) as f64)).collect()
+}
+
+/// Escapes the value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

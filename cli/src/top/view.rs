@@ -1,0 +1,191 @@
+//! The processes as lines of text.
+
+use dormouse_parallel::draw::{bytes, percent};
+
+use crate::live::{LinkState, State, States, Status, TierState};
+use crate::text::{self, seconds, things};
+
+/// Columns of a bar.
+const BAR: usize = 24;
+
+/// Formats the processes as lines of at most `width` characters.
+pub(super) fn frame(states: &States, width: usize) -> Vec<String> {
+    let mut lines = vec![heading(states)];
+    for state in &states.processes {
+        lines.push(String::new());
+        lines.extend(process(state));
+    }
+    if !states.unreadable.is_empty() {
+        lines.push(String::new());
+    }
+    lines
+        .extend(states.unreadable.iter().map(|it| format!("{}: {}", it.page.display(), it.reason)));
+    lines.iter().map(|line| text::line(line).chars().take(width).collect()).collect()
+}
+
+fn heading(states: &States) -> String {
+    let number = states.processes.len() as u64;
+    if number == 0 {
+        return "no trainer found; next: start one, or name its page (DORMOUSE_STATS_FILE)"
+            .to_owned();
+    }
+    let sorted = format!("sorted by {}", states.order.word());
+    format!("{}, {sorted}", things(number, "trainer", "trainers"))
+}
+
+fn process(state: &State) -> Vec<String> {
+    let age = seconds(state.age_s);
+    let status = match state.status {
+        Status::Running => "running".to_owned(),
+        Status::Silent => format!("silent for {age}: stopped, or starved of processor time"),
+        Status::Ended => format!("ended without removing its page, {age} ago: killed, or crashed"),
+    };
+    let mut lines =
+        vec![format!("rank {}  {}  pid {}  {status}", state.rank, state.name, state.pid)];
+    lines.extend(state.tiers.iter().map(|(name, tier)| format!("  {name:7} {}", of_tier(tier))));
+    let links = state.links.iter().filter(|(_, link)| link.copied_bytes > 0);
+    lines.extend(
+        links.map(|(name, link)| format!("  {:15} {}", name.replace('_', " "), of_link(link))),
+    );
+    let share = state.stall_share.map_or("-".to_owned(), percent);
+    lines.push(format!("  stalled {share} of the time, {} in all", seconds(state.stall_s)));
+    lines.push(format!(
+        "  asleep {}, free and mapped {}, {} refused",
+        bytes(state.asleep_bytes),
+        bytes(state.cached_bytes),
+        things(state.alloc_failures, "allocation", "allocations")
+    ));
+    lines
+}
+
+fn of_tier(tier: &TierState) -> String {
+    if tier.budget_bytes == 0 && tier.peak_bytes == 0 {
+        return "closed".to_owned();
+    }
+    let used = format!("{} of {}", bytes(tier.used_bytes), bytes(tier.budget_bytes));
+    format!("{}  {used:24} peak {}", bar(tier), bytes(tier.peak_bytes))
+}
+
+/// Used bytes, up to the peak, up to the budget.
+fn bar(tier: &TierState) -> String {
+    let whole = tier.budget_bytes.max(tier.peak_bytes).max(1) as f64;
+    let column = |bytes: u64| (bytes as f64 / whole * BAR as f64).ceil() as usize;
+    let (used, peak) = (column(tier.used_bytes), column(tier.peak_bytes));
+    let mark = |at: usize| match at {
+        at if at < used => '█',
+        at if at < peak => '▒',
+        _ => '·',
+    };
+    (0..BAR).map(mark).collect()
+}
+
+fn of_link(link: &LinkState) -> String {
+    let rate = |rate: f64| format!("{}/s", bytes(rate as u64));
+    let now = link.bytes_per_s.map_or("-".to_owned(), rate);
+    let measured = match link.measured_bytes_per_s {
+        0 => String::new(),
+        measured => format!(", {} while copying", rate(measured as f64)),
+    };
+    format!("{} copied, now {now}{measured}", bytes(link.copied_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::live::Unreadable;
+
+    fn state(status: Status) -> State {
+        let tier = |used_bytes, peak_bytes, budget_bytes| TierState {
+            used_bytes,
+            peak_bytes,
+            budget_bytes,
+        };
+        let link = |copied_bytes, bytes_per_s, measured_bytes_per_s| LinkState {
+            copied_bytes,
+            bytes_per_s,
+            measured_bytes_per_s,
+        };
+        State {
+            page: PathBuf::from("/dev/shm/page"),
+            name: "python".to_owned(),
+            rank: 3,
+            pid: 42,
+            status,
+            age_s: 12.5,
+            tiers: BTreeMap::from([
+                ("device", tier(10 << 30, 15 << 30, 20 << 30)),
+                ("host", tier(1, 1, 64 << 30)),
+                ("nvme", tier(0, 0, 0)),
+            ]),
+            links: BTreeMap::from([
+                ("device_to_host", link(3 << 30, Some(1.5e9), 11_000_000_000)),
+                ("nvme_read", link(1 << 20, None, 0)),
+                ("nvme_write", link(0, Some(0.0), 0)),
+            ]),
+            stall_s: 1.25,
+            stall_share: Some(0.031),
+            asleep_bytes: 7 << 30,
+            cached_bytes: 1 << 30,
+            alloc_failures: 1,
+        }
+    }
+
+    #[test]
+    fn a_process_is_a_few_lines() {
+        let states = States { processes: vec![state(Status::Running)], ..States::default() };
+        let wanted = "\
+1 trainer, sorted by rank
+
+rank 3  python  pid 42  running
+  device  ████████████▒▒▒▒▒▒······  10 GiB of 20 GiB         peak 15 GiB
+  host    █·······················  1 B of 64 GiB            peak 1 B
+  nvme    closed
+  device to host  3 GiB copied, now 1.40 GiB/s, 10.24 GiB/s while copying
+  nvme read       1 MiB copied, now -
+  stalled 3.1 % of the time, 1.250 s in all
+  asleep 7 GiB, free and mapped 1 GiB, 1 allocation refused";
+        assert_eq!(frame(&states, 100).join("\n"), wanted);
+    }
+
+    #[test]
+    fn what_is_not_running_says_so() {
+        let of = |status| process(&state(status)).remove(0);
+        assert!(
+            of(Status::Ended)
+                .ends_with("ended without removing its page, 12.500 s ago: killed, or crashed")
+        );
+        assert!(of(Status::Silent).contains("silent for 12.500 s"));
+        assert!(frame(&States::default(), 200).join("").starts_with("no trainer found; next: "));
+    }
+
+    #[test]
+    fn lines_fit_the_terminal_and_carry_no_control_characters() {
+        let mut hostile = state(Status::Running);
+        hostile.name = "\u{1b}[2Jé".repeat(4);
+        let unreadable = Unreadable { page: PathBuf::from("a\nb"), reason: "no".to_owned() };
+        let states =
+            States { processes: vec![hostile], unreadable: vec![unreadable], ..States::default() };
+        for width in [1, 20, 80] {
+            for line in frame(&states, width) {
+                assert!(
+                    line.chars().count() <= width && !line.contains(char::is_control),
+                    "{line:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_bar_shows_a_byte_and_never_more_than_all() {
+        let of = |used_bytes, peak_bytes, budget_bytes| {
+            bar(&TierState { used_bytes, peak_bytes, budget_bytes })
+        };
+        assert_eq!(of(0, 0, 100), "·".repeat(BAR));
+        assert!(of(1, 1, u64::MAX).starts_with("█·"));
+        assert_eq!(of(200, 300, 100).chars().filter(|mark| *mark == '█').count(), 16);
+        assert_eq!(of(u64::MAX, u64::MAX, u64::MAX), "█".repeat(BAR));
+    }
+}

@@ -1,0 +1,133 @@
+//! Where dumps go: the directory, their names, and how one is written.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dormouse_device::DeviceKind;
+use dormouse_timeline::{Process, Snapshot, Timeline, html};
+
+use super::reason::Reason;
+use crate::{files, log};
+
+/// Memory that a dump takes for each event of the timeline's capacity, at most: two rings, read, sorted and written.
+const BYTES_PER_EVENT: usize = 512;
+
+/// A device, by kind and ordinal.
+pub(crate) type DeviceId = (DeviceKind, u32);
+
+/// A device whose timeline is dumped.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    /// `host`, or `cuda` and an ordinal.
+    pub(crate) device: String,
+    pub(crate) id: DeviceId,
+    pub(crate) timeline: Arc<Timeline>,
+    /// Returns the timeline's contents with the facts of the device, and why they are dumped; `None` before the device's
+    /// heap is published.
+    pub(crate) snapshot_of: fn(DeviceId, &str) -> Option<Snapshot>,
+}
+
+impl Source {
+    fn snapshot(&self, why: &str) -> Snapshot {
+        (self.snapshot_of)(self.id, why).unwrap_or_else(|| self.timeline.snapshot())
+    }
+}
+
+/// The directory of dumps, and the part of their names that a process has in common.
+#[derive(Debug)]
+pub(super) struct Target {
+    directory: PathBuf,
+    stem: String,
+}
+
+impl Target {
+    /// Expands the `%` names of `directory`. A later change of the working directory does not matter.
+    pub(super) fn new(directory: &Path) -> Result<Self, String> {
+        let directory = PathBuf::from(log::expand_path(directory)?);
+        let directory = std::path::absolute(directory).map_err(|error| error.to_string())?;
+        let stem = log::expand_path(Path::new("dormouse-%h-rank%r-pid%p"))?;
+        Ok(Self { directory, stem })
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns why no file can be created now, if that is known.
+    pub(super) fn obstacle(&self) -> Option<String> {
+        let shown = self.directory.display();
+        match std::fs::metadata(&self.directory) {
+            Err(error) => return Some(format!("{shown}: {error}")),
+            Ok(found) if !found.is_dir() => return Some(format!("{shown} is no directory")),
+            Ok(_) => {}
+        }
+        let path = CString::new(self.directory.as_os_str().as_bytes()).ok()?;
+        // SAFETY: a NUL-terminated path.
+        let is_writable = unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) } == 0;
+        (!is_writable).then(|| format!("{shown} is not writable"))
+    }
+
+    /// Writes the timeline of `source` as dump `number`, and returns its path. `why`: the text of an error, or empty.
+    pub(super) fn write(
+        &self,
+        source: &Source,
+        number: u64,
+        reason: Reason,
+        why: &str,
+    ) -> Result<PathBuf, String> {
+        let room_bytes = source.timeline.capacity_events() * BYTES_PER_EVENT;
+        // Rust ends a process that has no memory for a value.
+        Vec::<u8>::new()
+            .try_reserve_exact(room_bytes)
+            .map_err(|_| format!("there are no {room_bytes} bytes of memory to write it"))?;
+        let Self { directory, stem } = self;
+        let name = format!("{stem}-{number}-{}-{}.html", reason.name(), source.device);
+        let path = directory.join(name);
+        let process = process();
+        let snapshot = source.snapshot(why);
+        files::dump(&path, |file| html::write(&snapshot, &process, file))
+            .map_err(|fault| fault.message.into_owned())?;
+        Ok(path)
+    }
+}
+
+/// Returns this process as the titles of dumps name it.
+pub(crate) fn process() -> Process {
+    let rank = log::rank().and_then(|rank| rank.try_into().ok()).unwrap_or(0);
+    Process::current(program_name(), rank)
+}
+
+fn program_name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "process".to_owned() } else { name.to_owned() }
+}
+
+/// Returns the command that opens the page at `path`, for a shell.
+pub(super) fn open_command(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:@%,=".contains(letter);
+    if path.chars().all(is_plain) {
+        return format!("xdg-open {path}");
+    }
+    format!("xdg-open '{}'", path.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_one_for_a_shell() {
+        assert_eq!(open_command(Path::new("/a/b-1.html")), "xdg-open /a/b-1.html");
+        assert_eq!(open_command(Path::new("/a b/c.html")), "xdg-open '/a b/c.html'");
+        assert_eq!(open_command(Path::new("/it's")), r"xdg-open '/it'\''s'");
+        for path in ["/a b/$HOME", "/it's `x`", "/plain"] {
+            let command = open_command(Path::new(path)).replace("xdg-open", "printf %s");
+            let told = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&told.stdout), path);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Pipelines whose stages have limited room: lists, replicas and sleep, against every assignment and bound.
+
+use crate::pipeline_properties::{link_rate, pipeline, stage_bytes};
+use dormouse_parallel::pipeline::*;
+use dormouse_parallel::simulate::World;
+use proptest::prelude::*;
+
+fn peaks(stages: &Stages) -> Vec<u64> {
+    stages.stages.iter().map(|stage| stage.peak.bytes).collect()
+}
+
+/// Lists with one group and one microbatch in flight.
+fn least(case: &Pipeline) -> Stages {
+    let bounds = MemoryBounds { live_groups_max: 1, in_flight_max: 1 };
+    Pipeline { bounds, stage_room_bytes: Vec::new(), ..case.clone() }.plan().unwrap()
+}
+
+/// Sets rooms between the least and the free peaks of each stage.
+fn limit_room(case: &mut Pipeline, thousandths: u64) {
+    let free = peaks(&case.plan().unwrap());
+    let rooms = peaks(&least(case)).into_iter().zip(free);
+    case.stage_room_bytes = rooms
+        .map(|(least, free)| least + free.saturating_sub(least) * thousandths / 1000)
+        .collect();
+}
+
+fn end_ns(case: &Pipeline, stages: &Stages) -> u64 {
+    World::of_stages(case, stages).unwrap().run().unwrap().total_ns
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Lists fit every stage's room if one group and one microbatch at a time do. With one byte less they do not
+    /// if that is all a stage can do.
+    #[test]
+    fn lists_fit_the_room(mut case in pipeline(), own in stage_bytes(), thousandths in 0u64..=1000) {
+        case.stage_bytes = own.into_iter().take(case.stages as usize).collect();
+        limit_room(&mut case, thousandths);
+        let stages = case.plan().unwrap();
+        stages.check(&case).unwrap();
+        for (peak, room) in peaks(&stages).iter().zip(&case.stage_room_bytes) {
+            prop_assert!(peak <= room, "{} of {}", peak, room);
+        }
+        // One part a stage has one order of ops.
+        let needed = peaks(&least(&case));
+        for (stage, needed_bytes) in (0..).zip(needed) {
+            if case.virtual_stages > 1 || needed_bytes == 0 {
+                continue;
+            }
+            let room_bytes = needed_bytes - 1;
+            case.stage_room_bytes = vec![u64::MAX; case.stages as usize];
+            case.stage_room_bytes[stage as usize] = room_bytes;
+            let refused = PipelineError::Room { stage, needed_bytes, room_bytes };
+            prop_assert_eq!(case.plan().unwrap_err(), refused);
+        }
+    }
+
+    /// With the room of the free plan, lists are those of the free plan.
+    #[test]
+    fn room_enough_changes_nothing(mut case in pipeline(), own in stage_bytes()) {
+        case.stage_bytes = own.into_iter().take(case.stages as usize).collect();
+        let free = case.plan().unwrap();
+        case.stage_room_bytes = peaks(&free);
+        prop_assert_eq!(case.plan().unwrap().stages, free.stages);
+    }
+
+    /// Asleep or awake, whichever the simulator ends sooner; asleep where only that has room.
+    #[test]
+    fn sleep_is_chosen_by_the_simulated_end(
+        mut case in pipeline(),
+        own in stage_bytes(),
+        thousandths in 0u64..=1000,
+        (sleep_bytes_per_s, wake_bytes_per_s) in (link_rate(), link_rate()),
+    ) {
+        case.blocking = false;
+        case.stage_bytes = own.into_iter().take(case.stages as usize).collect();
+        limit_room(&mut case, thousandths);
+        let without_rates = case.clone().plan_with_sleep().unwrap();
+        prop_assert_eq!(&without_rates, &(case.clone(), case.plan().unwrap()));
+        case.rates = PipelineRates { sleep_bytes_per_s, wake_bytes_per_s, ..case.rates };
+        let mut asleep = case.clone();
+        for own in &mut asleep.stage_bytes {
+            (own.prefix_asleep, own.prefix_saved) = (own.prefix_asleep + own.prefix_saved, 0);
+        }
+        let (mut ends, mut ways) = (Vec::new(), Vec::new());
+        for way in [&case, &asleep] {
+            if let Ok(stages) = way.plan() {
+                ends.push(end_ns(way, &stages));
+                ways.push((way.clone(), stages));
+            }
+        }
+        let (chosen, stages) = case.clone().plan_with_sleep().unwrap();
+        prop_assert_eq!(Some(end_ns(&chosen, &stages)), ends.iter().min().copied());
+        prop_assert!(ways.contains(&(chosen, stages)));
+        // Too little for the prefix awake.
+        let awake_bytes = peaks(&least(&case));
+        let asleep_bytes = peaks(&least(&asleep));
+        case.stage_room_bytes.clone_from(&asleep_bytes);
+        if case.virtual_stages == 1 && awake_bytes.iter().zip(&asleep_bytes).any(|(awake, room)| awake > room) {
+            let (chosen, _) = case.plan_with_sleep().unwrap();
+            prop_assert_eq!(chosen.stage_bytes, asleep.stage_bytes);
+        }
+    }
+}
+
+/// The end of the last of `replicas` replicas if each group, those with most work first, is on the one with least.
+fn longest_first_ns(case: &Pipeline, replicas: u32) -> u64 {
+    let work = |group: &PipelineGroup| {
+        let ns = |share: StageShare| share.linear_ns + share.pairs_ns;
+        let microbatches = group.microbatches.iter().map(|it| it.forward_ns + it.backward_ns);
+        ns(group.forward) + ns(group.backward) + microbatches.sum::<u64>()
+    };
+    let mut order = Vec::from_iter(0..case.groups.len() as u32);
+    order.sort_by_key(|group| std::cmp::Reverse(work(&case.groups[*group as usize])));
+    let mut all = vec![(0, Vec::new()); replicas as usize];
+    for group in order {
+        let (ns, groups) = all.iter_mut().min_by_key(|(ns, groups)| (*ns, groups.len())).unwrap();
+        *ns += work(&case.groups[group as usize]);
+        groups.push(group);
+        groups.sort_unstable();
+    }
+    let ends = all.iter().map(|(_, groups)| case.of_groups(groups).plan().unwrap());
+    ends.map(|stages| stages.report.makespan_ns).max().unwrap()
+}
+
+/// The end of the last of `replicas` replicas, the soonest of all assignments.
+fn soonest_ns(case: &Pipeline, replicas: u32) -> u64 {
+    let groups = case.groups.len() as u32;
+    // Ends of a replica by the set of its groups, as bits.
+    let own = |set: u32| Vec::from_iter((0..groups).filter(|group| set >> group & 1 == 1));
+    let end_ns = |set| case.of_groups(&own(set)).plan().unwrap().report.makespan_ns;
+    let ends: Vec<Option<u64>> =
+        (0..1 << groups).map(|set| (set > 0).then(|| end_ns(set))).collect();
+    let last_ns = |code: u32| {
+        let mut sets = vec![0_usize; replicas as usize];
+        for group in 0..groups {
+            sets[(code / replicas.pow(group) % replicas) as usize] |= 1 << group;
+        }
+        sets.into_iter().map(|set| ends[set]).collect::<Option<Vec<u64>>>()?.into_iter().max()
+    };
+    (0..replicas.pow(groups)).filter_map(last_ns).min().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// Every group is on one replica, whose lists are valid and fit; the last replica ends no sooner than the
+    /// bound and the best of all assignments, and no later than by longest first.
+    #[test]
+    fn replicas_have_every_group_once(
+        mut case in pipeline(),
+        more in pipeline(),
+        own in stage_bytes(),
+        thousandths in 0u64..=1000,
+        replicas in 1u32..4,
+    ) {
+        case.groups.extend(more.groups.into_iter().take(2));
+        case.stage_bytes = own.into_iter().take(case.stages as usize).collect();
+        limit_room(&mut case, thousandths);
+        let replicas = replicas.min(case.groups.len() as u32);
+        let found = case.plan_replicas(replicas).unwrap();
+        let mut groups: Vec<u32> = Vec::new();
+        for replica in &found.replicas {
+            prop_assert!(replica.groups.is_sorted());
+            replica.stages.check(&case.of_groups(&replica.groups)).unwrap();
+            groups.extend(&replica.groups);
+        }
+        groups.sort_unstable();
+        prop_assert_eq!(groups, Vec::from_iter(0..case.groups.len() as u32));
+        let ends = found.replicas.iter().map(|replica| replica.stages.report.makespan_ns);
+        prop_assert_eq!(Some(found.makespan_ns), ends.max());
+        prop_assert!(found.bound_ns <= found.makespan_ns);
+        let best_ns = soonest_ns(&case, replicas);
+        prop_assert!(found.bound_ns <= best_ns && best_ns <= found.makespan_ns);
+        prop_assert!(found.makespan_ns <= longest_first_ns(&case, replicas));
+        prop_assert_eq!(case.plan_replicas(replicas).unwrap(), found);
+    }
+}
+
+#[test]
+fn replicas_are_one_to_the_number_of_groups() {
+    let group = PipelineGroup {
+        prefix_rows: 1,
+        microbatches: vec![PipelineMicrobatch { rows: 1, ..PipelineMicrobatch::default() }],
+        ..PipelineGroup::default()
+    };
+    let groups = vec![group; 3];
+    let case = Pipeline { stages: 1, virtual_stages: 1, groups, ..Pipeline::default() };
+    for replicas in [0, 4] {
+        assert_eq!(
+            case.plan_replicas(replicas).unwrap_err().to_string(),
+            format!("replicas is {replicas}; accepted: 1 to 3")
+        );
+    }
+    assert_eq!(case.plan_replicas(3).unwrap().replicas.len(), 3);
+}
