@@ -19,6 +19,8 @@ def main() -> None:
         dump = write_pages(Path(made), "8", "900")
         for name, size in (("timeline", WIDE), ("timeline-phone", PHONE)):
             with opened_page(browser, dump, size) as page:
+                if size == PHONE:
+                    page.evaluate("byId('stage').scrollIntoView({ block: 'start' })")
                 page.screenshot(path=directory / f"{name}.png")
 
 

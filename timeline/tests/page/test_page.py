@@ -49,6 +49,7 @@ def test_it_opens_on_the_last_step_and_answers(open_page, size: tuple[int, int])
         from_ns, to_ns = view_ns(page)
         begin_ns, end_ns = step_ns(page, 2)
         assert from_ns < begin_ns < end_ns < to_ns < end_ns + 0.1 * NS_PER_S
+        assert page.evaluate("timeWidth() / width") > 0.85, "the gutter is narrow"
         wide_px = page.evaluate("document.scrollingElement.scrollWidth")
         assert wide_px <= size[0], "nothing is beyond the edge"
 
