@@ -119,4 +119,4 @@ def test_what_cannot_fit_is_as_little_as_possible(caplog):
     stages = planned_lists(groups, Gathered(figures, [0] * 4), **options)["stages"]
     for each in stages:
         assert (each["peak"]["live_groups"], each["peak"]["in_flight"]) == (1, 1)
-    assert "needs 2050 bytes with one group and one microbatch in flight; its room is 0" in caplog.text
+    assert "needs 2050 bytes with one group and one microbatch in flight" in caplog.text

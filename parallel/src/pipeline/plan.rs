@@ -201,8 +201,8 @@ fn halved(bounds: MemoryBounds, peak: &StagePeak) -> Option<MemoryBounds> {
     }
 }
 
-/// Compares by room, then time, then memory. Fewer chunks win if the time is nearly equal: small kernels have costs
-/// that the model ignores.
+/// Compares by room, then time, then memory. Fewer chunks win if the time is nearly equal: small kernels have
+/// costs that the model ignores.
 fn better(found: &Found, best: &Found) -> bool {
     if found.missing_bytes != best.missing_bytes {
         return found.missing_bytes < best.missing_bytes;

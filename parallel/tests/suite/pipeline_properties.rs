@@ -653,6 +653,7 @@ proptest! {
             let options = PlanOptions {
                 vocab: 50,
                 microbatch_rows: 16,
+                device_bytes: 1 << 40,
                 last_layer_dead: dead,
                 model: ModelShape {
                     layers: 12,
@@ -689,6 +690,7 @@ proptest! {
         prop_assert_eq!(case.row_bytes.prefix_saved * parts, 640 * 12);
         prop_assert_eq!(case.row_bytes.boundary * parts, 2 * 2 * 8 * (2 + 4) * 12);
         prop_assert_eq!(case.row_bytes.activation, 4 * 8 * 2);
+        prop_assert_eq!(case.stage_room_bytes, vec![1 << 40; case.stages as usize]);
     }
 }
 

@@ -18,7 +18,8 @@
 //! norms, activations, softmax, rotary embedding and the loss are not counted.
 //!
 //! # Seconds
-//! Operations at the machine's rates of the kernels that run them, the overhead of each forward and backward, and the stalls of what sleeps.
+//! Operations at the machine's rates of the kernels that run them, the overhead of each forward and backward, and
+//! the stalls of what sleeps.
 //!
 //! # Bytes
 //! Parameters, gradients and optimizer state are not counted. Sums are exact and saturate at 64 bits.
