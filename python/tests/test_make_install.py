@@ -27,6 +27,10 @@ FILES = {
     "lib/pkgconfig/dormouse.pc",
     "lib/cmake/dormouse/dormouse-config.cmake",
     "lib/cmake/dormouse/dormouse-config-version.cmake",
+    "share/man/man1/dormouse.1",
+    "share/bash-completion/completions/dormouse",
+    "share/zsh/site-functions/_dormouse",
+    "share/fish/vendor_completions.d/dormouse.fish",
     *(f"share/doc/dormouse/{name}" for name in ("LICENSE-APACHE", "LICENSE-MIT", "NOTICE")),
 }
 
@@ -82,6 +86,9 @@ def test_it_installs_these_files(prefix):
     assert (lib / "libdormouse.so").readlink() == Path(SONAME)
     assert (lib / SONAME).readlink() == Path(f"libdormouse.so.{VERSION}")
     assert succeed(prefix / "bin" / "dormouse", "--version") == f"dormouse {VERSION}\n"
+    assert ".TH dormouse 1" in (prefix / "share/man/man1/dormouse.1").read_text()
+    for name in (name for name in FILES if name.startswith("share/") and "doc/" not in name):
+        assert "doctor" in (prefix / name).read_text(), name
 
 
 def test_a_program_built_by_pkg_config_runs(prefix, tmp_path):
