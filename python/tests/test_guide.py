@@ -59,15 +59,16 @@ def environment(folder: Path) -> dict[str, str]:
         "PIP_NO_DEPS": "1",
         "PIP_NO_BUILD_ISOLATION": "0",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "DORMOUSE_BUILT": str(native.library_path().parent),
     }
 
 
 def run(command: str, is_to_fail: bool, folder: Path, variables: dict[str, str]) -> Ended:
+    is_install = command == INSTALL
+    built = {"DORMOUSE_BUILT": str(native.library_path().parent)} if is_install else {}
     done = subprocess.run(
         ["bash", "-c", command],
-        cwd=ROOT if command == INSTALL else folder,
-        env=variables,
+        cwd=ROOT if is_install else folder,
+        env=variables | built,
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
