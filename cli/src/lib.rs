@@ -4,7 +4,7 @@
 //!
 //! - `top` shows the live pages that running trainers write (`timeline/src/live`), and `metrics` serves them.
 //! - `doctor` checks what a trainer needs of this machine, by doing it (`device/`, `storage/`).
-//! - `params` shows the configuration that `libdormouse.so` reads, through its C interface ([`library`]).
+//! - `params` shows the configuration that `libdormouse.so` reads, through its C interface (`library`).
 //! - `report` and `diff` say in text what dumps show, from the data in their pages.
 //! - `merge` puts dumps and traces of torch.profiler on one clock.
 //! - `replay` runs a log of allocations on `alloc/`.

@@ -36,7 +36,7 @@ use crate::fault::Fault;
 use crate::params::{Config, Key};
 use crate::{fork, status, stderr};
 
-use bell::Bell;
+use bell::{Bell, WAKE};
 use reason::Reason;
 use signal::Handler;
 use target::{Target, open_command};
@@ -53,8 +53,6 @@ const SIGNAL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of requests that wait for the thread.
 const JOBS_MAX: usize = 16;
 
-/// Wakes the thread.
-static WAKE: Bell = Bell::new();
 static SERVICE: OnceLock<&Service> = OnceLock::new();
 /// Held while the service starts.
 static STARTING: Mutex<()> = Mutex::new(());

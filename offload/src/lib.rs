@@ -50,6 +50,7 @@ mod config;
 mod engine;
 mod error;
 mod ids;
+mod places;
 mod prefix;
 mod step_profile;
 mod table;

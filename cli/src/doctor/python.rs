@@ -47,7 +47,7 @@ struct Answer {
 pub(super) fn checks(named: Option<&Path>) -> Vec<Check> {
     const WHAT: &str = "python";
     let program = named.unwrap_or(Path::new("python3"));
-    match ask(program) {
+    match query(program) {
         Ok(answer) => answered(&answer),
         Err(reason) => {
             let seen = format!("{}: {reason}", program.display());
@@ -108,7 +108,7 @@ fn package(answer: &Answer) -> Check {
     }
 }
 
-fn ask(program: &Path) -> Result<Answer, String> {
+fn query(program: &Path) -> Result<Answer, String> {
     let mut command = Command::new(program);
     command.args(["-c", SCRIPT]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| error.to_string())?;

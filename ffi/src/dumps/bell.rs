@@ -3,6 +3,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+/// Wakes the thread that writes dumps.
+pub(super) static WAKE: Bell = Bell::new();
+
 /// Wakes threads. `ring` is async-signal-safe.
 #[derive(Debug, Default)]
 pub(super) struct Bell(AtomicU32);

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::WAKE;
+use super::bell::WAKE;
 use crate::fork;
 
 /// Signals that can request a dump, by name.

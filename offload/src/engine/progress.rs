@@ -8,7 +8,7 @@ use dormouse_device::Device;
 use dormouse_storage::sync::lock;
 
 use super::{Engine, TagId};
-use crate::prefix::{Edge, Phase};
+use crate::places::{Edge, Phase};
 
 /// The live prefixes of an engine, by number.
 pub(super) type Prefixes = BTreeMap<u32, Arc<Progress>>;

@@ -268,7 +268,7 @@ const fn is_on_device(region: &Region) -> bool {
 }
 
 /// Returns true if a sleep or a wake was asked for between the two.
-fn asks(before: &Region, after: &Region) -> bool {
+fn requests_room(before: &Region, after: &Region) -> bool {
     let sleeps = |r: &Region| {
         matches!(r.state, RegionState::FallingAsleep | RegionState::Spilling)
             || (r.state == RegionState::Awake && r.wait != RegionWait::None)
@@ -347,7 +347,7 @@ impl<D: Device> Payload for RegionData<D> {
             (false, true) => shared.owners.add(self.role, self.tag, bytes),
             _ => {}
         }
-        if asks(before, after) {
+        if requests_room(before, after) {
             self.asked_ns = now_ns();
         }
         let asleep = |r: &Region| r.state.is_asleep().then_some(0);

@@ -7,10 +7,10 @@
 use dormouse_device::Device;
 
 use super::Prefix;
-use super::order::Phase;
 use crate::engine::{Adopted, REGION_BLOCKS_MAX};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, label};
+use crate::places::Phase;
 
 /// The reason a named address stays awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]

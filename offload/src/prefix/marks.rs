@@ -6,13 +6,13 @@ use dormouse_device::{Device, DeviceError};
 use dormouse_timeline::Lane;
 use tracing::Span;
 
-use super::order::{Edge, Phase};
 use super::plan_follower::PlanFollower;
 use super::{Layer, Prefix, phase_name};
 use crate::config::ResidencyPolicy;
 use crate::engine::Waited;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::places::{Edge, Phase};
 use crate::step_profile::{LAST_MICROBATCH_PARTS, MarkPoint, MarkTime, Pending};
 use dormouse_residency::plan;
 

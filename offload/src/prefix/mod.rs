@@ -19,9 +19,9 @@ mod waking;
 #[cfg(not(loom))]
 mod tests;
 
+pub use crate::places::{Edge, Phase};
 pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
-pub use order::{Edge, Phase};
 pub use report::{LayerReport, Planned, PrefixReport};
 
 use std::collections::BTreeMap;

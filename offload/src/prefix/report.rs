@@ -1,7 +1,7 @@
 //! The report of a prefix.
 
-use super::order::Phase;
 use crate::engine::StrayWakes;
+use crate::places::Phase;
 use dormouse_residency::LinkRates;
 
 /// Report of one layer.

@@ -4,10 +4,11 @@ use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
 use super::Prefix;
-use super::order::{Phase, ahead, needed};
+use super::order::{ahead, needed};
 use crate::engine::{Engine, Waited};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::places::Phase;
 use crate::step_profile::Part;
 
 impl<D: Device> Prefix<D> {
