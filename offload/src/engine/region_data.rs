@@ -267,8 +267,8 @@ const fn is_on_device(region: &Region) -> bool {
     matches!(region.state, RegionState::Awake | RegionState::FallingAsleep)
 }
 
-/// Returns true if a sleep or a wake was asked for between the two.
-fn requests_room(before: &Region, after: &Region) -> bool {
+/// Returns true if a sleep or a wake was requested between the two.
+fn was_requested(before: &Region, after: &Region) -> bool {
     let sleeps = |r: &Region| {
         matches!(r.state, RegionState::FallingAsleep | RegionState::Spilling)
             || (r.state == RegionState::Awake && r.wait != RegionWait::None)
@@ -347,7 +347,7 @@ impl<D: Device> Payload for RegionData<D> {
             (false, true) => shared.owners.add(self.role, self.tag, bytes),
             _ => {}
         }
-        if requests_room(before, after) {
+        if was_requested(before, after) {
             self.asked_ns = now_ns();
         }
         let asleep = |r: &Region| r.state.is_asleep().then_some(0);
