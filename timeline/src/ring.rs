@@ -40,8 +40,8 @@ struct Head(AtomicU64);
 pub(crate) struct Ring<const WORDS: usize> {
     head: Head,
     mask: u64,
-    /// Number of events that are read, at most the number of slots.
-    kept: u64,
+    /// Most events that are read, at most the number of slots.
+    kept: usize,
     slots: Slots<WORDS>,
 }
 
@@ -61,7 +61,7 @@ impl<const WORDS: usize> Ring<WORDS> {
         let capacity = capacity.max(1);
         let slots = Slots::zeroed(capacity.next_power_of_two());
         let mask = capacity.next_power_of_two() as u64 - 1;
-        Self { head: Head(AtomicU64::new(0)), mask, kept: capacity as u64, slots }
+        Self { head: Head(AtomicU64::new(0)), mask, kept: capacity, slots }
     }
 
     /// Replaces the oldest event with `words`.
@@ -74,7 +74,7 @@ impl<const WORDS: usize> Ring<WORDS> {
         }
     }
 
-    /// Returns every complete event of the newest `kept`, oldest first.
+    /// Returns the newest `kept` complete events, oldest first.
     pub(crate) fn read(&self) -> Reading<WORDS> {
         let mut found: Vec<(u64, [u64; WORDS])> =
             self.slots.all().iter().filter_map(Slot::read).collect();
@@ -83,8 +83,7 @@ impl<const WORDS: usize> Ring<WORDS> {
         // sequence, acquired in `Slot::read`, makes its increment visible.
         let recorded = self.head.0.load(Ordering::Relaxed);
         debug_assert!(found.last().is_none_or(|(ticket, _)| *ticket < recorded));
-        let oldest = recorded.saturating_sub(self.kept);
-        found.drain(..found.partition_point(|(ticket, _)| *ticket < oldest));
+        found.drain(..found.len().saturating_sub(self.kept));
         let dropped = recorded.saturating_sub(found.len() as u64);
         Reading { events: found.into_iter().map(|(_, words)| words).collect(), dropped }
     }
