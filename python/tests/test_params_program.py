@@ -90,6 +90,6 @@ def test_a_refused_value_is_named():
 
 
 def test_another_library_is_refused():
-    told = program("--lib", str(native.preload_path()))
+    told = program("--lib", "libm.so.6")
     assert told.returncode == 1
     assert "dormouse_param_get" in told.stderr

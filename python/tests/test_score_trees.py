@@ -253,6 +253,7 @@ def test_what_is_not_worth_a_pass_is_not_shared(runtime):
     with torch.no_grad():
         counts = shared.score(ids, mask, keep=keep).counts
     assert counts["trees"] == 1 and counts["prefix_tokens"] == 600 - 1
+    assert counts["groups"] == 1 and counts["prompts"] == 2
     assert counts["microbatch_tokens"] == 4 * (10 + 8)
 
 

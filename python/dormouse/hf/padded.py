@@ -29,6 +29,8 @@ class RowPlaces:
     """At most so many tokens are in microbatches."""
     label_tokens: int
     """Number of tokens of responses."""
+    prompts: int
+    """Number of different prompts."""
 
     def first_label(self, number: int) -> int:
         """Returns the position of a response's first token in its sequence."""
@@ -59,6 +61,7 @@ class Places(RowPlaces):
     rows: list[int]
     indices: list[Index]
     microbatches: int = 0
+    prompts: int = 1
 
     def first_label(self, number):
         return len(self.group.prompt)

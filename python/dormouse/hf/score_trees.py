@@ -45,6 +45,7 @@ class TreePlaces(RowPlaces):
     """Its rates decide which short beginnings are not worth sharing."""
     kept_tokens: int
     """All but those that rows share."""
+    prompts: int
     microbatches: int = 0
 
     @classmethod
@@ -58,7 +59,8 @@ class TreePlaces(RowPlaces):
         indices = [index for each in groups for index in each.indices]
         keys = sorted(map(_key, tokens))
         shared = sum(itertools.starmap(_equal_tokens, itertools.pairwise(keys)))
-        return cls(tokens, prompts, rows, indices, machine, sum(map(len, tokens)) - shared)
+        kept = sum(map(len, tokens)) - shared
+        return cls(tokens, prompts, rows, indices, machine, kept, len(groups))
 
     def first_label(self, number):
         return self.prompt_tokens[number]

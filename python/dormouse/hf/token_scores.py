@@ -54,8 +54,8 @@ class TokenScores:
     graphs: str
     """``"kept"`` or ``"twice"``; ``"none"`` without a graph."""
     counts: dict = field(default_factory=dict)
-    """Number of groups, of those that are trees, of their responses, of tokens and of microbatches
-    of the forward. As many groups as responses: no prompt is shared."""
+    """Number of groups, of those that are trees, of different prompts, of responses, of tokens and
+    of microbatches of the forward. As many groups as responses: nothing is shared."""
     checked: Checked | None = None
     """The last check of the model."""
     chosen_logits: torch.Tensor | None = None
@@ -166,6 +166,7 @@ class Call:
         responses = sum(len(each.rows) for each in places)
         self.counts = {
             "groups": len(places),
+            "prompts": sum(each.prompts for each in places),
             "trees": sum(isinstance(each, TreePlaces) for each in places),
             "responses": responses,
             **dict.fromkeys(COUNTS, 0),

@@ -69,7 +69,7 @@ class SharedForward:
         self._compare_if_new(model, own, post, processed_mb, temperature)
         rows, scores = self._scores(model, data, temperature)
         self.sharing.rows += rows.responses
-        self.sharing.prompts += scores.counts["groups"]
+        self.sharing.prompts += scores.counts["prompts"]
         values = rows.padded(scores.log_probabilities)
         if is_loss:
             result, metrics = post.loss_fn(data=data, next_token_logprobs=values, **counts)

@@ -111,7 +111,7 @@ class SharedActor:
         # The values of tokens between the turns of a response are computed, and are not actions.
         values = rows.padded(found.log_probabilities)[:, -action_mask.shape[1] :]
         entropies = None if found.entropies is None else rows.padded(found.entropies)
-        return values * action_mask.float(), entropies, found.counts["groups"]
+        return values * action_mask.float(), entropies, found.counts["prompts"]
 
     def _use(self, model: torch.nn.Module) -> None:
         if self._of is model:

@@ -103,7 +103,7 @@ class SharedScores:
             **self._arguments(rows),
         )
         self.sharing.rows += rows.responses
-        self.sharing.prompts += window.scores.counts["groups"]
+        self.sharing.prompts += window.scores.counts["prompts"]
         return window
 
     def _arguments(self, rows: Rows) -> dict:
