@@ -41,6 +41,7 @@ SCRIPTS = {
     "deepspeed": ("train.py", "train_shared.py"),
     "verl": ("actor.py", "actor_shared.py"),
     "openrlhf": ("actor.py", "actor_shared.py"),
+    "nemo_rl": ("policy.py", "policy_shared.py"),
 }
 # Rows that timing.py measures, and their bars.
 RATIOS = {"adapter_overhead": 1.03, "unshared_over_dense": 1.03, "trl_over_plain": None}
@@ -55,8 +56,6 @@ ROUNDS = 5
 SECONDS_MAX = 180.0
 # Sums and gradients' norms of two ways that compute the same in FP32.
 DISTANCE_MAX = 1e-3
-# Bars without a figure: name, unit, bar, reason.
-MISSING = (("lines_nemo_rl", "lines", LINES_MAX, "the adapter has no script that runs"),)
 
 
 def main() -> int:
@@ -79,7 +78,6 @@ def main() -> int:
     makers += [
         ((failure_rows.NAME,), lambda: failure_rows.failure_rows(model_text(), PRELOAD, LOGS))
     ]
-    makers += [((each[0],), lambda each=each: [missing_row(*each)]) for each in MISSING]
     return measure(makers, options.only, OUT)
 
 
@@ -178,10 +176,6 @@ def check_same(replies: dict[str, dict]) -> None:
 
 def median_of(rounds: list[dict[str, dict]], name: str, figure: str) -> float:
     return median(each[name][figure] / each[PEER][figure] for each in rounds)
-
-
-def missing_row(name: str, unit: str, bar: float, reason: str) -> Row:
-    return Row(name, unit, LOWER, reason, bar=bar)
 
 
 if __name__ == "__main__":

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from models import distance, take_gradients, tiny
-from nemo_rl_stand_in import (
-    InputType,
-    Sampling,
-    a_module,
-    forward_with_post_processing_fn,
-    microbatch_of,
-    processors,
-)
 from test_token_scores import padded
 
 import dormouse.nemo_rl
 from dormouse.nemo_rl import MODULE, WORKER, UnsupportedTrainerError
 from dormouse.nemo_rl.refusals import FUNCTION
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "nemo_rl"
+sys.path.insert(0, str(EXAMPLES))
+from nemo_rl_stand_in import (
+    InputType,
+    LogprobsPostProcessor,
+    LossPostProcessor,
+    Sampling,
+    forward_with_post_processing_fn,
+    microbatch_of,
+    processors,
+)
+
 COUNTS = {"global_valid_seqs": torch.tensor(6.0), "global_valid_toks": torch.tensor(29.0)}
+
+
+def a_module() -> ModuleType:
+    """Returns a module of its own with what :func:`dormouse.nemo_rl.share` needs."""
+    module = ModuleType("nemo_rl_stand_in.train")
+    for each in (forward_with_post_processing_fn, LossPostProcessor, LogprobsPostProcessor):
+        setattr(module, each.__name__, each)
+    return module
 
 
 @pytest.fixture
@@ -184,3 +200,17 @@ def test_register_of_a_module_that_is_imported(runtime, monkeypatch):
     monkeypatch.setitem(sys.modules, MODULE, module)
     dormouse.nemo_rl.register(runtime=runtime, graphs="twice")
     assert getattr(module, FUNCTION).sharing.rows == 0
+
+
+def test_examples_differ_in_few_lines_and_agree():
+    names = ("policy.py", "policy_shared.py")
+    scripts = [(EXAMPLES / name).read_text().splitlines() for name in names]
+    changed = [line for line in difflib.ndiff(*scripts) if line[0] in "+-"]
+    assert len(changed) <= 10 and max(map(len, scripts)) <= 60, changed
+    printed = [
+        subprocess.run(
+            [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, check=True
+        ).stdout
+        for name in names
+    ]
+    assert printed[0] == printed[1] and "step 3" in printed[0]

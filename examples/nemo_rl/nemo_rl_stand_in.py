@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import torch
 
@@ -117,14 +117,6 @@ def forward_with_post_processing_fn(
         **given,
     )
     return loss, metrics, processed_mb
-
-
-def a_module() -> ModuleType:
-    """Returns a module of its own with what :func:`dormouse.nemo_rl.share` needs."""
-    module = ModuleType("nemo_rl_stand_in.train")
-    for each in (forward_with_post_processing_fn, LossPostProcessor, LogprobsPostProcessor):
-        setattr(module, each.__name__, each)
-    return module
 
 
 def processors(loss_fn=None, *, cp_size=1, **named):
