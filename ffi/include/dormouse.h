@@ -225,7 +225,7 @@
 /// Number of bytes of a text field in a struct, including the NUL. Longer text is truncated.
 #define DORMOUSE_TEXT_BYTES 512
 
-/// Kinds of events in a memory history, in the numbers of `dormouse_history_event_t`: a block was allocated.
+/// Kinds of events in a memory history, in the numbers of `dormouse_memory_event_t`: a block was allocated.
 #define DORMOUSE_ACTION_ALLOCATED 0
 
 /// A block was freed, and no other stream uses it.
@@ -316,10 +316,19 @@
 /// Memory budgets affect the prediction but do not refuse the plan.
 #define DORMOUSE_PLAN_RUNTIME_RESIDENCY 4
 
+/// `weighing` of a history: an occurrence weighs by its response's reward and epoch.
+#define DORMOUSE_WEIGHING_REWARD 0
+
+/// Each occurrence weighs the same.
+#define DORMOUSE_WEIGHING_COUNT 1
+
 /* ---- Handles --------------------------------------------------------------------------------- */
 
 /// Handle of a forest: the prefix trees of a batch. Exclusive.
 typedef struct dormouse_forest_t dormouse_forest_t;
+
+/// A history of rollouts. Any-thread.
+typedef struct dormouse_history_t dormouse_history_t;
 
 /// Handle of a plan: the operations (ops) of one step, in order. Exclusive.
 typedef struct dormouse_plan_t dormouse_plan_t;
@@ -984,6 +993,109 @@ typedef struct dormouse_merge_args_t {
     uint64_t flags;
 } dormouse_merge_args_t;
 
+/// Settings of a history.
+typedef struct dormouse_history_options_t {
+    /// Size of the struct.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Token ids are from 0 to this less 1; at most 2³¹.
+    uint32_t vocab;
+    /// Epochs of a prompt whose responses are kept, the latest included; at most 64. 0: 2.
+    uint32_t epochs_kept;
+    /// Bytes of memory that prompts may take. Beyond it the least recently used ones go into the file of cold
+    /// prompts, or are forgotten if it has no room for them.
+    uint64_t budget_bytes;
+    /// `DORMOUSE_WEIGHING_*`.
+    int32_t weighing;
+    /// 0.
+    uint32_t reserved;
+    /// Directory of the saved history, which no other process may use meanwhile. A history that is there is loaded.
+    /// NULL: nothing is saved.
+    const char *dir;
+    /// Size in bytes of the file of cold prompts, which is in `dir` and has no name. 0: no file.
+    uint64_t cold_bytes;
+} dormouse_history_options_t;
+
+/// Token ids.
+typedef struct dormouse_tokens_t {
+    /// The ids; may be NULL if there are none.
+    const void *ids;
+    /// Number of ids.
+    uint64_t count;
+    /// 4: `int32_t`; 8: `int64_t`.
+    uint32_t id_bytes;
+    /// 0.
+    uint32_t reserved;
+} dormouse_tokens_t;
+
+/// Name of a prompt: XXH3-128, seed 0, of its ids as little-endian 32-bit numbers.
+typedef struct dormouse_digest_t {
+    /// The lower 64 bits.
+    uint64_t low;
+    /// The upper 64 bits.
+    uint64_t high;
+} dormouse_digest_t;
+
+/// A response to record.
+typedef struct dormouse_rollout_t {
+    /// The prompt.
+    struct dormouse_tokens_t prompt;
+    /// The response.
+    struct dormouse_tokens_t response;
+    /// Its reward: a finite number. Rewards are compared within a prompt alone.
+    float reward;
+    /// Its epoch.
+    uint32_t epoch;
+} dormouse_rollout_t;
+
+/// The draft of one sequence, and its window. Zero it for a new sequence.
+typedef struct dormouse_draft_t {
+    /// In: the prompt.
+    struct dormouse_digest_t prompt;
+    /// In: the last tokens of the sequence, prompt included. Of more than 7 the last 7 are read.
+    struct dormouse_tokens_t end;
+    /// Where the drafted ids go: `capacity` elements of the caller.
+    int32_t *ids;
+    /// In: most tokens to draft; the window may be smaller.
+    uint32_t capacity;
+    /// The window of the sequence: 2, and 2 more up to 32 with each draft that was accepted as a whole. Set by
+    /// `dormouse_history_draft` if it is 0, and by `dormouse_history_feedback`.
+    uint32_t window_tokens;
+    /// Out: number of drafted tokens; 0 if too few match.
+    uint32_t count;
+    /// Out: number of tokens that match, 3 to 7; 0 without a match.
+    uint32_t matched_tokens;
+    /// In, for `dormouse_history_feedback`: how many of the drafted tokens were accepted.
+    uint32_t accepted;
+    /// 0.
+    uint32_t reserved;
+} dormouse_draft_t;
+
+/// Figures of a history.
+typedef struct dormouse_history_stats_t {
+    /// In: size of the struct. Out: number of bytes written.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Prompts in memory.
+    uint64_t prompts;
+    /// Recorded tokens in memory.
+    uint64_t tokens;
+    /// Bytes of memory that they take.
+    uint64_t bytes;
+    /// Prompts in the file of cold prompts.
+    uint64_t cold_prompts;
+    /// Bytes of that file in use.
+    uint64_t cold_bytes;
+    /// Prompts that were forgotten: neither memory nor the file had room for them, or the file failed.
+    uint64_t forgotten_prompts;
+    /// Drafted tokens of which `dormouse_history_feedback` was told.
+    uint64_t drafted_tokens;
+    /// Those that were accepted.
+    uint64_t accepted_tokens;
+} dormouse_history_stats_t;
+
 /// A live block of a GPU heap.
 typedef struct dormouse_block_t {
     /// First address of the block.
@@ -1001,7 +1113,7 @@ typedef struct dormouse_block_t {
 } dormouse_block_t;
 
 /// The memory history of a GPU: figures.
-typedef struct dormouse_history_t {
+typedef struct dormouse_memory_history_t {
     /// In: size of the struct. Out: number of bytes written.
     uint32_t size;
     /// `DORMOUSE_STRUCT_VERSION`.
@@ -1014,7 +1126,7 @@ typedef struct dormouse_history_t {
     uint64_t recorded_count;
     /// Most events that are kept; 0 while none is recorded.
     uint64_t events_max;
-} dormouse_history_t;
+} dormouse_memory_history_t;
 
 /// A mapped range of a GPU's addresses.
 typedef struct dormouse_range_t {
@@ -1047,7 +1159,7 @@ typedef struct dormouse_range_t {
 } dormouse_range_t;
 
 /// An event of a memory history.
-typedef struct dormouse_history_event_t {
+typedef struct dormouse_memory_event_t {
     /// Unix time in nanoseconds.
     uint64_t unix_ns;
     /// Address of the block or pages.
@@ -1070,7 +1182,7 @@ typedef struct dormouse_history_event_t {
     uint32_t stack;
     /// Number of `dormouse_torch_set_metadata` of the event's thread.
     uint32_t metadata;
-} dormouse_history_event_t;
+} dormouse_memory_event_t;
 
 /// A frame of a Python stack.
 typedef struct dormouse_frame_t {
@@ -1730,6 +1842,87 @@ dormouse_status_t dormouse_prefix_get_report(struct dormouse_prefix_t *prefix,
 /// after the stream has passed. Errors: `NULL`, `VERSION`, `ARGUMENT`, and `DEVICE` on a GPU.
 dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *args, void *stream);
 
+/* ---- Rollout history ------------------------------------------------------------------------- */
+
+/// Creates a history of rollouts, from which `dormouse_history_draft` drafts the next ones.
+///
+/// Any-thread. The caller owns the handle and releases it with `dormouse_history_destroy`.
+/// Errors: `NULL`, `VERSION`, `ARGUMENT`; `BUSY` for a directory that another process or history uses; `IO`;
+/// `CORRUPT` for a saved history that is damaged or of another version, which stays as it is.
+dormouse_status_t dormouse_history_create(const struct dormouse_history_options_t *options,
+                                          struct dormouse_history_t **history_out);
+
+/// Destroys a history, unsaved. NULL is a no-op. Calls of other threads go on; the last one releases the directory.
+///
+/// Any-thread. Errors: `HANDLE`, `STALE`.
+dormouse_status_t dormouse_history_destroy(struct dormouse_history_t *history);
+
+/// Returns the name of a prompt, by which drafts are asked for. It needs no history and is the same everywhere.
+///
+/// Any-thread. Errors: `NULL`, `ARGUMENT` for an id that is negative or above 2³¹ - 1.
+dormouse_status_t dormouse_history_digest(const struct dormouse_tokens_t *prompt,
+                                          struct dormouse_digest_t *digest_out);
+
+/// Records `count` rollouts, in their order. The first of a later epoch forgets the prompt's responses of epochs
+/// that are no longer kept.
+///
+/// `recorded_out` receives the number that were recorded: `count`, or the index of the one that failed.
+///
+/// Any-thread; drafts wait meanwhile. The arrays are not kept. Errors: `NULL`, `HANDLE`, `STALE`; `ARGUMENT` for an
+/// id outside the vocabulary, a reward that is not finite, or an epoch that is no longer kept; `LIMIT`. Rollouts
+/// before the failed one are recorded (`recorded_out` is written).
+dormouse_status_t dormouse_history_record(struct dormouse_history_t *history,
+                                          const struct dormouse_rollout_t *rollouts,
+                                          uint64_t count,
+                                          uint64_t *recorded_out);
+
+/// Drafts what comes next in `count` sequences: for each at most `capacity` tokens, and at most its window. A prompt
+/// without responses, and an end that matches nowhere, have 0 tokens.
+///
+/// Any-thread, with other arrays; records and cold prompts wait for each other. The caller owns the arrays. Errors:
+/// `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an id outside the vocabulary. On an error no draft is changed.
+dormouse_status_t dormouse_history_draft(struct dormouse_history_t *history,
+                                         struct dormouse_draft_t *drafts,
+                                         uint64_t count);
+
+/// Says how many tokens of `count` drafts were accepted (`accepted`). The windows are set for the next drafts, and
+/// `count` of each becomes 0, so that a draft is counted once.
+///
+/// Any-thread, with other arrays. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for more accepted tokens than drafted
+/// ones. On an error no draft is changed.
+dormouse_status_t dormouse_history_feedback(struct dormouse_history_t *history,
+                                            struct dormouse_draft_t *drafts,
+                                            uint64_t count);
+
+/// Saves everything into the directory of the history, in the place of what is there, as a whole or not at all.
+///
+/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold
+/// prompt cannot be read.
+dormouse_status_t dormouse_history_save(struct dormouse_history_t *history);
+
+/// Moves the least recently used prompts out of memory until at most `bytes` are in use, once.
+///
+/// Any-thread; drafts wait meanwhile. Errors: `NULL`, `HANDLE`, `STALE`.
+dormouse_status_t dormouse_history_release(struct dormouse_history_t *history, uint64_t bytes);
+
+/// Returns figures of a history.
+///
+/// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
+dormouse_status_t dormouse_history_get_stats(struct dormouse_history_t *history,
+                                             struct dormouse_history_stats_t *stats_out);
+
+/// Returns the reason that the file of cold prompts last failed, an empty text if it never did.
+///
+/// `count_out` receives the number of bytes of the text, including the NUL. `buffer` receives the text
+/// if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query the length.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` if the buffer is too small
+/// (`count_out` is written).
+dormouse_status_t dormouse_history_get_failure(struct dormouse_history_t *history,
+                                               char *buffer,
+                                               uint64_t capacity,
+                                               uint64_t *count_out);
+
 /* ---- PyTorch entry points -------------------------------------------------------------------- */
 
 /// Allocates `bytes` bytes on GPU `device` for use on `stream`. Returns NULL for 0 bytes or less. If
@@ -1897,10 +2090,10 @@ dormouse_status_t dormouse_torch_record_history(uint64_t events_max,
 /// for a device without a heap, `LIMIT` if an array is too small (`history_out` is written).
 dormouse_status_t dormouse_torch_get_history(int32_t device,
                                              int32_t tier,
-                                             struct dormouse_history_t *history_out,
+                                             struct dormouse_memory_history_t *history_out,
                                              struct dormouse_range_t *ranges,
                                              uint64_t range_capacity,
-                                             struct dormouse_history_event_t *events,
+                                             struct dormouse_memory_event_t *events,
                                              uint64_t event_capacity);
 
 /// Returns the frames of all Python stacks in histories. `count_out` receives their number; `frames` receives them if

@@ -146,7 +146,9 @@ shared! {
     dormouse_plan_options_t: 112,
     dormouse_prefix_report_t: 680,
     dormouse_merge_args_t: 88,
-    dormouse_history_t: 40,
+    dormouse_memory_history_t: 40,
+    dormouse_history_options_t: 48,
+    dormouse_history_stats_t: 72,
 }
 
 /// Array elements and nested structs have no `size` field: their layout is fixed.
@@ -156,8 +158,11 @@ const _: () = {
     assert!(size_of::<c::dormouse_copies_t>() == 16);
     assert!(size_of::<c::dormouse_block_t>() == 40);
     assert!(size_of::<c::dormouse_range_t>() == 80);
-    assert!(size_of::<c::dormouse_history_event_t>() == 72);
+    assert!(size_of::<c::dormouse_memory_event_t>() == 72);
     assert!(size_of::<c::dormouse_frame_t>() == 16);
+    assert!(size_of::<c::dormouse_tokens_t>() == 24);
+    assert!(size_of::<c::dormouse_rollout_t>() == 56);
+    assert!(size_of::<c::dormouse_draft_t>() == 72);
     assert!(size_of::<c::dormouse_member_t>() == 56);
     assert!(size_of::<c::dormouse_score_t>() == 40);
     assert!(size_of::<c::dormouse_span_t>() == 16);

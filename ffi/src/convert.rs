@@ -9,6 +9,7 @@ use dormouse_alloc::AllocError;
 use dormouse_alloc::pinned::PinnedError;
 use dormouse_device::DeviceError;
 use dormouse_device::cuda::Unavailable;
+use dormouse_history::HistoryError;
 use dormouse_kernels::{DType, KernelError};
 use dormouse_offload::{Edge, OffloadError, Phase, RegionState, Role, Tensor, Tier};
 use dormouse_schedule::PlanError;
@@ -162,6 +163,23 @@ impl From<PlanError> for Fault {
         let status = match error {
             PlanError::Order { .. } => status::DORMOUSE_ERR_ORDER,
             _ => status::DORMOUSE_ERR_ARGUMENT,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl From<HistoryError> for Fault {
+    fn from(error: HistoryError) -> Self {
+        let status = match &error {
+            HistoryError::Range { .. }
+            | HistoryError::Id { .. }
+            | HistoryError::Reward { .. }
+            | HistoryError::Epoch { .. } => status::DORMOUSE_ERR_ARGUMENT,
+            HistoryError::Limit { .. } => status::DORMOUSE_ERR_LIMIT,
+            HistoryError::File { .. } => status::DORMOUSE_ERR_IO,
+            HistoryError::Damaged { .. } => status::DORMOUSE_ERR_CORRUPT,
+            HistoryError::InUse { .. } => status::DORMOUSE_ERR_BUSY,
+            HistoryError::Cold(cold) => nvme_status(cold),
         };
         Self::new(status, error.to_string())
     }

@@ -31,6 +31,7 @@ pub(crate) enum Kind {
     Plan = 3,
     Prefix = 4,
     Forest = 5,
+    History = 6,
 }
 
 impl Kind {
@@ -41,6 +42,7 @@ impl Kind {
             Self::Plan => "plan",
             Self::Prefix => "prefix",
             Self::Forest => "forest",
+            Self::History => "history",
         }
     }
 

@@ -46,6 +46,7 @@ mod files;
 mod fork;
 mod handles;
 mod heap;
+mod ids;
 mod live;
 mod log;
 mod op;

@@ -16,6 +16,7 @@ from ctypes import (
     c_char,
     c_char_p,
     c_double,
+    c_float,
     c_int,
     c_int32,
     c_size_t,
@@ -294,8 +295,8 @@ class Block(ctypes.Structure):
     ]
 
 
-class History(_Struct):
-    """``dormouse_history_t``"""
+class MemoryHistory(_Struct):
+    """``dormouse_memory_history_t``"""
 
     _fields_ = _versioned(
         *_all(c_uint64, "range_count", "event_count", "recorded_count", "events_max")
@@ -313,8 +314,8 @@ class Range(ctypes.Structure):
     ]
 
 
-class HistoryEvent(ctypes.Structure):
-    """``dormouse_history_event_t``"""
+class MemoryEvent(ctypes.Structure):
+    """``dormouse_memory_event_t``"""
 
     _fields_ = [
         *_all(c_uint64, "unix_ns", "address", "bytes", "stream", "scope"),
@@ -485,6 +486,62 @@ class PrefixReport(_Struct):
     )
 
 
+class HistoryOptions(_Struct):
+    """``dormouse_history_options_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint32, "vocab", "epochs_kept"),
+        ("budget_bytes", c_uint64),
+        ("weighing", c_int32),
+        ("reserved", c_uint32),
+        ("dir", c_char_p),
+        ("cold_bytes", c_uint64),
+    )
+
+
+class Tokens(_Plain):
+    """``dormouse_tokens_t``"""
+
+    _fields_ = [("ids", c_void_p), ("count", c_uint64), *_all(c_uint32, "id_bytes", "reserved")]
+
+
+class Rollout(_Plain):
+    """``dormouse_rollout_t``"""
+
+    _fields_ = [
+        *_all(Tokens, "prompt", "response"),
+        ("reward", c_float),
+        ("epoch", c_uint32),
+    ]
+
+
+class Digest(_Plain):
+    """``dormouse_digest_t``"""
+
+    _fields_ = _all(c_uint64, "low", "high")
+
+
+class Draft(_Plain):
+    """``dormouse_draft_t``"""
+
+    _fields_ = [
+        ("prompt", Digest),
+        ("end", Tokens),
+        ("ids", c_void_p),
+        *_all(c_uint32, "capacity", "window_tokens", "count", "matched_tokens"),
+        *_all(c_uint32, "accepted", "reserved"),
+    ]
+
+
+class HistoryStats(_Struct):
+    """``dormouse_history_stats_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint64, "prompts", "tokens", "bytes", "cold_prompts", "cold_bytes"),
+        *_all(c_uint64, "forgotten_prompts", "drafted_tokens", "accepted_tokens"),
+    )
+
+
 STRUCTS = {
     "options": Options,
     "info": Info,
@@ -493,9 +550,9 @@ STRUCTS = {
     "stats": Stats,
     "mem_info": MemInfo,
     "block": Block,
-    "history": History,
+    "memory_history": MemoryHistory,
     "range": Range,
-    "history_event": HistoryEvent,
+    "memory_event": MemoryEvent,
     "frame": Frame,
     "param": Param,
     "model": Model,
@@ -512,6 +569,12 @@ STRUCTS = {
     "plan_node": PlanNode,
     "plan_options": PlanOptions,
     "prefix_report": PrefixReport,
+    "history_options": HistoryOptions,
+    "tokens": Tokens,
+    "rollout": Rollout,
+    "digest": Digest,
+    "draft": Draft,
+    "history_stats": HistoryStats,
 }
 
 _PTR = c_void_p
@@ -573,10 +636,20 @@ _PROTOTYPES = {
     "stash_get": [_PTR, c_uint64, _PTR, _PTR],
     "stash_drop": [_PTR, c_uint64],
     "torch_get_stats": [c_int32, POINTER(Stats), POINTER(Block), c_uint64, POINTER(c_uint64)],
+    "history_create": [POINTER(HistoryOptions), _OUT],
+    "history_destroy": [_PTR],
+    "history_digest": [POINTER(Tokens), POINTER(Digest)],
+    "history_record": [_PTR, POINTER(Rollout), c_uint64, POINTER(c_uint64)],
+    "history_draft": [_PTR, POINTER(Draft), c_uint64],
+    "history_feedback": [_PTR, POINTER(Draft), c_uint64],
+    "history_save": [_PTR],
+    "history_release": [_PTR, c_uint64],
+    "history_get_stats": [_PTR, POINTER(HistoryStats)],
+    "history_get_failure": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "torch_record_history": [c_uint64, c_uint32, c_int, c_int],
     "torch_get_history": [
-        *(c_int32, c_int32, POINTER(History)),
-        *(POINTER(Range), c_uint64, POINTER(HistoryEvent), c_uint64),
+        *(c_int32, c_int32, POINTER(MemoryHistory)),
+        *(POINTER(Range), c_uint64, POINTER(MemoryEvent), c_uint64),
     ],
     "torch_get_frames": [POINTER(Frame), c_uint64, POINTER(c_uint64)],
     "torch_get_tag_name": [c_int32, c_uint32, c_char_p, c_uint64, POINTER(c_uint64)],

@@ -9,7 +9,7 @@
 #include <semaphore.h>
 #include <stdarg.h>
 
-enum { RUNTIME, TAG, FOREST, PLAN, PREFIX, KINDS };
+enum { RUNTIME, TAG, FOREST, PLAN, PREFIX, HISTORY, KINDS };
 enum { THREADS = 4, SLOTS = 3, BLOCKS = 16, SCRATCH_BYTES = 4 << 20, TRIES_MAX = 100000, LAYERS = 4, ROUNDS_MAX = 16 };
 
 typedef struct {
@@ -25,6 +25,10 @@ typedef struct {
     uint64_t loss_from[4];
     uint32_t parents[5];
     uint64_t lengths[5];
+    dormouse_history_options_t history_options;
+    dormouse_rollout_t rollouts[4];
+    dormouse_draft_t drafts[4];
+    int32_t drafted[4][8];
 } context_t;
 
 typedef struct {
@@ -119,6 +123,8 @@ static dormouse_status_t destroy(int kind, void *it)
         return dormouse_forest_destroy(it);
     case PLAN:
         return dormouse_plan_destroy(it);
+    case HISTORY:
+        return dormouse_history_destroy(it);
     default:
         return dormouse_prefix_destroy(it);
     }
@@ -225,6 +231,18 @@ static void prepare(context_t *c, uint64_t seed)
     c->merge_args.rows = 4;
     c->merge_args.head_dim = 8;
     c->merge_args.dtype = DORMOUSE_DTYPE_F32;
+    DORMOUSE_INIT(&c->history_options);
+    c->history_options.vocab = 10;
+    c->history_options.budget_bytes = 4096;
+    for (int at = 0; at < 4; at++) {
+        /* Prompts and responses of zeros. */
+        dormouse_tokens_t tokens = {c->source, 8, 4, 0};
+        c->rollouts[at].prompt = c->rollouts[at].response = tokens;
+        c->rollouts[at].prompt.count = (uint64_t)at;
+        c->drafts[at].end = tokens;
+        c->drafts[at].ids = c->drafted[at];
+        c->drafts[at].capacity = 8;
+    }
 }
 
 /* Creates a handle in a state in which most functions have something to do. */
@@ -235,6 +253,8 @@ static void make(context_t *c, int kind)
     dormouse_forest_t *forest = NULL;
     dormouse_plan_t *plan = NULL;
     dormouse_prefix_t *prefix = NULL;
+    dormouse_history_t *history = NULL;
+    uint64_t recorded = 0;
     void *live = __atomic_load_n(&slots[RUNTIME][0], __ATOMIC_ACQUIRE);
     switch (kind) {
     case RUNTIME:
@@ -286,6 +306,16 @@ static void make(context_t *c, int kind)
         OK(dormouse_plan_create(forest, &c->plan_options, &plan));
         OK(dormouse_forest_destroy(forest));
         publish(c, PLAN, plan);
+        return;
+    case HISTORY:
+        /* A directory has one history at a time. */
+        c->history_options.dir = folder;
+        if (dormouse_history_create(&c->history_options, &history) == DORMOUSE_ERR_BUSY) {
+            c->history_options.dir = NULL;
+            OK(dormouse_history_create(&c->history_options, &history));
+        }
+        OK(dormouse_history_record(history, c->rollouts, 4, &recorded));
+        publish(c, HISTORY, history);
         return;
     default:
         if (dormouse_prefix_create(live, NULL, 0, LAYERS, &prefix) == DORMOUSE_OK) {

@@ -109,9 +109,9 @@ static void *manage(void *argument)
             break;
         case 4: {
             /* On and off under the requests of the other threads. */
-            static dormouse_history_event_t events[2 * HISTORY_EVENTS];
+            static dormouse_memory_event_t events[2 * HISTORY_EVENTS];
             static dormouse_range_t ranges[RANGES_MAX];
-            dormouse_history_t history;
+            dormouse_memory_history_t history;
             DORMOUSE_INIT(&history);
             OK(dormouse_torch_record_history(next(&seed) % 4 ? HISTORY_EVENTS : 0, 0, 0, next(&seed) % 2));
             sched_yield();

@@ -10,6 +10,7 @@ use super::c::*;
 use crate::boundary::{In, Out, check_flags, enter, usize_of};
 use crate::fault::Fault;
 use crate::handles::{Exclusive, Kind, Table};
+use crate::ids::Ids;
 use crate::op::number;
 use crate::status::{DORMOUSE_ERR_STATE, dormouse_status_t};
 
@@ -188,34 +189,7 @@ fn ending(it: &Ending) -> dormouse_ending_t {
     dormouse_ending_t { node: it.node.0, reserved: 0, tokens: it.tokens }
 }
 
-/// Token ids of one width.
-#[derive(Clone, Copy)]
-enum Ids<'a> {
-    Narrow(&'a [i32]),
-    Wide(&'a [i64]),
-}
-
-impl<'a> Ids<'a> {
-    /// # Safety
-    /// `pointer` is NULL or readable for `count` ids of `id_bytes` bytes that do not change during `'a`.
-    unsafe fn new(
-        pointer: *const c_void,
-        id_bytes: u32,
-        count: u64,
-        name: &str,
-    ) -> Result<Self, Fault> {
-        let count = usize_of(count, name)?;
-        match id_bytes {
-            // SAFETY: the caller's contract.
-            4 => Ok(Self::Narrow(unsafe { In::slice(pointer.cast(), count, name) }?)),
-            // SAFETY: the caller's contract.
-            8 => Ok(Self::Wide(unsafe { In::slice(pointer.cast(), count, name) }?)),
-            _ => Err(Fault::argument(format!(
-                "id_bytes is {id_bytes}; accepted: 4 (int32_t), 8 (int64_t)"
-            ))),
-        }
-    }
-
+impl Ids<'_> {
     fn frozen(self, offsets: &[u64], kinds: &[u64], vocab: u32) -> Result<Frozen, Fault> {
         Ok(match self {
             Self::Narrow(ids) => Frozen::from_ids(ids, offsets, kinds, vocab),

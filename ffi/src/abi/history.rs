@@ -66,10 +66,10 @@ pub extern "C" fn dormouse_torch_record_history(
 pub unsafe extern "C" fn dormouse_torch_get_history(
     device: i32,
     tier: i32,
-    history_out: *mut dormouse_history_t,
+    history_out: *mut dormouse_memory_history_t,
     ranges: *mut dormouse_range_t,
     range_capacity: u64,
-    events: *mut dormouse_history_event_t,
+    events: *mut dormouse_memory_event_t,
     event_capacity: u64,
 ) -> dormouse_status_t {
     enter(|| {
@@ -83,12 +83,12 @@ pub unsafe extern "C" fn dormouse_torch_get_history(
             Tier::Nvme => allocator.file_tier().read(with_events),
         };
         let (range_count, event_count) = (reading.ranges.len() as u64, reading.event_count as u64);
-        out.fill(dormouse_history_t {
+        out.fill(dormouse_memory_history_t {
             range_count,
             event_count,
             recorded_count: reading.recorded,
             events_max: reading.events_max as u64,
-            ..dormouse_history_t::default()
+            ..dormouse_memory_history_t::default()
         });
         let is_short = (!ranges.is_null() && range_count > range_capacity)
             || (!events.is_null() && event_count > event_capacity);
@@ -244,10 +244,10 @@ fn event_of(
     event: &HistoryEvent,
     clock: &ClockAnchor,
     pools: &mut Pools,
-) -> dormouse_history_event_t {
+) -> dormouse_memory_event_t {
     let (pool_first, pool_second) = pools.id_of(event.arena);
     let (stack, metadata) = history::parts(event.context);
-    dormouse_history_event_t {
+    dormouse_memory_event_t {
         unix_ns: clock.unix_ns(event.at_ns),
         address: event.address as u64,
         bytes: event.bytes,

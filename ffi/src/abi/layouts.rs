@@ -37,9 +37,15 @@ pinned! { dormouse_plan_node_t 40: parent 0, subtree_end 4, sequence 8, origin 1
 pinned! { dormouse_prediction_t 688: size 0, version 4, flops_dense 8, flops_shared 16, speedup 24, token_ratio 32, peak_bytes 40, sleep_bytes 64, pays 72, reserved 76, reason 80, seconds_dense 592, seconds_shared 600, sleep_stall_s 608, wake_stall_s 616, residency_gap 624, recomputed_rows 632, device_bytes 640, host_bytes 664 }
 pinned! { dormouse_prefix_report_t 1240: size 0, version 4, dormant_bytes 8, boundary_bytes 16, asleep_bytes_peak 24, asleep_at_b_bytes 32, tier_bytes_peak 40, written_bytes 64, read_bytes 72, write_bytes_per_s 80, read_bytes_per_s 88, stall_ns 96, stall_bound_ns 104, phase_peak_bytes 112, left_asleep_bytes 136, accepted_count 144, refused_count 152, peak_phase 160, reserved 164, declined 168, is_planned 680, reserved_planned 684, planned_bytes 688, planned_stall_ns 712, stray_wakes 720, first_stray 728 }
 pinned! { dormouse_merge_args_t 88: size 0, version 4, out1 8, lse1 16, out2 24, lse2 32, out 40, lse 48, rows 56, head_dim 64, dtype 72, reserved 76, flags 80 }
+pinned! { dormouse_history_options_t 48: size 0, version 4, vocab 8, epochs_kept 12, budget_bytes 16, weighing 24, reserved 28, dir 32, cold_bytes 40 }
+pinned! { dormouse_tokens_t 24: ids 0, count 8, id_bytes 16, reserved 20 }
+pinned! { dormouse_digest_t 16: low 0, high 8 }
+pinned! { dormouse_rollout_t 56: prompt 0, response 24, reward 48, epoch 52 }
+pinned! { dormouse_draft_t 72: prompt 0, end 16, ids 40, capacity 48, window_tokens 52, count 56, matched_tokens 60, accepted 64, reserved 68 }
+pinned! { dormouse_history_stats_t 72: size 0, version 4, prompts 8, tokens 16, bytes 24, cold_prompts 32, cold_bytes 40, forgotten_prompts 48, drafted_tokens 56, accepted_tokens 64 }
 pinned! { dormouse_block_t 40: base 0, bytes 8, requested_bytes 16, stream 24, state 32, reserved 36 }
-pinned! { dormouse_history_t 40: size 0, version 4, range_count 8, event_count 16, recorded_count 24, events_max 32 }
+pinned! { dormouse_memory_history_t 40: size 0, version 4, range_count 8, event_count 16, recorded_count 24, events_max 32 }
 pinned! { dormouse_range_t 80: address 0, bytes 8, requested_bytes 16, stream 24, scope 32, pool_first 40, pool_second 48, usage 56, segment 60, tag 64, stack 68, metadata 72, is_small 76 }
-pinned! { dormouse_history_event_t 72: unix_ns 0, address 8, bytes 16, stream 24, scope 32, pool_first 40, pool_second 48, action 56, tag 60, stack 64, metadata 68 }
+pinned! { dormouse_memory_event_t 72: unix_ns 0, address 8, bytes 16, stream 24, scope 32, pool_first 40, pool_second 48, action 56, tag 60, stack 64, metadata 68 }
 pinned! { dormouse_frame_t 16: code 0, offset 8, caller 12 }
 pinned! { dormouse_plugin_v1_t 24: size 0, abi_version 4, name 8, get_proc 16 }

@@ -12,6 +12,7 @@
 /// Every constant, struct and handle of the header.
 pub mod c {
     pub use super::planning::*;
+    pub use super::rollouts::*;
     pub use super::structs::*;
 }
 
@@ -27,6 +28,8 @@ pub mod plan;
 pub mod planning;
 pub mod plugin;
 pub mod prefix;
+pub mod rollout_history;
+pub mod rollouts;
 pub mod runtime;
 pub mod stash;
 pub mod structs;

@@ -366,7 +366,7 @@ pub struct dormouse_block_t {
     pub reserved: u32,
 }
 
-/// Kinds of events in a memory history, in the numbers of `dormouse_history_event_t`: a block was allocated.
+/// Kinds of events in a memory history, in the numbers of `dormouse_memory_event_t`: a block was allocated.
 pub const DORMOUSE_ACTION_ALLOCATED: i32 = 0;
 /// A block was freed, and no other stream uses it.
 pub const DORMOUSE_ACTION_FREED: i32 = 1;
@@ -399,7 +399,7 @@ pub const DORMOUSE_USE_PENDING_FREE: i32 = 2;
 /// The memory history of a GPU: figures.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct dormouse_history_t {
+pub struct dormouse_memory_history_t {
     /// In: size of the struct. Out: number of bytes written.
     pub size: u32,
     /// `DORMOUSE_STRUCT_VERSION`.
@@ -449,7 +449,7 @@ pub struct dormouse_range_t {
 /// An event of a memory history.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct dormouse_history_event_t {
+pub struct dormouse_memory_event_t {
     /// Unix time in nanoseconds.
     pub unix_ns: u64,
     /// Address of the block or pages.

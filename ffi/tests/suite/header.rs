@@ -13,8 +13,22 @@ fn generated() -> String {
     let mut builder =
         cbindgen::Builder::new().with_config(config).with_src(ffi.join("src/status.rs"));
     for module in [
-        "structs", "planning", "library", "runtime", "memory", "tags", "stash", "forest", "plan",
-        "prefix", "kernels", "torch", "plugin", "history",
+        "structs",
+        "planning",
+        "rollouts",
+        "library",
+        "runtime",
+        "memory",
+        "tags",
+        "stash",
+        "forest",
+        "plan",
+        "prefix",
+        "kernels",
+        "rollout_history",
+        "torch",
+        "plugin",
+        "history",
     ] {
         builder = builder.with_src(ffi.join(format!("src/abi/{module}.rs")));
     }
@@ -39,6 +53,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("dormouse_status_t dormouse_forest_create(", "Forest and plan"),
     ("dormouse_status_t dormouse_prefix_create(", "Prefix"),
     ("dormouse_status_t dormouse_kernel_merge_lse(", "Kernels"),
+    ("dormouse_status_t dormouse_history_create(", "Rollout history"),
     ("void *dormouse_torch_malloc(", "PyTorch entry points"),
     ("dormouse_status_t dormouse_torch_record_history(", "Memory history"),
 ];
@@ -186,7 +201,7 @@ fn every_function_documents_its_threads_and_errors() {
 #[test]
 fn the_library_exports_only_the_header_and_the_heap_symbols() {
     let declared = declared();
-    assert_eq!(declared.len(), 74, "{declared:?}");
+    assert_eq!(declared.len(), 84, "{declared:?}");
     let list = include_str!("../../symbols.txt");
     let (heap, api): (Vec<_>, Vec<_>) =
         list.lines().partition(|name| name.starts_with("dormouse_heap_"));

@@ -42,6 +42,11 @@ fn a_forest_is_planned_and_run() {
 }
 
 #[test]
+fn rollouts_are_recorded_drafted_from_saved_and_loaded() {
+    ended("history", &[], false).well().says("all checks passed");
+}
+
+#[test]
 fn ranks_plan_parts_of_a_tree_and_prefixes_wake_at_their_ops() {
     ended("tree", &[], false).well().says("all checks passed");
 }

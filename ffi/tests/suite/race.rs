@@ -12,7 +12,7 @@ use crate::common::{Links, clean, compile, folder, root, run};
 const CALLS: &str = "150";
 
 /// Handles of the header, in the order of `tests/c/race.h`.
-const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix"];
+const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix", "history"];
 
 /// Values of arguments in C, by function (or `*`), type and name (or `*`). The first match counts.
 const VALUES: &[(&str, &str, &str, &str)] = &[
@@ -44,12 +44,17 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "struct dormouse_plan_node_t *", "nodes", "(void *)c->scratch"),
     ("*", "struct dormouse_block_t *", "blocks", "(void *)c->scratch"),
     ("*", "struct dormouse_range_t *", "ranges", "(void *)c->scratch"),
-    ("*", "struct dormouse_history_event_t *", "events", "(void *)(c->scratch + (2 << 20))"),
+    ("*", "struct dormouse_memory_event_t *", "events", "(void *)(c->scratch + (2 << 20))"),
     ("*", "struct dormouse_frame_t *", "frames", "(void *)c->scratch"),
     ("*", "struct dormouse_ending_t *", "endings", "(void *)(c->scratch + (2 << 20))"),
     ("*", "const struct dormouse_options_t *", "*", "&c->options"),
     ("*", "const struct dormouse_sequences_t *", "*", "&c->sequences"),
     ("*", "const struct dormouse_merge_args_t *", "*", "&c->merge_args"),
+    ("*", "const struct dormouse_history_options_t *", "*", "&c->history_options"),
+    ("*", "const struct dormouse_tokens_t *", "*", "&c->rollouts[0].prompt"),
+    ("*", "const struct dormouse_rollout_t *", "*", "c->rollouts"),
+    ("*", "struct dormouse_draft_t *", "*", "c->drafts"),
+    ("*", "struct dormouse_digest_t *", "*", "&c->drafts[0].prompt"),
     ("*", "const char *", "name", "\"raced\""),
     ("*", "const char *", "path", "dump"),
     ("*", "const char *", "request", "\"{}\""),

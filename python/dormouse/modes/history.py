@@ -172,7 +172,7 @@ class History:
         with_events = mempool is None or len(mempool) < 3 or bool(mempool[2])
         recorded = {"count": 0, "max": 0}
 
-        def count(figures: native.History) -> None:
+        def count(figures: native.MemoryHistory) -> None:
             recorded["count"] = max(recorded["count"], figures.recorded_count)
             recorded["max"] = max(recorded["max"], figures.events_max)
 

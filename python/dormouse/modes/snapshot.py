@@ -65,7 +65,7 @@ class Reading:
     """What one call of the library returned: figures, ranges and events as tuples of fields."""
 
     def __init__(self, ordinal: int, tier: int = 0, *, with_events: bool = True):
-        self.figures = native.History()
+        self.figures = native.MemoryHistory()
         self.ranges: list[tuple] = []
         self.events: list[tuple] = []
         try:
@@ -80,7 +80,7 @@ class Reading:
         for spare in _SPARE:
             ranges = (native.Range * (self.figures.range_count + spare))()
             count = self.figures.event_count + spare if with_events else 0
-            events = (native.HistoryEvent * count)()
+            events = (native.MemoryEvent * count)()
             pointers = (ranges, len(ranges), events if with_events else None, count)
             try:
                 native.call("torch_get_history", ordinal, tier, figures, *pointers)
@@ -286,7 +286,7 @@ def _metadata(text: str, remark: str | None, tag: str | None, scope: int) -> str
 
 
 def read_all(
-    write: Writer, figures: Callable[[native.History], None], *, with_events: bool = True
+    write: Writer, figures: Callable[[native.MemoryHistory], None], *, with_events: bool = True
 ) -> tuple[list, list]:
     """Returns the segments and the events by device of all GPUs and of the tiers behind them."""
     count = torch.cuda.device_count()

@@ -1,0 +1,129 @@
+//! Prompts that memory has no room for.
+
+use std::sync::Arc;
+
+use dormouse_storage::Nvme;
+use dormouse_storage::testing::Faults;
+
+use super::{Dir, VOCAB};
+use crate::cold::Cold;
+use crate::{Digest, History, Options};
+
+const FILE_BYTES: u64 = 1 << 20;
+
+fn record(history: &History, prompts: u32) {
+    for prompt in 0..prompts {
+        let response: Vec<u32> = (0..50).map(|it| (prompt + 3 * it) % VOCAB).collect();
+        history.record(&[prompt], &response, 0.0, 0).unwrap();
+    }
+}
+
+fn is_drafted(history: &History, prompt: u32) -> bool {
+    let end = [prompt, prompt + 3, prompt + 6];
+    history.draft(Digest::of(&[prompt]), &end, 1).unwrap().tokens == [prompt + 9]
+}
+
+fn with_faults(faults: &Arc<Faults>, budget_bytes: u64) -> History {
+    let nvme = Nvme::with_storage(Arc::<Faults>::clone(faults), FILE_BYTES, true);
+    let options = Options { budget_bytes, ..Options::of_vocab(VOCAB) };
+    History::over(options, Some(Cold::over(nvme)))
+}
+
+#[test]
+fn prompts_beyond_the_budget_are_in_the_file_and_come_back() {
+    let dir = Dir::new();
+    let cold = Some((dir.0.clone(), FILE_BYTES));
+    let history = History::new(Options { budget_bytes: 4 << 10, cold, ..Options::of_vocab(VOCAB) });
+    let history = history.unwrap();
+    record(&history, 40);
+    let stats = history.stats();
+    assert!(stats.bytes <= 4 << 10 && stats.prompts >= 4, "{stats:?}");
+    assert_eq!(stats.prompts + stats.cold_prompts, 40);
+    assert!(stats.cold_bytes >= 4096 * stats.cold_prompts && stats.forgotten_prompts == 0);
+    for prompt in 0..40 {
+        assert!(is_drafted(&history, prompt), "{prompt}");
+    }
+    assert!(history.stats().bytes <= 4 << 10);
+    // A record of a cold prompt adds to what it has.
+    history.record(&[0], &[700, 701, 702, 703], 0.0, 0).unwrap();
+    assert!(is_drafted(&history, 0));
+    for prompt in 0..40 {
+        assert!(history.forget(Digest::of(&[prompt])));
+    }
+    let stats = history.stats();
+    assert_eq!((stats.prompts, stats.bytes, stats.cold_prompts, stats.cold_bytes), (0, 0, 0, 0));
+}
+
+#[test]
+fn the_least_recently_used_prompt_leaves_first() {
+    let history = with_faults(&Arc::new(Faults::in_memory(FILE_BYTES)), u64::MAX);
+    record(&history, 3);
+    assert!(is_drafted(&history, 0));
+    let one = history.stats().bytes / 3;
+    history.release(2 * one);
+    assert_eq!((history.stats().prompts, history.stats().cold_prompts), (2, 1));
+    // Without reads a cold prompt stays where it is.
+    history.release(2 * one);
+    assert!(is_drafted(&history, 0) && history.stats().cold_prompts == 1, "prompt 1 left");
+}
+
+#[test]
+fn a_budget_of_zero_keeps_all_prompts_in_the_file() {
+    let history = with_faults(&Arc::new(Faults::in_memory(FILE_BYTES)), 0);
+    record(&history, 5);
+    assert_eq!((history.stats().prompts, history.stats().bytes), (0, 0));
+    assert!((0..5).all(|prompt| is_drafted(&history, prompt)));
+    assert_eq!(history.stats().cold_prompts, 5);
+}
+
+#[test]
+fn without_a_file_prompts_beyond_the_budget_are_forgotten() {
+    let history = History::new(Options { budget_bytes: 0, ..Options::of_vocab(VOCAB) }).unwrap();
+    record(&history, 5);
+    let stats = history.stats();
+    assert_eq!((stats.prompts, stats.bytes, stats.forgotten_prompts), (0, 0, 5));
+    assert!(!is_drafted(&history, 0));
+}
+
+#[test]
+fn a_full_disk_forgets_prompts_and_says_why() {
+    const ENOSPC: i32 = 28;
+    let faults = Arc::new(Faults::in_memory(FILE_BYTES));
+    let history = with_faults(&faults, u64::MAX);
+    record(&history, 4);
+    faults.fail_writes_after(0, ENOSPC);
+    history.release(0);
+    let stats = history.stats();
+    assert_eq!((stats.bytes, stats.cold_prompts, stats.forgotten_prompts), (0, 0, 4));
+    assert_eq!(stats.cold_bytes, 0, "a failed write holds no place");
+    let reason = history.cold_failure().unwrap();
+    assert!(reason.contains("No space left") || reason.contains("code 28"), "{reason}");
+    record(&history, 1);
+    assert!(is_drafted(&history, 0));
+}
+
+#[test]
+fn a_full_file_forgets_prompts() {
+    let nvme = Nvme::with_storage(Arc::new(Faults::in_memory(8192)), 8192, true);
+    let options = Options { budget_bytes: 0, ..Options::of_vocab(VOCAB) };
+    let history = History::over(options, Some(Cold::over(nvme)));
+    record(&history, 5);
+    let stats = history.stats();
+    assert_eq!((stats.cold_prompts, stats.forgotten_prompts), (2, 3));
+    assert!(history.cold_failure().unwrap().contains("no room"));
+}
+
+#[test]
+fn a_prompt_that_cannot_be_read_is_forgotten() {
+    const EIO: i32 = 5;
+    let faults = Arc::new(Faults::in_memory(FILE_BYTES));
+    let history = with_faults(&faults, 0);
+    record(&history, 2);
+    faults.fail_reads(EIO);
+    assert!(!is_drafted(&history, 0));
+    faults.heal();
+    assert!(!is_drafted(&history, 0) && is_drafted(&history, 1));
+    let stats = history.stats();
+    assert_eq!((stats.forgotten_prompts, stats.cold_prompts), (1, 1));
+    assert!(history.cold_failure().is_some());
+}
