@@ -37,6 +37,7 @@ from .queries import (
     shares,
 )
 from .runtime import _Handle, _text
+from .token_ids import id_tensor, ids_of
 
 __all__ = [
     "Ending",
@@ -173,11 +174,11 @@ class Forest(_Handle):
         keeps a copy of every tree token for :meth:`add`; the list may then be empty.
         """
         if offsets is None:
-            sequences = [_tensor(sequence) for sequence in ids]
+            sequences = [id_tensor(sequence) for sequence in ids]
             lengths = torch.tensor([0] + [len(sequence) for sequence in sequences])
             offsets = torch.cumsum(lengths, 0)
             ids = torch.cat(sequences) if sequences else torch.empty(0, dtype=torch.int64)
-        pointer, id_bytes, count, kept_ids = _ids(ids)
+        pointer, id_bytes, count, kept_ids = ids_of(ids)
         kept_offsets, kept_kinds = _u64("offsets", offsets), _u64("kinds", kinds)
         # The library checks that offsets ascend, and reads up to the last one.
         if len(kept_offsets) and kept_offsets[-1] > count:
@@ -233,7 +234,7 @@ class Forest(_Handle):
 
     def add(self, ids, kind: int = 0) -> int:
         """Adds a sequence to a forest created with ``grow``; returns its number."""
-        pointer, id_bytes, count, kept = _ids(ids)
+        pointer, id_bytes, count, kept = ids_of(ids)
         _u64("kind", [kind])
         number = ctypes.c_uint32()
         arguments = (pointer, id_bytes, count, kind, ctypes.byref(number))
@@ -492,35 +493,6 @@ def _op(op: native.Op) -> Op:
 
 def _node(number: int) -> int | None:
     return None if number == native.NODE_NONE else number
-
-
-def _tensor(ids) -> torch.Tensor:
-    tensor = torch.as_tensor(ids)
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dim() != 1:
-        shape = f"{tensor.dtype} of {tensor.dim()} dimensions"
-        raise TypeError(f"token ids are {shape}; accepted: integers in one dimension")
-    return tensor.to("cpu", torch.int64)
-
-
-def _ids(ids) -> tuple[int, int, int, object]:
-    """Returns the address, bytes per id, number of ids and the owner of the memory; copies only if
-    needed."""
-    described = getattr(ids, "__array_interface__", None)
-    if described is not None and not isinstance(ids, torch.Tensor):
-        (count,) = described["shape"] if len(described["shape"]) == 1 else (None,)
-        width = {"<i4": 4, "<i8": 8}.get(described["typestr"])
-        if count and width and described["strides"] is None:
-            return described["data"][0], width, count, ids
-    in_place = (torch.int32, torch.int64)
-    if not (
-        isinstance(ids, torch.Tensor)
-        and ids.dtype in in_place
-        and ids.dim() == 1
-        and ids.device.type == "cpu"
-        and ids.is_contiguous()
-    ):
-        ids = _tensor(ids).contiguous()
-    return ids.data_ptr(), ids.element_size(), len(ids), ids
 
 
 def _u64(name: str, values: Sequence[int] | torch.Tensor | None) -> ctypes.Array | None:

@@ -16,6 +16,7 @@ from dormouse import ArgumentError, Forest, Plan, StateError, query
 from dormouse import schedule as planning
 from dormouse._native import ModelShape, OpKind
 from dormouse.schedule import Ending, Machine
+from dormouse.token_ids import ids_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "queries"
 SEQUENCES = [[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2], [1, 2, 3, 4], [9, 8]]
@@ -74,7 +75,7 @@ def test_a_forest_has_its_nodes_and_endings():
 )
 def test_ids_in_memory_are_read_where_they_lie(ids):
     pointer = ids.data_ptr() if isinstance(ids, torch.Tensor) else ids.ctypes.data
-    assert planning._ids(ids)[0] == pointer
+    assert ids_of(ids)[0] == pointer
     packed = Forest.from_ids(ids, offsets(), vocab=100)
     with packed as forest, Forest.from_ids(SEQUENCES, vocab=100) as listed:
         assert forest.nodes() == listed.nodes()
