@@ -147,6 +147,7 @@ mod allocator;
 mod config;
 pub mod core;
 mod error;
+mod gate;
 mod history;
 mod ladder;
 mod marks;
@@ -167,6 +168,7 @@ mod types;
 pub use allocator::{Allocator, WHOLE_PAGES_DIVISOR};
 pub use config::{Config, Margin};
 pub use error::AllocError;
+pub use gate::Gate;
 pub use history::{
     HISTORY_EVENTS_MAX, HistoryAction, HistoryEvent, HistoryOptions, MappedRange, MemoryReading,
     RangeUse, set_context,

@@ -89,10 +89,24 @@ impl State {
         }
     }
 
-    /// Records the allocation of block `index`.
+    /// As [`Self::record_allocated`], out of the way of callers that record rarely.
     #[cold]
     #[inline(never)]
     pub(super) fn note_allocated(&mut self, index: u32, request: &Request) {
+        self.record_allocated(index, request);
+    }
+
+    /// As [`Self::record_block`], out of the way of callers that record rarely.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_block(&mut self, index: u32, action: HistoryAction) {
+        self.record_block(index, action);
+    }
+
+    /// Records the allocation of block `index`.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "half of a recorded request is calls otherwise")]
+    pub(super) fn record_allocated(&mut self, index: u32, request: &Request) {
         let start = self.address_range(index).start;
         let Some(history) = &mut self.history else { return };
         let event = HistoryEvent {
@@ -107,9 +121,9 @@ impl State {
     }
 
     /// Records an event of block `index`.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_block(&mut self, index: u32, action: HistoryAction) {
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as above")]
+    pub(super) fn record_block(&mut self, index: u32, action: HistoryAction) {
         let Some(history) = &mut self.history else { return };
         if let Some(allocation) = history.allocation(index) {
             let now = HistoryEvent::now(action, allocation.address, allocation.bytes);

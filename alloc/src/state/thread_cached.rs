@@ -135,7 +135,7 @@ impl State {
         // Not 0, and at most the largest class.
         let cached =
             thread_cache.allocate_recorded(ThreadShard::current(), bytes as u32, stream)?;
-        self.note_allocated(cached.word.index(), &Request { stream, ..Request::new(bytes) });
+        self.record_allocated(cached.word.index(), &Request { stream, ..Request::new(bytes) });
         Some(cached.unit)
     }
 
@@ -149,7 +149,7 @@ impl State {
         let Some(index) = self.starts.at(unit) else { return false };
         let is_freed = thread_cache.free_recorded(unit as usize, stream);
         if is_freed {
-            self.note_block(index, HistoryAction::Freed);
+            self.record_block(index, HistoryAction::Freed);
         }
         is_freed
     }

@@ -86,10 +86,8 @@ pub unsafe extern "C" fn dormouse_torch_free(
 ) {
     // SAFETY: the caller's promise (module docs).
     let stream = unsafe { RawStream::new(stream) };
-    if request_flags::is_watched(device) {
-        torch::free_watched(ptr, device, stream);
-    } else if !torch::free_small(ptr, bytes, device, stream) {
-        torch::free(ptr, device, stream);
+    if !torch::free_small(ptr, bytes, device, stream) {
+        torch::free_other(ptr, bytes, device, stream);
     }
 }
 

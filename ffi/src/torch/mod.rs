@@ -89,23 +89,23 @@ fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, F
 #[inline]
 pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
     // Never in a forked child.
-    if !request_flags::is_plain(device) {
-        return None;
-    }
-    let heap = Heap::get_gpu(device.cast_unsigned())?;
-    // A negative size is a large one when unsigned.
-    let address = heap.allocate_small(bytes.cast_unsigned(), stream.key())?;
-    Some(with_exposed_provenance_mut(address))
+    request_flags::serve_plain(device, |heap| {
+        // A negative size is a large one when unsigned.
+        let address = heap.allocate_small(bytes.cast_unsigned(), stream.key())?;
+        Some(with_exposed_provenance_mut(address))
+    })
 }
 
 /// Allocates from cached pages, on a thread with no open window or tag.
-#[inline]
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "half of a recorded request is calls otherwise")]
 fn malloc_cached(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
     // Also set in a forked child.
     if request_flags::must_query_driver(device) || bytes <= 0 {
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
+    request_flags::open(device, heap);
     let take = || heap.try_allocate(bytes.cast_unsigned(), stream.key());
     // A panic repeats on the slow path, which reports it.
     let address = catch_unwind(AssertUnwindSafe(take)).ok().flatten()?;
@@ -181,13 +181,27 @@ pub(crate) fn free_small(
     device: i32,
     stream: RawStream,
 ) -> bool {
-    let heap = Heap::get_gpu(device.cast_unsigned());
-    // In a forked child this frees in the child's copy, from which nothing is allocated.
-    heap.is_some_and(|heap| heap.free_small(pointer.addr(), bytes, stream.key()))
+    let free = |heap: &Heap| heap.free_small(pointer.addr(), bytes, stream.key()).then_some(());
+    request_flags::serve_plain(device, free).is_some()
 }
 
-/// `dormouse_torch_free`, if the thread cache does not take the block.
+/// `dormouse_torch_free`, if [`free_small`] does not take the block.
 #[inline(never)]
+pub(crate) fn free_other(pointer: *mut c_void, bytes: usize, device: i32, stream: RawStream) {
+    if request_flags::is_watched(device) {
+        free_watched(pointer, device, stream);
+        return;
+    }
+    let heap = Heap::get_gpu(device.cast_unsigned());
+    // While graphs may be captured, say. In a forked child this frees in the child's copy, from which nothing is allocated.
+    if !heap.is_some_and(|heap| heap.free_small(pointer.addr(), bytes, stream.key())) {
+        free(pointer, device, stream);
+    }
+}
+
+/// Frees a block that the thread cache does not take.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "as `malloc_cached`")]
 pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
     if pointer.is_null() || fork::in_child() {
         return;
@@ -205,8 +219,8 @@ pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
 }
 
 /// `dormouse_torch_free` while PyTorch's profiler runs or its memory history is recorded.
-#[cold]
-pub(crate) fn free_watched(pointer: *mut c_void, device: i32, stream: RawStream) {
+#[inline]
+fn free_watched(pointer: *mut c_void, device: i32, stream: RawStream) {
     // A forked child has no profiler, nor a lock to look its block up.
     if pointer.is_null() || fork::in_child() {
         return;

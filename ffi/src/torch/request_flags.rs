@@ -1,14 +1,17 @@
-//! One word per GPU that says whether a request needs more than memory: a CUDA graph may be being
-//! captured, PyTorch's profiler runs, or PyTorch's memory history is recorded.
+//! What a request of a GPU needs beside memory: a CUDA graph may be being captured, PyTorch's profiler runs, or
+//! PyTorch's memory history is recorded. While it needs nothing, one load finds the GPU's heap.
 //!
-//! Loaded by every request, stored by captures, profilers, histories and a forked child. No locks.
+//! Loaded by every request, changed by captures, profilers, histories and a forked child. No locks.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr::from_ref;
+
+use dormouse_alloc::Gate;
 
 use crate::device::GPUS_MAX;
+use crate::heap::Heap;
 
 /// Number of open captures of each GPU, refused ones included, [`UNANNOUNCED`], [`PROFILED`] and [`RECORDED`].
-static FLAGS: [AtomicU32; GPUS_MAX] = [const { AtomicU32::new(UNANNOUNCED) }; GPUS_MAX];
+static FLAGS: [Gate<Heap>; GPUS_MAX] = [const { Gate::new(UNANNOUNCED) }; GPUS_MAX];
 /// Captures may exist that `dormouse_torch_begin_pool` does not announce.
 const UNANNOUNCED: u32 = 1 << 31;
 /// PyTorch's profiler runs (`dormouse_torch_set_profiled`).
@@ -18,10 +21,28 @@ const RECORDED: u32 = 1 << 29;
 /// The bits that count captures.
 const CAPTURES: u32 = RECORDED - 1;
 
-/// Returns whether a request on GPU `device` may be served without a look at captures, profilers and histories.
+/// Serves a request from the heap of GPU `device` if its requests may be served without a look at captures, profilers and
+/// histories. `None` does not say that they may not: [`open`].
+///
+/// A closure: an `Option` of the heap would be compared with NULL once more.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "most requests consist of little else")]
+pub(crate) fn serve_plain<R>(
+    device: i32,
+    serve: impl FnOnce(&'static Heap) -> Option<R>,
+) -> Option<R> {
+    // A negative number is a large one when unsigned. A thread that works for a capture got its work after the begin.
+    let heap = FLAGS.get(device.cast_unsigned() as usize)?.target()?;
+    // SAFETY: `open` alone gives targets: heaps, which are never destroyed.
+    serve(unsafe { &*heap })
+}
+
+/// Lets [`serve_plain`] find a GPU's heap from now on, if its requests need nothing else.
 #[inline]
-pub(crate) fn is_plain(device: i32) -> bool {
-    word(device) == 0
+pub(super) fn open(device: i32, heap: &'static Heap) {
+    if let Some(gate) = FLAGS.get(device.cast_unsigned() as usize) {
+        gate.open(from_ref(heap).cast_mut());
+    }
 }
 
 /// Returns whether a request on GPU `device` must query the driver if its stream is being captured.
@@ -51,10 +72,7 @@ pub(crate) fn is_profiled(device: i32) -> bool {
 /// Returns the word of GPU `device`; [`UNANNOUNCED`] for a number that is no GPU's.
 #[inline]
 fn word(device: i32) -> u32 {
-    // Acquire: pairs with the stores below. A thread that works for a capture got its work after the begin.
-    // A negative number is a large one when unsigned.
-    let flags = FLAGS.get(device.cast_unsigned() as usize);
-    flags.map_or(UNANNOUNCED, |flags| flags.load(Ordering::Acquire))
+    FLAGS.get(device.cast_unsigned() as usize).map_or(UNANNOUNCED, Gate::reasons)
 }
 
 /// `dormouse_torch_set_graph_hooks`.
@@ -74,19 +92,14 @@ pub(super) fn set_recorded(is_recorded: bool) {
 
 /// Sets the number of open captures of GPU `device`.
 pub(super) fn set_open(device: usize, captures: u32) {
-    let set = |seen: u32| Some(seen & !CAPTURES | captures.min(CAPTURES));
-    // Release: pairs with `word`.
-    let _always = FLAGS[device].fetch_update(Ordering::Release, Ordering::Relaxed, set);
+    if let Some(gate) = FLAGS.get(device) {
+        gate.change(|seen| seen & !CAPTURES | captures.min(CAPTURES));
+    }
 }
 
 /// Sets or clears a bit for every GPU.
 fn set(bit: u32, is_set: bool) {
-    for flags in &FLAGS {
-        // Release: pairs with `word`.
-        if is_set {
-            flags.fetch_or(bit, Ordering::Release);
-        } else {
-            flags.fetch_and(!bit, Ordering::Release);
-        }
+    for gate in &FLAGS {
+        gate.change(|seen| if is_set { seen | bit } else { seen & !bit });
     }
 }
