@@ -8,22 +8,32 @@
  *   and on an error only where documented.
  * - Errors. "Errors" in a comment lists status codes without their DORMOUSE_ERR_ prefix. Every
  *   function except dormouse_get_version, dormouse_get_status_string and dormouse_get_last_error can
- *   also return FORKED and PANIC. dormouse_get_last_error returns the message of a notice or error.
+ *   also return FORKED and PANIC, and ARGUMENT for a pointer that is not aligned for its type.
+ *   dormouse_get_last_error returns the message of a notice or error.
  * - Handles. A handle is an opaque value and is never dereferenced. A destroyed handle returns STALE,
- *   a foreign value HANDLE, NULL returns NULL.
+ *   also after others were created; another value, or a handle of another type, returns HANDLE; NULL
+ *   returns NULL.
  * - Threads. "Any-thread": any number of threads can call the function at the same time.
- *   "Exclusive": one thread at a time per handle; a second thread receives BUSY.
- *   No function may be called in a signal handler.
+ *   "Exclusive": one thread at a time per handle; a second thread receives BUSY. Any thread may destroy
+ *   a handle that others use: their calls succeed or return BUSY or STALE.
+ * - Exit. Functions can be called while a thread or the process exits: in destructors of thread-specific
+ *   data, in atexit handlers and in destructors of libraries.
+ * - Forks. In a forked child functions return FORKED, and those without a status do nothing. The parent
+ *   is unaffected.
  * - Structs. A versioned struct starts with `size` and `version`; new fields are appended. Initialise
  *   it with DORMOUSE_INIT(&it). Structs without these fields (array elements, nested structs) have a
  *   fixed layout.
  * - Arrays and text. `capacity` is the number of elements (of bytes, for text) that a buffer can hold.
  *   `count_out` receives the number required. A NULL buffer queries that number.
  * - Streams. A stream is a CUstream on CUDA. On the host device it must be NULL: the calling thread.
- * - Text is UTF-8 and NUL-terminated. Names contain the unit: `_bytes`, `_ns`, `_s`.
+ * - Text is UTF-8 and NUL-terminated, at most 4096 bytes. Names contain the unit: `_bytes`, `_ns`, `_s`.
  * - Sleeping memory. On the host device an access wakes it and waits; with DORMOUSE_OFFLOAD_STRAY=stop
  *   it ends the process with a message. On a GPU an access destroys the CUDA context. A system call
  *   with such an address fails with EFAULT.
+ * - Undefined, because it cannot be checked: a pointer, not NULL, to less memory than documented, or to
+ *   memory that is written or freed during the call; a stream that does not exist; an access to a freed
+ *   block; a call in a signal handler; a call, or an observer that the library calls, that is left by
+ *   longjmp, by a C++ exception other than that of dormouse_torch_malloc, or by pthread_cancel.
  */
 
 
@@ -1355,7 +1365,7 @@ dormouse_status_t dormouse_runtime_create(const struct dormouse_options_t *optio
                                           struct dormouse_runtime_t **runtime_out);
 
 /// Waits for the runtime's copies, closes its tiers and destroys it. Memory that was allocated from
-/// it stays valid. NULL is a no-op.
+/// it stays valid, and is freed through the next runtime of the device. NULL is a no-op.
 ///
 /// Any-thread. Blocks until the copies are complete. Errors: `HANDLE`, `STALE`, `BUSY` if prefixes,
 /// tags or stash ids of the runtime still exist; the message names them and nothing is destroyed.
@@ -1495,8 +1505,8 @@ dormouse_status_t dormouse_tag_destroy(struct dormouse_tag_t *tag);
 /// Adds every block that the calling thread allocates from now on to the tag, until
 /// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag.
 ///
-/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more
-/// than 16 nested tags.
+/// Any-thread; affects only the calling thread. A thread leaves its tags before it ends; a tag that it did
+/// not leave cannot be destroyed. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more than 16 nested tags.
 dormouse_status_t dormouse_tag_enter(struct dormouse_tag_t *tag);
 
 /// Ends the calling thread's innermost `dormouse_tag_enter`, which must be of this tag.
@@ -1534,9 +1544,9 @@ dormouse_status_t dormouse_tag_sleep(struct dormouse_tag_t *tag,
 /// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
 /// then use it.
 ///
-/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`, `STATE` if
-/// another thread puts the memory to sleep during the call. On an error, memory that could not wake
-/// stays asleep and its data is kept.
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for a stream of another device,
+/// `OUT_OF_MEMORY`, `IO`, `CORRUPT`, `STATE` if another thread puts the memory to sleep during the call.
+/// On an error, memory that could not wake stays asleep and its data is kept.
 dormouse_status_t dormouse_tag_wake(struct dormouse_tag_t *tag,
                                     void *stream);
 
@@ -2129,7 +2139,7 @@ void dormouse_torch_annotate(const void *ptr,
                              uint32_t number);
 
 /// Has `observer` called where a request of `dormouse_torch_malloc` finds no memory, before its exception. NULL: none.
-/// It may call any function of this header, and must not unwind.
+/// It may call any function of this header, and must return: no exception or `longjmp` may leave it.
 ///
 /// Any-thread. Never fails.
 void dormouse_torch_set_out_of_memory_observer(dormouse_out_of_memory_fn observer);

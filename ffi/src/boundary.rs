@@ -5,7 +5,7 @@
 //! - **B3** Pointers are checked here and nowhere else.
 //! - **B4** Results are written only on success.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
@@ -16,7 +16,9 @@ use crate::{fork, log};
 
 /// Maximum length of a text from C, in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
-/// Maximum size of a struct from C, in bytes. A larger `size` is an uninitialised field.
+/// Size of the leading `size` and `version` of a struct, in bytes: the least that a result can have.
+const HEADER_BYTES: usize = size_of::<[u32; 2]>();
+/// Maximum size of a struct, in bytes. A larger `size` is an uninitialised field.
 const STRUCT_BYTES_MAX: usize = 4096;
 
 /// Result of a call that did not fail.
@@ -197,15 +199,19 @@ impl In {
         if pointer.is_null() {
             return Err(Fault::null(name));
         }
+        // Bounded: text without a NUL is refused where it is too long.
         // SAFETY: the caller's contract.
-        let text = unsafe { CStr::from_ptr(pointer) };
-        let bytes = text.count_bytes();
+        let bytes = unsafe { libc::strnlen(pointer, bytes_max + 1) };
         if bytes > bytes_max {
             return Err(Fault::argument(format!(
-                "{name} has {bytes} bytes; accepted: at most {bytes_max}"
+                "{name} has more than {bytes_max} bytes; accepted: at most {bytes_max} and a NUL"
             )));
         }
-        text.to_str().map_err(|_| Fault::argument(format!("{name} is {text:?}; accepted: UTF-8")))
+        // SAFETY: the caller's contract; so many bytes have just been read.
+        let bytes = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), bytes) };
+        std::str::from_utf8(bytes).map_err(|_| {
+            Fault::argument(format!("{name} is \"{}\"; accepted: UTF-8", bytes.escape_ascii()))
+        })
     }
 
     /// A versioned struct. Fields that an older caller does not have are zero; fields that this
@@ -218,9 +224,6 @@ impl In {
         // SAFETY: the caller's contract.
         let seen = unsafe { header(pointer, name, T::FIRST_BYTES) }?;
         let ours = size_of::<T>();
-        if seen > STRUCT_BYTES_MAX {
-            return Err(wrong_size::<T>(name, seen));
-        }
         // SAFETY: the caller's contract: `seen` bytes are readable.
         let bytes = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), seen) };
         if bytes.iter().skip(ours).any(|byte| *byte != 0) {
@@ -348,7 +351,7 @@ impl<T: Shared> Out<T> {
     pub(crate) unsafe fn sized(pointer: *mut T, name: &str) -> Result<Self, Fault> {
         let place = check(pointer, name)?;
         // SAFETY: the caller's contract.
-        Ok(Self { place, room: unsafe { header(pointer, name, 8) }? })
+        Ok(Self { place, room: unsafe { header(pointer, name, HEADER_BYTES) }? })
     }
 
     /// As [`Out::sized`]; `None` for NULL.
@@ -393,32 +396,52 @@ impl Out<u64> {
         let mut bytes = text.into_bytes();
         bytes.push(0);
         // SAFETY: the caller's contract.
-        unsafe { self.array(&bytes, buffer.cast(), capacity) }
+        let place = unsafe { Elements::new(buffer.cast(), capacity, "buffer") }?;
+        self.array(&bytes, &place)
     }
 
-    /// Writes the number of `elements`, and the elements if `array` has room for them.
-    ///
+    /// Writes the number of `elements`, and the elements if `place` has room for them.
+    pub(crate) fn array<T: Copy>(&self, elements: &[T], place: &Elements<T>) -> Result<(), Fault> {
+        self.write(elements.len() as u64);
+        place.write(elements)
+    }
+}
+
+/// A checked pointer to an array of results. NULL: the caller asks for their number alone.
+#[derive(Debug)]
+pub(crate) struct Elements<T> {
+    place: Option<NonNull<T>>,
+    capacity: u64,
+}
+
+impl<T: Copy> Elements<T> {
     /// # Safety
-    /// `array` is NULL or writable for `capacity` elements.
-    pub(crate) unsafe fn array<T: Copy>(
-        &self,
-        elements: &[T],
-        array: *mut T,
-        capacity: u64,
-    ) -> Result<(), Fault> {
+    /// `pointer` is NULL, or writable for `capacity` elements while the `Elements` exist.
+    pub(crate) unsafe fn new(pointer: *mut T, capacity: u64, name: &str) -> Result<Self, Fault> {
+        let place = (!pointer.is_null()).then(|| check(pointer, name)).transpose()?;
+        Ok(Self { place, capacity })
+    }
+
+    pub(crate) const fn is_wanted(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Whether `count` elements are wanted and do not fit.
+    pub(crate) const fn is_short_of(&self, count: u64) -> bool {
+        self.is_wanted() && self.capacity < count
+    }
+
+    /// Writes `elements`, if they are wanted.
+    pub(crate) fn write(&self, elements: &[T]) -> Result<(), Fault> {
+        let Some(place) = self.place else { return Ok(()) };
         let count = elements.len() as u64;
-        self.write(count);
-        if array.is_null() {
-            return Ok(());
-        }
-        let place = check(array, "array")?;
-        if capacity < count {
+        if self.is_short_of(count) {
             return Err(Fault::new(
                 status::DORMOUSE_ERR_LIMIT,
-                format!("capacity is {capacity}; accepted: at least {count}"),
+                format!("capacity is {}; accepted: at least {count}", self.capacity),
             ));
         }
-        // SAFETY: the caller's contract; `count` elements fit, and it is aligned.
+        // SAFETY: `new`'s contract; `count` elements fit, and it is aligned.
         unsafe {
             std::ptr::copy_nonoverlapping(elements.as_ptr(), place.as_ptr(), elements.len());
         }
@@ -438,7 +461,7 @@ fn check<T>(pointer: *const T, name: &str) -> Result<NonNull<T>, Fault> {
     Ok(place)
 }
 
-/// Reads the `size` of a struct, at least `least`, and checks its `version`.
+/// Reads the `size` of a struct, `least` to [`STRUCT_BYTES_MAX`], and checks its `version`.
 ///
 /// # Safety
 /// `pointer` is aligned and readable for 8 bytes.
@@ -455,22 +478,18 @@ unsafe fn header<T: Shared>(pointer: *const T, name: &str, least: usize) -> Resu
             ),
         ));
     }
-    if (size as usize) < least {
-        Err(wrong_size::<T>(name, size as usize))
-    } else {
-        Ok(size as usize)
+    let size = size as usize;
+    if !(least..=STRUCT_BYTES_MAX).contains(&size) {
+        return Err(Fault::new(
+            status::DORMOUSE_ERR_VERSION,
+            format!(
+                "{name}: {} has size {size}; accepted: {least} to {STRUCT_BYTES_MAX} (initialise \
+                 it with DORMOUSE_INIT)",
+                T::NAME
+            ),
+        ));
     }
-}
-
-fn wrong_size<T: Shared>(name: &str, seen: usize) -> Fault {
-    let (struct_name, least) = (T::NAME, T::FIRST_BYTES);
-    Fault::new(
-        status::DORMOUSE_ERR_VERSION,
-        format!(
-            "{name}: {struct_name} has size {seen}; accepted: {least} to {STRUCT_BYTES_MAX} \
-             (initialise it with DORMOUSE_INIT)"
-        ),
-    )
+    Ok(size)
 }
 
 #[cfg(test)]

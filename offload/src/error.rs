@@ -56,7 +56,7 @@ pub enum OffloadError {
         expected: String,
     },
     /// The id of an object that no longer exists.
-    #[error("{what} {id} no longer exists")]
+    #[error("{what} {id} does not exist; accepted: a live {what}")]
     Stale {
         /// The kind of object.
         what: &'static str,

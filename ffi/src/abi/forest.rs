@@ -7,7 +7,7 @@ use dormouse_schedule::NodeId;
 use dormouse_schedule::forest::{Ending, Forest as Frozen, GrowingForest, Node};
 
 use super::c::*;
-use crate::boundary::{In, Out, check_flags, enter, usize_of};
+use crate::boundary::{Elements, In, Out, check_flags, enter, usize_of};
 use crate::fault::Fault;
 use crate::handles::{Exclusive, Kind, Table};
 use crate::ids::Ids;
@@ -119,7 +119,13 @@ pub unsafe extern "C" fn dormouse_forest_get_info(
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::sized(info_out, "info_out") }?;
+        let (out, nodes, endings) = unsafe {
+            (
+                Out::sized(info_out, "info_out")?,
+                Elements::new(nodes, node_capacity, "nodes")?,
+                Elements::new(endings, ending_capacity, "endings")?,
+            )
+        };
         FORESTS.with(forest, |forest| {
             let it = forest.frozen();
             out.fill(dormouse_forest_info_t {
@@ -132,19 +138,11 @@ pub unsafe extern "C" fn dormouse_forest_get_info(
                 compression: it.compression(),
                 ..dormouse_forest_info_t::default()
             });
-            // The counts are in `info_out`.
-            let mut ignored = 0_u64;
-            // SAFETY: a local that outlives `count`.
-            let count = unsafe { Out::new(&raw mut ignored, "count") }?;
-            if !nodes.is_null() {
-                let all: Vec<_> = it.nodes().iter().map(node).collect();
-                // SAFETY: the caller's promise: `nodes` is writable for `node_capacity` elements.
-                unsafe { count.array(&all, nodes, node_capacity) }?;
+            if nodes.is_wanted() {
+                nodes.write(&it.nodes().iter().map(node).collect::<Vec<_>>())?;
             }
-            if !endings.is_null() {
-                let all: Vec<_> = it.endings().iter().map(ending).collect();
-                // SAFETY: the caller's promise: `endings` is writable for `ending_capacity` elements.
-                unsafe { count.array(&all, endings, ending_capacity) }?;
+            if endings.is_wanted() {
+                endings.write(&it.endings().iter().map(ending).collect::<Vec<_>>())?;
             }
             Ok(())
         })

@@ -9,7 +9,7 @@ use dormouse_offload::{TagId, Tier};
 use dormouse_timeline::ClockAnchor;
 
 use super::c::*;
-use crate::boundary::{Out, enter};
+use crate::boundary::{Elements, Out, enter};
 use crate::fault::Fault;
 use crate::heap::Heap;
 use crate::status::{DORMOUSE_ERR_LIMIT, DORMOUSE_ERR_UNSUPPORTED, dormouse_status_t};
@@ -74,9 +74,15 @@ pub unsafe extern "C" fn dormouse_torch_get_history(
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let out = unsafe { Out::sized(history_out, "history_out")? };
+        let (out, ranges, events) = unsafe {
+            (
+                Out::sized(history_out, "history_out")?,
+                Elements::new(ranges, range_capacity, "ranges")?,
+                Elements::new(events, event_capacity, "events")?,
+            )
+        };
         let heap = Heap::existing_gpu(device)?;
-        let (allocator, with_events) = (heap.allocator(), !events.is_null());
+        let (allocator, with_events) = (heap.allocator(), events.is_wanted());
         let reading = match convert::tier(tier)? {
             Tier::Device => allocator.read_memory(with_events),
             Tier::Host => allocator.host_tier().read(with_events),
@@ -90,9 +96,7 @@ pub unsafe extern "C" fn dormouse_torch_get_history(
             events_max: reading.events_max as u64,
             ..dormouse_memory_history_t::default()
         });
-        let is_short = (!ranges.is_null() && range_count > range_capacity)
-            || (!events.is_null() && event_count > event_capacity);
-        if is_short {
+        if ranges.is_short_of(range_count) || events.is_short_of(event_count) {
             return Err(Fault::new(
                 DORMOUSE_ERR_LIMIT,
                 format!(
@@ -106,12 +110,8 @@ pub unsafe extern "C" fn dormouse_torch_get_history(
         let all_ranges: Vec<_> = reading.ranges.iter().map(|it| range_of(it, &mut pools)).collect();
         let all_events: Vec<_> =
             reading.events.iter().map(|it| event_of(it, &clock, &mut pools)).collect();
-        // SAFETY: the caller's promise: NULL or writable for so many elements.
-        unsafe {
-            copy_to(&all_ranges, ranges, range_capacity)?;
-            copy_to(&all_events, events, event_capacity)?;
-        }
-        Ok(())
+        ranges.write(&all_ranges)?;
+        events.write(&all_events)
     })
 }
 
@@ -127,15 +127,16 @@ pub unsafe extern "C" fn dormouse_torch_get_frames(
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let count = unsafe { Out::new(count_out, "count_out")? };
+        let (count, frames) = unsafe {
+            (Out::new(count_out, "count_out")?, Elements::new(frames, capacity, "frames")?)
+        };
         let frame = |Frame { code, offset, caller }| dormouse_frame_t {
             code: with_exposed_provenance_mut(code),
             offset,
             caller,
         };
         let all: Vec<_> = python::frames().into_iter().map(frame).collect();
-        // SAFETY: as above: `frames` is NULL or writable for `capacity` frames.
-        unsafe { count.array(&all, frames, capacity) }
+        count.array(&all, &frames)
     })
 }
 
@@ -183,22 +184,12 @@ pub extern "C" fn dormouse_torch_annotate(ptr: *const c_void, number: u32) {
 }
 
 /// Has `observer` called where a request of `dormouse_torch_malloc` finds no memory, before its exception. NULL: none.
-/// It may call any function of this header, and must not unwind.
+/// It may call any function of this header, and must return: no exception or `longjmp` may leave it.
 ///
 /// Any-thread. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn dormouse_torch_set_out_of_memory_observer(observer: dormouse_out_of_memory_fn) {
     observer::set(observer);
-}
-
-/// Writes `elements`, which fit, to `array`, unless it is NULL.
-///
-/// # Safety
-/// `array` is NULL or writable for `capacity` elements.
-unsafe fn copy_to<T: Copy>(elements: &[T], array: *mut T, capacity: u64) -> Result<(), Fault> {
-    let mut count = 0;
-    // SAFETY: a local, and the caller's contract.
-    unsafe { Out::new(&raw mut count, "count")?.array(elements, array, capacity) }
 }
 
 /// Ids of the pools of CUDA graphs, by arena.

@@ -8,7 +8,7 @@ use schedule::{NodeId, Op, OpId, Verdict};
 
 use super::c::*;
 use super::forest::FORESTS;
-use crate::boundary::{In, Out, enter};
+use crate::boundary::{Elements, In, Out, enter};
 use crate::fault::{Fault, c_text};
 use crate::handles::{Exclusive, Kind, Table};
 use crate::op::{self, Lists};
@@ -138,11 +138,12 @@ pub unsafe extern "C" fn dormouse_plan_get_nodes(
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let count = unsafe { Out::new(count_out, "count_out") }?;
+        let (count, nodes) = unsafe {
+            (Out::new(count_out, "count_out")?, Elements::new(nodes, capacity, "nodes")?)
+        };
         let all: Vec<_> =
             PLANS.with(plan, |plan| Ok(plan.plan.nodes().iter().map(op::plan_node).collect()))?;
-        // SAFETY: as above: `nodes` is NULL or writable for `capacity` elements.
-        unsafe { count.array(&all, nodes, capacity) }
+        count.array(&all, &nodes)
     })
 }
 

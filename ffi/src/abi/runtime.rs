@@ -46,7 +46,7 @@ pub unsafe extern "C" fn dormouse_runtime_create(
 }
 
 /// Waits for the runtime's copies, closes its tiers and destroys it. Memory that was allocated from
-/// it stays valid. NULL is a no-op.
+/// it stays valid, and is freed through the next runtime of the device. NULL is a no-op.
 ///
 /// Any-thread. Blocks until the copies are complete. Errors: `HANDLE`, `STALE`, `BUSY` if prefixes,
 /// tags or stash ids of the runtime still exist; the message names them and nothing is destroyed.

@@ -121,8 +121,8 @@ pub unsafe extern "C" fn dormouse_tag_destroy(tag: *mut dormouse_tag_t) -> dormo
 /// Adds every block that the calling thread allocates from now on to the tag, until
 /// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag.
 ///
-/// Any-thread; affects only the calling thread. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more
-/// than 16 nested tags.
+/// Any-thread; affects only the calling thread. A thread leaves its tags before it ends; a tag that it did
+/// not leave cannot be destroyed. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more than 16 nested tags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_enter(tag: *mut dormouse_tag_t) -> dormouse_status_t {
     enter(|| {
@@ -249,9 +249,9 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
 /// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
 /// then use it.
 ///
-/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `OUT_OF_MEMORY`, `IO`, `CORRUPT`, `STATE` if
-/// another thread puts the memory to sleep during the call. On an error, memory that could not wake
-/// stays asleep and its data is kept.
+/// Any-thread. Blocks. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for a stream of another device,
+/// `OUT_OF_MEMORY`, `IO`, `CORRUPT`, `STATE` if another thread puts the memory to sleep during the call.
+/// On an error, memory that could not wake stays asleep and its data is kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_wake(
     tag: *mut dormouse_tag_t,

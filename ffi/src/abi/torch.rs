@@ -17,7 +17,7 @@ use dormouse_alloc::BlockInfo;
 use dormouse_device::Device;
 
 use super::c::*;
-use crate::boundary::{Out, RawStream, enter};
+use crate::boundary::{Elements, Out, RawStream, enter};
 use crate::fault::Fault;
 use crate::heap::Heap;
 use crate::runtime::report::stats_of;
@@ -316,16 +316,19 @@ pub unsafe extern "C" fn dormouse_torch_get_stats(
             return Err(Fault::null("stats_out and count_out"));
         }
         // SAFETY: the caller's promise (module docs).
-        let (stats, count) = unsafe {
-            (Out::optional_sized(stats_out, "stats_out")?, Out::optional(count_out, "count_out")?)
+        let (stats, count, blocks) = unsafe {
+            (
+                Out::optional_sized(stats_out, "stats_out")?,
+                Out::optional(count_out, "count_out")?,
+                Elements::new(blocks, capacity, "blocks")?,
+            )
         };
         let heap = Heap::existing_gpu(device)?;
         if let Some(stats) = stats {
             stats.fill(stats_of(heap));
         }
         if let Some(count) = count {
-            // SAFETY: as above: `blocks` is NULL or writable for `capacity` blocks.
-            unsafe { count.array(&blocks_of(heap), blocks, capacity) }?;
+            count.array(&blocks_of(heap), &blocks)?;
         }
         Ok(())
     })

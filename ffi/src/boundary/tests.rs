@@ -1,3 +1,5 @@
+use std::ffi::CStr;
+
 use super::*;
 use crate::status::*;
 
@@ -69,6 +71,30 @@ fn unknown_fields_of_a_longer_struct_must_be_zero() {
     // SAFETY: as above.
     let no = unsafe { In::structure((&raw const it).cast::<c::dormouse_options_t>(), "options") };
     assert_eq!(no.unwrap_err().status, DORMOUSE_ERR_VERSION);
+}
+
+#[test]
+fn the_size_of_a_result_has_two_limits() {
+    let mut it = c::dormouse_op_t { version: 1, ..c::dormouse_op_t::default() };
+    for (size, is_accepted) in [(7, false), (8, true), (4096, true), (4097, false)] {
+        it.size = size;
+        // SAFETY: a live local; only its header is read.
+        let out = unsafe { Out::sized(&raw mut it, "op") };
+        assert_eq!(out.is_ok(), is_accepted, "{size}");
+        let message = out.err().map_or_else(String::new, |fault| fault.message.into_owned());
+        assert!(is_accepted || message.contains("accepted: 8 to 4096"), "{message}");
+    }
+}
+
+#[test]
+fn text_without_a_nul_is_refused_at_the_limit() {
+    let text = [b'a'; TEXT_BYTES_MAX + 1];
+    // SAFETY: readable up to the limit, which is as far as it is read.
+    let fault = unsafe { In::text(text.as_ptr().cast(), "path") }.unwrap_err();
+    assert_eq!(fault.message, "path has more than 4096 bytes; accepted: at most 4096 and a NUL");
+    // SAFETY: a literal.
+    let fault = unsafe { In::text(c"\xff".as_ptr(), "path") }.unwrap_err();
+    assert_eq!(fault.message, "path is \"\\xff\"; accepted: UTF-8");
 }
 
 #[test]

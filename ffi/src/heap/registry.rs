@@ -67,7 +67,9 @@ impl Heap {
     /// Returns the heap of a GPU that PyTorch names, or an error if it does not exist.
     pub(crate) fn existing_gpu(device: i32) -> Result<&'static Self, Fault> {
         Self::get_gpu(device.cast_unsigned()).ok_or_else(|| {
-            Fault::argument(format!("CUDA device {device} has no heap; allocate there first"))
+            Fault::argument(format!(
+                "CUDA device {device} has no heap; accepted: a GPU that memory was allocated on"
+            ))
         })
     }
 

@@ -68,9 +68,20 @@ pub(crate) fn compile(source: &Path, into: &Path, links: Links) -> PathBuf {
 
 /// Compiles a C program of several files, named after the first, and returns its path.
 pub(crate) fn compile_all(sources: &[PathBuf], into: &Path, links: Links) -> PathBuf {
+    compile_with(&[], sources, into, links)
+}
+
+/// As [`compile_all`], with more options of the compiler.
+pub(crate) fn compile_with(
+    options: &[&str],
+    sources: &[PathBuf],
+    into: &Path,
+    links: Links,
+) -> PathBuf {
     let program = into.join(sources[0].file_stem().unwrap());
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu99", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args(options)
         .arg("-I")
         .arg(root().join("ffi/include"))
         .arg("-o")

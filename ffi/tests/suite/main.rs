@@ -3,10 +3,13 @@
 
 mod allocators;
 mod common;
+mod declarations;
 mod dumps;
 mod header;
 mod layouts;
 mod preload;
 mod programs;
 mod race;
+mod sanitized;
 mod trainer;
+mod wrong;

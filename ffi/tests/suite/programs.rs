@@ -37,6 +37,16 @@ fn misuse_returns_typed_errors_under_the_preload_library() {
 }
 
 #[test]
+fn handles_survive_a_wrong_order_of_destruction() {
+    ended("order", &[], false).well().says("all checks passed");
+}
+
+#[test]
+fn threads_with_handles_of_their_own_do_not_disturb_each_other() {
+    ended("threads", &["20"], false).well().says("all checks passed");
+}
+
+#[test]
 fn a_forest_is_planned_and_run() {
     ended("forest", &[], false).well().says("all checks passed");
 }

@@ -7,12 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::common::{Links, clean, compile, folder, root, run};
+use crate::declarations::{Function, functions};
 
 /// Calls of each thread per function.
 const CALLS: &str = "150";
-
-/// Handles of the header, in the order of `tests/c/race.h`.
-const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix", "history"];
 
 /// Values of arguments in C, by function (or `*`), type and name (or `*`). The first match counts.
 const VALUES: &[(&str, &str, &str, &str)] = &[
@@ -108,126 +106,54 @@ const AFTER: &[(&str, &str)] = &[
 /// Functions without a status. They take no handle (checked below).
 const WITHOUT_STATUS: &[&str] = &["dormouse_get_", "dormouse_torch_"];
 
-struct Function {
-    name: String,
-    /// Type and name of each argument.
-    arguments: Vec<(String, String)>,
-    doc: String,
-    has_status: bool,
-}
-
-/// Reads the functions of the header.
-fn functions() -> Vec<Function> {
-    let text = std::fs::read_to_string(root().join("ffi/include/dormouse.h")).unwrap();
-    let (mut functions, mut doc, mut code) = (Vec::new(), String::new(), String::new());
-    for line in text.lines() {
-        if let Some(comment) = line.strip_prefix("///") {
-            doc.push_str(comment);
-            continue;
-        }
-        code.push_str(line.trim());
-        code.push(' ');
-        if !line.ends_with(';') && !line.is_empty() {
-            continue;
-        }
-        let (code, doc) = (std::mem::take(&mut code), std::mem::take(&mut doc));
-        let Some((head, rest)) = code.split_once('(') else { continue };
-        let name = head.rsplit([' ', '*']).next().unwrap();
-        if !name.starts_with("dormouse_") || head.contains(['{', '#']) {
-            continue;
-        }
-        let rest = rest.rsplit_once(')').unwrap().0;
-        let arguments = rest.split(',').map(str::trim).filter(|argument| *argument != "void");
-        let argument = |text: &str| {
-            let at = text.rfind([' ', '*']).unwrap() + 1;
-            (text[..at].trim().to_owned(), text[at..].to_owned())
-        };
-        functions.push(Function {
-            name: name.to_owned(),
-            arguments: arguments.map(argument).collect(),
-            doc,
-            has_status: head.starts_with("dormouse_status_t "),
+/// Writes a C function that calls it with values.
+fn wrapper(called: &Function) -> String {
+    let name = &called.name;
+    let (mut before, mut values, mut after) = (String::new(), Vec::new(), String::new());
+    for (of, argument) in &called.arguments {
+        let found = VALUES.iter().find(|(function, known, called, _)| {
+            (*function == "*" || function == name)
+                && (*known == "*" || known == of)
+                && (*called == "*" || called == argument)
         });
-    }
-    functions
-}
-
-impl Function {
-    /// Returns the kind of a handle that the argument passes (`*`) or receives (`**`).
-    fn kind(of: &str, stars: &str) -> Option<usize> {
-        KINDS.iter().position(|kind| of == format!("struct dormouse_{kind}_t {stars}"))
-    }
-
-    /// Returns the documented errors, with those of the functions that the sentence names.
-    fn errors(&self, all: &BTreeMap<String, &Self>) -> Vec<String> {
-        let (_, sentence) = self.doc.split_once("Errors:").expect(&self.name);
-        let mut errors: Vec<String> = Vec::new();
-        for word in sentence.split('`').skip(1).step_by(2) {
-            let capital = |letter: char| letter.is_ascii_uppercase() || letter == '_';
-            let is_status = word.chars().all(capital) && !word.starts_with("DORMOUSE_");
-            // No race is an internal error.
-            if is_status && word != "PANIC" {
-                errors.push(word.to_owned());
-            } else if let Some(other) = all.get(word)
-                && sentence.contains(&format!("those of `{word}`"))
-            {
-                errors.extend(other.errors(all));
-            }
-        }
-        errors.sort();
-        errors.dedup();
-        errors
-    }
-
-    /// Writes a C function that calls it with values.
-    fn wrapper(&self) -> String {
-        let name = &self.name;
-        let (mut before, mut values, mut after) = (String::new(), Vec::new(), String::new());
-        for (of, argument) in &self.arguments {
-            let found = VALUES.iter().find(|(function, known, called, _)| {
-                (*function == "*" || function == name)
-                    && (*known == "*" || known == of)
-                    && (*called == "*" || called == argument)
-            });
-            let value = if let Some(kind) = Self::kind(of, "*") {
-                writeln!(before, "    {of}{argument} = handle(c, {kind});").unwrap();
-                argument.clone()
-            } else if let Some(kind) = Self::kind(of, "**") {
-                let of = of.strip_suffix('*').unwrap();
-                writeln!(before, "    {of}{argument} = NULL;").unwrap();
-                writeln!(after, "        publish(c, {kind}, {argument});").unwrap();
-                format!("&{argument}")
-            } else if let Some((.., value)) = found {
-                (*value).to_owned()
+        let value = if let Some(kind) = Function::kind(of, "*") {
+            writeln!(before, "    {of}{argument} = handle(c, {kind});").unwrap();
+            argument.clone()
+        } else if let Some(kind) = Function::kind(of, "**") {
+            let of = of.strip_suffix('*').unwrap();
+            writeln!(before, "    {of}{argument} = NULL;").unwrap();
+            writeln!(after, "        publish(c, {kind}, {argument});").unwrap();
+            format!("&{argument}")
+        } else if let Some((.., value)) = found {
+            (*value).to_owned()
+        } else {
+            let of = of.strip_suffix('*').filter(|_| argument.ends_with("_out"));
+            let missing = format!("{name}: add a value for `{argument}` to VALUES");
+            let of = of.expect(&missing);
+            // A result. Versioned structs begin with their size.
+            writeln!(before, "    {of} {argument};").unwrap();
+            let initial = if of.starts_with("struct ") {
+                format!("    DORMOUSE_INIT(&{argument});")
             } else {
-                let of = of.strip_suffix('*').filter(|_| argument.ends_with("_out"));
-                let missing = format!("{name}: add a value for `{argument}` to VALUES");
-                let of = of.expect(&missing);
-                // A result. Versioned structs begin with their size.
-                writeln!(before, "    {of} {argument};").unwrap();
-                let initial = if of.starts_with("struct ") {
-                    format!("    DORMOUSE_INIT(&{argument});")
-                } else {
-                    format!("    memset(&{argument}, 0, sizeof {argument});")
-                };
-                writeln!(before, "{initial}").unwrap();
-                format!("&{argument}")
+                format!("    memset(&{argument}, 0, sizeof {argument});")
             };
-            values.push(value);
-        }
-        if let Some((_, code)) = BEFORE.iter().find(|(function, _)| function == name) {
-            writeln!(before, "    {code}").unwrap();
-        }
-        if let Some((_, code)) = AFTER.iter().find(|(function, _)| function == name) {
-            writeln!(after, "        {code}").unwrap();
-        }
-        let values = values.join(", ");
-        format!(
-            "static dormouse_status_t call_{name}(context_t *c)\n{{\n{before}    (void)c;\n    \
-             dormouse_status_t status = {name}({values});\n    if (status == DORMOUSE_OK) {{\n{after}    \
-             }}\n    return status;\n}}\n\n"
-        )
+            writeln!(before, "{initial}").unwrap();
+            format!("&{argument}")
+        };
+        values.push(value);
     }
+    if let Some((_, code)) = BEFORE.iter().find(|(function, _)| function == name) {
+        writeln!(before, "    {code}").unwrap();
+    }
+    if let Some((_, code)) = AFTER.iter().find(|(function, _)| function == name) {
+        writeln!(after, "        {code}").unwrap();
+    }
+    let values = values.join(", ");
+    format!(
+        "static dormouse_status_t call_{name}(context_t *c)\n{{\n{before}    (void)c;\n    \
+         dormouse_status_t status = {name}({values});\n    if (status == DORMOUSE_OK) {{\n{after}    \
+         }}\n    return status;\n}}\n\n"
+    )
 }
 
 /// Generates the C program.
@@ -246,7 +172,7 @@ fn program() -> String {
             continue;
         }
         let name = &function.name;
-        text.push_str(&function.wrapper());
+        text.push_str(&wrapper(function));
         let errors: String =
             function.errors(&all).iter().map(|error| format!("DORMOUSE_ERR_{error}, ")).collect();
         writeln!(text, "static const int32_t errors_{name}[] = {{{errors}0}};\n").unwrap();
