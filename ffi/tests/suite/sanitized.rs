@@ -33,7 +33,7 @@ fn program(name: &str) -> std::path::PathBuf {
 
 #[test]
 fn programs_that_use_every_kind_of_handle() {
-    for name in ["forest", "tree", "sleep"] {
+    for name in ["forest", "tree", "sleep", "history"] {
         runs_clean(name, &program(name), &[], AtExit::Nothing);
     }
 }
