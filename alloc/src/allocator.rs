@@ -468,6 +468,12 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.blocks()
     }
 
+    /// Returns the bytes of unclaimed blocks by [`crate::Request::tag`], without those of no tag.
+    #[must_use]
+    pub fn tagged_bytes(&self) -> Vec<(u32, u64)> {
+        self.state.lock().state.tagged_bytes()
+    }
+
     /// Returns what pinned host memory holds of sleeping blocks.
     #[must_use]
     pub fn host_tier(&self) -> &TierHistory {
