@@ -175,7 +175,7 @@ impl State {
         let Record { claimed, requested_bytes, .. } = self.records[index as usize];
         self.settle_before_removal(self.awake_bytes(index), requested_bytes as u64);
         self.add_use(index, slot);
-        self.note_mapped_parts(index, HistoryAction::FreeRequested);
+        self.note_free_requested(index);
         let record = &mut self.records[index as usize];
         record.free_deferred = claimed.is_some();
         self.stats.requested_bytes.remove(requested_bytes as u64);
