@@ -36,6 +36,7 @@ mod wake_ahead;
 #[cfg(not(loom))]
 pub(crate) mod tests;
 
+pub use largest::allocator_facts;
 pub use region_data::Level;
 pub use sleep::SleepOutcome;
 pub use stash::{STASHES_MAX, StashId};
