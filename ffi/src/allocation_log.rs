@@ -22,14 +22,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use dormouse_alloc::{HistoryAction, HistoryEvent, OPERATIONS_MAX, Operations};
+use dormouse_alloc::{Allocator, HistoryAction, HistoryEvent, OPERATIONS_MAX, Operations};
 use dormouse_device::sync::Mutex;
 use dormouse_device::with_signals_blocked;
 use dormouse_storage::OwnFile;
 use dormouse_timeline::ClockAnchor;
 
+use crate::device::AnyDevice;
 use crate::dumps::{Bell, DeviceId, Source};
-use crate::heap::HeapAllocator;
 use crate::params::{Config, Key};
 use crate::{fork, log};
 
@@ -63,7 +63,7 @@ struct Service {
 struct DeviceLog {
     path: PathBuf,
     file: OwnFile,
-    allocator: Arc<HeapAllocator>,
+    allocator: Arc<Allocator<AnyDevice>>,
     started: ClockAnchor,
     /// Whole rows in the file, with their bytes.
     rows: u64,
@@ -74,7 +74,7 @@ struct DeviceLog {
 
 /// Starts the log of a device, if the setting asks for logs and it has had none. Never fails: what prevents it is a
 /// warning.
-pub(crate) fn watch(config: &Config, source: &Source, allocator: &Arc<HeapAllocator>) {
+pub(crate) fn watch(config: &Config, source: &Source, allocator: &Arc<Allocator<AnyDevice>>) {
     let Some(directory) = config.path(Key::AllocLogDir) else { return };
     let _one_at_a_time = STARTING.lock();
     if SERVICE.get().is_some_and(|service| service.known.lock().contains(&source.id)) {
@@ -150,7 +150,7 @@ impl DeviceLog {
     fn create(
         directory: &Path,
         device: &str,
-        allocator: &Arc<HeapAllocator>,
+        allocator: &Arc<Allocator<AnyDevice>>,
     ) -> Result<Self, String> {
         let directory = log::expand_path(directory)?;
         let stem = log::expand_path(Path::new("dormouse-%h-rank%r-pid%p"))?;

@@ -17,13 +17,14 @@
 //! - **D5** All dumps that fail cause one warning. The error that a dump was to explain is returned all the same.
 
 mod bell;
+mod last;
 mod reason;
 mod signal;
 mod target;
 mod trigger;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -31,8 +32,6 @@ use std::time::{Duration, Instant};
 use crossbeam::queue::ArrayQueue;
 use dormouse_device::sync::Mutex;
 use dormouse_device::with_signals_blocked;
-use dormouse_timeline::ClockAnchor;
-use dormouse_timeline::live::DumpFigures;
 
 use crate::fault::Fault;
 use crate::params::{Config, Key};
@@ -44,6 +43,7 @@ use target::{Target, open_command};
 use trigger::Trigger;
 
 pub(crate) use bell::Bell;
+pub(crate) use last::{last, note_written};
 pub(crate) use reason::Reason;
 pub(crate) use target::{DeviceId, Source, process};
 
@@ -63,8 +63,6 @@ static STARTING: Mutex<()> = Mutex::new(());
 static HAS_WARNED: AtomicBool = AtomicBool::new(false);
 /// The next number in the name of a dump.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
-/// The dump that was written last, whatever its reason.
-static LAST: Mutex<Option<DumpFigures>> = Mutex::new(None);
 
 thread_local! {
     /// Whether this is the thread that writes: its own requests must not wait for it.
@@ -196,22 +194,6 @@ pub(crate) fn write(source: &Source) -> Result<PathBuf, Fault> {
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let written = service.target.write(source, number, Reason::Call, "");
     written.map_err(|why| Fault::new(status::DORMOUSE_ERR_IO, why))
-}
-
-/// Returns the dump of this process that was written last.
-pub(crate) fn last() -> Option<DumpFigures> {
-    LAST.lock().clone()
-}
-
-/// Notes a dump that is complete at `path`.
-pub(crate) fn note_written(path: &Path, reason: Reason) {
-    let written = DumpFigures {
-        written_unix_ns: ClockAnchor::now().realtime_ns,
-        reason: reason.name().to_owned(),
-        // The working directory of who reads it is another.
-        path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string(),
-    };
-    *LAST.lock() = Some(written);
 }
 
 /// Whether this thread may wait for the one that writes (D3).

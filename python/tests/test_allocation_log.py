@@ -19,7 +19,8 @@ LIBRARY = os.environ.get("DORMOUSE_LIB", "")
 PROGRAM = Path(LIBRARY).parent / "dormouse"
 pytestmark = [
     pytest.mark.skipif(
-        "dormouse_preload" not in os.environ.get("LD_PRELOAD", ""), reason="without the preload library"
+        "dormouse_preload" not in os.environ.get("LD_PRELOAD", ""),
+        reason="without the preload library",
     ),
     pytest.mark.skipif(not PROGRAM.exists(), reason="without the program"),
 ]
@@ -53,10 +54,14 @@ requested = runtime.stats()["requested"]
 print(requested["peak_bytes"], requested["current_bytes"])
 runtime.close()
 """
+THREADS = """
+import pathlib
+print([path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")])
+"""
 
 
-def run(code: str = RUN, limit_bytes: int | None = None, **changes: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", **changes}
+def run(code: str = RUN, limit_bytes: int | None = None, **changes: str):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), **changes}
 
     def limit() -> None:
         if limit_bytes is not None:
@@ -89,7 +94,7 @@ def test_a_replay_of_a_run_has_its_peak_to_the_byte(tmp_path):
     assert log.name.endswith("-host.csv") and log.stat().st_mode & 0o777 == 0o600
     assert replay(log)["requested_peak_bytes"] == peak
 
-    # As the reader of the benchmark's traces sees it, which refuses whatever RMM would not have written.
+    # As the reader of the benchmark's traces sees it, which refuses what RMM would not write.
     trace = traces.read(log)
     live = sum(event.size if event.action == "allocate" else -event.size for event in trace.events)
     assert live <= current, "what is live at the end of the log was live before its last rows"
@@ -130,7 +135,7 @@ def test_a_directory_that_is_missing_is_one_warning(tmp_path):
 
 
 def test_without_the_setting_there_is_neither_file_nor_thread(tmp_path):
-    code = RUN + "import pathlib\nprint([path.read_text() for path in pathlib.Path('/proc/self/task').glob('*/comm')])"
+    code = RUN + THREADS
     assert "dormouse-alloc" not in run(code).stdout
     with_log = run(code, DORMOUSE_ALLOC_LOG_DIR=str(tmp_path)).stdout
     assert "dormouse-alloc" in with_log

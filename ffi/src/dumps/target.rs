@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dormouse_device::DeviceKind;
 use dormouse_timeline::{Process, Snapshot, Timeline, html};
 
-use super::note_written;
+use super::last::note_written;
 use super::reason::Reason;
 use crate::{files, log};
 
