@@ -298,3 +298,27 @@ fn operations_that_nobody_takes_are_counted_as_lost() {
     assert!(allocator.take_operations(&mut operations));
     assert_eq!((operations.events.len(), operations.lost), (OPERATIONS_MAX, 6));
 }
+
+/// What lies in pages shared with neighbours is a block of the history while its block sleeps, and none of the log.
+#[test]
+fn parts_of_a_sleeping_block_are_no_operations() {
+    let config = Config { segment_bytes: 16 * PAGE, ..Config::new(512, 64 * PAGE as u64) };
+    let (_, allocator) = uncounted(256, config, 1, 1);
+    allocator.start_log();
+    let first = allocator.allocate(&request(2 * PAGE + 512)).unwrap();
+    let sleeper = allocator.allocate(&request(3 * PAGE)).unwrap();
+    let claimed = allocator.claim(sleeper.range.start, 1).unwrap();
+    assert!(claimed.pages.bytes < 3 * PAGE, "it shares a page");
+    allocator.set_asleep(claimed.id).unwrap();
+    allocator.reserve_awake(claimed.pages.bytes as u64).unwrap();
+    allocator.set_awake(claimed.id).unwrap();
+    allocator.set_asleep(claimed.id).unwrap();
+    assert_eq!(allocator.free(sleeper.range.start, key(0)).unwrap(), Outcome::Claimed(1));
+    allocator.finish_free(claimed.id).unwrap();
+    assert_eq!(allocator.free(first.range.start, key(0)).unwrap(), Outcome::Done);
+    let (one, two) = (2 * PAGE as u64 + 512, 3 * PAGE as u64);
+    let (seen, peak) = taken(&allocator, &mut Operations::default());
+    assert_eq!(seen, [(Allocated, one), (Allocated, two), (Freed, two), (Freed, one)]);
+    assert_eq!(peak, one + two);
+    allocator.check().unwrap();
+}
