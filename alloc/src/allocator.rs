@@ -1,7 +1,7 @@
 //! The allocator: one lock around the state, device calls outside of it.
 
 use crate::core::Fit;
-use crate::history::{HistoryAction, HistoryOptions, MemoryReading};
+use crate::history::{HistoryAction, HistoryOptions, MemoryReading, Operations};
 use crate::ladder::Reclaim;
 use crate::marks::Marks;
 use crate::run_ahead::RunAhead;
@@ -468,6 +468,12 @@ impl<D: Device> Allocator<D> {
         self.state.lock().state.blocks()
     }
 
+    /// Returns the bytes of unclaimed blocks by [`crate::Request::tag`], without those of no tag.
+    #[must_use]
+    pub fn tagged_bytes(&self) -> Vec<(u32, u64)> {
+        self.state.lock().state.tagged_bytes()
+    }
+
     /// Returns what pinned host memory holds of sleeping blocks.
     #[must_use]
     pub fn host_tier(&self) -> &TierHistory {
@@ -493,6 +499,23 @@ impl<D: Device> Allocator<D> {
         self.change(State::stop_history);
         self.host_tier.stop();
         self.file_tier.stop();
+    }
+
+    /// Starts the log of operations, for a caller that takes them in time ([`Self::take_operations`]). It begins with an
+    /// allocation for each live block. The thread cache is closed while it is on.
+    pub fn start_log(&self) {
+        self.change(State::start_log);
+    }
+
+    /// Ends the log of operations. Those not taken are forgotten.
+    pub fn stop_log(&self) {
+        self.change(State::stop_log);
+    }
+
+    /// Swaps the operations of the log for `taken`, which is empty and gives its capacity. `false`: the log is off.
+    pub fn take_operations(&self, taken: &mut Operations) -> bool {
+        debug_assert!(taken.events.is_empty() && taken.lost == 0, "the log would begin with these");
+        self.state.lock().state.take_operations(taken)
     }
 
     /// Records in the history that a request of `bytes` found no memory while the device had `free_bytes`.

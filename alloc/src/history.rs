@@ -3,6 +3,9 @@
 //! Events are recorded under the state's lock, and a [`MemoryReading`] is taken under it. So the events of a reading,
 //! undone from the newest on, lead from its ranges to those of the oldest event.
 //!
+//! A *log of operations* can be recorded beside it or without it: what callers asked for, call by call, for a thread
+//! that writes it to a file. Pages, sleeps and uses that end are not in it.
+//!
 //! While it is on, the thread cache serves only callers with the state locked: what it does otherwise passes by the
 //! state.
 
@@ -10,13 +13,28 @@ use crate::types::ArenaId;
 use dormouse_device::AddressRange;
 use dormouse_timeline::now_ns;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Limit of the events that are kept (88 MiB).
 pub const HISTORY_EVENTS_MAX: usize = 1 << 20;
+/// Limit of the operations that wait for [`crate::Allocator::take_operations`] (6 MiB).
+pub const OPERATIONS_MAX: usize = 1 << 16;
 
 thread_local! {
     /// No destructor: threads may free late.
     static CONTEXT: Cell<u64> = const { Cell::new(0) };
+    /// 0: not numbered yet.
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Returns the number of the calling thread, from 1 in the order of their first event.
+fn thread_number() -> u32 {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    if THREAD.get() == 0 {
+        // Relaxed: no other data depends on it.
+        THREAD.set(LAST.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+    }
+    THREAD.get()
 }
 
 /// Sets the context of the calling thread: an opaque number that its events carry. 0 at first.
@@ -79,6 +97,8 @@ pub struct HistoryEvent {
     pub scope: u64,
     /// [`crate::Request::tag`].
     pub tag: u32,
+    /// The thread, from 1 in the order of their first event.
+    pub thread: u32,
     /// [`crate::Request::arena`].
     pub arena: Option<ArenaId>,
     /// The context of the thread ([`set_context`]); of an awakening block, that of its allocation.
@@ -96,6 +116,7 @@ impl HistoryEvent {
             stream: 0,
             scope: 0,
             tag: 0,
+            thread: thread_number(),
             arena: None,
             context: CONTEXT.get(),
         }
@@ -162,60 +183,98 @@ pub struct MemoryReading {
     pub events_max: usize,
 }
 
-/// The events, and what was known of each block at its allocation.
-#[derive(Debug)]
+/// Operations for the log, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Operations {
+    /// Allocations, frees and requests that found no memory.
+    pub events: Vec<HistoryEvent>,
+    /// Operations that were lost: [`OPERATIONS_MAX`] others waited.
+    pub lost: u64,
+}
+
+/// What is recorded, and what was known of each block at its allocation.
+#[derive(Debug, Default)]
 pub(crate) struct History {
+    ring: Option<EventRing>,
+    log: Option<Operations>,
+    /// By slot: the allocation of a live or pending block.
+    allocations: Vec<Option<HistoryEvent>>,
+}
+
+/// The newest events.
+#[derive(Debug)]
+struct EventRing {
     /// A ring once it is full.
     events: Vec<HistoryEvent>,
     /// The place of the oldest event in a full ring.
     next: usize,
     recorded: u64,
     options: HistoryOptions,
-    /// By slot: the allocation of a live or pending block.
-    allocations: Vec<Option<HistoryEvent>>,
 }
 
 impl History {
-    pub(crate) fn new(options: HistoryOptions) -> Self {
-        let events_max = options.events_max.clamp(1, HISTORY_EVENTS_MAX);
-        Self {
-            events: Vec::with_capacity(events_max),
-            next: 0,
-            recorded: 0,
-            options: HistoryOptions { events_max, ..options },
-            allocations: Vec::new(),
-        }
-    }
-
-    /// Changes the options. Keeps the newest events, unless they are to be forgotten.
-    pub(crate) fn restart(&mut self, options: HistoryOptions, forgets: bool) {
-        let mut changed = Self::new(options);
-        changed.allocations = std::mem::take(&mut self.allocations);
-        if !forgets {
-            let events = self.events();
+    /// Starts the ring, or changes its options. It keeps the newest events, unless they are to be forgotten.
+    pub(crate) fn start_ring(&mut self, options: HistoryOptions, forgets: bool) {
+        let mut changed = EventRing::new(options);
+        if let Some(ring) = self.ring.as_ref().filter(|_| !forgets) {
+            let events = ring.events();
             let left_out = events.len().saturating_sub(changed.options.events_max);
             changed.events.extend_from_slice(&events[left_out..]);
-            changed.recorded = self.recorded;
+            changed.recorded = ring.recorded;
         }
-        *self = changed;
+        self.ring = Some(changed);
     }
 
-    pub(crate) const fn event_count(&self) -> usize {
-        self.events.len()
+    /// Ends the ring. Returns whether nothing is recorded any more.
+    pub(crate) fn stop_ring(&mut self) -> bool {
+        self.ring = None;
+        self.log.is_none()
     }
 
-    pub(crate) const fn recorded(&self) -> u64 {
-        self.recorded
+    /// Starts the log with these operations.
+    pub(crate) fn start_log(&mut self, first: impl Iterator<Item = HistoryEvent>) {
+        let events = Vec::with_capacity(OPERATIONS_MAX);
+        self.log = Some(Operations { events, lost: 0 });
+        first.for_each(|event| self.log(event));
     }
 
-    pub(crate) const fn events_max(&self) -> usize {
-        self.options.events_max
+    /// Ends the log. Returns whether nothing is recorded any more.
+    pub(crate) fn stop_log(&mut self) -> bool {
+        self.log = None;
+        self.ring.is_none()
+    }
+
+    /// Swaps the operations of the log for `taken`, which is empty. `false`: the log is off.
+    pub(crate) fn take_operations(&mut self, taken: &mut Operations) -> bool {
+        self.log.as_mut().map(|log| std::mem::swap(log, taken)).is_some()
+    }
+
+    /// Adds an operation to the log, if that is on.
+    #[inline]
+    pub(crate) fn log(&mut self, event: HistoryEvent) {
+        let Some(log) = &mut self.log else { return };
+        if log.events.len() < OPERATIONS_MAX {
+            log.events.push(event);
+        } else {
+            log.lost += 1;
+        }
+    }
+
+    pub(crate) fn event_count(&self) -> usize {
+        self.ring.as_ref().map_or(0, |ring| ring.events.len())
+    }
+
+    pub(crate) fn recorded(&self) -> u64 {
+        self.ring.as_ref().map_or(0, |ring| ring.recorded)
+    }
+
+    pub(crate) fn events_max(&self) -> usize {
+        self.ring.as_ref().map_or(0, |ring| ring.options.events_max)
     }
 
     /// Returns the events, oldest first.
     pub(crate) fn events(&self) -> Vec<HistoryEvent> {
-        let (newer, older) = self.events.split_at(self.next);
-        [older, newer].concat()
+        self.ring.as_ref().map(EventRing::events).unwrap_or_default()
     }
 
     /// Returns the allocation of the block in `slot`.
@@ -234,6 +293,25 @@ impl History {
 
     #[inline]
     pub(crate) fn push(&mut self, event: HistoryEvent) {
+        if let Some(ring) = &mut self.ring {
+            ring.push(event);
+        }
+    }
+}
+
+impl EventRing {
+    fn new(options: HistoryOptions) -> Self {
+        let events_max = options.events_max.clamp(1, HISTORY_EVENTS_MAX);
+        let options = HistoryOptions { events_max, ..options };
+        Self { events: Vec::with_capacity(events_max), next: 0, recorded: 0, options }
+    }
+
+    fn events(&self) -> Vec<HistoryEvent> {
+        let (newer, older) = self.events.split_at(self.next);
+        [older, newer].concat()
+    }
+
+    fn push(&mut self, event: HistoryEvent) {
         if self.options.skipped & event.action.bit() != 0 {
             return;
         }

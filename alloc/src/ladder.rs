@@ -321,6 +321,7 @@ impl<D: Device> Allocator<D> {
     fn report(&self, request: &Request, shortage: Shortage, tried: Tried) -> AllocError {
         let mut locked = self.state.lock();
         locked.state.stats.ooms += 1;
+        locked.state.log_out_of_memory(request);
         let stats = locked.state.settled_stats();
         let last_error = locked.last_error.take();
         let (largest_cached_bytes, largest_bare_bytes) = locked.state.largest_bytes();

@@ -171,7 +171,7 @@ pub use error::AllocError;
 pub use gate::Gate;
 pub use history::{
     HISTORY_EVENTS_MAX, HistoryAction, HistoryEvent, HistoryOptions, MappedRange, MemoryReading,
-    RangeUse, set_context,
+    OPERATIONS_MAX, Operations, RangeUse, set_context,
 };
 pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};

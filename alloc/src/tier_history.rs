@@ -29,10 +29,7 @@ impl Pieces {
 impl TierHistory {
     pub(crate) fn start(&self, options: HistoryOptions, forgets: bool) {
         let mut pieces = self.0.lock();
-        match &mut pieces.history {
-            Some(history) => history.restart(options, forgets),
-            None => pieces.history = Some(History::new(options)),
-        }
+        pieces.history.get_or_insert_default().start_ring(options, forgets);
     }
 
     pub(crate) fn stop(&self) {

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dormouse_timeline::live::{Figures, Live, LiveError, default_pages, read};
-use dormouse_timeline::now_ns;
+use dormouse_timeline::ClockAnchor;
+use dormouse_timeline::live::{
+    DumpFigures, Figures, Live, LiveError, TagFigures, default_pages, read,
+};
 use serde::Serialize;
 
 use crate::args::Order;
@@ -23,6 +25,7 @@ const LINKS: [&str; 4] = ["device_to_host", "host_to_device", "nvme_write", "nvm
 #[derive(Debug)]
 pub(crate) struct Reading {
     at_ns: u64,
+    unix_ns: u64,
     pages: Vec<(PathBuf, Result<Live, LiveError>)>,
 }
 
@@ -47,7 +50,8 @@ impl Reading {
                 add(path.clone(), true);
             }
         }
-        Self { at_ns: now_ns(), pages }
+        let now = ClockAnchor::now();
+        Self { at_ns: now.monotonic_ns, unix_ns: now.realtime_ns, pages }
     }
 }
 
@@ -103,6 +107,37 @@ pub(crate) struct State {
     pub(crate) asleep_bytes: u64,
     pub(crate) cached_bytes: u64,
     pub(crate) alloc_failures: u64,
+    pub(crate) tag_count: u64,
+    /// The largest tags.
+    pub(crate) tags: Vec<TagState>,
+    pub(crate) last_dump: Option<DumpState>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct TagState {
+    pub(crate) name: String,
+    pub(crate) resident_bytes: u64,
+    pub(crate) asleep_bytes: u64,
+}
+
+/// The dump that a process has written last.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct DumpState {
+    pub(crate) path: String,
+    pub(crate) reason: String,
+    pub(crate) written_unix_s: f64,
+    pub(crate) age_s: f64,
+}
+
+impl DumpState {
+    fn of(dump: &DumpFigures, unix_ns: u64) -> Self {
+        Self {
+            path: dump.path.clone(),
+            reason: dump.reason.clone(),
+            written_unix_s: dump.written_unix_ns as f64 / NS_PER_S,
+            age_s: unix_ns.saturating_sub(dump.written_unix_ns) as f64 / NS_PER_S,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -130,7 +165,7 @@ impl States {
                 Ok(live) => {
                     let earlier = before.pages.iter().find(|(path, _)| path == page);
                     let earlier = earlier.and_then(|(_, live)| live.as_ref().ok());
-                    states.processes.push(State::of(page, live, earlier, after.at_ns));
+                    states.processes.push(State::of(page, live, earlier, after));
                 }
                 Err(error) => {
                     let reason = error.to_string();
@@ -159,9 +194,9 @@ impl States {
 }
 
 impl State {
-    fn of(page: &Path, live: &Live, earlier: Option<&Live>, at_ns: u64) -> Self {
+    fn of(page: &Path, live: &Live, earlier: Option<&Live>, now: &Reading) -> Self {
         let figures = &live.figures;
-        let age_ns = at_ns.saturating_sub(figures.updated_ns);
+        let age_ns = now.at_ns.saturating_sub(figures.updated_ns);
         let status = match live.is_running {
             false => Status::Ended,
             true if age_ns > SILENT_NS => Status::Silent,
@@ -180,6 +215,11 @@ impl State {
             bytes_per_s: since.map(|since| since.link_bytes_per_s[at]),
             measured_bytes_per_s: figures.link_bytes_per_s[at],
         };
+        let tag = |it: &TagFigures| TagState {
+            name: it.name.clone(),
+            resident_bytes: it.resident_bytes,
+            asleep_bytes: it.asleep_bytes,
+        };
         Self {
             page: page.to_owned(),
             name: live.process.name.clone(),
@@ -194,6 +234,9 @@ impl State {
             asleep_bytes: figures.asleep_bytes,
             cached_bytes: figures.cached_bytes,
             alloc_failures: figures.alloc_failures,
+            tag_count: figures.tag_count,
+            tags: figures.tags.iter().map(tag).collect(),
+            last_dump: figures.last_dump.as_ref().map(|it| DumpState::of(it, now.unix_ns)),
         }
     }
 

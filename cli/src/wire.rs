@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 /// Tag of `Trace.packet`: field 1, length-delimited.
-const PACKET_TAG: u8 = 0x0a;
+pub(crate) const PACKET_TAG: u8 = 0x0a;
 /// Maximum bytes of a packet: the longest that a dump writes interns 1024 names.
 const PACKET_BYTES_MAX: u64 = 16 << 20;
 /// Maximum bytes of a varint.

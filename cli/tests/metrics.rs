@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{Folder, dormouse};
-use dormouse_timeline::live::{Figures, LivePage};
+use dormouse_timeline::live::{DumpFigures, Figures, LivePage, TagFigures};
 use dormouse_timeline::{Process, now_ns};
 
 /// How long a file or an answer may take on a loaded machine.
@@ -31,6 +31,13 @@ fn page(path: &Path, rank: u32) -> LivePage {
         cached_bytes: 9,
         stall_ns: 1_500_000_000,
         alloc_failures: 2,
+        tag_count: 9,
+        tags: vec![TagFigures { name: "a \"b\"".to_owned(), resident_bytes: 11, asleep_bytes: 12 }],
+        last_dump: Some(DumpFigures {
+            written_unix_ns: 1_700_000_000_500_000_000,
+            reason: "oom".to_owned(),
+            path: "/dumps/x.html".to_owned(),
+        }),
     };
     LivePage::create(path, &Process::current("a \"quoted\" one", rank), &figures).unwrap()
 }
@@ -95,6 +102,28 @@ fn every_figure_of_a_process_is_a_sample_of_its_family() {
         ),
         ("dormouse_stall_seconds", "counter", "dormouse_stall_seconds_total", "", "1.5"),
         ("dormouse_alloc_failures", "counter", "dormouse_alloc_failures_total", "", "2"),
+        ("dormouse_tags", "gauge", "dormouse_tags", "", "9"),
+        (
+            "dormouse_tag_resident_bytes",
+            "gauge",
+            "dormouse_tag_resident_bytes",
+            ",tag=\"a \\\"b\\\"\"",
+            "11",
+        ),
+        (
+            "dormouse_tag_asleep_bytes",
+            "gauge",
+            "dormouse_tag_asleep_bytes",
+            ",tag=\"a \\\"b\\\"\"",
+            "12",
+        ),
+        (
+            "dormouse_last_dump_timestamp_seconds",
+            "gauge",
+            "dormouse_last_dump_timestamp_seconds",
+            ",reason=\"oom\"",
+            "1700000000.5",
+        ),
     ] {
         assert!(text.contains(&format!("# TYPE {family} {kind}\n")), "{family}: {text}");
         let line = format!("\n{sample}{{{process}{labels}}} {value}\n");

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Folder, dormouse};
-use dormouse_timeline::live::{DEFAULT_DIR, Figures, LivePage, default_prefix};
+use dormouse_timeline::live::{DEFAULT_DIR, Figures, LivePage, TagFigures, default_prefix};
 use dormouse_timeline::{Process, now_ns};
 use serde_json::Value;
 
@@ -103,7 +103,13 @@ fn a_page_that_is_being_written_is_read_whole() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0.. {
+                let tag = TagFigures {
+                    name: format!("tag {number}"),
+                    resident_bytes: number,
+                    asleep_bytes: number,
+                };
                 let all = Figures {
+                    tags: vec![tag],
                     asleep_bytes: number,
                     cached_bytes: number,
                     alloc_failures: number,
@@ -121,6 +127,11 @@ fn a_page_that_is_being_written_is_read_whole() {
             let state = &state["processes"][0];
             for word in ["asleep_bytes", "cached_bytes", "alloc_failures"] {
                 assert_eq!(state[word], state["tiers"]["device"]["used_bytes"], "{state}");
+            }
+            let (tag, number) = (&state["tags"][0], &state["asleep_bytes"]);
+            if *number != 0 {
+                assert_eq!(tag["name"], format!("tag {number}"), "{state}");
+                assert_eq!([&tag["resident_bytes"], &tag["asleep_bytes"]], [number; 2]);
             }
         }
         is_over.store(true, Ordering::Relaxed);
@@ -149,7 +160,7 @@ fn pages_that_cannot_be_read_are_named_with_the_reason() {
     let cases = [
         ("short", bytes[..100].to_vec(), "the page has 100 bytes"),
         ("empty", Vec::new(), "the page has 0 bytes"),
-        ("version", [&bytes[..8], &[9], &bytes[9..]].concat(), "layout version 9"),
+        ("version", [&bytes[..8], &[2], &bytes[9..]].concat(), "layout version 2, that of another"),
         ("magic", [&[0], &bytes[1..]].concat(), "the file begins with"),
         ("torn", [&bytes[..64], &[1], &bytes[65..]].concat(), "no complete update"),
     ];

@@ -17,6 +17,7 @@
 //! - **D5** All dumps that fail cause one warning. The error that a dump was to explain is returned all the same.
 
 mod bell;
+mod last;
 mod reason;
 mod signal;
 mod target;
@@ -36,12 +37,14 @@ use crate::fault::Fault;
 use crate::params::{Config, Key};
 use crate::{fork, status, stderr};
 
-use bell::{Bell, WAKE};
-use reason::Reason;
+use bell::WAKE;
 use signal::Handler;
 use target::{Target, open_command};
 use trigger::Trigger;
 
+pub(crate) use bell::Bell;
+pub(crate) use last::{last, note_written};
+pub(crate) use reason::Reason;
 pub(crate) use target::{DeviceId, Source, process};
 
 /// Maximum time that a request or the exit of the process waits for its dump.

@@ -36,6 +36,7 @@
 //! - **I7** Memory that a graph replays on is reserved for it and stays awake (`torch::captures`).
 
 mod abi;
+mod allocation_log;
 mod boundary;
 mod collect;
 mod convert;

@@ -64,7 +64,7 @@ pub use dormouse_storage::{NvmeConfig, NvmeError};
 pub use engine::{
     CopyStats, Engine, Level, RegionInfo, Rescuer, RoleStats, STASHES_MAX, STRAY_WAIT_MAX,
     SleepOutcome, StashId, Stats, StrayAccess, StrayWakes, TAG_NAME_BYTES_MAX, TAGS_MAX, TagId,
-    TierStats, WAKE_ATTEMPTS_MAX, Waited,
+    TagStats, TierStats, WAKE_ATTEMPTS_MAX, Waited, allocator_facts,
 };
 pub use error::OffloadError;
 pub use ids::{RegionId, Role, Tier, label};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -148,3 +149,24 @@ def test_the_fallback_counts_as_out_of_memory_and_other_errors_do_not():
     assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB."))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
     assert not is_out_of_memory(ValueError("CUDA out of memory."))
+
+
+@alone()
+def test_a_dump_without_a_runtime_has_the_largest_blocks_of_the_allocator():
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DORMOUSE_DUMP_DIR"] = folder
+        dormouse.install()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            held = torch.empty(37 * MIB, dtype=torch.uint8, device="cuda")
+        other = torch.empty(21 * MIB, dtype=torch.uint8, device="cuda")
+        exhaust()
+        (page,) = Path(folder).iterdir()
+        _, _, table = page.read_text().partition("<caption>Largest live blocks</caption>")
+        rows = re.findall(r"<tr><td>(.*?)</td></tr>", table.partition("</table>")[0])
+        rows = [row.split("</td><td>") for row in rows]
+        assert [row[4:] for row in rows[:2]] == [
+            ["37.0 MiB", f"{held.data_ptr():#x}"],
+            ["21.0 MiB", f"{other.data_ptr():#x}"],
+        ]
+        assert [row[3] for row in rows[:2]] == [f"{stream.cuda_stream:#x}", "0x0"]

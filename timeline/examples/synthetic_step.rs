@@ -88,6 +88,7 @@ fn block(at: u64) -> LiveBlock {
         role: role.to_owned(),
         tag: tag.to_owned(),
         layer,
+        stream: 0,
     }
 }
 

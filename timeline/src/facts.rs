@@ -42,6 +42,8 @@ pub struct LiveBlock {
     pub role: String,
     /// Its tag, or the name of its prefix; may be empty.
     pub tag: String,
+    /// The stream that allocated it, by its handle; 0 is the default stream.
+    pub stream: u64,
     /// Its layer, if known.
     pub layer: Option<u32>,
 }

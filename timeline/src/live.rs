@@ -1,13 +1,13 @@
 //! Live figures: one page of a file that a process updates and other processes read.
 //!
 //! ```text
-//!   byte 0       16    24        32     40     64         72
-//!   ┌───────┬─────────┬─────┬─────────┬──────┬──────┬──────────┬───────────────────────┬───┐
-//!   │ magic │ version │ pid │ started │ rank │ name │ sequence │ figures, 8 bytes each │ 0 │  4096 bytes
-//!   │       │ + size  │     │         │      │      │          │                       │   │
-//!   └───────┴─────────┴─────┴─────────┴──────┴──────┴──────────┴───────────────────────┴───┘
+//!   byte 0       16    24        32     40     64         72                      256    896         2968
+//!   ┌───────┬─────────┬─────┬─────────┬──────┬──────┬──────────┬───────────────────────┬──────┬───────────┬───┐
+//!   │ magic │ version │ pid │ started │ rank │ name │ sequence │ numbers, 8 bytes each │ tags │ last dump │ 0 │  4096 bytes
+//!   │       │ + size  │     │         │      │      │          │                       │      │           │   │
+//!   └───────┴─────────┴─────┴─────────┴──────┴──────┴──────────┴───────────────────────┴──────┴───────────┴───┘
 //! ```
-//! The header never changes. Sequence and figures are a slot of the event ring: one sequence lock serves
+//! The header never changes. Sequence and figures (numbers, tags, last dump) are a slot of the event ring: one sequence lock serves
 //! both. All words are in the byte order of the machine. The writer holds a lock of the file, so a reader
 //! knows when it has ended, in whatever pid namespace. See `docs/decisions/0021-live-figures.md`.
 
@@ -20,13 +20,15 @@ use std::path::PathBuf;
 use crate::snapshot::Process;
 
 pub use file::{LivePage, read};
-pub use layout::{LAYOUT_VERSION, PAGE_BYTES};
+pub use layout::{
+    DUMP_PATH_BYTES_MAX, DUMP_REASON_BYTES_MAX, LAYOUT_VERSION, PAGE_BYTES, PAGE_TAGS_MAX,
+    TAG_NAME_BYTES_MAX,
+};
 pub use places::{DEFAULT_DIR, default_pages, default_prefix, remove_ended};
 
 /// The figures of one update, those of `dormouse_runtime_get_stats`. Tiers: device, host, NVMe. Links:
 /// device to host, host to device, NVMe write, NVMe read.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Time of the update, `CLOCK_MONOTONIC` in nanoseconds ([`crate::now_ns`]).
     pub updated_ns: u64,
@@ -48,6 +50,34 @@ pub struct Figures {
     pub stall_ns: u64,
     /// Number of allocations that failed.
     pub alloc_failures: u64,
+    /// Number of tags.
+    pub tag_count: u64,
+    /// The largest tags, the first [`PAGE_TAGS_MAX`] of them.
+    pub tags: Vec<TagFigures>,
+    /// The dump that was written last.
+    pub last_dump: Option<DumpFigures>,
+}
+
+/// The bytes of one tag.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TagFigures {
+    /// Its name: at most [`TAG_NAME_BYTES_MAX`] bytes, not empty.
+    pub name: String,
+    /// Bytes on the device.
+    pub resident_bytes: u64,
+    /// Bytes asleep.
+    pub asleep_bytes: u64,
+}
+
+/// A dump that was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DumpFigures {
+    /// When it was complete, Unix time in nanoseconds; not 0.
+    pub written_unix_ns: u64,
+    /// Why it was written, in one word: at most [`DUMP_REASON_BYTES_MAX`] bytes.
+    pub reason: String,
+    /// Its path. Of one beyond [`DUMP_PATH_BYTES_MAX`] bytes, the end.
+    pub path: String,
 }
 
 /// What a live page held when it was read.
@@ -81,7 +111,9 @@ pub enum LiveError {
     #[error("the file begins with {0:#018x}; accepted: {magic:#018x}", magic = layout::MAGIC)]
     Magic(u64),
     /// The page has the layout of another release.
-    #[error("the page has layout version {0}; accepted: {LAYOUT_VERSION}")]
+    #[error(
+        "the page has layout version {0}, that of another release of dormouse; accepted: {LAYOUT_VERSION}"
+    )]
     Version(u32),
     /// No complete update in this number of attempts: the writer ended, or was stopped, during one.
     #[error("no complete update in {0} attempts; accepted: a page between two updates")]

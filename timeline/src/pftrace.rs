@@ -3,7 +3,7 @@
 //! The protobuf is encoded by hand (`wire`): the few messages needed are stable and small. Contents in order:
 //!
 //! ```text
-//!   clock snapshots      monotonic, realtime and boottime at start and end
+//!   clock snapshot       monotonic, realtime and boottime when the timeline was made
 //!   interned names       events carry a number for each name
 //!   track descriptors    process ─┬─ memory      a counter for each gauge and tag
 //!                                 ├─ transfers   a track for each direction, more where copies overlap
@@ -11,6 +11,7 @@
 //!                                 ├─ schedule    phases, microbatches, layers
 //!                                 └─ notices
 //!   events               by time; begins and ends of one track nest
+//!   clock snapshot       when it was read. A file without it has been cut.
 //! ```
 //!
 //! A flow joins the slices that move the same region (sleep, spill, load, wake), and the backward that uses it. It
@@ -84,9 +85,7 @@ const ANNOTATIONS: [&str; 8] = [
 /// Errors of `out`.
 pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io::Result<()> {
     let mut packet = Message::default();
-    for anchor in [snapshot.started, snapshot.taken] {
-        put(out, &mut packet, |packet| clock_snapshot(packet, anchor))?;
-    }
+    put(out, &mut packet, |packet| clock_snapshot(packet, snapshot.started))?;
     put(out, &mut packet, |packet| state(packet, snapshot))?;
     let levels = Levels::of(snapshot);
     let tracks = Tracks::plan(snapshot, &levels, process);
@@ -106,7 +105,7 @@ pub fn write(snapshot: &Snapshot, process: &Process, out: &mut dyn Write) -> io:
             packet.unsigned(packet::TIMESTAMP_CLOCK_ID, CLOCK_MONOTONIC);
         })?;
     }
-    Ok(())
+    put(out, &mut packet, |packet| clock_snapshot(packet, snapshot.taken))
 }
 
 /// Builds one packet in `scratch` and appends it to the trace.

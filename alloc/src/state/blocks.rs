@@ -63,6 +63,7 @@ impl State {
             arena: request.arena,
             ..Record::NOTHING
         };
+        self.count_tagged(index, request.tag);
         self.register(index, request, need);
         let bytes = range.bytes as u64;
         self.settle_near_peak(bytes, request.bytes as u64);
@@ -174,7 +175,7 @@ impl State {
         let Record { claimed, requested_bytes, .. } = self.records[index as usize];
         self.settle_before_removal(self.awake_bytes(index), requested_bytes as u64);
         self.add_use(index, slot);
-        self.note_mapped_parts(index, HistoryAction::FreeRequested);
+        self.note_free_requested(index);
         let record = &mut self.records[index as usize];
         record.free_deferred = claimed.is_some();
         self.stats.requested_bytes.remove(requested_bytes as u64);
@@ -183,6 +184,7 @@ impl State {
         if let Some(owner_key) = claimed {
             return Ok((Freed::Claimed(owner_key), None));
         }
+        self.discount_tagged(index);
         Ok((Freed::Done, self.release(index)))
     }
 
@@ -258,6 +260,7 @@ impl State {
         if !self.ranges.reserve_ranges(RANGES_PER_CLAIM) {
             return Err(AllocError::TooManyRanges { limit: RANGES_MAX });
         }
+        self.discount_tagged(index);
         self.records[index as usize].claimed = Some(owner_key);
         Ok(self.info_at(index))
     }
@@ -277,6 +280,8 @@ impl State {
             ));
         }
         record.claimed = None;
+        let tag = record.tag;
+        self.count_tagged(index, tag);
         self.ranges.unreserve_ranges(RANGES_PER_CLAIM);
         Ok(None)
     }

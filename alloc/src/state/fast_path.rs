@@ -51,6 +51,7 @@ impl State {
         // An asleep block and one with a deferred free are claimed.
         let is_plain =
             record.kind == RangeKind::Live && record.claimed.is_none() && record.stream == key;
+        let is_tagged = record.tag != 0;
         let mut requested_bytes = record.requested_bytes as u64;
         if !is_plain || self.has_uses(index) {
             return false;
@@ -60,6 +61,9 @@ impl State {
                 return false;
             }
             requested_bytes = self.records[index as usize].requested_bytes as u64;
+        }
+        if is_tagged {
+            self.discount_tagged(index);
         }
         let bytes = self.range_bytes(index);
         self.settle_before_removal(bytes, requested_bytes);

@@ -4,34 +4,65 @@ use super::pools::POOLS_FIXED;
 use super::{RangeKind, Record, State, bare_list, cached_list};
 use crate::core::NONE;
 use crate::history::{
-    History, HistoryAction, HistoryEvent, HistoryOptions, MappedRange, MemoryReading, RangeUse,
+    History, HistoryAction, HistoryEvent, HistoryOptions, MappedRange, MemoryReading, Operations,
+    RangeUse,
 };
-use crate::types::{ArenaId, Request};
+use crate::types::{ArenaId, BlockInfo, Request};
 use dormouse_device::AddressRange;
 
 impl State {
     /// Starts the history, or changes its options. What the thread cache holds becomes free ranges.
     pub(crate) fn start_history(&mut self, options: HistoryOptions, forgets: bool) {
-        if let Some(history) = &mut self.history {
-            history.restart(options, forgets);
-            return;
-        }
-        let mut history = Box::new(History::new(options));
-        // Its blocks come and go without the state.
-        self.drain_thread_cache(true);
-        for (index, record) in (0_u32..).zip(&self.records) {
-            if matches!(record.kind, RangeKind::Live | RangeKind::Pending) {
-                history.set_allocation(index, self.unrecorded_allocation(index));
-            }
-        }
-        self.history = Some(history);
+        self.begin_recording().start_ring(options, forgets);
     }
 
     /// Ends the history and forgets its events.
     pub(crate) fn stop_history(&mut self) {
-        if self.history.take().is_none() {
-            return;
+        if self.history.as_mut().is_some_and(|it| it.stop_ring()) {
+            self.end_recording();
         }
+    }
+
+    /// Starts the log of operations. It begins with an allocation for each live block, by address.
+    pub(crate) fn start_log(&mut self) {
+        let is_held = |block: &BlockInfo| !block.free_deferred;
+        let mut held: Vec<BlockInfo> = self.live_blocks().filter(is_held).collect();
+        held.sort_unstable_by_key(|block| block.range.start);
+        let history = self.begin_recording();
+        let allocations = held.iter().filter_map(|block| history.allocation(block.id.index));
+        let allocations: Vec<HistoryEvent> = allocations.collect();
+        history.start_log(allocations.into_iter());
+    }
+
+    /// Ends the log of operations.
+    pub(crate) fn stop_log(&mut self) {
+        if self.history.as_mut().is_some_and(|it| it.stop_log()) {
+            self.end_recording();
+        }
+    }
+
+    /// Swaps the operations of the log for `taken`, which is empty. `false`: the log is off.
+    pub(crate) fn take_operations(&mut self, taken: &mut Operations) -> bool {
+        self.history.as_mut().is_some_and(|it| it.take_operations(taken))
+    }
+
+    fn begin_recording(&mut self) -> &mut History {
+        if self.history.is_none() {
+            // Its blocks come and go without the state.
+            self.drain_thread_cache(true);
+            let mut history = Box::<History>::default();
+            for (index, record) in (0_u32..).zip(&self.records) {
+                if matches!(record.kind, RangeKind::Live | RangeKind::Pending) {
+                    history.set_allocation(index, self.unrecorded_allocation(index));
+                }
+            }
+            self.history = Some(history);
+        }
+        self.history.get_or_insert_default()
+    }
+
+    fn end_recording(&mut self) {
+        self.history = None;
         // What it holds was freed for callers with the state locked.
         self.drain_thread_cache(true);
         if !self.is_thread_cache_closed {
@@ -67,6 +98,14 @@ impl State {
     pub(crate) fn note(&mut self, action: HistoryAction, address: usize, bytes: u64) {
         if let Some(history) = &mut self.history {
             history.push(HistoryEvent::now(action, address, bytes));
+        }
+    }
+
+    /// Adds a request that found no memory to the log of operations.
+    pub(crate) fn log_out_of_memory(&mut self, request: &Request) {
+        if let Some(history) = &mut self.history {
+            let now = HistoryEvent::now(HistoryAction::OutOfMemory, 0, request.bytes as u64);
+            history.log(HistoryEvent { stream: request.stream, ..now });
         }
     }
 
@@ -118,6 +157,17 @@ impl State {
         };
         history.set_allocation(index, event);
         history.push(event);
+        history.log(event);
+    }
+
+    /// Records that the caller of block `index` has freed it; something may still use it.
+    pub(super) fn note_free_requested(&mut self, index: u32) {
+        let Some(history) = &mut self.history else { return };
+        if let Some(allocation) = history.allocation(index) {
+            let now = HistoryEvent::now(HistoryAction::Freed, allocation.address, allocation.bytes);
+            history.log(HistoryEvent { stream: allocation.stream, ..now });
+        }
+        self.note_mapped_parts(index, HistoryAction::FreeRequested);
     }
 
     /// Records an event of block `index`.
@@ -129,7 +179,17 @@ impl State {
             let now = HistoryEvent::now(action, allocation.address, allocation.bytes);
             let is_again = matches!(action, HistoryAction::Awoke);
             let context = if is_again { allocation.context } else { now.context };
-            history.push(HistoryEvent { at_ns: now.at_ns, action, context, ..allocation });
+            let event = HistoryEvent {
+                at_ns: now.at_ns,
+                thread: now.thread,
+                action,
+                context,
+                ..allocation
+            };
+            history.push(event);
+            if action == HistoryAction::Freed {
+                history.log(event);
+            }
         }
     }
 

@@ -23,6 +23,7 @@ mod pools;
 mod quiet;
 mod segments;
 mod streams;
+mod tags;
 #[cfg(any(test, feature = "checks"))]
 mod testing;
 #[cfg(test)]
@@ -206,6 +207,8 @@ pub(crate) struct State {
     near_high_bytes: u64,
     /// Number of requests for which the filling is suspended.
     fill_pause: u32,
+    /// Of unclaimed blocks, by tag.
+    tagged_bytes: BTreeMap<u32, u64>,
     pub(crate) stats: Stats,
     pub(crate) earlier_peaks: EarlierPeaks,
 }
@@ -274,6 +277,7 @@ impl State {
             high_bytes: 0,
             near_high_bytes: 0,
             fill_pause: 0,
+            tagged_bytes: BTreeMap::new(),
             stats: Stats { budget_bytes, ..Stats::default() },
             earlier_peaks: EarlierPeaks::default(),
         }

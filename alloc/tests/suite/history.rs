@@ -7,8 +7,9 @@ use dormouse_alloc::HistoryAction::{
 };
 use dormouse_alloc::{
     Allocator, Config, Freed as Outcome, HistoryAction, HistoryEvent, HistoryOptions, Margin,
-    RangeUse, Request, set_context,
+    OPERATIONS_MAX, Operations, RangeUse, Request, set_context,
 };
+use std::collections::HashMap;
 use std::sync::Arc;
 
 const ALL: HistoryOptions = HistoryOptions { events_max: 64, skipped: 0 };
@@ -189,5 +190,135 @@ fn a_sleep_takes_the_block_and_its_pages_away_and_a_wake_brings_both() {
     assert_eq!(allocator.free(block.range.start, key(0)).unwrap(), Outcome::Claimed(1));
     allocator.finish_free(claimed.id).unwrap();
     assert_eq!(actions(&allocator)[6..], [FellAsleep, Unmapped]);
+    allocator.check().unwrap();
+}
+
+/// Operations as (what, bytes), with the peak of the bytes that they leave live.
+fn taken(allocator: &Allocator<Fake>, taken: &mut Operations) -> (Vec<(HistoryAction, u64)>, u64) {
+    assert!(allocator.take_operations(taken));
+    let (mut live, mut peak) = (0, 0);
+    let mut blocks = HashMap::new();
+    for event in &taken.events {
+        match event.action {
+            Allocated => {
+                assert_eq!(blocks.insert(event.address, event.bytes), None, "{event:?}");
+                live += event.bytes;
+            }
+            Freed => {
+                assert_eq!(blocks.remove(&event.address), Some(event.bytes), "{event:?}");
+                live -= event.bytes;
+            }
+            _ => {}
+        }
+        peak = peak.max(live);
+    }
+    let seen = taken.events.drain(..).map(|event| (event.action, event.bytes)).collect();
+    (seen, peak)
+}
+
+#[test]
+fn the_log_has_what_callers_asked_for_and_nothing_else() {
+    let (device, allocator) = ordered(64, 32, 2);
+    let before = allocator.allocate(&request(PAGE)).unwrap();
+    let gone = allocator.allocate(&request(2 * PAGE)).unwrap();
+    let _ = allocator.free(gone.range.start, key(0)).unwrap();
+    assert!(!allocator.take_operations(&mut Operations::default()), "it is off");
+    allocator.start_log();
+    let sleeper = Request { whole_pages: true, ..request(3 * PAGE) };
+    let sleeper = allocator.allocate(&sleeper).unwrap();
+    // A sleep and a wake are no operations.
+    allocator.claim(sleeper.range.start, 1).unwrap();
+    device.take_pages(sleeper.range);
+    allocator.set_asleep(sleeper.id).unwrap();
+    allocator.reserve_awake(3 * PAGE as u64).unwrap();
+    allocator.set_awake(sleeper.id).unwrap();
+    assert_eq!(allocator.free(sleeper.range.start, key(0)).unwrap(), Outcome::Claimed(1));
+    allocator.finish_free(sleeper.id).unwrap();
+    // Another stream still uses it: the caller's free is the operation, the end of the use is not.
+    let used = allocator.allocate(&request(5 * PAGE)).unwrap();
+    allocator.record_stream(used.range.start, key(1)).unwrap();
+    device.gpu().launch(1, used.range);
+    let _ = allocator.free(used.range.start, key(0)).unwrap();
+    device.gpu().advance(1);
+    allocator.trim(0);
+    assert!(allocator.allocate(&request(1000 * PAGE)).is_err());
+    let _ = allocator.free(before.range.start, key(0)).unwrap();
+    let page = PAGE as u64;
+    let mut operations = Operations::default();
+    let (seen, peak) = taken(&allocator, &mut operations);
+    let wanted = [
+        (Allocated, page),
+        (Allocated, 3 * page),
+        (Freed, 3 * page),
+        (Allocated, 5 * page),
+        (Freed, 5 * page),
+        (OutOfMemory, 1000 * page),
+        (Freed, page),
+    ];
+    assert_eq!((seen.as_slice(), peak), (&wanted[..], 6 * page));
+    allocator.check().unwrap();
+    allocator.stop_log();
+    assert!(!allocator.take_operations(&mut operations));
+}
+
+#[test]
+fn the_log_and_the_history_start_and_end_alone() {
+    let (_, allocator) = ordered(64, 32, 1);
+    let pair = || {
+        let block = allocator.allocate(&request(PAGE)).unwrap();
+        let _ = allocator.free(block.range.start, key(0)).unwrap();
+    };
+    let mut operations = Operations::default();
+    allocator.start_history(ALL, false);
+    allocator.start_log();
+    pair();
+    allocator.stop_history();
+    pair();
+    assert_eq!(taken(&allocator, &mut operations).0.len(), 4);
+    assert_eq!(allocator.read_memory(true).events_max, 0);
+    allocator
+        .start_history(HistoryOptions { skipped: Allocated.bit() | Freed.bit(), ..ALL }, false);
+    pair();
+    assert_eq!(taken(&allocator, &mut operations).0.len(), 2, "what the history skips is logged");
+    allocator.stop_log();
+    pair();
+    assert!(actions(&allocator).iter().all(|action| *action != Allocated));
+    allocator.check().unwrap();
+}
+
+#[test]
+fn operations_that_nobody_takes_are_counted_as_lost() {
+    let (_, allocator) = ordered(64, 32, 1);
+    allocator.start_log();
+    for _ in 0..OPERATIONS_MAX / 2 + 3 {
+        let block = allocator.allocate(&request(PAGE)).unwrap();
+        let _ = allocator.free(block.range.start, key(0)).unwrap();
+    }
+    let mut operations = Operations::default();
+    assert!(allocator.take_operations(&mut operations));
+    assert_eq!((operations.events.len(), operations.lost), (OPERATIONS_MAX, 6));
+}
+
+/// What lies in pages shared with neighbours is a block of the history while its block sleeps, and none of the log.
+#[test]
+fn parts_of_a_sleeping_block_are_no_operations() {
+    let config = Config { segment_bytes: 16 * PAGE, ..Config::new(512, 64 * PAGE as u64) };
+    let (_, allocator) = uncounted(256, config, 1, 1);
+    allocator.start_log();
+    let first = allocator.allocate(&request(2 * PAGE + 512)).unwrap();
+    let sleeper = allocator.allocate(&request(3 * PAGE)).unwrap();
+    let claimed = allocator.claim(sleeper.range.start, 1).unwrap();
+    assert!(claimed.pages.bytes < 3 * PAGE, "it shares a page");
+    allocator.set_asleep(claimed.id).unwrap();
+    allocator.reserve_awake(claimed.pages.bytes as u64).unwrap();
+    allocator.set_awake(claimed.id).unwrap();
+    allocator.set_asleep(claimed.id).unwrap();
+    assert_eq!(allocator.free(sleeper.range.start, key(0)).unwrap(), Outcome::Claimed(1));
+    allocator.finish_free(claimed.id).unwrap();
+    assert_eq!(allocator.free(first.range.start, key(0)).unwrap(), Outcome::Done);
+    let (one, two) = (2 * PAGE as u64 + 512, 3 * PAGE as u64);
+    let (seen, peak) = taken(&allocator, &mut Operations::default());
+    assert_eq!(seen, [(Allocated, one), (Allocated, two), (Freed, two), (Freed, one)]);
+    assert_eq!(peak, one + two);
     allocator.check().unwrap();
 }

@@ -20,14 +20,13 @@ use zip::{CompressionMethod, ZipWriter};
 
 use crate::args::MergeArgs;
 use crate::text::{as_json, seconds};
+use crate::wire::PACKET_TAG;
 use crate::{Error, Output};
 
 /// Maximum bytes of a trace, decompressed.
 const TRACE_BYTES_MAX: u64 = 64 << 30;
 /// First bytes of a gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// First byte of a dump: the tag of its first packet.
-const PACKET_TAG: u8 = 0x0a;
 
 /// A trace that cannot be merged.
 #[derive(Debug, thiserror::Error)]

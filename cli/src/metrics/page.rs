@@ -1,10 +1,11 @@
 //! The OpenMetrics page of running trainers (OpenMetrics 1.0).
 //!
-//! A family has one type, unit and help; its samples differ by labels. Labels are bounded: process, tier, link.
+//! A family has one type, unit and help; its samples differ by labels. Labels are bounded: process, tier,
+//! link, and at most eight tags of a process at a time.
 
 use std::fmt::Write;
 
-use crate::live::{LinkState, State, States, Status, TierState};
+use crate::live::{LinkState, State, States, Status, TagState, TierState};
 
 /// Media type of the page.
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -95,6 +96,34 @@ const FAMILIES: &[Family] = &[
         help: "Requests for memory that failed.",
         samples: |state| one(state.alloc_failures as f64),
     },
+    Family {
+        name: "dormouse_tags",
+        kind: Kind::Gauge,
+        unit: "",
+        help: "Number of tags. The largest have samples of their own.",
+        samples: |state| one(state.tag_count as f64),
+    },
+    Family {
+        name: "dormouse_tag_resident_bytes",
+        kind: Kind::Gauge,
+        unit: "bytes",
+        help: "Bytes of a tag on the device.",
+        samples: |state| per_tag(state, |tag| tag.resident_bytes),
+    },
+    Family {
+        name: "dormouse_tag_asleep_bytes",
+        kind: Kind::Gauge,
+        unit: "bytes",
+        help: "Bytes of a tag asleep.",
+        samples: |state| per_tag(state, |tag| tag.asleep_bytes),
+    },
+    Family {
+        name: "dormouse_last_dump_timestamp_seconds",
+        kind: Kind::Gauge,
+        unit: "seconds",
+        help: "Unix time of the last dump, by its reason.",
+        samples: last_dump,
+    },
 ];
 
 /// Returns the page of these processes.
@@ -141,6 +170,16 @@ fn per_tier(state: &State, value: fn(&TierState) -> u64) -> Vec<(String, f64)> {
 fn per_link(state: &State, value: fn(&LinkState) -> u64) -> Vec<(String, f64)> {
     let links = state.links.iter();
     links.map(|(name, link)| (format!(",link=\"{name}\""), value(link) as f64)).collect()
+}
+
+fn per_tag(state: &State, value: fn(&TagState) -> u64) -> Vec<(String, f64)> {
+    let tags = state.tags.iter();
+    tags.map(|tag| (format!(",tag=\"{}\"", escaped(&tag.name)), value(tag) as f64)).collect()
+}
+
+fn last_dump(state: &State) -> Vec<(String, f64)> {
+    let dump = state.last_dump.iter();
+    dump.map(|it| (format!(",reason=\"{}\"", escaped(&it.reason)), it.written_unix_s)).collect()
 }
 
 /// Escapes the value of a label.

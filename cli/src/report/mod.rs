@@ -2,6 +2,7 @@
 
 mod diff;
 mod page;
+mod trace;
 
 use std::path::Path;
 
@@ -27,6 +28,8 @@ struct Report {
     window_s: f64,
     /// Older events that the dump lacks.
     dropped: u64,
+    /// What a trace does not say; empty for a page, which says all.
+    not_in_file: Vec<&'static str>,
     budget_bytes: u64,
     peak_bytes: u64,
     /// Where the trainer was, and whose bytes; `None` in dumps of older releases.
@@ -140,6 +143,7 @@ impl Report {
             pid: page.pid,
             window_s: s(page.window_ns),
             dropped: page.dropped,
+            not_in_file: page.lacks.clone(),
             budget_bytes: page.budget_bytes,
             peak_bytes: page.peak.as_ref().map_or(page.peak_bytes(), |peak| peak.bytes),
             peak,
@@ -188,6 +192,9 @@ fn table(report: &Report, file: &Path) -> String {
         dropped => format!("; {} are lost", things(dropped, "older event", "older events")),
     };
     lines.push(format!("{} shown{lost}", seconds(report.window_s)));
+    if !report.not_in_file.is_empty() {
+        lines.push(format!("not in a trace: {}", report.not_in_file.join("; ")));
+    }
     lines.extend(peak(report));
     if !report.phases.is_empty() {
         lines.push("\nphases".to_owned());
@@ -231,7 +238,9 @@ fn table(report: &Report, file: &Path) -> String {
             wait.cause
         )
     }));
-    lines.push(format!("\nnext: open {0} in a browser; dormouse diff {0} OTHER", file.display()));
+    let viewer =
+        if report.not_in_file.is_empty() { "a browser" } else { "https://ui.perfetto.dev" };
+    lines.push(format!("\nnext: open {0} in {viewer}; dormouse diff {0} OTHER", file.display()));
     lines.join("\n") + "\n"
 }
 

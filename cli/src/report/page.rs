@@ -1,10 +1,14 @@
-//! Reads the data of a dump's page (`timeline/src/html/data.rs`).
+//! Reads the data of a dump's page (`timeline/src/html/data.rs`). A trace is read as the page of the same timeline.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use dormouse_timeline::html;
 use serde::Deserialize;
+
+use super::trace;
+use crate::wire::PACKET_TAG;
 
 /// Maximum bytes of a page: 40 for each of two million events, and as many again.
 const PAGE_BYTES_MAX: u64 = 256 << 20;
@@ -27,8 +31,8 @@ pub enum DumpError {
         /// The cause.
         source: io::Error,
     },
-    /// The file is no page of a dump, or damaged.
-    #[error("{}: {seen}; accepted: the .html page of a dump", file.display())]
+    /// The file is neither the page nor the trace of a dump, or damaged.
+    #[error("{}: {seen}; accepted: the .html page or the .pftrace of a dump", file.display())]
     Format {
         /// The file.
         file: PathBuf,
@@ -62,7 +66,16 @@ pub(super) struct Page {
     #[serde(default)]
     pub(super) stalls: Vec<Stall>,
     pub(super) totals: Totals,
+    /// What the file does not say, if it is a trace.
+    #[serde(skip)]
+    pub(super) lacks: Vec<&'static str>,
 }
+
+/// What no trace says.
+const LACKS: [&str; 2] =
+    ["the budget", "the rates of links (bounds are by the fastest copies shown)"];
+/// What a trace does not say that has lost some.
+const LACKS_LOST: &str = "how many older events are lost";
 
 /// Slices by column. Starts are differences from version 2 on; a column of zeros is empty.
 #[derive(Debug, Deserialize)]
@@ -122,17 +135,30 @@ pub(super) struct Phase {
 }
 
 impl Page {
-    /// Reads the page at `file`.
+    /// Reads the page or the trace at `file`.
     pub(super) fn read(file: &Path) -> Result<Self, DumpError> {
         let io = |source| DumpError::Io { file: file.to_owned(), source };
         let format = |seen: String| DumpError::Format { file: file.to_owned(), seen };
+        let mut opened = BufReader::new(File::open(file).map_err(io)?);
         let mut bytes = Vec::new();
-        let opened = File::open(file).map_err(io)?;
+        if opened.fill_buf().map_err(io)?.first() == Some(&PACKET_TAG) {
+            let trace = trace::read(&mut opened).map_err(format)?;
+            html::write(&trace.snapshot, &trace.process, &mut bytes).map_err(io)?;
+            let lost = trace.has_lost.then_some(LACKS_LOST);
+            let page = Self::of(file, &bytes)?;
+            return Ok(Self { lacks: LACKS.into_iter().chain(lost).collect(), ..page });
+        }
         opened.take(PAGE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io)?;
         if bytes.len() as u64 > PAGE_BYTES_MAX {
             return Err(format(format!("more than {PAGE_BYTES_MAX} bytes")));
         }
-        let text = std::str::from_utf8(&bytes).map_err(|error| format(error.to_string()))?;
+        Self::of(file, &bytes)
+    }
+
+    /// Reads the bytes of a page.
+    fn of(file: &Path, bytes: &[u8]) -> Result<Self, DumpError> {
+        let format = |seen: String| DumpError::Format { file: file.to_owned(), seen };
+        let text = std::str::from_utf8(bytes).map_err(|error| format(error.to_string()))?;
         let data = text.split_once(DATA_BEGIN).and_then(|(_, after)| after.split_once(DATA_END));
         let (data, _) = data.ok_or_else(|| format("no data of dormouse".to_owned()))?;
         let version: Version =

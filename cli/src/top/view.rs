@@ -2,11 +2,13 @@
 
 use dormouse_parallel::draw::{bytes, percent};
 
-use crate::live::{LinkState, State, States, Status, TierState};
+use crate::live::{DumpState, LinkState, State, States, Status, TagState, TierState};
 use crate::text::{self, seconds, things};
 
 /// Columns of a bar.
 const BAR: usize = 24;
+/// Maximum number of tags of a process.
+const TAGS_SHOWN: usize = 3;
 
 /// Formats the processes as lines of at most `width` characters.
 pub(super) fn frame(states: &States, width: usize) -> Vec<String> {
@@ -55,7 +57,22 @@ fn process(state: &State) -> Vec<String> {
         bytes(state.cached_bytes),
         things(state.alloc_failures, "allocation", "allocations")
     ));
+    lines.extend(state.tags.iter().take(TAGS_SHOWN).map(of_tag));
+    let hidden = state.tag_count.saturating_sub(state.tags.len().min(TAGS_SHOWN) as u64);
+    if hidden > 0 {
+        lines.push(format!("  {}", things(hidden, "more tag", "more tags")));
+    }
+    lines.extend(state.last_dump.as_ref().map(of_dump));
     lines
+}
+
+fn of_tag(tag: &TagState) -> String {
+    let (resident, asleep) = (bytes(tag.resident_bytes), bytes(tag.asleep_bytes));
+    format!("  tag {:20} {resident} on the device, {asleep} asleep", tag.name)
+}
+
+fn of_dump(dump: &DumpState) -> String {
+    format!("  last dump ({}) {} ago: {}", dump.reason, seconds(dump.age_s), dump.path)
 }
 
 fn of_tier(tier: &TierState) -> String {
@@ -130,6 +147,20 @@ mod tests {
             asleep_bytes: 7 << 30,
             cached_bytes: 1 << 30,
             alloc_failures: 1,
+            tag_count: 5,
+            tags: [("weights", 6, 0), ("optimizer", 0, 5), ("kv", 1, 1), ("small", 0, 1)]
+                .map(|(name, resident, asleep)| TagState {
+                    name: name.to_owned(),
+                    resident_bytes: resident << 30,
+                    asleep_bytes: asleep << 30,
+                })
+                .to_vec(),
+            last_dump: Some(DumpState {
+                path: "/dumps/a-oom.html".to_owned(),
+                reason: "oom".to_owned(),
+                written_unix_s: 1e9,
+                age_s: 90.5,
+            }),
         }
     }
 
@@ -146,7 +177,12 @@ rank 3  python  pid 42  running
   device to host  3 GiB copied, now 1.40 GiB/s, 10.24 GiB/s while copying
   nvme read       1 MiB copied, now -
   stalled 3.1 % of the time, 1.250 s in all
-  asleep 7 GiB, free and mapped 1 GiB, 1 allocation refused";
+  asleep 7 GiB, free and mapped 1 GiB, 1 allocation refused
+  tag weights              6 GiB on the device, 0 B asleep
+  tag optimizer            0 B on the device, 5 GiB asleep
+  tag kv                   1 GiB on the device, 1 GiB asleep
+  2 more tags
+  last dump (oom) 90.500 s ago: /dumps/a-oom.html";
         assert_eq!(frame(&states, 100).join("\n"), wanted);
     }
 
@@ -165,6 +201,8 @@ rank 3  python  pid 42  running
     fn lines_fit_the_terminal_and_carry_no_control_characters() {
         let mut hostile = state(Status::Running);
         hostile.name = "\u{1b}[2Jé".repeat(4);
+        hostile.tags[0].name = hostile.name.clone();
+        hostile.last_dump.as_mut().unwrap().path = hostile.name.clone();
         let unreadable = Unreadable { page: PathBuf::from("a\nb"), reason: "no".to_owned() };
         let states =
             States { processes: vec![hostile], unreadable: vec![unreadable], ..States::default() };

@@ -210,7 +210,9 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
         };
         let snapshot = Runtime::get(runtime)?.heap.snapshot("");
         let process = dumps::process();
-        files::dump(path, |file| write(&snapshot, &process, file))
+        files::dump(path, |file| write(&snapshot, &process, file))?;
+        dumps::note_written(path, dumps::Reason::Call);
+        Ok(())
     })
 }
 

@@ -8,15 +8,15 @@ pub(super) static WAKE: Bell = Bell::new();
 
 /// Wakes threads. `ring` is async-signal-safe.
 #[derive(Debug, Default)]
-pub(super) struct Bell(AtomicU32);
+pub(crate) struct Bell(AtomicU32);
 
 impl Bell {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
     /// Wakes every waiting thread. Changes `errno`.
-    pub(super) fn ring(&self) {
+    pub(crate) fn ring(&self) {
         // Release: pairs with `count`. What was stored before is seen by the thread that wakes.
         self.0.fetch_add(1, Ordering::Release);
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
@@ -26,12 +26,12 @@ impl Bell {
     }
 
     /// Returns the number of rings so far, which wraps.
-    pub(super) fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
 
     /// Waits for a ring after the count was `seen`, at most `timeout` if there is one. May return earlier.
-    pub(super) fn wait(&self, seen: u32, timeout: Option<Duration>) {
+    pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
         let limit = timeout.map(|limit| libc::timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),

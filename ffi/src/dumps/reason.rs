@@ -8,12 +8,12 @@ const REQUESTED_DUMPS_MAX: u64 = 64;
 /// The cause of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub(super) enum Reason {
+pub(crate) enum Reason {
     OutOfMemory,
     Exit,
     Signal,
     Trigger,
-    /// `dormouse_runtime_write_dump`.
+    /// `dormouse_runtime_write_dump`, `dormouse_runtime_dump`.
     Call,
 }
 

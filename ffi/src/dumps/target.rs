@@ -8,6 +8,7 @@ use std::sync::Arc;
 use dormouse_device::DeviceKind;
 use dormouse_timeline::{Process, Snapshot, Timeline, html};
 
+use super::last::note_written;
 use super::reason::Reason;
 use crate::{files, log};
 
@@ -89,6 +90,7 @@ impl Target {
         let snapshot = source.snapshot(why);
         files::dump(&path, |file| html::write(&snapshot, &process, file))
             .map_err(|fault| fault.message.into_owned())?;
+        note_written(&path, reason);
         Ok(path)
     }
 }

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use dormouse_alloc::{AllocError, Allocator, ArenaId, Block, BlockInfo, Cause, Freed, Request};
 use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind, Fill};
-use dormouse_offload::{Engine, OffloadError};
+use dormouse_offload::{Engine, OffloadError, allocator_facts};
 use dormouse_timeline::{Facts, Snapshot, Timeline};
 
 use crate::boundary::RawStream;
@@ -161,7 +161,10 @@ impl Heap {
     /// reason. The levels are exact at this moment.
     pub(crate) fn snapshot(&self, reason: &str) -> Snapshot {
         self.allocator.record_levels();
-        let facts = self.engine().map(|engine| engine.facts()).unwrap_or_default();
+        let facts = match self.engine() {
+            Some(engine) => engine.facts(),
+            None => allocator_facts(&self.allocator),
+        };
         let mut snapshot = self.timeline.snapshot();
         snapshot.facts = Facts { reason: reason.to_owned(), ..facts };
         snapshot

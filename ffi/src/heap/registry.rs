@@ -19,7 +19,7 @@ use super::{Heap, is_budget_chosen};
 use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
 use crate::params::{self, Config, Key};
-use crate::{dumps, fork, status};
+use crate::{allocation_log, dumps, fork, status};
 
 /// Blocks on a GPU are multiples of this and aligned to it, as PyTorch's kernels expect.
 const GPU_GRANULE_BYTES: usize = 512;
@@ -99,6 +99,7 @@ impl Heap {
         get_or_create(place, &CREATING_GPU, || {
             let heap = gpu(ordinal, config)?;
             dumps::watch(config, heap.dumped());
+            allocation_log::watch(config, &heap.dumped(), heap.allocator());
             Ok(heap)
         })
     }

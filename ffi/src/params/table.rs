@@ -316,6 +316,17 @@ table! {
         c"file that requests a dump when it appears, if DORMOUSE_DUMP has trigger",
         "It is looked for ten times a second and removed: `touch` it. Of processes with the same path, one writes a dump."
     }
+    AllocLogDir c"DORMOUSE_ALLOC_LOG_DIR" {
+        Path, c"",
+        c"an existing, writable directory, in which %h is the host, %p the pid, %r the rank and %% a %",
+        c"directory of logs of allocations, which `dormouse replay` reads",
+        "Each device has a file, `dormouse-<host>-rank<rank>-pid<pid>-<device>.csv`, with a row for each allocation, free \
+         and request that found no memory: CSV as RMM's logging adaptor writes it, so its replay reads it too. A GPU's \
+         begins with its first allocation, the host's with the first runtime, which writes a row for each block that is \
+         live. A thread writes the rows; the exit of the process waits for it at most 10 s. While a log is on, small \
+         blocks take a lock. A log ends with a warning where the file cannot be written, operations come faster than \
+         they are written, or at 4,000,000 rows or 256 MiB, the limits of `dormouse replay`."
+    }
     StatsFile c"DORMOUSE_STATS_FILE" {
         Path, c"/dev/shm/dormouse.%u.%p",
         c"off, or a path for a regular file, in which %h is the host, %p the pid, %r the rank, %u the user id and %% a %",

@@ -15,7 +15,7 @@ use crate::fault::Fault;
 use crate::heap::{Heap, HeapEngine, symbols};
 use crate::live::{self, Publisher};
 use crate::params::{self, Config, Key, Override};
-use crate::{dumps, log, status};
+use crate::{allocation_log, dumps, log, status};
 
 /// `dormouse_options_t`, read and checked.
 #[derive(Debug)]
@@ -139,6 +139,7 @@ impl Runtime {
         let live = page.and_then(|page| Publisher::start(page, || figures_of(heap))).into();
         let rescuer = rescuer(&engine, options.kind, &config).into();
         dumps::watch(&config, heap.dumped());
+        allocation_log::watch(&config, &heap.dumped(), heap.allocator());
         let runtime = Self { heap, engine, config, live, rescuer, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();

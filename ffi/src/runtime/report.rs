@@ -5,13 +5,14 @@ use std::sync::OnceLock;
 
 use dormouse_alloc::Amount;
 use dormouse_device::{Device, DeviceKind};
-use dormouse_offload::{Level, Role, TierStats};
-use dormouse_timeline::live::Figures;
+use dormouse_offload::{Level, Role, TagStats, TierStats};
+use dormouse_timeline::live::{Figures, PAGE_TAGS_MAX, TagFigures};
 use dormouse_timeline::now_ns;
 
 use super::Runtime;
 use crate::abi::c;
 use crate::convert;
+use crate::dumps;
 use crate::fault::c_text;
 use crate::heap::{Heap, symbols};
 use crate::params::Key;
@@ -127,6 +128,7 @@ pub(crate) fn figures_of(heap: &Heap) -> Figures {
     let stats = stats_of(heap);
     let engine = heap.engine();
     let rates = engine.as_ref().map(|engine| engine.link_rates()).unwrap_or_default();
+    let tags = engine.as_ref().map(|engine| engine.tag_stats()).unwrap_or_default();
     let tiers = engine.map(|engine| engine.stats().tiers).unwrap_or_default();
     Figures {
         updated_ns: now_ns(),
@@ -144,7 +146,14 @@ pub(crate) fn figures_of(heap: &Heap) -> Figures {
         cached_bytes: stats.cached.current_bytes,
         stall_ns: stats.stall_ns,
         alloc_failures: stats.alloc_failures,
+        tag_count: tags.len() as u64,
+        tags: tags.into_iter().take(PAGE_TAGS_MAX).map(tag_figures).collect(),
+        last_dump: dumps::last(),
     }
+}
+
+fn tag_figures(TagStats { name, resident_bytes, asleep_bytes }: TagStats) -> TagFigures {
+    TagFigures { name, resident_bytes, asleep_bytes }
 }
 
 fn gauge(amount: Amount, count: u64) -> c::dormouse_gauge_t {

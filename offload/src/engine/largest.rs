@@ -4,9 +4,9 @@
 //! what the step held: so marks of a prefix keep the largest blocks of their moment when much more is in use than at the
 //! last such moment.
 
-use dormouse_alloc::BlockInfo;
+use dormouse_alloc::{Allocator, BlockInfo};
 use dormouse_device::Device;
-use dormouse_timeline::{BLOCKS_MAX, Facts, Gauge, Lane, LiveBlock};
+use dormouse_timeline::{BLOCKS_MAX, Facts, Gauge, Lane, LiveBlock, now_ns};
 
 use super::{Engine, TagId};
 use crate::ids::{RegionId, Role, layer_of, name_of};
@@ -74,15 +74,7 @@ impl<D: Device> Engine<D> {
     /// Returns the largest awake blocks of this moment.
     fn largest_blocks(&self, level_bytes: u64) -> LargestBlocks {
         let at_ns = self.timeline.now_ns();
-        let mut blocks = self.allocator.blocks();
-        blocks.retain(|block| !block.asleep);
-        let total_bytes = blocks.iter().map(|block| block.range.bytes as u64).sum();
-        let total = (blocks.len() as u64, total_bytes);
-        // Stable by address where sizes are equal.
-        blocks.sort_unstable_by_key(|block| {
-            (std::cmp::Reverse(block.range.bytes), block.range.start)
-        });
-        blocks.truncate(BLOCKS_MAX);
+        let (blocks, total) = largest_awake(&self.allocator);
         let blocks = blocks.iter().map(|block| self.describe(block)).collect();
         LargestBlocks { at_ns, level_bytes, blocks, total }
     }
@@ -106,8 +98,45 @@ impl<D: Device> Engine<D> {
                 scope_layer(block.scope),
             ),
         };
-        let (address, bytes) = (block.range.start as u64, block.range.bytes as u64);
-        LiveBlock { address, bytes, role: role.to_owned(), tag, layer }
+        LiveBlock { role: role.to_owned(), tag, layer, ..plain(block) }
+    }
+}
+
+/// Returns what a dump is told of an allocator without an engine: its budget, and the largest live blocks of this
+/// moment. Takes time proportional to the number of blocks, under the allocator's lock.
+#[must_use]
+pub fn allocator_facts<D: Device>(allocator: &Allocator<D>) -> Facts {
+    let (blocks, blocks_total) = largest_awake(allocator);
+    Facts {
+        budget_bytes: allocator.stats().budget_bytes,
+        blocks_at_ns: now_ns(),
+        blocks: blocks.iter().map(plain).collect(),
+        blocks_total,
+        ..Facts::default()
+    }
+}
+
+/// Returns the largest awake blocks, the number of all and their bytes.
+fn largest_awake<D: Device>(allocator: &Allocator<D>) -> (Vec<BlockInfo>, (u64, u64)) {
+    let mut blocks = allocator.blocks();
+    blocks.retain(|block| !block.asleep);
+    let total_bytes = blocks.iter().map(|block| block.range.bytes as u64).sum();
+    let total = (blocks.len() as u64, total_bytes);
+    // Stable by address where sizes are equal.
+    blocks.sort_unstable_by_key(|block| (std::cmp::Reverse(block.range.bytes), block.range.start));
+    blocks.truncate(BLOCKS_MAX);
+    (blocks, total)
+}
+
+/// Describes a block as its allocator knows it. A tag without a name is its number.
+fn plain(block: &BlockInfo) -> LiveBlock {
+    LiveBlock {
+        address: block.range.start as u64,
+        bytes: block.range.bytes as u64,
+        role: "other".to_owned(),
+        tag: if block.tag == 0 { String::new() } else { format!("number {}", block.tag) },
+        layer: scope_layer(block.scope),
+        stream: block.stream,
     }
 }
 

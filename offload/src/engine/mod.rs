@@ -36,12 +36,13 @@ mod wake_ahead;
 #[cfg(not(loom))]
 pub(crate) mod tests;
 
+pub use largest::allocator_facts;
 pub use region_data::Level;
 pub use sleep::SleepOutcome;
 pub use stash::{STASHES_MAX, StashId};
 pub use stats::{CopyStats, RoleStats, Stats, TierStats};
 pub use stray::{Rescuer, STRAY_WAIT_MAX, StrayAccess, StrayWakes};
-pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId};
+pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TagStats};
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
 pub(crate) use account::Account;

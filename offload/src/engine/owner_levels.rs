@@ -1,4 +1,4 @@
-//! Awake device bytes by role and tag, recorded on the timeline at each change.
+//! Awake device bytes by role and tag, recorded on the timeline at each change, and sleeping bytes by tag.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,6 +6,13 @@ use std::sync::Arc;
 use dormouse_timeline::{Gauge, NameId, Timeline};
 
 use crate::ids::Role;
+
+/// Bytes of a tag's regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TagLevels {
+    pub(crate) awake_bytes: u64,
+    pub(crate) asleep_bytes: u64,
+}
 
 /// The levels. Under the table's lock, so that the timeline has them in order.
 #[derive(Debug, Default)]
@@ -15,7 +22,7 @@ pub(crate) struct OwnerLevels {
     /// By role. That of tags is not used.
     roles: [u64; Role::ALL.len()],
     /// At most as many as names fit the timeline.
-    tags: HashMap<NameId, u64>,
+    tags: HashMap<NameId, TagLevels>,
 }
 
 impl OwnerLevels {
@@ -31,13 +38,34 @@ impl OwnerLevels {
         self.change(role, tag, |level| level.saturating_sub(bytes));
     }
 
+    /// Counts `bytes` of a tag that fell asleep, or were asleep and are no longer.
+    pub(crate) fn change_asleep(
+        &mut self,
+        tag: NameId,
+        was_asleep: bool,
+        is_asleep: bool,
+        bytes: u64,
+    ) {
+        let level = &mut self.tags.entry(tag).or_default().asleep_bytes;
+        match (was_asleep, is_asleep) {
+            (false, true) => *level = level.saturating_add(bytes),
+            (true, false) => *level = level.saturating_sub(bytes),
+            _ => {}
+        }
+    }
+
+    /// Returns the bytes of each tag that has had regions, by the number of its name.
+    pub(crate) fn tags(&self) -> impl Iterator<Item = (NameId, TagLevels)> {
+        self.tags.iter().map(|(tag, levels)| (*tag, *levels))
+    }
+
     fn change(&mut self, role: Role, tag: NameId, to: impl FnOnce(u64) -> u64) {
         let gauge = match role {
             Role::Boundary => Gauge::DeviceBoundary,
             Role::BoundaryGrad => Gauge::DeviceBoundaryGrad,
             Role::Dormant => Gauge::DeviceDormant,
             Role::Tagged => {
-                let level = self.tags.entry(tag).or_default();
+                let level = &mut self.tags.entry(tag).or_default().awake_bytes;
                 *level = to(*level);
                 let value_bytes = *level;
                 self.timeline.iter().for_each(|it| it.tag_gauge(tag, value_bytes));

@@ -347,6 +347,10 @@ impl<D: Device> Payload for RegionData<D> {
             (false, true) => shared.owners.add(self.role, self.tag, bytes),
             _ => {}
         }
+        if self.role == Role::Tagged {
+            let (was_asleep, is_asleep) = (before.state.is_asleep(), after.state.is_asleep());
+            shared.owners.change_asleep(self.tag, was_asleep, is_asleep, bytes);
+        }
         if was_requested(before, after) {
             self.asked_ns = now_ns();
         }

@@ -67,7 +67,22 @@ impl<D: Device> Engine<D> {
         role: Role,
         label: SpanLabel,
     ) -> Result<RegionId, OffloadError> {
-        let mut adopted = self.adopt_together(&[address], role, label, None)?;
+        let tag = match role {
+            Role::Tagged => self.timeline.intern(&name_of(&label)),
+            _ => NameId::OTHER,
+        };
+        self.adopt_for(address, role, label, tag)
+    }
+
+    /// As [`Engine::adopt`]; a tag's region counts as `tag` on the timeline.
+    pub(super) fn adopt_for(
+        &self,
+        address: usize,
+        role: Role,
+        label: SpanLabel,
+        tag: NameId,
+    ) -> Result<RegionId, OffloadError> {
+        let mut adopted = self.adopt_blocks(&[address], role, label, tag, None)?;
         match (adopted.id, adopted.refused.pop()) {
             (Some(id), _) => Ok(id),
             (None, Some((_, e))) => Err(e),
@@ -88,13 +103,20 @@ impl<D: Device> Engine<D> {
         label: SpanLabel,
         account: Option<Arc<Account>>,
     ) -> Result<Adopted, OffloadError> {
+        self.adopt_blocks(addresses, role, label, NameId::OTHER, account)
+    }
+
+    fn adopt_blocks(
+        &self,
+        addresses: &[usize],
+        role: Role,
+        label: SpanLabel,
+        tag: NameId,
+        account: Option<Arc<Account>>,
+    ) -> Result<Adopted, OffloadError> {
         debug_assert!(addresses.len() <= REGION_BLOCKS_MAX);
         // I/O needs one range of memory, which several blocks have in host memory only.
         let is_direct = self.is_direct && addresses.len() == 1;
-        let tag = match role {
-            Role::Tagged => self.timeline.intern(&name_of(&label)),
-            _ => NameId::OTHER,
-        };
         let inserted = self
             .table
             .lock()

@@ -1,8 +1,9 @@
 //! Tags: a user's name for a set of regions that sleep and wake together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use dormouse_device::Device;
+use dormouse_timeline::NameId;
 
 use super::sleep::Initiator;
 use super::{Engine, SleepOutcome, Waited};
@@ -20,9 +21,24 @@ pub const TAG_NAME_BYTES_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TagId(pub u32);
 
+/// Bytes of a tag.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TagStats {
+    /// Its name. Tags whose names the timeline does not tell apart ([`Timeline::intern`]) share one entry.
+    ///
+    /// [`Timeline::intern`]: dormouse_timeline::Timeline::intern
+    pub name: String,
+    /// Bytes on the device.
+    pub resident_bytes: u64,
+    /// Bytes asleep.
+    pub asleep_bytes: u64,
+}
+
 #[derive(Debug)]
 struct Tag {
     name: String,
+    /// The same on the timeline.
+    name_id: NameId,
     backup: bool,
     regions: Vec<RegionId>,
     /// The tag is being destroyed: nothing is added, nothing falls asleep.
@@ -46,6 +62,7 @@ impl<D: Device> Engine<D> {
             let accepted = format!("1 to {TAG_NAME_BYTES_MAX} bytes");
             return Err(OffloadError::argument("tag name", format!("{name:?}"), accepted));
         }
+        let name_id = self.timeline.intern(name);
         let mut tags = lock(&self.tags);
         if tags.by_id.values().any(|t| t.name == name) {
             return Err(OffloadError::argument("tag name", format!("{name:?}"), "one not in use"));
@@ -57,7 +74,7 @@ impl<D: Device> Engine<D> {
         let id = TagId(tags.last);
         tags.by_id.insert(
             id,
-            Tag { name: name.to_owned(), backup, regions: Vec::new(), is_going: false },
+            Tag { name: name.to_owned(), name_id, backup, regions: Vec::new(), is_going: false },
         );
         Ok(id)
     }
@@ -66,6 +83,34 @@ impl<D: Device> Engine<D> {
     #[must_use]
     pub fn tag_name(&self, tag: TagId) -> Option<String> {
         lock(&self.tags).by_id.get(&tag).map(|it| it.name.clone())
+    }
+
+    /// Returns the bytes of every tag, the largest first: its regions, and blocks allocated with its number that are
+    /// not regions yet. Takes time proportional to the number of tags. Values are not read at one instant.
+    #[must_use]
+    pub fn tag_stats(&self) -> Vec<TagStats> {
+        let mut stats: HashMap<NameId, TagStats> = HashMap::new();
+        {
+            let unclaimed: BTreeMap<u32, u64> = self.allocator.tagged_bytes().into_iter().collect();
+            let tags = lock(&self.tags);
+            for (id, tag) in &tags.by_id {
+                let found = stats.entry(tag.name_id).or_default();
+                found.resident_bytes += unclaimed.get(&id.0).copied().unwrap_or(0);
+                found.name.clone_from(&tag.name);
+            }
+        }
+        for (name_id, levels) in self.table.lock().shared.owners.tags() {
+            if let Some(found) = stats.get_mut(&name_id) {
+                found.resident_bytes += levels.awake_bytes;
+                found.asleep_bytes += levels.asleep_bytes;
+            }
+        }
+        let mut stats: Vec<TagStats> = stats.into_values().collect();
+        stats.sort_unstable_by(|a, b| {
+            let bytes = |it: &TagStats| it.resident_bytes.saturating_add(it.asleep_bytes);
+            bytes(b).cmp(&bytes(a)).then_with(|| a.name.cmp(&b.name))
+        });
+        stats
     }
 
     /// Wakes the tag's regions, releases them and destroys the tag. Nothing is added meanwhile.
@@ -105,14 +150,14 @@ impl<D: Device> Engine<D> {
     /// # Errors
     /// `Stale`; as [`Engine::adopt`].
     pub fn tag_add(&self, tag: TagId, address: usize) -> Result<RegionId, OffloadError> {
-        let name = lock(&self.tags).by_id.get(&tag).map(|t| t.name.clone());
-        let name = name.ok_or_else(|| stale(tag))?;
+        let found = lock(&self.tags).by_id.get(&tag).map(|t| (label(&t.name, None), t.name_id));
+        let (label, name_id) = found.ok_or_else(|| stale(tag))?;
         if let Some(id) = self.region_at(address)
             && self.tag_regions(tag)?.contains(&id)
         {
             return Ok(id);
         }
-        let id = self.adopt(address, Role::Tagged, label(&name, None))?;
+        let id = self.adopt_for(address, Role::Tagged, label, name_id)?;
         let mut tags = lock(&self.tags);
         match tags.by_id.get_mut(&tag).filter(|tag| !tag.is_going) {
             Some(tag) => tag.regions.push(id),

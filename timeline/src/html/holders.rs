@@ -48,12 +48,13 @@ fn blocks(story: &Story, out: &mut dyn Write) -> io::Result<()> {
             escaped(&block.role),
             tag,
             layer,
+            format!("{:#x}", block.stream),
             bytes(block.bytes),
             format!("{:#x}", block.address),
         ];
         (String::new(), cells)
     });
-    let head = ["role", "tag", "layer", "bytes", "address"].into_iter();
+    let head = ["role", "tag", "layer", "stream", "bytes", "address"].into_iter();
     table_of("Largest live blocks", &note, head, rows, out)
 }
 

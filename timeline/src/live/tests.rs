@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::layout::{FIGURE_WORDS, HEADER_WORDS, first_page};
+use super::layout::{FIGURE_WORDS, HEADER_WORDS, NUMBER_WORDS, first_page};
 use super::*;
 
 const SEQUENCE_AT: u64 = 64;
@@ -22,9 +22,10 @@ pub(super) fn folder(test: &str) -> PathBuf {
     path
 }
 
-/// Figures whose words are `first`, `first + 1` ...
+/// Figures whose numbers are `first`, `first + 1` ...
 pub(super) fn numbered(first: u64) -> Figures {
-    Figures::from_words(std::array::from_fn(|at| first + at as u64))
+    let number = |at: usize| if at < NUMBER_WORDS { first + at as u64 } else { 0 };
+    Figures::from_words(std::array::from_fn(number))
 }
 
 /// This process, with a longer name than a page holds.
@@ -45,21 +46,21 @@ fn the_layout_is_fixed() {
     let bytes = first_page(&process(), 9, &numbered(100));
     assert_eq!(bytes.len(), 4096);
     assert_eq!(&bytes[..8], b"dormouse");
-    assert_eq!([8, 16, 24, 32].map(|at| word_at(&bytes, at)), [2 | 4096 << 32, 7, 9, 3]);
+    assert_eq!([8, 16, 24, 32].map(|at| word_at(&bytes, at)), [3 | 4096 << 32, 7, 9, 3]);
     assert_eq!(&bytes[40..56], b"python\0\0\0\0\0\0\0\0\0\0");
     assert_eq!(word_at(&bytes, 56), 0);
     assert_eq!(word_at(&bytes, 64), 2, "update 0 is complete");
-    for at in 0..22 {
+    for at in 0..23 {
         assert_eq!(word_at(&bytes, 72 + 8 * at), 100 + at as u64);
     }
-    assert!(bytes[248..].iter().all(|byte| *byte == 0));
-    assert_eq!((HEADER_WORDS, FIGURE_WORDS), (8, 22));
+    assert!(bytes[256..].iter().all(|byte| *byte == 0));
+    assert_eq!((HEADER_WORDS, FIGURE_WORDS), (8, 362));
 }
 
 #[test]
 fn every_figure_has_its_word() {
     let figures = numbered(0);
-    assert_eq!(figures.words(), std::array::from_fn(|at| at as u64));
+    assert_eq!(figures.words()[..23], std::array::from_fn::<u64, 23, _>(|at| at as u64));
     assert_eq!(figures.updated_ns, 0);
     assert_eq!(figures.tier_used_bytes, [1, 2, 3]);
     assert_eq!(figures.tier_peak_bytes, [4, 5, 6]);
@@ -68,7 +69,38 @@ fn every_figure_has_its_word() {
     assert_eq!(figures.link_bytes_per_s, [14, 15, 16, 17]);
     let rest = [figures.asleep_bytes, figures.cached_bytes, figures.stall_ns];
     assert_eq!(rest, [18, 19, 20]);
-    assert_eq!(figures.alloc_failures, 21);
+    assert_eq!((figures.alloc_failures, figures.tag_count), (21, 22));
+    assert_eq!((figures.tags, figures.last_dump), (Vec::new(), None));
+}
+
+fn tag(name: &str, resident_bytes: u64, asleep_bytes: u64) -> TagFigures {
+    TagFigures { name: name.to_owned(), resident_bytes, asleep_bytes }
+}
+
+#[test]
+fn tags_and_the_last_dump_have_their_places() {
+    let (tags, path) = (vec![tag("kv", 5, 6), tag("weights", 7, 8)], "/d/x.html".to_owned());
+    let last_dump = Some(DumpFigures { written_unix_ns: 9, reason: "oom".to_owned(), path });
+    let figures = Figures { tags, last_dump, ..numbered(100) };
+    let bytes = first_page(&process(), 9, &figures);
+    assert_eq!([256, 264, 336, 344].map(|at| word_at(&bytes, at)), [5, 6, 7, 8]);
+    assert!(bytes[272..].starts_with(b"kv\0") && bytes[352..].starts_with(b"weights\0"));
+    assert_eq!(word_at(&bytes, 896), 9);
+    assert!(bytes[904..].starts_with(b"oom\0") && bytes[920..].starts_with(b"/d/x.html\0"));
+    assert_eq!(Figures::from_words(figures.words()), figures);
+}
+
+#[test]
+fn what_exceeds_its_place_is_cut_at_a_character_and_paths_keep_their_end() {
+    let tags: Vec<_> = (1..=9).map(|at| tag(&"é".repeat(40), at, 0)).collect();
+    let (reason, path) = ("r".repeat(40), "é".repeat(2000) + "x");
+    let last_dump = Some(DumpFigures { written_unix_ns: 1, reason, path });
+    let kept = Figures::from_words(Figures { tags, last_dump, ..numbered(0) }.words());
+    assert_eq!(kept.tags.len(), PAGE_TAGS_MAX);
+    assert!(kept.tags.iter().all(|it| it.name == "é".repeat(TAG_NAME_BYTES_MAX / 2)));
+    let dump = kept.last_dump.unwrap();
+    assert_eq!(dump.reason, "r".repeat(DUMP_REASON_BYTES_MAX));
+    assert_eq!(dump.path, "é".repeat(DUMP_PATH_BYTES_MAX / 2 - 1) + "x");
 }
 
 #[test]
@@ -156,8 +188,15 @@ fn other_files_are_typed_errors() {
     };
     assert_eq!(of(&[]), Ok(0));
     assert_eq!(of(&[(0, 3)]), Err(LiveError::Magic(3)));
-    assert_eq!(of(&[(8, 3 | 4096 << 32)]), Err(LiveError::Version(3)));
-    assert_eq!(of(&[(8, 2 | 8192 << 32)]), Err(LiveError::Size(8192)));
+    // The page of the release before this one, and of the next.
+    for version in [2, 4] {
+        let refused = of(&[(8, version | 4096 << 32)]).unwrap_err();
+        assert_eq!(refused, LiveError::Version(version as u32));
+        let text =
+            format!("layout version {version}, that of another release of dormouse; accepted: 3");
+        assert!(refused.to_string().ends_with(&text), "{refused}");
+    }
+    assert_eq!(of(&[(8, 3 | 8192 << 32)]), Err(LiveError::Size(8192)));
     // The writer ended within update 4, then after it.
     assert_eq!(of(&[(SEQUENCE_AT, 9)]), Err(LiveError::Torn(50)));
     assert_eq!(of(&[(SEQUENCE_AT, 10)]), Ok(4));
@@ -198,7 +237,17 @@ fn a_file_that_took_the_number_of_the_page_is_not_closed() {
 fn readers_never_see_parts_of_two_updates() {
     let path = folder("race").join("page");
     let updates: u64 = 200_000;
-    let whole = |value: u64| Figures::from_words([value; FIGURE_WORDS]);
+    // Every word is the number of the update, but for texts.
+    let whole = |value: u64| {
+        let text = format!("{value:016}");
+        let dump =
+            DumpFigures { written_unix_ns: value, reason: text.clone(), path: text.repeat(128) };
+        Figures {
+            tags: vec![tag(&text.repeat(4), value, value); PAGE_TAGS_MAX],
+            last_dump: (value > 0).then_some(dump),
+            ..numbered(value)
+        }
+    };
     let mut page = LivePage::create(&path, &this(), &whole(0)).unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -207,7 +256,7 @@ fn readers_never_see_parts_of_two_updates() {
             let (mut last, mut seen) = (0, 0);
             while !is_over.load(Ordering::Relaxed) {
                 if let Some((updates, words)) = mapping.page().figures.read() {
-                    assert_eq!(words, [updates; FIGURE_WORDS]);
+                    assert_eq!(words, whole(updates).words());
                     assert!(updates >= last);
                     (last, seen) = (updates, seen + 1);
                 }

@@ -208,6 +208,7 @@ fn out_of_memory() -> Snapshot {
         role: "tagged".to_owned(),
         tag: "weights".to_owned(),
         layer: Some(3),
+        stream: 0x7e00,
     }];
     snapshot
 }
@@ -221,7 +222,10 @@ fn the_page_says_what_set_the_peak_and_whose_it_was() {
     assert!(page.contains(peak), "{}", &page[answer..answer + 600]);
     assert!(page.contains("<p class=\"notice reason\">out of memory: 64.0 MiB requested</p>"));
     assert_eq!(table_row(&page, "K and V")[..3], ["K and V", "100 MiB", "10.0 %"]);
-    assert_eq!(table_row(&page, "tagged"), ["tagged", "weights", "3", "300 MiB", "0x7f0000000000"]);
+    assert_eq!(
+        table_row(&page, "tagged"),
+        ["tagged", "weights", "3", "0x7e00", "300 MiB", "0x7f0000000000"]
+    );
     assert!(page.contains(
         "of 12 blocks that were alive 400 ms after the first event, together 0.98 GiB, 100.0 % of"
     ));

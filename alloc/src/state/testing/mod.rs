@@ -9,6 +9,7 @@ use crate::core::{Fit, NONE};
 use crate::stats::Stats;
 use crate::types::{ArenaId, Request};
 use dormouse_device::AddressRange;
+use std::collections::BTreeMap;
 
 /// The counts of a walk over all segments, in units (`requested` in bytes, `blocks` in blocks).
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -29,6 +30,7 @@ struct Count {
     ranges: u64,
     claims: u32,
     large: u32,
+    tagged: BTreeMap<u32, u64>,
 }
 
 impl State {
@@ -169,6 +171,7 @@ impl State {
 
     fn check_used(&self, range: u32, count: &mut Count) -> Result<(), String> {
         let units = u64::from(self.ranges.units(range));
+        let granule_bytes = self.geometry.granule_bytes as u64;
         let record = &self.records[range as usize];
         count.ranges += 1;
         match record.kind {
@@ -195,6 +198,9 @@ impl State {
                 let (_, page_units) = self.ranges.whole_pages(range, self.geometry.page_units);
                 let asleep = if record.asleep { u64::from(page_units) } else { 0 };
                 count.claims += u32::from(record.claimed.is_some());
+                if record.tag != 0 && record.claimed.is_none() {
+                    *count.tagged.entry(record.tag).or_default() += units * granule_bytes;
+                }
                 count.asleep += asleep;
                 count.active += units - asleep;
                 count.allocated += if record.free_deferred { 0 } else { units - asleep };
@@ -295,6 +301,9 @@ impl State {
         let promised = count.claims * RANGES_PER_CLAIM + count.mappings * RANGES_PER_MAP;
         if self.ranges.promised() != promised {
             return Err(format!("{} ranges promised, not {promised}", self.ranges.promised()));
+        }
+        if self.tagged_bytes != count.tagged {
+            return Err(format!("tags: {:?}, {:?} found", self.tagged_bytes, count.tagged));
         }
         if self.large.count() != count.large {
             let (counted, found) = (self.large.count(), count.large);

@@ -1,7 +1,7 @@
 //! Tags.
 
 use super::*;
-use crate::engine::{TAG_NAME_BYTES_MAX, TagId};
+use crate::engine::{TAG_NAME_BYTES_MAX, TagId, TagStats};
 use crate::ids::Tier;
 
 #[test]
@@ -113,5 +113,52 @@ fn nothing_comes_under_a_tag_that_is_going() {
     for address in [asleep, late] {
         engine.free(address, 0).unwrap();
     }
+    fixture.assert_empty();
+}
+
+#[test]
+fn the_bytes_of_a_tag_are_counted_once_whether_claimed_asleep_or_freed() {
+    let fixture = Plan::default().build();
+    let engine = &fixture.engine;
+    // The same in their first 24 bytes, which is what a label keeps.
+    let names = ["a".repeat(24) + "x", "a".repeat(24) + "y"];
+    let [tag, other] = names.each_ref().map(|name| engine.tag_create(name, true).unwrap());
+    let stats = |resident_mib: u64, asleep_mib: u64, other_mib: u64| {
+        let of = |name: &String, resident_mib: u64, asleep_mib: u64| TagStats {
+            name: name.clone(),
+            resident_bytes: resident_mib << 20,
+            asleep_bytes: asleep_mib << 20,
+        };
+        let mut all = [of(&names[0], resident_mib, asleep_mib), of(&names[1], other_mib, 0)];
+        all.sort_by_key(|it| std::cmp::Reverse(it.resident_bytes + it.asleep_bytes));
+        all
+    };
+    assert_eq!(engine.tag_stats(), stats(0, 0, 0));
+    let allocate = |mib: usize, tag: TagId| {
+        let request = Request { tag: tag.0, whole_pages: true, ..Request::new(mib * MIB) };
+        fixture.allocator.allocate(&request).unwrap().range.start
+    };
+    let (first, second, theirs) = (allocate(1, tag), allocate(2, tag), allocate(4, other));
+    assert_eq!(engine.tag_stats(), stats(3, 0, 4), "no region yet");
+    let added = fixture.allocate(8 * MIB, 1);
+    engine.tag_add(tag, added).unwrap();
+    assert_eq!(engine.tag_stats(), stats(11, 0, 4));
+    engine.tag_add(tag, first).unwrap();
+    assert_eq!(engine.tag_stats(), stats(11, 0, 4), "a region now");
+    engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+    engine.wait_settled(&engine.tag_regions(tag).unwrap()).unwrap();
+    assert_eq!(engine.tag_stats(), stats(0, 11, 4));
+    engine.free(second, 0).unwrap();
+    engine.wait_settled(&engine.tag_regions(tag).unwrap()).unwrap();
+    assert_eq!(engine.tag_stats(), stats(0, 9, 4));
+    engine.tag_wait(tag).unwrap();
+    assert_eq!(engine.tag_stats(), stats(9, 0, 4));
+    engine.free(first, 0).unwrap();
+    engine.free(theirs, 0).unwrap();
+    assert_eq!(engine.tag_stats(), stats(8, 0, 0));
+    engine.tag_destroy(tag).unwrap();
+    assert_eq!(engine.tag_stats(), stats(0, 0, 0)[1..], "its block is nobody's");
+    engine.free(added, 0).unwrap();
+    engine.tag_destroy(other).unwrap();
     fixture.assert_empty();
 }
