@@ -168,10 +168,10 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Allocates from cached pages only: the address of a block of `bytes` (not 0) on `stream`, with
-    /// no other requirements. `None` if [`Self::allocate`] is needed.
+    /// no other requirements. `shard` is the calling thread's. `None` if [`Self::allocate`] is needed.
     #[inline]
     #[must_use]
-    pub fn try_allocate(&self, bytes: usize, stream: u64) -> Option<usize> {
+    pub fn try_allocate(&self, shard: ThreadShard, bytes: usize, stream: u64) -> Option<usize> {
         let last_unit = (bytes - 1) >> self.granule_log;
         let units = u32::try_from(last_unit).ok()?.checked_add(1)?;
         let is_small = self.thread_cache.is_some() && self.is_small_size(bytes);
@@ -185,7 +185,7 @@ impl<D: Device> Allocator<D> {
         }
         if is_small
             && locked.state.is_recording()
-            && let Some(unit) = locked.state.allocate_recorded(request.bytes, stream)
+            && let Some(unit) = locked.state.allocate_recorded(shard, request.bytes, stream)
         {
             return Some(self.base + ((unit as usize) << self.granule_log));
         }

@@ -97,7 +97,7 @@ pub struct HistoryEvent {
     pub scope: u64,
     /// [`crate::Request::tag`].
     pub tag: u32,
-    /// The thread, from 1 in the order of their first event.
+    /// Of an operation of the log the thread, from 1 in the order of their first one; else 0.
     pub thread: u32,
     /// [`crate::Request::arena`].
     pub arena: Option<ArenaId>,
@@ -116,7 +116,7 @@ impl HistoryEvent {
             stream: 0,
             scope: 0,
             tag: 0,
-            thread: thread_number(),
+            thread: 0,
             arena: None,
             context: CONTEXT.get(),
         }
@@ -192,6 +192,17 @@ pub struct Operations {
     pub lost: u64,
 }
 
+impl Operations {
+    #[cold]
+    fn push(&mut self, event: &HistoryEvent) {
+        if self.events.len() < OPERATIONS_MAX {
+            self.events.push(HistoryEvent { thread: thread_number(), ..*event });
+        } else {
+            self.lost += 1;
+        }
+    }
+}
+
 /// What is recorded, and what was known of each block at its allocation.
 #[derive(Debug, Default)]
 pub(crate) struct History {
@@ -235,7 +246,7 @@ impl History {
     pub(crate) fn start_log(&mut self, first: impl Iterator<Item = HistoryEvent>) {
         let events = Vec::with_capacity(OPERATIONS_MAX);
         self.log = Some(Operations { events, lost: 0 });
-        first.for_each(|event| self.log(event));
+        first.for_each(|event| self.log(&event));
     }
 
     /// Ends the log. Returns whether nothing is recorded any more.
@@ -251,12 +262,9 @@ impl History {
 
     /// Adds an operation to the log, if that is on.
     #[inline]
-    pub(crate) fn log(&mut self, event: HistoryEvent) {
-        let Some(log) = &mut self.log else { return };
-        if log.events.len() < OPERATIONS_MAX {
-            log.events.push(event);
-        } else {
-            log.lost += 1;
+    pub(crate) fn log(&mut self, event: &HistoryEvent) {
+        if let Some(log) = &mut self.log {
+            log.push(event);
         }
     }
 
@@ -283,6 +291,7 @@ impl History {
         self.allocations.get(slot as usize).copied().flatten()
     }
 
+    #[inline]
     pub(crate) fn set_allocation(&mut self, slot: u32, event: HistoryEvent) {
         let slot = slot as usize;
         if slot >= self.allocations.len() {
@@ -292,7 +301,7 @@ impl History {
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, event: HistoryEvent) {
+    pub(crate) fn push(&mut self, event: &HistoryEvent) {
         if let Some(ring) = &mut self.ring {
             ring.push(event);
         }
@@ -311,17 +320,19 @@ impl EventRing {
         [older, newer].concat()
     }
 
-    fn push(&mut self, event: HistoryEvent) {
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "half of a recorded request is calls otherwise")]
+    fn push(&mut self, event: &HistoryEvent) {
         if self.options.skipped & event.action.bit() != 0 {
             return;
         }
         self.recorded += 1;
         if self.events.len() < self.options.events_max {
             // Within the capacity: no memory is allocated.
-            self.events.push(event);
+            self.events.push(*event);
             return;
         }
-        self.events[self.next] = event;
+        self.events[self.next] = *event;
         self.next += 1;
         if self.next == self.events.len() {
             self.next = 0;

@@ -21,7 +21,7 @@ struct Pieces {
 impl Pieces {
     fn note(&mut self, action: HistoryAction, address: usize, bytes: u64) {
         if let Some(history) = &mut self.history {
-            history.push(HistoryEvent::now(action, address, bytes));
+            history.push(&HistoryEvent::now(action, address, bytes));
         }
     }
 }

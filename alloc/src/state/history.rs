@@ -97,7 +97,7 @@ impl State {
     /// Records an event that concerns no block.
     pub(crate) fn note(&mut self, action: HistoryAction, address: usize, bytes: u64) {
         if let Some(history) = &mut self.history {
-            history.push(HistoryEvent::now(action, address, bytes));
+            history.push(&HistoryEvent::now(action, address, bytes));
         }
     }
 
@@ -105,7 +105,7 @@ impl State {
     pub(crate) fn log_out_of_memory(&mut self, request: &Request) {
         if let Some(history) = &mut self.history {
             let now = HistoryEvent::now(HistoryAction::OutOfMemory, 0, request.bytes as u64);
-            history.log(HistoryEvent { stream: request.stream, ..now });
+            history.log(&HistoryEvent { stream: request.stream, ..now });
         }
     }
 
@@ -124,7 +124,7 @@ impl State {
         let (address, bytes) = (self.unit_address(start), self.bytes(units));
         let stream = self.key_of(self.stream_of(index) as usize).unwrap_or(0);
         if let Some(history) = &mut self.history {
-            history.push(HistoryEvent { stream, ..HistoryEvent::now(action, address, bytes) });
+            history.push(&HistoryEvent { stream, ..HistoryEvent::now(action, address, bytes) });
         }
     }
 
@@ -156,8 +156,8 @@ impl State {
             ..HistoryEvent::now(HistoryAction::Allocated, start, request.bytes as u64)
         };
         history.set_allocation(index, event);
-        history.push(event);
-        history.log(event);
+        history.push(&event);
+        history.log(&event);
     }
 
     /// Records that the caller of block `index` has freed it; something may still use it.
@@ -165,7 +165,7 @@ impl State {
         let Some(history) = &mut self.history else { return };
         if let Some(allocation) = history.allocation(index) {
             let now = HistoryEvent::now(HistoryAction::Freed, allocation.address, allocation.bytes);
-            history.log(HistoryEvent { stream: allocation.stream, ..now });
+            history.log(&HistoryEvent { stream: allocation.stream, ..now });
         }
         self.note_mapped_parts(index, HistoryAction::FreeRequested);
     }
@@ -179,16 +179,10 @@ impl State {
             let now = HistoryEvent::now(action, allocation.address, allocation.bytes);
             let is_again = matches!(action, HistoryAction::Awoke);
             let context = if is_again { allocation.context } else { now.context };
-            let event = HistoryEvent {
-                at_ns: now.at_ns,
-                thread: now.thread,
-                action,
-                context,
-                ..allocation
-            };
-            history.push(event);
+            let event = HistoryEvent { at_ns: now.at_ns, action, context, ..allocation };
+            history.push(&event);
             if action == HistoryAction::Freed {
-                history.log(event);
+                history.log(&event);
             }
         }
     }
@@ -211,7 +205,7 @@ impl State {
         if let Some(allocation) = history.allocation(index) {
             let now = HistoryEvent::now(action, part.start, part.bytes as u64);
             let context = allocation.context;
-            history.push(HistoryEvent {
+            history.push(&HistoryEvent {
                 stream: allocation.stream,
                 scope: allocation.scope,
                 tag: allocation.tag,

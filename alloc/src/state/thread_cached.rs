@@ -130,11 +130,15 @@ impl State {
     /// unit.
     #[cold]
     #[inline(never)]
-    pub(crate) fn allocate_recorded(&mut self, bytes: usize, stream: u64) -> Option<u32> {
+    pub(crate) fn allocate_recorded(
+        &mut self,
+        shard: ThreadShard,
+        bytes: usize,
+        stream: u64,
+    ) -> Option<u32> {
         let thread_cache = self.thread_cache.as_ref().filter(|_| !self.is_thread_cache_closed)?;
         // Not 0, and at most the largest class.
-        let cached =
-            thread_cache.allocate_recorded(ThreadShard::current(), bytes as u32, stream)?;
+        let cached = thread_cache.allocate_recorded(shard, bytes as u32, stream)?;
         self.record_allocated(cached.word.index(), &Request { stream, ..Request::new(bytes) });
         Some(cached.unit)
     }

@@ -7,7 +7,7 @@ use dormouse_alloc::HistoryAction::{
 };
 use dormouse_alloc::{
     Allocator, Config, Freed as Outcome, HistoryAction, HistoryEvent, HistoryOptions, Margin,
-    OPERATIONS_MAX, Operations, RangeUse, Request, set_context,
+    OPERATIONS_MAX, Operations, RangeUse, Request, ThreadShard, set_context,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -150,7 +150,7 @@ fn small_blocks_are_recorded_and_cached() {
     assert!(events(&allocator).iter().all(|it| it.bytes == 700));
     allocator.check().unwrap();
     // As PyTorch's requests come: the block that was freed last, whole, under its own number of bytes.
-    let last = allocator.try_allocate(690, key(0)).unwrap();
+    let last = allocator.try_allocate(ThreadShard::current(), 690, key(0)).unwrap();
     assert_eq!(last, before.range.start);
     allocator.check().unwrap();
     let reading = allocator.read_memory(true);

@@ -88,15 +88,23 @@ fn a_slightly_larger_class_serves_too() {
 #[test]
 fn a_small_block_from_cached_pages_may_go_to_the_thread_cache() {
     let (device, allocator) = keeping(16, 1);
-    assert_eq!(allocator.try_allocate(GRANULE_BYTES, key(0)), None, "nothing is cached");
+    assert_eq!(
+        allocator.try_allocate(ThreadShard::current(), GRANULE_BYTES, key(0)),
+        None,
+        "nothing is cached"
+    );
     // Not one for the thread cache: its pages are cached.
     let large = allocator.allocate(&Request { tag: 1, ..small(64, 1) }).unwrap();
     free(&allocator, &large, key(0));
     let maps = device.maps();
     // Classes go up in steps of two here: the block has 34 granules.
     let bytes = 32 * GRANULE_BYTES + 1;
-    assert_eq!(allocator.try_allocate(bytes, key(1)), None, "no stream has that key");
-    let address = allocator.try_allocate(bytes, key(0)).unwrap();
+    assert_eq!(
+        allocator.try_allocate(ThreadShard::current(), bytes, key(1)),
+        None,
+        "no stream has that key"
+    );
+    let address = allocator.try_allocate(ThreadShard::current(), bytes, key(0)).unwrap();
     let info = allocator.lookup(address).unwrap();
     assert_eq!(
         (info.range, info.requested_bytes),

@@ -228,8 +228,7 @@ impl Heap {
     /// Allocates from cached pages, on a thread with no open window or tag.
     #[inline]
     pub(crate) fn try_allocate(&self, bytes: usize, stream: u64) -> Option<usize> {
-        collect::plain_shard()?;
-        self.allocator.try_allocate(bytes, stream)
+        self.allocator.try_allocate(collect::plain_shard()?, bytes, stream)
     }
 
     /// Allocates a block for the layer and the tag that are open on the calling thread.

@@ -19,6 +19,7 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use dormouse_alloc::{AllocError, ArenaId, Block, OutOfMemory};
 use dormouse_device::{Device, Fill};
 
+use self::request_flags::Needs;
 use crate::boundary::RawStream;
 use crate::heap::Heap;
 use crate::stderr::guarded;
@@ -36,13 +37,14 @@ const ALIGN_BYTES: usize = 512;
 /// The caller, a C function, can be unwound by a C++ exception.
 #[inline(never)]
 pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
-    let context = request_flags::is_recorded(device).then(history::enter_allocation);
-    let outcome = malloc(bytes, device, stream);
+    let needs = Needs::of(device);
+    let context = needs.record().then(history::enter_allocation);
+    let outcome = malloc(bytes, device, stream, needs);
     // Before an observer, and the exception.
     drop(context);
     match outcome {
         Ok(pointer) => {
-            if request_flags::is_profiled(device) {
+            if needs.profile() {
                 // SAFETY: the caller's contract.
                 unsafe { profiler::report_usage(pointer, profiler::bytes_of(pointer), device) };
             }
@@ -52,7 +54,7 @@ pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStrea
         Err(failure) => unsafe {
             if failure.is_out_of_memory {
                 observer::tell(device, bytes);
-                if request_flags::is_profiled(device) {
+                if needs.profile() {
                     profiler::report_out_of_memory(bytes, device);
                 }
             }
@@ -63,7 +65,7 @@ pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStrea
 
 /// `dormouse_torch_pool_malloc`.
 pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
-    malloc(bytes, device, stream).unwrap_or_else(|failure| {
+    malloc(bytes, device, stream, Needs::of(device)).unwrap_or_else(|failure| {
         if failure.is_out_of_memory {
             // PyTorch's own allocator needs the pages that the request did find.
             guarded("pool_malloc", || {
@@ -77,8 +79,13 @@ pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *m
 }
 
 #[inline]
-fn malloc(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
-    match malloc_cached(bytes, device, stream) {
+fn malloc(
+    bytes: isize,
+    device: i32,
+    stream: RawStream,
+    needs: Needs,
+) -> Result<*mut c_void, Failure> {
+    match malloc_cached(bytes, device, stream, needs) {
         Some(pointer) => Ok(pointer),
         None => malloc_uncached(bytes, device, stream),
     }
@@ -99,9 +106,14 @@ pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Opti
 /// Allocates from cached pages, on a thread with no open window or tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "half of a recorded request is calls otherwise")]
-fn malloc_cached(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
+fn malloc_cached(
+    bytes: isize,
+    device: i32,
+    stream: RawStream,
+    needs: Needs,
+) -> Option<*mut c_void> {
     // Also set in a forked child.
-    if request_flags::must_query_driver(device) || bytes <= 0 {
+    if needs.driver_query() || bytes <= 0 {
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
@@ -129,11 +141,11 @@ fn malloc_uncached(bytes: isize, device: i32, stream: RawStream) -> Result<*mut 
 
 fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
     let heap = Heap::gpu(device)?;
-    if request_flags::is_recorded(device) {
+    if Needs::of(device).record() {
         history::join(heap);
     }
     // A graph replays on the addresses of its capture: no other request may get them.
-    let arena = if request_flags::must_query_driver(device) {
+    let arena = if Needs::of(device).driver_query() {
         captures::arena_for(heap, &heap.stream(stream)?)?
     } else {
         None
@@ -188,8 +200,9 @@ pub(crate) fn free_small(
 /// `dormouse_torch_free`, if [`free_small`] does not take the block.
 #[inline(never)]
 pub(crate) fn free_other(pointer: *mut c_void, bytes: usize, device: i32, stream: RawStream) {
-    if request_flags::is_watched(device) {
-        free_watched(pointer, device, stream);
+    let needs = Needs::of(device);
+    if needs.watch() {
+        free_watched(pointer, device, stream, needs);
         return;
     }
     let heap = Heap::get_gpu(device.cast_unsigned());
@@ -220,18 +233,19 @@ pub(crate) fn free(pointer: *mut c_void, device: i32, stream: RawStream) {
 
 /// `dormouse_torch_free` while PyTorch's profiler runs or its memory history is recorded.
 #[inline]
-fn free_watched(pointer: *mut c_void, device: i32, stream: RawStream) {
+fn free_watched(pointer: *mut c_void, device: i32, stream: RawStream, needs: Needs) {
     // A forked child has no profiler, nor a lock to look its block up.
     if pointer.is_null() || fork::in_child() {
         return;
     }
-    let is_profiled = request_flags::is_profiled(device);
-    let bytes = if is_profiled { profiler::bytes_of(pointer) } else { 0 };
+    let bytes = if needs.profile() { profiler::bytes_of(pointer) } else { 0 };
     let context = history::enter_free();
     free(pointer, device, stream);
     drop(context);
-    // SAFETY: a C++ exception ends the process at the caller, which is called by C++ destructors.
-    unsafe { profiler::report_usage(pointer, -bytes, device) };
+    if needs.profile() {
+        // SAFETY: a C++ exception ends the process at the caller, which is called by C++ destructors.
+        unsafe { profiler::report_usage(pointer, -bytes, device) };
+    }
 }
 
 /// `dormouse_torch_pool_free`.

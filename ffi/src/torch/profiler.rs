@@ -33,7 +33,7 @@ type ReportOutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, TorchDev
 const REPORT_USAGE: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
 const REPORT_OUT_OF_MEMORY: &CStr = c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
 
-/// The functions of the loaded PyTorch; set before [`request_flags::is_profiled`] can be true.
+/// The functions of the loaded PyTorch; set before [`request_flags::Needs::profile`] can be true.
 static REPORTS: OnceLock<Reports> = OnceLock::new();
 
 struct Reports {
@@ -126,6 +126,6 @@ mod tests {
     #[test]
     fn a_process_without_torch_has_no_profiler() {
         assert!(!set_profiled(true));
-        assert!(!request_flags::is_profiled(0));
+        assert!(!request_flags::Needs::of(0).profile());
     }
 }

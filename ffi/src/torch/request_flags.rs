@@ -45,34 +45,40 @@ pub(super) fn open(device: i32, heap: &'static Heap) {
     }
 }
 
-/// Returns whether a request on GPU `device` must query the driver if its stream is being captured.
-#[inline]
-pub(crate) fn must_query_driver(device: i32) -> bool {
-    word(device) & !(PROFILED | RECORDED) > 0
-}
+/// What the requests of a GPU need beside memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs(u32);
 
-/// Returns whether allocations and frees on GPU `device` are reported or recorded.
-#[inline]
-pub(crate) fn is_watched(device: i32) -> bool {
-    word(device) & (PROFILED | RECORDED) > 0
-}
+impl Needs {
+    /// Returns what a request on GPU `device` needs now; of a number that is no GPU's, a query of the driver.
+    #[inline]
+    pub(crate) fn of(device: i32) -> Self {
+        Self(FLAGS.get(device.cast_unsigned() as usize).map_or(UNANNOUNCED, Gate::reasons))
+    }
 
-/// Returns whether allocations and frees on GPU `device` are recorded in a history.
-#[inline]
-pub(crate) fn is_recorded(device: i32) -> bool {
-    word(device) & RECORDED > 0
-}
+    /// Whether the driver must be queried if the request's stream is being captured.
+    #[inline]
+    pub(crate) const fn driver_query(self) -> bool {
+        self.0 & !(PROFILED | RECORDED) > 0
+    }
 
-/// Returns whether allocations and frees on GPU `device` are reported to PyTorch's profiler.
-#[inline]
-pub(crate) fn is_profiled(device: i32) -> bool {
-    word(device) & PROFILED > 0
-}
+    /// Whether allocations and frees are reported or recorded.
+    #[inline]
+    pub(crate) const fn watch(self) -> bool {
+        self.0 & (PROFILED | RECORDED) > 0
+    }
 
-/// Returns the word of GPU `device`; [`UNANNOUNCED`] for a number that is no GPU's.
-#[inline]
-fn word(device: i32) -> u32 {
-    FLAGS.get(device.cast_unsigned() as usize).map_or(UNANNOUNCED, Gate::reasons)
+    /// Whether allocations and frees are recorded in a history.
+    #[inline]
+    pub(crate) const fn record(self) -> bool {
+        self.0 & RECORDED > 0
+    }
+
+    /// Whether allocations and frees are reported to PyTorch's profiler.
+    #[inline]
+    pub(crate) const fn profile(self) -> bool {
+        self.0 & PROFILED > 0
+    }
 }
 
 /// `dormouse_torch_set_graph_hooks`.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use standin::{Exclusive, Standin};
 
-use super::request_flags::{must_query_driver, set_announced};
+use super::request_flags::{Needs, set_announced};
 use super::*;
 use crate::abi::torch::{dormouse_torch_empty_cache as empty_cache, dormouse_torch_record_stream};
 use crate::boundary::RawStream;
@@ -113,7 +113,8 @@ fn raw(stream: usize) -> RawStream {
 }
 
 fn allocate(bytes: usize, stream: usize) -> Result<usize, torch::Failure> {
-    torch::malloc(bytes.cast_signed(), GPU, raw(stream)).map(|pointer| pointer.addr())
+    torch::malloc(bytes.cast_signed(), GPU, raw(stream), Needs::of(GPU))
+        .map(|pointer| pointer.addr())
 }
 
 fn free(address: usize, stream: usize) {
@@ -159,22 +160,22 @@ fn without_hooks_each_request_queries_the_driver_and_a_capture_is_refused() {
 #[test]
 fn with_hooks_only_requests_during_a_capture_query_the_driver() {
     let bench = Bench::new(true);
-    assert!(!must_query_driver(GPU));
+    assert!(!Needs::of(GPU).driver_query());
     assert!(
-        must_query_driver(-1) && must_query_driver(i32::MAX),
+        Needs::of(-1).driver_query() && Needs::of(i32::MAX).driver_query(),
         "an unknown GPU takes the slow path"
     );
     let before = bench.driver_queries();
     free(bench.ordinary(PAGE_BYTES), 0);
     assert_eq!(bench.driver_queries(), before);
     bench.begin(0, Some(id(2)));
-    assert!(must_query_driver(GPU));
+    assert!(Needs::of(GPU).driver_query());
     let before = bench.driver_queries();
     free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
     // A stream is queried again if work is queued on it for the request.
     assert!(bench.driver_queries() > before);
     bench.end(0, Some(id(2)));
-    assert!(!must_query_driver(GPU));
+    assert!(!Needs::of(GPU).driver_query());
     release(GPU, id(2));
     empty_cache();
 }
@@ -244,7 +245,7 @@ fn of_two_concurrent_captures_neither_gets_memory() {
     let refused = bench.captured(1, PAGE_BYTES).unwrap_err().text;
     assert!(refused.contains("began while another one was running"), "{refused}");
     bench.end(1, Some(id(6)));
-    assert!(!must_query_driver(GPU));
+    assert!(!Needs::of(GPU).driver_query());
     free(served, bench.streams[0]);
     release(GPU, id(5));
     release(GPU, id(6));
@@ -285,12 +286,12 @@ fn a_failed_capture_ends_when_the_next_begins() {
         bench.begin(0, Some(id(7)));
         let lost = bench.captured(0, PAGE_BYTES).unwrap();
         bench.end(0, None);
-        assert!(must_query_driver(GPU));
+        assert!(Needs::of(GPU).driver_query());
         bench.begin(0, Some(next));
         let served = bench.captured(0, PAGE_BYTES).unwrap();
         assert_ne!(served, lost);
         bench.end(0, Some(next));
-        assert!(!must_query_driver(GPU));
+        assert!(!Needs::of(GPU).driver_query());
         for address in [lost, served] {
             free(address, bench.streams[0]);
         }
