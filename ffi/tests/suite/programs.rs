@@ -420,7 +420,9 @@ fn names_and_values_of_a_file_are_reported_with_their_line() {
     std::fs::write(&file, "\nDORMOUSE_NVME_QUEUE_DEPTH = deep\nDORMOUSE_LOG\n").unwrap();
     created("config-values", &[("DORMOUSE_CONFIG", path)], false)
         .well()
-        .says(&format!("DORMOUSE_NVME_QUEUE_DEPTH is \"deep\" from {path}:2; accepted: 1 to 256"))
+        .says(&format!(
+            "DORMOUSE_NVME_QUEUE_DEPTH is \"deep\" from {path}:2; accepted: auto, or 1 to 256"
+        ))
         .says(&format!("{path}:3 is \"DORMOUSE_LOG\"; accepted: NAME = VALUE"));
 }
 
