@@ -23,7 +23,9 @@ const TEXT_BYTES: usize = 512;
 const END: i32 = 4;
 
 /// Names of `DORMOUSE_FROM_*`, by number.
-const SOURCES: [&str; 4] = ["built in", "file", "environment", "options"];
+const SOURCES: [&str; 5] = ["built in", "file", "environment", "options", AUTOMATIC];
+/// The source of a value that the library chooses.
+pub(crate) const AUTOMATIC: &str = "automatic";
 
 /// `dormouse_param_t`.
 #[repr(C)]
@@ -38,6 +40,7 @@ struct RawParam {
     provenance: i32,
     reserved: u32,
     value: [c_char; TEXT_BYTES],
+    reason: [c_char; TEXT_BYTES],
 }
 
 /// A parameter with its value for a process started in this shell.
@@ -47,6 +50,8 @@ pub(crate) struct Param {
     /// In the syntax of a configuration file; empty if not set.
     pub(crate) value: String,
     pub(crate) source: String,
+    /// Why an automatic value is what it is; empty for others.
+    pub(crate) reason: String,
     pub(crate) kind: String,
     pub(crate) built_in: String,
     pub(crate) accepts: String,
@@ -142,6 +147,16 @@ pub(crate) fn params(file: &Path) -> Result<Vec<Param>, LibraryError> {
     Ok(params)
 }
 
+impl Param {
+    /// Returns the source, with the reason of an automatic value.
+    pub(crate) fn origin(&self) -> String {
+        match self.reason.as_str() {
+            "" => self.source.clone(),
+            reason => format!("{}: {reason}", self.source),
+        }
+    }
+}
+
 impl RawParam {
     /// # Safety
     /// The pointers are NULL or text of a loaded library.
@@ -150,12 +165,16 @@ impl RawParam {
         let [name, kind, built_in, accepts, help] =
             [self.name, self.kind, self.built_in, self.accepts, self.help]
                 .map(|pointer| unsafe { text(pointer) });
-        let bytes: Vec<u8> = self.value.iter().map(|byte| *byte as u8).collect();
-        let value = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+        let [value, reason] = [&self.value, &self.reason].map(|field| {
+            let bytes: Vec<u8> = field.iter().map(|byte| *byte as u8).collect();
+            let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+            text.to_string_lossy().into_owned()
+        });
         let source = usize::try_from(self.provenance).ok().and_then(|at| SOURCES.get(at));
         Param {
             name,
-            value: value.to_string_lossy().into_owned(),
+            value,
+            reason,
             source: (*source.unwrap_or(&"unknown")).to_owned(),
             kind,
             built_in,
@@ -200,7 +219,8 @@ mod tests {
         let fields = body.lines().map(str::trim).filter(|line| !line.starts_with("///"));
         let wanted = "uint32_t size; uint32_t version; const char *name; const char *kind; \
                       const char *built_in; const char *accepts; const char *help; \
-                      int32_t provenance; uint32_t reserved; char value[DORMOUSE_TEXT_BYTES];";
+                      int32_t provenance; uint32_t reserved; char value[DORMOUSE_TEXT_BYTES]; \
+                      char reason[DORMOUSE_TEXT_BYTES];";
         assert_eq!(fields.collect::<Vec<_>>().join(" "), wanted);
     }
 

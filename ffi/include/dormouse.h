@@ -205,6 +205,9 @@
 /// Options of the latest `dormouse_runtime_create`.
 #define DORMOUSE_FROM_OPTIONS 3
 
+/// Chosen by the runtime from the facts of the machine, and revised by what it measures; `reason` says why.
+#define DORMOUSE_FROM_AUTOMATIC 4
+
 /// The program allocates with `dormouse_mem_alloc`.
 #define DORMOUSE_MODE_LINKED 1
 
@@ -379,10 +382,12 @@ typedef struct dormouse_param_t {
     uint32_t reserved;
     /// Current value, in the syntax of a configuration file.
     char value[DORMOUSE_TEXT_BYTES];
+    /// Why a value of `DORMOUSE_FROM_AUTOMATIC` is what it is; empty for the other sources.
+    char reason[DORMOUSE_TEXT_BYTES];
 } dormouse_param_t;
 
 /// Options of `dormouse_runtime_create`. 0 and NULL mean "not set": the value then comes from the
-/// environment, the configuration file or the built-in default.
+/// environment, the configuration file or the built-in default, or is automatic.
 typedef struct dormouse_options_t {
     /// Size of the struct, set by the caller.
     uint32_t size;

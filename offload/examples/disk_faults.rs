@@ -90,6 +90,7 @@ fn main() {
     let nvme = NvmeConfig {
         dir,
         file_bytes: FILE_BYTES,
+        file_bytes_max: 0,
         io_threads: 2,
         io_engine,
         queue_depth: 4,

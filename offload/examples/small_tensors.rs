@@ -82,6 +82,7 @@ impl Fixture {
             nvme: is_file.then(|| NvmeConfig {
                 dir: dir.to_owned(),
                 file_bytes: FILE_BYTES,
+                file_bytes_max: 0,
                 io_threads: 2,
                 io_engine: IoEngine::Auto,
                 queue_depth: 4,

@@ -84,6 +84,7 @@ impl Soak {
             nvme: Some(NvmeConfig {
                 dir: dir.to_owned(),
                 file_bytes: FILE_BYTES,
+                file_bytes_max: 0,
                 io_threads: 2,
                 io_engine: IoEngine::Auto,
                 queue_depth: 4,

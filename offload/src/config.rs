@@ -1,5 +1,8 @@
 //! Settings of an engine.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use crate::error::OffloadError;
 use dormouse_storage::NvmeConfig;
 
@@ -36,8 +39,30 @@ impl ResidencyPolicy {
     }
 }
 
+/// Reads how much memory the process can still take. Any-thread.
+pub trait AvailableMemory: Debug + Send + Sync {
+    /// Returns the bytes; `None` if they are not known.
+    fn available_bytes(&self) -> Option<u64>;
+}
+
+/// The settings that the engine revises by what it measures ([`dormouse_residency::tune`]). The values of
+/// [`EngineConfig`] are then the first ones.
+#[derive(Clone, Debug, Default)]
+pub struct Automatic {
+    /// `inflight_bytes_max`, between steps.
+    pub inflight_bytes: bool,
+    /// `wake_window_layers`, between steps.
+    pub window_layers: bool,
+    /// `host_bytes_max`, between steps and when the tier is full, unless [`crate::Engine::set_tier_budget`] sets it.
+    pub host_bytes: bool,
+    /// `queue_depth` of the file, once, after it was measured.
+    pub queue_depth: bool,
+    /// The memory that limits them.
+    pub memory: Option<Arc<dyn AvailableMemory>>,
+}
+
 /// Settings of one engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// The NVMe tier, if enabled.
     pub nvme: Option<NvmeConfig>,
@@ -58,6 +83,8 @@ pub struct EngineConfig {
     pub coalesced_bytes_max: u64,
     /// The route of bytes between device pages and the file.
     pub route: Route,
+    /// What is revised; nothing by default.
+    pub automatic: Automatic,
 }
 
 /// Limit of `wake_window_layers`.
@@ -77,6 +104,7 @@ impl Default for EngineConfig {
             size_floor_bytes: 64 << 10,
             coalesced_bytes_max: 1 << 20,
             route: Route::Auto,
+            automatic: Automatic::default(),
         }
     }
 }

@@ -56,13 +56,16 @@ mod step_profile;
 mod table;
 
 pub use compute::{Compute, merge_lse};
-pub use config::{EngineConfig, ResidencyPolicy, Route, WINDOW_LAYERS_MAX};
+pub use config::{
+    Automatic, AvailableMemory, EngineConfig, ResidencyPolicy, Route, WINDOW_LAYERS_MAX,
+};
 pub use dormouse_device::SpanLabel as Label;
 pub use dormouse_residency::LinkRates;
 pub use dormouse_residency::region::RegionState;
+pub use dormouse_residency::tune;
 pub use dormouse_storage::{NvmeConfig, NvmeError};
 pub use engine::{
-    CopyStats, Engine, Level, RegionInfo, Rescuer, RoleStats, STASHES_MAX, STRAY_WAIT_MAX,
+    CopyStats, Engine, Level, RegionInfo, Rescuer, Revised, RoleStats, STASHES_MAX, STRAY_WAIT_MAX,
     SleepOutcome, StashId, Stats, StrayAccess, StrayWakes, TAG_NAME_BYTES_MAX, TAGS_MAX, TagId,
     TagStats, TierStats, WAKE_ATTEMPTS_MAX, Waited, allocator_facts,
 };

@@ -48,6 +48,7 @@ fn sleep_and_wake(dir: &Path, io_engine: IoEngine, leaves_loader: bool) {
     let nvme = NvmeConfig {
         dir: dir.to_owned(),
         file_bytes: FILE_BYTES,
+        file_bytes_max: 0,
         io_threads: 2,
         io_engine,
         queue_depth: 4,

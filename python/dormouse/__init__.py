@@ -9,6 +9,7 @@ tensors can sleep.
 - :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
 - :class:`Group`: a prompt and its responses; :class:`Tree`: conversations that share beginnings.
 - :class:`Forest`: the prefix trees of token sequences; :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
+- :func:`params`: the settings in effect, each with its source.
 - :func:`log_to_logging`: the library's log events in Python's ``logging``.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
 """
@@ -28,6 +29,7 @@ from .group import Group
 from .install import Installed, install, memory_stats
 from .log import log_to_logging
 from .offload import Offload, offload
+from .params import params
 from .runtime import Prefix, Runtime, StayedAwake, Tag
 from .schedule import Forest, Plan, query
 from .tree import Conversation, Tree
@@ -62,4 +64,5 @@ __all__ = [
     "log_to_logging",
     "memory_stats",
     "offload",
+    "params",
 ]

@@ -246,6 +246,7 @@ class Param(_Struct):
         ("provenance", c_int32),
         ("reserved", c_uint32),
         ("value", c_char * TEXT_BYTES),
+        ("reason", c_char * TEXT_BYTES),
     )
 
 

@@ -65,7 +65,8 @@ class Runtime(_Handle):
     corresponding ``torch.device``.
 
     An option left out takes its value from the environment, then from the file named by
-    ``DORMOUSE_CONFIG``, then the default (docs/params.md).
+    ``DORMOUSE_CONFIG``, then the default (docs/params.md). Sizes and counts that nobody has set are chosen from
+    what this machine has and revised by what is measured; :func:`dormouse.params` shows them with their reasons.
 
     ``nvme_dir``: directory of the file tier; without one the file tier is closed.
     ``nvme_file_bytes``, ``alloc_budget_bytes``, ``host_budget_bytes``, ``inflight_bytes``: sizes in

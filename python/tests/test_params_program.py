@@ -68,9 +68,27 @@ def test_the_file_loads_back(tmp_path):
     file.write_text(program("--file", **settings).stdout)
     after = shown(DORMOUSE_CONFIG=str(file))
     for name, param in before.items():
-        if name not in ("DORMOUSE_CONFIG", "DORMOUSE_LIB"):
+        if param["source"] == "automatic":
+            assert f"\n# {name} = " in file.read_text()
+            assert after[name]["source"] == "automatic", "a comment of the file"
+        elif name not in ("DORMOUSE_CONFIG", "DORMOUSE_LIB"):
             assert after[name]["value"] == param["value"], name
     assert after["DORMOUSE_HOST_BUDGET_BYTES"]["source"] == "file"
+
+
+def test_automatic_values_have_their_reasons(tmp_path):
+    seen = shown(DORMOUSE_NVME_DIR=str(tmp_path), DORMOUSE_OFFLOAD_WINDOW_LAYERS="5")
+    numbers = {name: param for name, param in seen.items() if param["kind"] in ("size", "count")}
+    automatic = {name: param for name, param in numbers.items() if param["built_in"] == "auto"}
+    assert len(automatic) == 6
+    window = automatic.pop("DORMOUSE_OFFLOAD_WINDOW_LAYERS")
+    assert (window["value"], window["source"], window["reason"]) == ("5", "environment", "")
+    for name, param in automatic.items():
+        assert param["source"] == "automatic" and param["reason"] and int(param["value"]) > 0, name
+    file = automatic["DORMOUSE_NVME_FILE_BYTES"]
+    assert "the disk has" in file["reason"], file
+    told = program("nvme_file_bytes", DORMOUSE_NVME_DIR=str(tmp_path))
+    assert "[automatic: " in told.stdout and "built in  auto" in told.stdout
 
 
 def test_one_parameter_is_explained_and_a_near_name_suggested():

@@ -36,6 +36,8 @@ pub mod region;
 mod stall;
 #[cfg(any(test, feature = "optimum"))]
 pub mod testing;
+pub mod tune;
+pub mod units;
 
 pub use error::WorkError;
 pub use links::{LinkDirection, LinkRates, Tier, copy_ns};

@@ -93,6 +93,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = NvmeConfig {
         dir: dir.into(),
         file_bytes: file_bytes.parse()?,
+        file_bytes_max: 0,
         io_threads: threads.parse()?,
         io_engine: IoEngine::named(engine).ok_or("the engine is auto, uring or threads")?,
         queue_depth: depth.parse()?,

@@ -271,25 +271,43 @@ fn open_and_unlink(dir: &Path, extra_flags: i32) -> io::Result<File> {
 const ROOM_ATTEMPTS_MAX: u32 = 150;
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
+/// This part of a disk stays free when a file grows: other processes write to it too.
+const DISK_KEPT_DIVISOR: u64 = 16;
+
 /// The space of a disk, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiskSpace {
-    total_bytes: u64,
-    free_bytes: u64,
+    pub(super) total_bytes: u64,
+    pub(super) free_bytes: u64,
 }
 
 impl DiskSpace {
     /// Returns the space of the disk of `dir`.
-    fn of(dir: &Path) -> io::Result<Self> {
+    pub(super) fn of(dir: &Path) -> io::Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes()).map_err(io::Error::other)?;
+        // SAFETY: a terminated string and a writable struct, both of this call.
+        Self::from_call(|found| unsafe { libc::statvfs64(path.as_ptr(), found) })
+    }
+
+    /// Returns the space of the disk of an open file.
+    pub(super) fn of_file(file: &File) -> io::Result<Self> {
+        // SAFETY: an open descriptor and a writable struct.
+        Self::from_call(|found| unsafe { libc::fstatvfs64(file.as_raw_fd(), found) })
+    }
+
+    fn from_call(call: impl FnOnce(*mut libc::statvfs64) -> libc::c_int) -> io::Result<Self> {
         // SAFETY: statvfs is plain data, for which zero is a value.
         let mut found: libc::statvfs64 = unsafe { std::mem::zeroed() };
-        // SAFETY: a terminated string and a writable struct, both ours.
-        if unsafe { libc::statvfs64(path.as_ptr(), &raw mut found) } != 0 {
+        if call(&raw mut found) != 0 {
             return Err(io::Error::last_os_error());
         }
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Ok(Self { total_bytes: bytes(found.f_blocks), free_bytes: bytes(found.f_bavail) })
+    }
+
+    /// Returns the bytes that a file may grow by.
+    pub(super) const fn spare_bytes(&self) -> u64 {
+        self.free_bytes.saturating_sub(self.total_bytes / DISK_KEPT_DIVISOR)
     }
 }
 
@@ -334,24 +352,29 @@ fn retry_while_full<T>(
 
 /// Returns the longest file that this process may create (`ulimit -f`). It is checked first: by default the
 /// system ends a process that exceeds it with a signal.
-fn file_bytes_max() -> u64 {
+pub(super) fn file_bytes_max() -> u64 {
     let mut limit = libc::rlimit64 { rlim_cur: libc::RLIM64_INFINITY, rlim_max: 0 };
     // SAFETY: writes one such struct. A failed call leaves no limit.
     unsafe { libc::getrlimit64(libc::RLIMIT_FSIZE, &raw mut limit) };
     limit.rlim_cur
 }
 
-/// Reserves the file's space on the disk.
-pub(super) fn preallocate(file: &File, bytes: u64) -> io::Result<()> {
-    let length = i64::try_from(bytes).map_err(io::Error::other)?;
-    if file_bytes_max() < bytes {
+/// Reserves the file's space on the disk, from `from_bytes` to `to_bytes`.
+pub(super) fn preallocate(file: &File, from_bytes: u64, to_bytes: u64) -> io::Result<()> {
+    let [from, length] = [from_bytes, to_bytes.saturating_sub(from_bytes)].map(i64::try_from);
+    let (from, length) = (from.map_err(io::Error::other)?, length.map_err(io::Error::other)?);
+    if file_bytes_max() < to_bytes {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
+    if length == 0 {
+        return Ok(());
+    }
     // SAFETY: no memory is passed.
-    let allocated = uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, length) });
+    let allocated =
+        uninterrupted(|| unsafe { libc::fallocate64(file.as_raw_fd(), 0, from, length) });
     allocated.or_else(|e| match e.raw_os_error() {
         // Not supported by the file system: a full disk is then an error of a write.
-        Some(libc::EOPNOTSUPP | libc::ENOSYS) => file.set_len(bytes),
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) => file.set_len(to_bytes),
         _ => Err(e),
     })
 }
@@ -376,6 +399,8 @@ mod tests {
     use super::*;
     #[cfg(not(loom))]
     use crate::DirectFile;
+    #[cfg(not(loom))]
+    use crate::testing::seccomp::limit_files;
     #[cfg(not(loom))]
     use crate::testing::{disk_dir, in_a_process_of_its_own};
 
@@ -489,12 +514,7 @@ mod tests {
         if !in_a_process_of_its_own(module_path!(), TEST) {
             return;
         }
-        let limit = libc::rlimit64 { rlim_cur: LIMIT, rlim_max: libc::RLIM64_INFINITY };
-        // SAFETY: plain system calls; the limit is a live local.
-        unsafe {
-            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
-            assert_eq!(libc::setrlimit64(libc::RLIMIT_FSIZE, &raw const limit), 0);
-        }
+        limit_files(LIMIT);
         let refused = DirectFile::create(&disk_dir(), LIMIT + UNIT_BYTES as u64).unwrap_err();
         let NvmeError::Setup { what, code, .. } = refused else { panic!("{refused}") };
         assert_eq!((what, code), ("reserving its space", libc::EFBIG));

@@ -1,4 +1,4 @@
-//! The NVMe tier: one preallocated, unlinked file, cut into extents, with checked I/O.
+//! The NVMe tier: one unlinked file whose space is reserved, cut into extents, with checked I/O.
 //!
 //! This crate knows bytes and offsets. It is not a residency engine (`offload` decides what is written
 //! and when) and not a file system: the file has no name and ends with the process.
@@ -36,8 +36,10 @@ mod error;
 mod extent;
 mod fallback;
 mod file;
+mod growth;
 mod io_pool;
 mod io_scheduler;
+mod probe;
 mod queue;
 mod rates;
 mod storage;
@@ -68,6 +70,7 @@ pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};
 pub use io_pool::{BlockingTask, IoPool};
 pub use io_scheduler::{Priority, TransferJob};
+pub use probe::{DiskProbe, probe};
 pub use queue::{Answer, Blocking, NullQueue, Queue, Request, share};
 pub use rates::Rates;
 pub use storage::{DirectFile, Storage};
@@ -81,6 +84,7 @@ use dormouse_alloc::core::Tlsf;
 
 use self::choice::Choice;
 use self::fallback::Fallback;
+use self::growth::Reserved;
 use self::uring::Buffers;
 use self::write_budget::WriteBudget;
 use crate::sync::{Mutex, lock};
@@ -99,6 +103,8 @@ pub struct NvmeConfig {
     pub dir: PathBuf,
     /// Size of the file in bytes, preallocated; rounded down to whole units.
     pub file_bytes: u64,
+    /// What the file may grow to when it is full, in bytes; at most `file_bytes`: it does not grow.
+    pub file_bytes_max: u64,
     /// I/O threads, 1 to [`IO_THREADS_MAX`].
     pub io_threads: usize,
     /// I/O engine of the threads.
@@ -155,6 +161,7 @@ pub struct Nvme {
     /// The start of the write budget.
     began: Instant,
     space: Mutex<FileSpace>,
+    reserved: Reserved,
     checksums: bool,
     rates: Rates,
 }
@@ -165,30 +172,54 @@ impl Nvme {
     /// # Errors
     /// `Config` for sizes out of range, `IsMemory`, `Setup`, and the errors of the measurement.
     pub fn create(config: &NvmeConfig, checksums: bool) -> Result<Self, NvmeError> {
+        Self::create_with(config, checksums, |_| config.queue_depth)
+    }
+
+    /// As [`Nvme::create`], with queues of the depth that `depth` returns for the throughput, which is measured with
+    /// `config.queue_depth`. If the system refuses those, the queues of the measurement stay.
+    ///
+    /// # Errors
+    /// As [`Nvme::create`].
+    pub fn create_with(
+        config: &NvmeConfig,
+        checksums: bool,
+        depth: impl FnOnce(Rates) -> usize,
+    ) -> Result<Self, NvmeError> {
         check_config(config)?;
-        let bytes = config.file_bytes / UNIT_BYTES as u64 * UNIT_BYTES as u64;
+        let whole = |bytes: u64| bytes / UNIT_BYTES as u64 * UNIT_BYTES as u64;
+        let bytes = whole(config.file_bytes);
+        let bytes_max = whole(config.file_bytes_max).clamp(bytes, FILE_BYTES_MAX);
         let file = Arc::new(DirectFile::create(&config.dir, bytes)?);
         let NvmeConfig { dir, io_engine, io_threads, queue_depth, .. } = config;
-        let choice = choice::choose(dir, &file, *io_engine, *io_threads, *queue_depth)?;
-        let Choice { engine, mut queues, buffers, note } = choice;
+        let mut choice = choice::choose(dir, &file, *io_engine, *io_threads, *queue_depth)?;
         let mut writes = WriteBudget::new(config.write_budget_bytes);
-        let rates = match queues.first_mut() {
+        let rates = match choice.queues.first_mut() {
             Some(queue) => rates::measure(&mut **queue, bytes, &mut writes)?,
             None => Rates::default(),
         };
+        let wanted = depth(rates).clamp(1, QUEUE_DEPTH_MAX);
+        if wanted != *queue_depth
+            && choice.engine == IoEngine::Uring
+            && let Ok(deeper) = choice::choose(dir, &file, IoEngine::Uring, *io_threads, wanted)
+        {
+            choice = deeper;
+        }
+        let Choice { engine, queues, buffers, note } = choice;
         let tier = Self {
             rates,
             io_engine: engine,
             queues: Mutex::new(queues),
             buffers,
             io_note: note,
-            ..Self::with_storage(file, bytes, checksums)
+            reserved: Reserved::new(bytes, bytes_max),
+            ..Self::with_storage(file, bytes_max, checksums)
         };
         lock(&tier.space).writes = writes;
         Ok(tier)
     }
 
-    /// Creates a tier over any storage: not measured, one request per thread, without a write budget.
+    /// Creates a tier over any storage: not measured, one request per thread, without a write budget. The file has all
+    /// of its bytes.
     #[must_use]
     pub fn with_storage(storage: Arc<dyn Storage>, file_bytes: u64, checksums: bool) -> Self {
         let units = u32::try_from(file_bytes / UNIT_BYTES as u64).unwrap_or(u32::MAX);
@@ -208,6 +239,7 @@ impl Nvme {
             io_note: Arc::default(),
             began: Instant::now(),
             space: Mutex::new(space),
+            reserved: Reserved::new(file_bytes, file_bytes),
             checksums,
             rates: Rates::default(),
         }
@@ -256,11 +288,28 @@ impl Nvme {
         self.rates
     }
 
-    /// Allocates an extent of `bytes`, rounded up to whole units, and reserves as much of the write budget.
+    /// Allocates an extent of `bytes`, rounded up to whole units, and reserves as much of the write budget. A file
+    /// that is full grows first, if it may; the caller waits for the file system.
     ///
     /// # Errors
-    /// `Full`; `Spent`; `Stopped`.
+    /// `Full`, also if the disk has no room for a file that would grow; `Spent`; `Stopped`.
     pub fn allocate(&self, bytes: u64) -> Result<Extent, NvmeError> {
+        let (extent, full) = self.take_place(bytes)?;
+        let end_bytes = extent.offset() + extent.whole_bytes();
+        if let Err(refusal) = self.reserved.cover(&*self.storage, end_bytes) {
+            self.release(extent);
+            let reserved_bytes = self.reserved.bytes();
+            let mut space = lock(&self.space);
+            space.budget_bytes = space.budget_bytes.min(reserved_bytes);
+            drop(space);
+            tracing::debug!(target: "storage", end_bytes, reason = %refusal, "the file does not grow");
+            return Err(full);
+        }
+        Ok(extent)
+    }
+
+    /// Takes a place in the file, which may be longer than the file is yet. Also returns the error if it stays so.
+    fn take_place(&self, bytes: u64) -> Result<(Extent, NvmeError), NvmeError> {
         let mut space = lock(&self.space);
         if let Some(reason) = &space.stopped {
             return Err(NvmeError::Stopped { reason: reason.clone() });
@@ -283,7 +332,7 @@ impl Nvme {
         };
         space.used_bytes += whole_bytes;
         space.peak_bytes = space.peak_bytes.max(space.used_bytes);
-        Ok(Extent::new(piece, bytes))
+        Ok((Extent::new(piece, bytes), full))
     }
 
     /// Counts bytes written into an extent, including failed writes.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::error::NvmeError;
-use super::file::Aligned;
+use super::file::{Aligned, UNIT_BYTES};
 use super::queue::Queue;
 use super::transfer::Transfer;
 use super::write_budget::WriteBudget;
@@ -12,6 +12,8 @@ use super::write_budget::WriteBudget;
 /// of a second.
 const ROUND_BYTES: usize = 32 << 20;
 const ROUNDS: usize = 2;
+/// Reads of one unit, each far from the last.
+const UNIT_READS: usize = 4;
 
 /// Measured rates; 0 if not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub struct Rates {
     pub write_bytes_per_s: u64,
     /// Bytes read per second.
     pub read_bytes_per_s: u64,
+    /// The least time of a read of one unit, in nanoseconds.
+    pub read_latency_ns: u64,
 }
 
 /// Writes and reads the first part of the file. A file that is too small, or whose write budget is too
@@ -54,7 +58,14 @@ pub(super) fn measure(
         Transfer::reader(offset, memory, Vec::new()).run(queue)?;
     }
     let read_bytes_per_s = rate((ROUNDS * ROUND_BYTES) as u64, started);
-    Ok(Rates { write_bytes_per_s, read_bytes_per_s })
+    let mut read_latency_ns = u64::MAX;
+    for at in 0..UNIT_READS {
+        let offset = (at * ROUNDS * ROUND_BYTES / UNIT_READS) as u64;
+        let started = Instant::now();
+        Transfer::reader(offset, memory.part(0, UNIT_BYTES), Vec::new()).run(queue)?;
+        read_latency_ns = read_latency_ns.min(started.elapsed().as_nanos() as u64);
+    }
+    Ok(Rates { write_bytes_per_s, read_bytes_per_s, read_latency_ns })
 }
 
 fn rate(bytes: u64, started: Instant) -> u64 {

@@ -18,6 +18,7 @@ fn config(io_engine: IoEngine) -> NvmeConfig {
     NvmeConfig {
         dir,
         file_bytes: 96 * MIB,
+        file_bytes_max: 0,
         io_threads: 1,
         io_engine,
         queue_depth: DEPTH,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::descriptors::{ClosedInChild, OwnFile};
 use super::error::NvmeError;
-use super::file::{self, IoMemory};
+use super::file::{self, DiskSpace, IoMemory};
 use crate::sync::{Mutex, lock};
 
 /// Positioned reads and writes, which may transfer less than requested. Any-thread.
@@ -27,6 +27,14 @@ pub trait Storage: Send + Sync + Debug {
     fn is_buffered(&self) -> bool;
     /// Advises the system to drop the cached pages of this range. Data that is not on the disk yet stays.
     fn drop_cache(&self, offset: u64, bytes: u64);
+    /// Reserves the bytes from `from_bytes` to `to_bytes`, behind those reserved so far.
+    ///
+    /// # Errors
+    /// The system's; `Unsupported` for a file that does not grow.
+    fn grow(&self, from_bytes: u64, to_bytes: u64) -> io::Result<()> {
+        let _fixed = (from_bytes, to_bytes);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Writes to a buffered file. Each is on the disk before it returns.
@@ -101,7 +109,7 @@ impl DirectFile {
         let reserve = || {
             let file = created.file.get()?;
             // A refused reservation may hold a part of the space.
-            file::preallocate(file, file_bytes).or_else(|e| file.set_len(0).and(Err(e)))
+            file::preallocate(file, 0, file_bytes).or_else(|e| file.set_len(0).and(Err(e)))
         };
         file::with_room(dir, file_bytes, reserve)?;
         Ok(created)
@@ -138,6 +146,16 @@ impl Storage for DirectFile {
         {
             file::drop_cache(file, offset, bytes);
         }
+    }
+
+    fn grow(&self, from_bytes: u64, to_bytes: u64) -> io::Result<()> {
+        let file = self.file.get()?;
+        let space = DiskSpace::of_file(file)?;
+        if to_bytes.saturating_sub(from_bytes) > space.spare_bytes() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        file::preallocate(file, from_bytes, to_bytes)
+            .or_else(|e| file.set_len(from_bytes).and(Err(e)))
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::testing::{Faults, disk_dir};
+use super::testing::seccomp::limit_files;
+use super::testing::{Faults, disk_dir, in_a_process_of_its_own};
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -39,11 +40,77 @@ fn config(dir: PathBuf, file_bytes: u64) -> NvmeConfig {
     NvmeConfig {
         dir,
         file_bytes,
+        file_bytes_max: 0,
         io_threads: 1,
         io_engine: IoEngine::Auto,
         queue_depth: 4,
         write_budget_bytes: 0,
     }
+}
+
+#[test]
+fn a_file_grows_to_its_limit_and_returns_the_written_bytes() {
+    let config = NvmeConfig { file_bytes_max: 8 * MIB, ..config(disk_dir(), MIB) };
+    let nvme = Nvme::create(&config, true).unwrap();
+    assert_eq!(nvme.usage().budget_bytes, 8 * MIB);
+    let mut written = Vec::new();
+    for seed in 0..2 {
+        let mut data = filled(3 * MIB as usize, seed);
+        let mut extent = nvme.allocate(3 * MIB).unwrap();
+        put(&nvme, &mut extent, &mut data).unwrap();
+        written.push((extent, data));
+    }
+    let full = nvme.allocate(3 * MIB).unwrap_err();
+    assert!(matches!(full, NvmeError::Full { used_bytes, .. } if used_bytes == 6 * MIB), "{full}");
+    for (extent, data) in written {
+        let mut back = Aligned::zeroed(data.as_slice().len()).unwrap();
+        assert_eq!(get(&nvme, &extent, &mut back), Ok(0));
+        assert!(back.as_slice() == data.as_slice());
+        nvme.release(extent);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_grow_is_full_and_keeps_what_it_has() {
+    const TEST: &str = "a_file_that_cannot_grow_is_full_and_keeps_what_it_has";
+    if !in_a_process_of_its_own(module_path!(), TEST) {
+        return;
+    }
+    let config = NvmeConfig { file_bytes_max: 64 * MIB, ..config(disk_dir(), MIB) };
+    let nvme = Nvme::create(&config, true).unwrap();
+    limit_files(4 * MIB);
+    let (first, second) = (nvme.allocate(MIB).unwrap(), nvme.allocate(2 * MIB).unwrap());
+    // The system would end the process with a signal if the file grew beyond the limit.
+    let full = nvme.allocate(2 * MIB).unwrap_err();
+    assert!(matches!(full, NvmeError::Full { used_bytes, .. } if used_bytes == 3 * MIB), "{full}");
+    let usage = nvme.usage();
+    assert_eq!((usage.used_bytes, usage.budget_bytes), (3 * MIB, 3 * MIB));
+    nvme.release(first);
+    nvme.release(nvme.allocate(MIB).unwrap());
+    nvme.release(second);
+    assert_eq!(nvme.usage().used_bytes, 0);
+}
+
+#[test]
+fn a_disk_is_looked_at_without_a_trace() {
+    let before = std::fs::read_dir(disk_dir()).unwrap().count();
+    let seen = probe(&disk_dir()).unwrap();
+    assert!(seen.free_bytes > 0 && seen.spare_bytes <= seen.free_bytes, "{seen:?}");
+    assert!(std::fs::read_dir(disk_dir()).unwrap().count() <= before + 1, "tests beside this one");
+    assert!(matches!(probe("/dev/shm".as_ref()), Err(NvmeError::IsMemory { .. })));
+    assert!(matches!(probe("/nowhere".as_ref()), Err(NvmeError::Setup { .. })));
+}
+
+#[test]
+fn queues_have_the_depth_that_the_measured_rates_ask_for() {
+    let config = NvmeConfig { io_threads: 2, ..config(disk_dir(), 96 * MIB) };
+    let nvme = Nvme::create_with(&config, true, |rates| {
+        assert!(rates.read_latency_ns > 0 && rates.read_bytes_per_s > 0, "{rates:?}");
+        7
+    });
+    let nvme = nvme.unwrap();
+    let depth = if nvme.usage().io_engine == IoEngine::Uring { 7 } else { 1 };
+    assert_eq!([nvme.take_queue().depth(), nvme.take_queue().depth()], [depth; 2]);
 }
 
 #[test]

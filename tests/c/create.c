@@ -25,7 +25,8 @@ int main(void)
             if (dormouse_param_get(count, &param) != DORMOUSE_OK) {
                 break;
             }
-            printf("%s = %s [%d] %s\n", param.name, param.value, (int)param.provenance, param.kind);
+            printf("%s = %s [%d] %s; %s\n", param.name, param.value, (int)param.provenance, param.kind,
+                   param.reason);
         }
         EXPECT(count > 0);
         RETURNS(dormouse_param_get(count, &param), DORMOUSE_END, "accepted: 0 to");

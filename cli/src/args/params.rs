@@ -29,7 +29,9 @@ pub(super) const ABOUT: &str = "\
 Shows every parameter of the library with its value and where that came from.
 
 The values are those of a process that starts in this shell: the environment, then the
-file that DORMOUSE_CONFIG names, then what is built in. A program's own options to
+file that DORMOUSE_CONFIG names, then what is built in or automatic. Automatic values
+are those of a runtime that would be created now, each with its reason; a runtime then
+revises some of them by what it measures. A program's own options to
 dormouse_runtime_create come before all of them and are not known here.";
 
 pub(super) const TAIL: &str = "\

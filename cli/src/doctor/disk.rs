@@ -12,9 +12,9 @@ const DIR: &str = "DORMOUSE_NVME_DIR";
 const FILE: &str = "DORMOUSE_NVME_FILE_BYTES";
 const ENGINE: &str = "DORMOUSE_NVME_ENGINE";
 const DEPTH: &str = "DORMOUSE_NVME_QUEUE_DEPTH";
-/// Without the library: what is written and read to measure.
+/// If no size is set: what is written and read to measure.
 const FILE_BYTES: u64 = 64 << 20;
-/// Without the library: requests in flight.
+/// If no depth is set: requests in flight.
 const QUEUE_DEPTH: u64 = 4;
 
 /// Creates the tier for a moment: its file, its I/O engine, and its measured rates.
@@ -29,10 +29,11 @@ pub(super) fn check(settings: &Settings) -> Check {
     }
     let config = NvmeConfig {
         dir: PathBuf::from(&dir),
-        file_bytes: settings.number(FILE).unwrap_or(FILE_BYTES),
+        file_bytes: settings.set_number(FILE).unwrap_or(FILE_BYTES),
+        file_bytes_max: 0,
         io_threads: 1,
         io_engine: IoEngine::named(&settings.text(ENGINE)).unwrap_or_default(),
-        queue_depth: settings.number(DEPTH).unwrap_or(QUEUE_DEPTH) as usize,
+        queue_depth: settings.set_number(DEPTH).unwrap_or(QUEUE_DEPTH) as usize,
         write_budget_bytes: 0,
     };
     let tier = match Nvme::create(&config, false) {
@@ -51,7 +52,7 @@ pub(super) fn check(settings: &Settings) -> Check {
         bytes(rates.write_bytes_per_s),
         bytes(rates.read_bytes_per_s),
         usage.io_engine.name(),
-        bytes(config.file_bytes)
+        bytes(settings.number(FILE).unwrap_or(FILE_BYTES))
     );
     match (usage.io_note, usage.buffered) {
         (Some(note), _) => Check::advice(WHAT, seen, format!("io_uring is not used: {note}")),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Check;
-use crate::library::{self, Param};
+use crate::library::{self, AUTOMATIC, Param};
 
 const PRELOAD: &str = "libdormouse_preload.so";
 
@@ -18,6 +18,13 @@ impl Settings {
             Some(param) => param.value.clone(),
             None => std::env::var(name).unwrap_or_default(),
         }
+    }
+
+    /// Returns a size or count that somebody has set; `None` for one that the library chooses.
+    pub(super) fn set_number(&self, name: &str) -> Option<u64> {
+        let is_automatic =
+            self.0.iter().any(|param| param.name == name && param.source == AUTOMATIC);
+        if is_automatic { None } else { self.number(name) }
     }
 
     /// Returns a size or count; `None` if not known.
@@ -41,7 +48,10 @@ pub(super) fn checks(named: Option<&Path>) -> (Vec<Check>, Settings) {
     let preload = preload(&file, &std::env::var("LD_PRELOAD").unwrap_or_default());
     match library::params(&file) {
         Ok(params) => {
-            let set = params.iter().filter(|param| param.source != "built in").count();
+            let set = params
+                .iter()
+                .filter(|param| !["built in", AUTOMATIC].contains(&param.source.as_str()))
+                .count();
             let seen = format!("{}, {set} of {} parameters set", file.display(), params.len());
             (vec![Check::ok("library", seen), preload], Settings(params))
         }

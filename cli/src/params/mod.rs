@@ -8,7 +8,7 @@ use std::path::Path;
 use dormouse_parallel::draw::bytes;
 
 use crate::args::ParamsArgs;
-use crate::library::{self, Param};
+use crate::library::{self, AUTOMATIC, Param};
 use crate::text::as_json;
 use crate::{Error, Output};
 
@@ -73,30 +73,36 @@ fn table(params: &[Param], file: &Path) -> String {
     let mut text = String::new();
     for param in params {
         // Writing to a String never fails.
-        let _ = writeln!(text, "{:width$}  {}  [{}]", param.name, shown(param), param.source);
+        let _ = writeln!(text, "{:width$}  {}  [{}]", param.name, shown(param), param.origin());
     }
     let _ = writeln!(text, "\nread from {}", file.display());
     text.push_str("next: dormouse params NAME explains one; dormouse params --file writes a file for DORMOUSE_CONFIG\n");
     text
 }
 
-/// The values as a file that `DORMOUSE_CONFIG` names. What is not set, or not accepted in a file, is a comment.
+/// The values as a file that `DORMOUSE_CONFIG` names. What is not set, automatic or not accepted in a file is a comment.
 fn configuration(params: &[Param]) -> String {
     let mut text = String::from("# Configuration of dormouse. Load it with DORMOUSE_CONFIG.\n");
     for param in params {
         let is_in_file = page::of(&param.name).is_none_or(|page| page.is_in_file);
-        let mark = if param.value.is_empty() || !is_in_file { "# " } else { "" };
+        let is_automatic = param.source == AUTOMATIC;
+        let is_comment = param.value.is_empty() || is_automatic || !is_in_file;
+        let mark = if is_comment { "# " } else { "" };
         let _ = writeln!(
             text,
             "\n# {} [{}]; accepted: {}\n{mark}{} = {}",
-            param.help, param.source, param.accepts, param.name, param.value
+            param.help,
+            param.origin(),
+            param.accepts,
+            param.name,
+            param.value
         );
     }
     text
 }
 
 fn explanation(param: &Param) -> String {
-    let mut text = format!("{} = {}  [{}]\n", param.name, shown(param), param.source);
+    let mut text = format!("{} = {}  [{}]\n", param.name, shown(param), param.origin());
     let _ = writeln!(text, "{}\n", param.help);
     let _ = writeln!(text, "kind      {}", param.kind);
     let _ = writeln!(text, "built in  {}", or_not_set(&param.built_in));

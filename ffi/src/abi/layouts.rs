@@ -14,7 +14,7 @@ macro_rules! pinned {
 }
 
 // The rows are those of the C compiler: `ffi/tests/suite/layouts.rs` compares them, and rewrites them with UPDATE=1.
-pinned! { dormouse_param_t 568: size 0, version 4, name 8, kind 16, built_in 24, accepts 32, help 40, provenance 48, reserved 52, value 56 }
+pinned! { dormouse_param_t 1080: size 0, version 4, name 8, kind 16, built_in 24, accepts 32, help 40, provenance 48, reserved 52, value 56, reason 568 }
 pinned! { dormouse_options_t 72: size 0, version 4, device_kind 8, device_ordinal 12, alloc_budget_bytes 16, host_budget_bytes 24, nvme_dir 32, nvme_file_bytes 40, inflight_bytes 48, io_threads 56, window_layers 60, checksum 64, reserved 68 }
 pinned! { dormouse_info_t 616: size 0, version 4, device_kind 8, device_ordinal 12, page_bytes 16, modes 24, tier_flags 32, instance_id 40, alloc_budget_bytes 48, host_budget_bytes 56, nvme_file_bytes 64, heap_min_bytes 72, nvme_write_bytes_per_s 80, nvme_read_bytes_per_s 88, window_layers 96, reserved 100, unavailable_reason 104 }
 pinned! { dormouse_gauge_t 24: current_bytes 0, peak_bytes 8, count 16 }

@@ -31,13 +31,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Returns the wake window of the backward of `node`.
-    pub(crate) fn wake_window_layers(&self, node: u32) -> Result<u32, Fault> {
-        self.plan.wake_window_layers(NodeId(node)).ok_or_else(|| {
+    /// Returns the wake window of the backward of `node`. `None` if it sleeps and the plan's options leave the window
+    /// to the runtime.
+    pub(crate) fn wake_window_layers(&self, node: u32) -> Result<Option<u32>, Fault> {
+        let window = self.plan.wake_window_layers(NodeId(node)).ok_or_else(|| {
             Fault::argument(format!(
                 "prefix_id is {node}; accepted: a node that the plan runs backward"
             ))
-        })
+        })?;
+        let is_set = self.plan.options().wake_window_layers > 0 || window == 0;
+        Ok(is_set.then_some(window))
     }
 }
 

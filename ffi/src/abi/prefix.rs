@@ -40,7 +40,7 @@ pub unsafe extern "C" fn dormouse_prefix_create(
         let out = unsafe { Out::new(prefix_out, "prefix_out") }?;
         let runtime = Runtime::get(runtime)?;
         let wake_window = |plan| PLANS.with(plan, |plan| plan.wake_window_layers(prefix_id));
-        let window = (!plan.is_null()).then(|| wake_window(plan)).transpose()?;
+        let window = (!plan.is_null()).then(|| wake_window(plan)).transpose()?.flatten();
         let label = format!("prefix {prefix_id}");
         let mut prefix = runtime.engine.prefix(layers, &label)?;
         if let Some(layers) = window {

@@ -118,6 +118,8 @@ pub const DORMOUSE_FROM_FILE: i32 = 1;
 pub const DORMOUSE_FROM_ENVIRONMENT: i32 = 2;
 /// Options of the latest `dormouse_runtime_create`.
 pub const DORMOUSE_FROM_OPTIONS: i32 = 3;
+/// Chosen by the runtime from the facts of the machine, and revised by what it measures; `reason` says why.
+pub const DORMOUSE_FROM_AUTOMATIC: i32 = 4;
 
 /// The program allocates with `dormouse_mem_alloc`.
 pub const DORMOUSE_MODE_LINKED: u64 = 1;
@@ -145,7 +147,7 @@ pub const DORMOUSE_NAME_BYTES: usize = 64;
 pub const DORMOUSE_TEXT_BYTES: usize = 512;
 
 /// Options of `dormouse_runtime_create`. 0 and NULL mean "not set": the value then comes from the
-/// environment, the configuration file or the built-in default.
+/// environment, the configuration file or the built-in default, or is automatic.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_options_t {
@@ -515,6 +517,8 @@ pub struct dormouse_param_t {
     pub reserved: u32,
     /// Current value, in the syntax of a configuration file.
     pub value: [c_char; DORMOUSE_TEXT_BYTES],
+    /// Why a value of `DORMOUSE_FROM_AUTOMATIC` is what it is; empty for the other sources.
+    pub reason: [c_char; DORMOUSE_TEXT_BYTES],
 }
 
 /// Report of a prefix.

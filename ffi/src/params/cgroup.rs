@@ -16,10 +16,58 @@ const GROUPS_BYTES_MAX: usize = 8192;
 /// Read of a limit at most: 20 digits and a newline.
 const LIMIT_BYTES_MAX: usize = 32;
 
+/// Read of a group's statistics at most.
+const STAT_BYTES_MAX: usize = 8192;
+
+/// Fills a buffer from the file of that path, and returns the number of bytes, or `None` if the file cannot be read.
+pub(super) trait Read: Fn(&CStr, &mut [u8]) -> Option<usize> {}
+
+impl<F: Fn(&CStr, &mut [u8]) -> Option<usize>> Read for F {}
+
+/// The files of a version.
+struct Version {
+    root: &'static [u8],
+    limit: &'static [u8],
+    usage: &'static [u8],
+    /// Lines of `memory.stat` with bytes of files, which the kernel drops if memory is short.
+    files: [&'static [u8]; 2],
+}
+
+const V1: Version = Version {
+    root: b"/sys/fs/cgroup/memory",
+    limit: b"/memory.limit_in_bytes",
+    usage: b"/memory.usage_in_bytes",
+    files: [b"total_inactive_file", b"total_active_file"],
+};
+const V2: Version = Version {
+    root: b"/sys/fs/cgroup",
+    limit: b"/memory.max",
+    usage: b"/memory.current",
+    files: [b"inactive_file", b"active_file"],
+};
+
 /// Returns the smallest memory limit of this process's cgroups and of those around them, in bytes. `None`
-/// without a limit, or if none can be read. `read` fills a buffer from the file of that path, and returns the number of
-/// bytes, or `None` if the file cannot be read.
-pub(super) fn limit_bytes(read: impl Fn(&CStr, &mut [u8]) -> Option<usize>) -> Option<u64> {
+/// without a limit, or if none can be read.
+pub(super) fn limit_bytes(read: impl Read) -> Option<u64> {
+    least(&read, |version, group| limit_of(&read, version, group))
+}
+
+/// Returns the bytes that this process's cgroups and those around them still allow; the memory of files counts as
+/// free. `None` without a limit, or if none can be read.
+pub(super) fn available_bytes(read: impl Read) -> Option<u64> {
+    least(&read, |version, group| {
+        let limit_bytes = limit_of(&read, version, group)?;
+        let used_bytes = figure(&read, [version.root, group, version.usage])?;
+        let mut text = [0; STAT_BYTES_MAX];
+        let stat = file(&read, [version.root, group, b"/memory.stat"], &mut text).unwrap_or(&[]);
+        let of_files = version.files.map(|name| line_of(stat, name).unwrap_or(0));
+        let files_bytes = of_files.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        Some(limit_bytes.saturating_sub(used_bytes.saturating_sub(files_bytes)))
+    })
+}
+
+/// Returns the least figure of this process's groups and of those around them.
+fn least(read: &impl Read, of: impl Fn(&Version, &[u8]) -> Option<u64>) -> Option<u64> {
     let mut buffer = [0; GROUPS_BYTES_MAX];
     let length = read(c"/proc/self/cgroup", &mut buffer)?;
     let whole = if length < buffer.len() {
@@ -36,42 +84,56 @@ pub(super) fn limit_bytes(read: impl Fn(&CStr, &mut [u8]) -> Option<usize>) -> O
         else {
             continue;
         };
-        let limit = if controllers.is_empty() {
-            least_of(&read, b"/sys/fs/cgroup", path, b"/memory.max")
+        let version = if controllers.is_empty() {
+            &V2
         } else if controllers.split(|&byte| byte == b',').any(|name| name == b"memory") {
-            least_of(&read, b"/sys/fs/cgroup/memory", path, b"/memory.limit_in_bytes")
+            &V1
         } else {
-            None
+            continue;
         };
-        least = smaller(least, limit);
+        least = smaller(least, least_around(path, |group| of(version, group)));
     }
     least
 }
 
-/// Returns the smallest limit in `file` of the group `path` and its parents. In a container the path may be that
-/// outside of it; the root has the container's limit then.
-fn least_of(
-    read: &impl Fn(&CStr, &mut [u8]) -> Option<usize>,
-    root: &[u8],
-    path: &[u8],
-    file: &[u8],
-) -> Option<u64> {
+/// Returns the least figure of the group `path` and its parents. In a container the path may be that outside of it;
+/// the root has the container's figures then.
+fn least_around(path: &[u8], of: impl Fn(&[u8]) -> Option<u64>) -> Option<u64> {
     let mut least = None;
     let mut group = path;
     for _ in 0..DEPTH_MAX {
         while let [parents @ .., b'/'] = group {
             group = parents;
         }
-        let mut buffer = [0; PATH_BYTES_MAX];
-        if let Some(place) = join(&mut buffer, [root, group, file]) {
-            let mut text = [0; LIMIT_BYTES_MAX];
-            let length = read(place, &mut text).unwrap_or(0);
-            least = smaller(least, number(&text[..length]));
-        }
+        least = smaller(least, of(group));
         let Some(slash) = group.iter().rposition(|&byte| byte == b'/') else { break };
         group = &group[..slash];
     }
     least
+}
+
+fn limit_of(read: &impl Read, version: &Version, group: &[u8]) -> Option<u64> {
+    figure(read, [version.root, group, version.limit]).filter(|it| (1..NO_LIMIT_BYTES).contains(it))
+}
+
+/// Returns the number in the file whose path is `parts`. `None` for another text, such as `max`.
+fn figure(read: &impl Read, parts: [&[u8]; 3]) -> Option<u64> {
+    let mut text = [0; LIMIT_BYTES_MAX];
+    number(file(read, parts, &mut text)?)
+}
+
+/// Reads the file whose path is `parts`.
+fn file<'a>(read: &impl Read, parts: [&[u8]; 3], text: &'a mut [u8]) -> Option<&'a [u8]> {
+    let mut buffer = [0; PATH_BYTES_MAX];
+    let length = read(join(&mut buffer, parts)?, text)?;
+    text.get(..length)
+}
+
+/// Returns the number behind `name` in lines of a name and a number.
+fn line_of(text: &[u8], name: &[u8]) -> Option<u64> {
+    let mut lines = text.split(|&byte| byte == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(b" "))?;
+    number(line)
 }
 
 fn smaller(one: Option<u64>, other: Option<u64>) -> Option<u64> {
@@ -94,9 +156,12 @@ fn join<'a>(buffer: &'a mut [u8; PATH_BYTES_MAX], parts: [&[u8]; 3]) -> Option<&
     CStr::from_bytes_until_nul(buffer).ok()
 }
 
-/// Parses a limit: decimal digits and a newline. `None`: no limit.
+/// Parses decimal digits and a newline.
 fn number(text: &[u8]) -> Option<u64> {
     let digits = text.strip_suffix(b"\n").unwrap_or(text);
+    if digits.is_empty() {
+        return None;
+    }
     let mut value: u64 = 0;
     for byte in digits {
         if !byte.is_ascii_digit() {
@@ -104,21 +169,51 @@ fn number(text: &[u8]) -> Option<u64> {
         }
         value = value.checked_mul(10)?.checked_add(u64::from(byte - b'0'))?;
     }
-    (1..NO_LIMIT_BYTES).contains(&value).then_some(value)
+    Some(value)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{GROUPS_BYTES_MAX, PATH_BYTES_MAX, limit_bytes};
+    use super::{GROUPS_BYTES_MAX, PATH_BYTES_MAX, Read, available_bytes, limit_bytes};
 
-    fn limit_of(files: &[(&str, &str)]) -> Option<u64> {
-        limit_bytes(|path, buffer| {
+    fn reader(files: &[(&str, &str)]) -> impl Read {
+        |path: &std::ffi::CStr, buffer: &mut [u8]| {
             let path = path.to_str().unwrap();
             let (_, text) = files.iter().find(|(name, _)| *name == path)?;
             let length = text.len().min(buffer.len());
             buffer[..length].copy_from_slice(&text.as_bytes()[..length]);
             Some(length)
-        })
+        }
+    }
+
+    fn limit_of(files: &[(&str, &str)]) -> Option<u64> {
+        limit_bytes(reader(files))
+    }
+
+    #[test]
+    fn what_files_use_is_available() {
+        let groups = ("/proc/self/cgroup", "0::/job\n");
+        let limit = ("/sys/fs/cgroup/job/memory.max", "1000\n");
+        let usage = ("/sys/fs/cgroup/job/memory.current", "900\n");
+        let stat =
+            ("/sys/fs/cgroup/job/memory.stat", "anon 500\ninactive_file 300\nactive_file 50\n");
+        assert_eq!(available_bytes(reader(&[groups, limit, usage, stat])), Some(450));
+        assert_eq!(available_bytes(reader(&[groups, limit, usage])), Some(100));
+        assert_eq!(available_bytes(reader(&[groups, limit])), None, "the usage is not known");
+        let root = ("/sys/fs/cgroup/memory.max", "max\n");
+        assert_eq!(available_bytes(reader(&[groups, root, usage])), None, "no limit");
+        let (above, used) =
+            (("/sys/fs/cgroup/memory.max", "2000\n"), ("/sys/fs/cgroup/memory.current", "1990\n"));
+        assert_eq!(available_bytes(reader(&[groups, limit, usage, stat, above, used])), Some(10));
+        let version_1 = [
+            ("/proc/self/cgroup", "4:memory:/a\n"),
+            ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n"),
+            ("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "900\n"),
+            ("/sys/fs/cgroup/memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file 20\n"),
+        ];
+        assert_eq!(available_bytes(reader(&version_1)), Some(120));
+        let over = [groups, ("/sys/fs/cgroup/job/memory.max", "5\n"), usage];
+        assert_eq!(available_bytes(reader(&over)), Some(0));
     }
 
     #[test]

@@ -12,6 +12,9 @@ fn page() -> String {
          A parameter is set in the options of `dormouse_runtime_create`, in the environment, or in the\n\
          file named by `DORMOUSE_CONFIG` (`NAME = VALUE` lines; `#` starts a comment), in this order of\n\
          precedence. Parameters are independent of each other.\n\n\
+         A parameter whose built-in value is `auto` and that is not set is automatic: chosen from what the machine has when a\n\
+         runtime is created, and in part revised by what is measured. `auto` as a value makes it so again where a file sets\n\
+         it. `dormouse params` shows each value with its reason (decision 0062).\n\n\
          A size is a number of bytes with an optional unit: `K`, `M`, `G` or `T`, also written `KB` or `KiB`, and all\n\
          powers of 1024. `4G`, `4 GB` and `4GiB` are the same; with a unit, a decimal point is accepted (`1.5G`). An\n\
          empty value is not set. Budgets also accept a percentage of this machine's memory, such as `80%`. An invalid value\n\

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::config_line;
-use super::table::{Key, Param, RENAMED, TABLE};
+use super::table::{AUTOMATIC, Key, Param, RENAMED, TABLE};
 use super::values::{self, Value};
 use crate::abi::c;
 use crate::files;
@@ -22,6 +22,7 @@ pub(crate) enum Provenance {
     File = c::DORMOUSE_FROM_FILE,
     Environment = c::DORMOUSE_FROM_ENVIRONMENT,
     Options = c::DORMOUSE_FROM_OPTIONS,
+    Automatic = c::DORMOUSE_FROM_AUTOMATIC,
 }
 
 impl Provenance {
@@ -31,6 +32,7 @@ impl Provenance {
             Self::File => "file",
             Self::Environment => "environment",
             Self::Options => "options",
+            Self::Automatic => "automatic",
         }
     }
 }
@@ -46,15 +48,31 @@ pub(crate) struct Override {
 pub(crate) struct Setting {
     pub(crate) value: Value,
     pub(crate) provenance: Provenance,
+    /// Why an automatic value is what it is; empty for others.
+    pub(crate) reason: String,
 }
 
 impl Setting {
+    fn new(value: Value, provenance: Provenance) -> Self {
+        let provenance = if value == Value::Automatic { Provenance::Automatic } else { provenance };
+        Self { value, provenance, reason: String::new() }
+    }
+
+    /// Returns the source, with the reason of an automatic value.
+    pub(crate) fn source(&self) -> String {
+        match self.reason.as_str() {
+            "" => self.provenance.name().to_owned(),
+            reason => format!("{}: {reason}", self.provenance.name()),
+        }
+    }
+
     /// Formats the value in the syntax of a configuration file.
     pub(crate) fn to_text(&self) -> String {
         match &self.value {
             Value::Number(number) => number.to_string(),
             Value::Switch(on) => if *on { "on" } else { "off" }.to_owned(),
             Value::Text(text) => text.clone(),
+            Value::Automatic => AUTOMATIC.to_owned(),
             Value::Path(path) => {
                 path.as_ref().map_or_else(String::new, |path| path.display().to_string())
             }
@@ -147,23 +165,60 @@ impl Config {
     pub(crate) fn is_chosen(&self, key: Key) -> bool {
         let setting = self.setting(key);
         match setting.provenance {
-            Provenance::BuiltIn => false,
+            Provenance::BuiltIn | Provenance::Automatic => false,
             Provenance::File => setting.to_text() != TABLE[key as usize].built_in(),
             Provenance::Environment | Provenance::Options => true,
         }
     }
 
-    /// Lists the values that are not built in, as `NAME=value (source)`.
+    /// Returns the configuration with `choices` in place of automatic values: for each key the number, if there is one,
+    /// and the reason.
+    pub(crate) fn with<'a>(
+        &self,
+        choices: impl IntoIterator<Item = (Key, Option<u64>, &'a str)>,
+    ) -> Self {
+        let mut chosen = self.clone();
+        for (key, number, reason) in choices {
+            let setting = &mut chosen.settings[key as usize];
+            if setting.provenance == Provenance::Automatic {
+                setting.value = number.map_or(Value::Automatic, Value::Number);
+                // One line of a file.
+                setting.reason = reason.replace(['\n', '\r'], " ");
+            }
+        }
+        chosen
+    }
+
+    /// Returns whether the runtime chooses the value.
+    pub(crate) fn is_automatic(&self, key: Key) -> bool {
+        self.setting(key).provenance == Provenance::Automatic
+    }
+
+    /// Lists the automatic values, as `NAME=value (reason)`.
+    pub(crate) fn list_automatic(&self) -> String {
+        let automatic = TABLE.iter().filter(|param| self.is_automatic(param.key));
+        let texts = automatic.map(|param| {
+            let setting = self.setting(param.key);
+            format!("{}={} ({})", param.name(), setting.to_text(), setting.reason)
+        });
+        texts.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Lists the values that a user has set, as `NAME=value (source)`.
     pub(crate) fn list_changed(&self) -> String {
         let set = TABLE.iter().map(|param| (param, self.setting(param.key)));
-        let set = set.filter(|(_, setting)| setting.provenance != Provenance::BuiltIn);
+        let of_user = |setting: &Setting| {
+            !matches!(setting.provenance, Provenance::BuiltIn | Provenance::Automatic)
+        };
+        let set = set.filter(|(_, setting)| of_user(setting));
         let texts = set.map(|(param, setting)| {
             format!("{}={} ({})", param.name(), setting.to_text(), setting.provenance.name())
         });
         texts.collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns a size in bytes or a count; 0 for a key of another kind.
+    /// Returns a size in bytes or a count; 0 for a key of another kind, and for one that the runtime chooses and has
+    /// not.
     pub(crate) fn number(&self, key: Key) -> u64 {
         match self.setting(key).value {
             Value::Number(number) => number,
@@ -210,7 +265,7 @@ impl Loader {
             // Built-in values are accepted (tested).
             let value = values::parse(param, param.built_in(), memory_bytes);
             let value = value.unwrap_or_else(|| Value::Text(param.built_in().to_owned()));
-            Setting { value, provenance: Provenance::BuiltIn }
+            Setting::new(value, Provenance::BuiltIn)
         };
         Self {
             memory_bytes,
@@ -271,7 +326,7 @@ impl Loader {
     fn set(&mut self, param: &Param, name: &str, text: &str, provenance: Provenance, place: &str) {
         match values::parse(param, text, self.memory_bytes) {
             Some(value) => {
-                self.settings[param.key as usize] = Setting { value, provenance };
+                self.settings[param.key as usize] = Setting::new(value, provenance);
             }
             None => self
                 .bad
@@ -356,7 +411,8 @@ mod tests {
         let options = [Override { key: Key::NvmeFile, text: "4294967296".to_owned() }];
         let (config, _) = load(&environment, file, &options).unwrap();
         let seen = |key| (config.number(key), config.setting(key).provenance);
-        assert_eq!(seen(Key::IoThreads), (2, Provenance::BuiltIn));
+        assert_eq!(seen(Key::IoThreads), (0, Provenance::Automatic));
+        assert_eq!(seen(Key::TraceEvents), (65536, Provenance::BuiltIn));
         assert_eq!(seen(Key::Window), (7, Provenance::File));
         assert_eq!(seen(Key::HeapMin), (16 << 10, Provenance::Environment));
         assert_eq!(seen(Key::NvmeFile), (4 << 30, Provenance::Options));
@@ -392,7 +448,7 @@ mod tests {
             "DORMOUSE_CPU_BUDGET_BYTES is \"0\" from the environment; accepted: 1MiB to 64TiB",
             "DORMOUSE_OFFLOAD_CHECKSUM is \"maybe\"",
             "DORMOUSE_LOG is \"info,teapot=debug\" from the environment; accepted: off, error, warn",
-            "DORMOUSE_OFFLOAD_IO_THREADS is \"many\" from here.conf:2; accepted: 1 to 64",
+            "DORMOUSE_OFFLOAD_IO_THREADS is \"many\" from here.conf:2; accepted: auto, or 1 to 64",
         ] {
             assert!(message.contains(part), "{part} not in {message}");
         }

@@ -2,11 +2,13 @@
 //! and `docs/params.md`.
 //!
 //! ```text
-//!   built-in  <  file (DORMOUSE_CONFIG)  <  environment  <  options of dormouse_runtime_create
+//!   built-in, automatic  <  file (DORMOUSE_CONFIG)  <  environment  <  options of dormouse_runtime_create
 //! ```
+//! An automatic value is chosen when a runtime is created and revised by what it measures (`automatic`).
 //! Parameters are independent of each other. An invalid value is an error with the name, the value,
 //! its source and the accepted values. An unknown name, or an earlier one, is one warning.
 
+mod automatic;
 mod cgroup;
 mod config_line;
 mod docs;
@@ -22,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dormouse_device::sync::Mutex;
 
+pub(crate) use automatic::{Choices, Machine, ProcessMemory};
 pub(crate) use load::{Config, Override, PREFIX, Provenance};
 use load::{Loaded, Note};
 pub(crate) use table::{HEAP_MIN_BUILT_IN_BYTES, Key};
@@ -35,6 +38,9 @@ use crate::{files, status, stderr};
 const NOTES_MAX: usize = 8;
 
 static IN_EFFECT: Mutex<Option<Arc<Config>>> = Mutex::new(None);
+/// Returns the automatic values of the runtime created last, as they are now.
+type Live = Box<dyn Fn() -> Choices + Send>;
+static LIVE: Mutex<Option<Live>> = Mutex::new(None);
 static IS_REPORTED: AtomicBool = AtomicBool::new(false);
 /// Whether the process started without a variable of this library. The configuration is the built-in one then, until a
 /// runtime is created: reading the environment inside `malloc` could race with a `setenv` of the program.
@@ -75,6 +81,18 @@ pub(crate) fn in_effect() -> Result<Arc<Config>, Fault> {
     load(&[])
 }
 
+/// Shows the automatic values of a runtime from now on.
+pub(crate) fn show_live(live: impl Fn() -> Choices + Send + 'static) {
+    *LIVE.lock() = Some(Box::new(live));
+}
+
+/// Returns `config` with its automatic values: those of the runtime created last, or else those of a runtime that would
+/// be created now.
+fn with_automatic(config: &Config) -> Config {
+    let live = LIVE.lock().as_ref().map(|live| live());
+    live.unwrap_or_else(|| Choices::of(&Machine::read(config))).apply(config)
+}
+
 /// Writes the help if requested, and warnings about names.
 fn report(config: &Config, notes: &[Note]) {
     if config.switch(Key::Help) {
@@ -101,7 +119,8 @@ fn report(config: &Config, notes: &[Note]) {
 pub(crate) fn describe(index: u32) -> Result<Option<dormouse_param_t>, Fault> {
     let Some(param) = table::TABLE.get(index as usize) else { return Ok(None) };
     let config = in_effect()?;
-    let setting = config.setting(param.key);
+    let automatic = config.is_automatic(param.key).then(|| with_automatic(&config));
+    let setting = automatic.as_ref().unwrap_or(&config).setting(param.key);
     Ok(Some(dormouse_param_t {
         name: param.name.as_ptr(),
         kind: param.kind.name().as_ptr(),
@@ -110,6 +129,7 @@ pub(crate) fn describe(index: u32) -> Result<Option<dormouse_param_t>, Fault> {
         help: param.help.as_ptr(),
         provenance: setting.provenance as i32,
         value: c_text(&setting.to_text()),
+        reason: c_text(&setting.reason),
         ..dormouse_param_t::default()
     }))
 }
@@ -121,6 +141,6 @@ pub(crate) fn end_text(index: u32) -> String {
 
 /// Writes the current configuration to the file at `path`.
 pub(crate) fn dump_to(path: &Path) -> Result<(), Fault> {
-    let text = text::dump(&*in_effect()?);
+    let text = text::dump(&with_automatic(&*in_effect()?));
     files::dump(path, |file| file.write_all(text.as_bytes()))
 }

@@ -69,6 +69,12 @@ impl Key {
 }
 
 impl Param {
+    /// Whether a value that is not set is chosen by the runtime.
+    pub(crate) fn is_automatic(&self) -> bool {
+        let is_number = matches!(self.kind, Size { .. } | Count { .. });
+        is_number && self.built_in() == AUTOMATIC
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         ascii(self.name)
     }
@@ -91,6 +97,9 @@ impl Param {
 fn ascii(text: &'static CStr) -> &'static str {
     text.to_str().unwrap_or_default()
 }
+
+/// The text of a value that the runtime chooses.
+pub(crate) const AUTOMATIC: &str = "auto";
 
 const KIB: u64 = 1 << 10;
 /// The built-in value of [`Key::HeapMin`] (tested).
@@ -170,11 +179,12 @@ table! {
          `ulimit -v`. Read when the heap is created; a runtime cannot change it."
     }
     HostBudget c"DORMOUSE_HOST_BUDGET_BYTES" {
-        Size { min: 0, max: 64 * TIB, percent: true }, c"25%",
-        c"0 (closed) to 64TiB, or 1% to 100% of this machine's memory",
+        Size { min: 0, max: 64 * TIB, percent: true }, c"auto",
+        c"auto, or 0 (closed) to 64TiB, or 1% to 100% of this machine's memory",
         c"limit on the host tier, in bytes",
         "Pinned host memory for sleeping data and stash copies, allocated on demand. On the host \
-         device this is ordinary memory: sleep does not reduce the resident set."
+         device this is ordinary memory: sleep does not reduce the resident set. Automatic: what it holds \
+         and half of the memory that is available, revised after each step and when the tier is full."
     }
     NvmeDir c"DORMOUSE_NVME_DIR" {
         Path, c"",
@@ -184,11 +194,13 @@ table! {
          immediately, so no file remains when the process ends."
     }
     NvmeFile c"DORMOUSE_NVME_FILE_BYTES" {
-        Size { min: MIB, max: 8 * TIB, percent: false }, c"4GiB",
-        c"1MiB to 8TiB",
+        Size { min: MIB, max: 8 * TIB, percent: false }, c"auto",
+        c"auto, or 1MiB to 8TiB",
         c"size of the NVMe tier, in bytes",
         "Preallocated when the runtime is created, so that a full disk fails the creation and not a \
-         training step."
+         training step. Automatic: 4 GiB are preallocated, or half of what the disk has free if that is \
+         less than 4 GiB. The file grows when it is full, as long as a sixteenth of the disk stays free; \
+         what then finds no room sleeps in the host tier or stays awake."
     }
     NvmeWriteBudget c"DORMOUSE_NVME_WRITE_BUDGET_BYTES" {
         Size { min: 0, max: 1024 * TIB, percent: false }, c"0",
@@ -208,25 +220,28 @@ table! {
          `dormouse_info_t`; `uring` fails `dormouse_runtime_create`."
     }
     NvmeDepth c"DORMOUSE_NVME_QUEUE_DEPTH" {
-        Count { min: 1, max: 256 }, c"4",
-        c"1 to 256",
+        Count { min: 1, max: 256 }, c"auto",
+        c"auto, or 1 to 256",
         c"io_uring requests in flight per I/O thread",
         "Requests are 4 MiB. A few keep a disk busy; more increase the latency of reads behind \
-         writes. A quarter of the requests is reserved for reads."
+         writes. A quarter of the requests is reserved for reads. Automatic: 4 to 32, twice what the disk \
+         moves in the time that it takes to answer, as measured when the runtime is created."
     }
     IoThreads c"DORMOUSE_OFFLOAD_IO_THREADS" {
-        Count { min: 1, max: 64 }, c"2",
-        c"1 to 64",
+        Count { min: 1, max: 64 }, c"auto",
+        c"auto, or 1 to 64",
         c"number of I/O threads of the NVMe tier",
         "A thread processes one chunk at a time, or DORMOUSE_NVME_QUEUE_DEPTH chunks with io_uring. \
-         Reads take precedence over writes."
+         Reads take precedence over writes. Automatic: 2 with io_uring; without it, one for every two CPUs, \
+         2 to 8."
     }
     Inflight c"DORMOUSE_OFFLOAD_INFLIGHT_BYTES" {
-        Size { min: MIB, max: TIB, percent: false }, c"256MiB",
-        c"1MiB to 1TiB",
+        Size { min: MIB, max: TIB, percent: false }, c"auto",
+        c"auto, or 1MiB to 1TiB",
         c"limit on bytes that fall asleep at a time",
         "A layer that exceeds the limit stays awake until earlier copies complete. The forward pass \
-         does not stall."
+         does not stall. Automatic: 256 MiB, or what the measured links move in 5 ms if that is more; at most \
+         an eighth of the memory that is available. Revised after each step."
     }
     Residency c"DORMOUSE_OFFLOAD_RESIDENCY" {
         Choice(&["all", "fit"]), c"all",
@@ -248,11 +263,12 @@ table! {
          access, which shows where it comes from. System calls fail with EFAULT either way."
     }
     Window c"DORMOUSE_OFFLOAD_WINDOW_LAYERS" {
-        Count { min: 1, max: 1024 }, c"3",
-        c"1 to 1024",
+        Count { min: 1, max: 1024 }, c"auto",
+        c"auto, or 1 to 1024",
         c"number of layers woken ahead",
         "A value of 1 stalls every layer; a few layers are enough. Each layer keeps its saved bytes \
-         awake in phase C."
+         awake in phase C. Automatic: 3, and after each step as many as would have shortened it, as far as \
+         phase C then needs no more memory than the step has used. It rises at once and falls after 8 steps."
     }
     Checksum c"DORMOUSE_OFFLOAD_CHECKSUM" {
         Switch, c"on",

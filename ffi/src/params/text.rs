@@ -24,7 +24,7 @@ pub(crate) fn help(config: &Config) -> String {
             "\n{} = {}  [{}]\n  {}. {}\n  built in: {}; accepted: {}",
             param.name(),
             or_not_set(&shown),
-            setting.provenance.name(),
+            setting.source(),
             param.help(),
             param.detail,
             or_not_set(param.built_in()),
@@ -46,13 +46,14 @@ pub(crate) fn dump(config: &Config) -> String {
         let setting = config.setting(param.key);
         let text_of = setting.to_text();
         let shown = format_value(&text_of);
-        // Parameters that are not set or not accepted in a file become comments.
-        let mark = if shown.is_empty() || !param.in_file { "# " } else { "" };
+        // Parameters that are not set, automatic or not accepted in a file become comments.
+        let is_comment = shown.is_empty() || config.is_automatic(param.key) || !param.in_file;
+        let mark = if is_comment { "# " } else { "" };
         let _ = writeln!(
             text,
             "\n# {}\n# [{}] built in {}; accepted: {}\n{mark}{} = {shown}",
             param.help(),
-            setting.provenance.name(),
+            setting.source(),
             or_not_set(param.built_in()),
             param.accepts(),
             param.name(),
@@ -63,9 +64,11 @@ pub(crate) fn dump(config: &Config) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::automatic::{Choices, Machine};
     use super::super::load::{Loaded, Override, Provenance, Sources};
     use super::super::table::{Key, Param};
     use super::*;
+    use dormouse_offload::tune::Chosen;
     use proptest::prelude::*;
     use std::ffi::OsString;
 
@@ -146,6 +149,22 @@ mod tests {
                 let (seen, meant) = (again.setting(param.key), config.setting(param.key));
                 prop_assert_eq!(&seen.value, &meant.value, "{}", param.name());
             }
+        }
+    }
+
+    #[test]
+    fn automatic_values_are_comments_of_a_dump() {
+        let mut choices = Choices::of(&Machine::read(&Config::built_in()));
+        let reason = "three layers #\nwere enough".to_owned();
+        choices.revise([(Key::Window, Chosen { value: 9, reason })]);
+        let text = dump(&choices.apply(&Config::built_in()));
+        let wanted = "# [automatic: three layers # were enough] built in auto; accepted: auto, or 1 to 1024\n\
+                      # DORMOUSE_OFFLOAD_WINDOW_LAYERS = 9\n";
+        assert!(text.contains(wanted), "{text}");
+        let Loaded { config, notes, bad } = Config::from_sources(&File(text), &[]);
+        assert_eq!((notes.len(), bad.as_str()), (0, ""));
+        for param in TABLE.iter().filter(|param| param.is_automatic()) {
+            assert_eq!(config.setting(param.key).value, Value::Automatic, "{}", param.name());
         }
     }
 

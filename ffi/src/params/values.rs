@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tracing_subscriber::filter::Targets;
 
 use super::cgroup;
-use super::table::{Kind, Param};
+use super::table::{AUTOMATIC, Kind, Param};
 
 /// Targets of log events.
 pub(crate) const LOG_TARGETS: &[&str] =
     &["alloc", "device", "ffi", "offload", "schedule", "storage"];
 
+/// Read of `/proc/meminfo` at most; the line of the available memory is the third.
+const MEMINFO_BYTES_MAX: usize = 512;
 /// Maximum number of digits behind the point of a size.
 const FRACTION_DIGITS_MAX: usize = 9;
 
@@ -26,11 +28,16 @@ pub(crate) enum Value {
     Path(Option<PathBuf>),
     /// A word of a choice, or a filter.
     Text(String),
+    /// A number that the runtime chooses.
+    Automatic,
 }
 
 /// Parses `text` as a value of `param`. `None`: not accepted.
 pub(crate) fn parse(param: &Param, text: &str, memory_bytes: u64) -> Option<Value> {
     let text = text.trim();
+    if param.is_automatic() && text.eq_ignore_ascii_case(AUTOMATIC) {
+        return Some(Value::Automatic);
+    }
     match param.kind {
         Kind::Size { min, max, percent } => {
             let bytes = match text.strip_suffix('%') {
@@ -147,6 +154,22 @@ pub(crate) fn total_memory_bytes() -> u64 {
     bytes
 }
 
+/// Memory that this process can still take, in bytes: what the system has available, or less if a cgroup limits it.
+/// `None` if the system does not say. Allocates nothing.
+pub(crate) fn available_memory_bytes() -> Option<u64> {
+    let mut text = [0; MEMINFO_BYTES_MAX];
+    let length = read_start(c"/proc/meminfo", &mut text)?;
+    let of_system = available_of(text.get(..length)?)?;
+    Some(cgroup::available_bytes(read_start).map_or(of_system, |bytes| bytes.min(of_system)))
+}
+
+/// Returns the bytes of the line `MemAvailable` of `/proc/meminfo`.
+fn available_of(meminfo: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(meminfo).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    digits(line.trim().strip_suffix("kB")?.trim_end())?.checked_mul(1024)
+}
+
 /// Fills `buffer` from the file at `path`. `None` if it cannot be read.
 #[inline]
 fn read_start(path: &CStr, buffer: &mut [u8]) -> Option<usize> {
@@ -230,6 +253,25 @@ mod tests {
             assert_eq!(read(Key::CudaPage, text), None, "{text}");
         }
         assert_eq!(read(Key::HeapMin, "50%"), None, "only budgets take a share of memory");
+    }
+
+    #[test]
+    fn available_memory_is_read_from_the_system() {
+        let text =
+            "MemTotal:       16303428 kB\nMemFree:          312 kB\nMemAvailable:   8000 kB\nBuf";
+        assert_eq!(available_of(text.as_bytes()), Some(8000 << 10));
+        for text in ["", "MemAvailable: 8000", "MemAvailable: x kB", "MemFree: 8000 kB"] {
+            assert_eq!(available_of(text.as_bytes()), None, "{text:?}");
+        }
+        assert!(available_memory_bytes().unwrap() <= total_memory_bytes());
+    }
+
+    #[test]
+    fn numbers_that_the_runtime_chooses_may_be_given_to_it() {
+        assert_eq!(read(Key::Window, " Auto "), Some(Value::Automatic));
+        assert_eq!(read(Key::HostBudget, "auto"), Some(Value::Automatic));
+        assert_eq!(read(Key::CpuBudget, "auto"), None);
+        assert_eq!(read(Key::NvmeEngine, "auto"), Some(Value::Text("auto".to_owned())));
     }
 
     #[test]

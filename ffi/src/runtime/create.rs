@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
 use dormouse_device::host::guard;
-use dormouse_offload::{Engine, EngineConfig, OffloadError, Rescuer, ResidencyPolicy, Tier};
+use dormouse_offload::tune::Chosen;
+use dormouse_offload::{
+    Automatic, Engine, EngineConfig, OffloadError, Rescuer, ResidencyPolicy, Revised, Tier,
+};
 use dormouse_storage::{IoEngine, NvmeConfig};
 
 use super::report::figures_of;
@@ -14,7 +17,7 @@ use crate::boundary::In;
 use crate::fault::Fault;
 use crate::heap::{Heap, HeapEngine, symbols};
 use crate::live::{self, Publisher};
-use crate::params::{self, Config, Key, Override};
+use crate::params::{self, Choices, Config, Key, Machine, Override, ProcessMemory};
 use crate::{allocation_log, dumps, log, status};
 
 /// `dormouse_options_t`, read and checked.
@@ -112,8 +115,10 @@ impl Runtime {
                 ),
             ));
         }
-        let config = params::load(&options.overrides)?;
-        log::install(&config)?;
+        let loaded = params::load(&options.overrides)?;
+        log::install(&loaded)?;
+        let choices = Choices::of(&Machine::read(&loaded));
+        let config = Arc::new(choices.apply(&loaded));
         let heap = match options.kind {
             DeviceKind::Host => Heap::get_or_create(&config)?,
             DeviceKind::Cuda => Heap::get_or_create_gpu(options.ordinal, &config)?,
@@ -130,16 +135,24 @@ impl Runtime {
             // installed by now, such as Python's `faulthandler`, come behind ours.
             guard::install()?;
         }
-        let (tiers, unavailable_reason) = tiers(&config);
+        let (tiers, unavailable_reason) = tiers(&config, &choices);
+        let file_bytes = tiers.nvme.as_ref().map_or(0, |nvme| nvme.file_bytes);
         let timeline = Arc::clone(heap.timeline());
         let engine = Engine::new(Arc::clone(heap.allocator()), tiers, timeline)
-            .map_err(|error| explain(error, &config))?;
+            .map_err(|error| explain(error, &config, file_bytes))?;
         heap.set_budget(&config)?;
         heap.set_engine(Some(Arc::clone(&engine)));
         let live = page.and_then(|page| Publisher::start(page, || figures_of(heap))).into();
         let rescuer = rescuer(&engine, options.kind, &config).into();
         dumps::watch(&config, heap.dumped());
         allocation_log::watch(&config, &heap.dumped(), heap.allocator());
+        let shown = Arc::downgrade(&engine);
+        params::show_live(move || {
+            let mut choices = choices.clone();
+            let revised = shown.upgrade().map(|engine| engine.revised()).unwrap_or_default();
+            choices.revise(by_key(revised));
+            choices
+        });
         let runtime = Self { heap, engine, config, live, rescuer, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();
@@ -164,6 +177,7 @@ impl Runtime {
             nvme_budget_bytes = budget(Tier::Nvme),
             unavailable = self.unavailable_reason,
             settings = self.config.list_changed(),
+            automatic = self.config.list_automatic(),
             "runtime created"
         );
     }
@@ -196,12 +210,30 @@ fn rescuer(engine: &Arc<HeapEngine>, kind: DeviceKind, config: &Config) -> Optio
     started.ok()
 }
 
+/// Returns the values that an engine has revised, by their parameters.
+fn by_key(revised: Revised) -> impl Iterator<Item = (Key, Chosen)> {
+    let Revised { window_layers, inflight_bytes, host_bytes, queue_depth } = revised;
+    let values = [
+        (Key::Window, window_layers),
+        (Key::Inflight, inflight_bytes),
+        (Key::HostBudget, host_bytes),
+        (Key::NvmeDepth, queue_depth),
+    ];
+    values.into_iter().filter_map(|(key, chosen)| Some((key, chosen?)))
+}
+
 /// Returns the engine's settings, and the reasons why tiers are closed.
-fn tiers(config: &Config) -> (EngineConfig, String) {
+fn tiers(config: &Config, choices: &Choices) -> (EngineConfig, String) {
     let mut closed = Vec::new();
+    let file_bytes_max = config.number(Key::NvmeFile);
+    let file_bytes = match config.is_automatic(Key::NvmeFile) {
+        true => choices.file_start_bytes,
+        false => file_bytes_max,
+    };
     let nvme = config.path(Key::NvmeDir).map(|dir| NvmeConfig {
         dir: dir.clone(),
-        file_bytes: config.number(Key::NvmeFile),
+        file_bytes,
+        file_bytes_max,
         io_threads: config.number(Key::IoThreads) as usize,
         io_engine: IoEngine::named(config.text(Key::NvmeEngine)).unwrap_or_default(),
         queue_depth: config.number(Key::NvmeDepth) as usize,
@@ -210,10 +242,18 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
     if nvme.is_none() {
         closed.push("nvme: DORMOUSE_NVME_DIR is not set");
     }
-    if config.number(Key::HostBudget) == 0 {
+    if config.number(Key::HostBudget) == 0 && !config.is_automatic(Key::HostBudget) {
         closed.push("host: DORMOUSE_HOST_BUDGET_BYTES is 0");
     }
+    let automatic = Automatic {
+        inflight_bytes: config.is_automatic(Key::Inflight),
+        window_layers: config.is_automatic(Key::Window),
+        host_bytes: config.is_automatic(Key::HostBudget),
+        queue_depth: config.is_automatic(Key::NvmeDepth),
+        memory: Some(Arc::new(ProcessMemory)),
+    };
     let settings = EngineConfig {
+        automatic,
         nvme,
         host_bytes_max: config.number(Key::HostBudget),
         inflight_bytes_max: config.number(Key::Inflight),
@@ -226,7 +266,7 @@ fn tiers(config: &Config) -> (EngineConfig, String) {
 }
 
 /// Adds what is accepted to the error of an engine that could not be made.
-fn explain(error: OffloadError, config: &Config) -> Fault {
+fn explain(error: OffloadError, config: &Config, file_bytes: u64) -> Fault {
     let is_thread = matches!(error, OffloadError::Thread(_));
     let is_tier = matches!(error, OffloadError::Nvme(_));
     let mut fault = Fault::from(error);
@@ -244,11 +284,10 @@ fn explain(error: OffloadError, config: &Config) -> Fault {
     let setting = config.setting(Key::NvmeDir);
     fault.message = format!(
         "{} (DORMOUSE_NVME_DIR is {:?} from the {}; accepted: an existing, writable directory on \
-         a disk with room for DORMOUSE_NVME_FILE_BYTES = {})",
+         a disk with room for DORMOUSE_NVME_FILE_BYTES = {file_bytes})",
         fault.message,
         setting.to_text(),
         setting.provenance.name(),
-        config.number(Key::NvmeFile),
     )
     .into();
     fault

@@ -15,7 +15,6 @@ use crate::convert;
 use crate::dumps;
 use crate::fault::c_text;
 use crate::heap::{Heap, symbols};
-use crate::params::Key;
 
 impl Runtime {
     /// Returns the properties of the runtime.
@@ -55,7 +54,7 @@ impl Runtime {
             heap_min_bytes: self.heap.min_bytes(),
             nvme_write_bytes_per_s: rates.device_to_nvme_bytes_per_s,
             nvme_read_bytes_per_s: rates.nvme_to_device_bytes_per_s,
-            window_layers: self.config.number(Key::Window) as u32,
+            window_layers: self.engine.window_layers(),
             unavailable_reason: c_text(unavailable.trim_start_matches("; ")),
             ..c::dormouse_info_t::default()
         }

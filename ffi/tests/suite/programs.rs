@@ -173,13 +173,65 @@ fn created(test: &str, environment: &[(&str, &str)], is_preloaded: bool) -> Ende
     run(&mut command)
 }
 
+/// As [`created`], by a shell that has run `limits`.
+fn created_under(limits: &str, test: &str, environment: &[(&str, &str)]) -> Ended {
+    let program = test_program("create", &folder(test), Links::Library);
+    let script = format!("{limits}; exec \"$0\"");
+    let mut command = clean(Path::new("/bin/sh"));
+    command.arg("-c").arg(script).arg(program).envs(environment.iter().copied());
+    run(&mut command)
+}
+
 #[test]
 fn defaults_need_no_environment() {
     created("defaults", &[], false)
         .well()
         .says("DORMOUSE_OK")
         .says("nvme: DORMOUSE_NVME_DIR is not set")
-        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 3 [0] count");
+        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 3 [4] count; no step was measured yet")
+        .says("DORMOUSE_NVME_FILE_BYTES = auto [4] size; DORMOUSE_NVME_DIR is not set")
+        .says("of memory that is available")
+        .says("DORMOUSE_TRACE_EVENTS_MAX = 65536 [0] count; \n");
+}
+
+/// What was built in before would fail here: a file of 4 GiB. Memory cannot be locked, so io_uring registers none.
+#[test]
+fn automatic_values_work_on_a_small_disk_and_with_no_memory_to_lock() {
+    let dir = folder("small-files");
+    let at = [("DORMOUSE_NVME_DIR", dir.to_str().unwrap())];
+    let limits = "ulimit -f 16384; ulimit -l 0"; // files in blocks of 512 bytes
+    created_under(limits, "small-auto", &at)
+        .says("DORMOUSE_OK")
+        .says("DORMOUSE_NVME_FILE_BYTES = 8388608 [4] size; ulimit -f allows files of 8 MiB");
+    let fixed = [at[0], ("DORMOUSE_NVME_FILE_BYTES", "4GiB")];
+    created_under(limits, "small-fixed", &fixed).says("DORMOUSE_ERR_IO").says("File too large");
+}
+
+#[test]
+fn automatic_values_have_their_reasons_and_a_set_one_wins() {
+    let dir = folder("auto-files");
+    let conf = dir.join("auto.conf");
+    std::fs::write(&conf, "DORMOUSE_OFFLOAD_IO_THREADS = 3\nDORMOUSE_OFFLOAD_WINDOW_LAYERS = 9\n")
+        .unwrap();
+    let environment = [
+        ("DORMOUSE_CONFIG", conf.to_str().unwrap()),
+        ("DORMOUSE_NVME_DIR", dir.to_str().unwrap()),
+        ("DORMOUSE_OFFLOAD_WINDOW_LAYERS", "auto"),
+        ("DORMOUSE_NVME_ENGINE", "threads"),
+        ("DORMOUSE_HOST_BUDGET_BYTES", "1MiB"),
+    ];
+    created("auto", &environment, false)
+        .well()
+        .says("DORMOUSE_OFFLOAD_IO_THREADS = 3 [1] count; \n")
+        .says("DORMOUSE_HOST_BUDGET_BYTES = 1048576 [2] size; \n")
+        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 3 [4] count; no step was measured yet")
+        .says("DORMOUSE_OFFLOAD_INFLIGHT_BYTES = 268435456 [4] size; no link was measured yet")
+        .says("/s at a latency of ");
+    let threads = [environment[1], environment[3]];
+    created("auto-threads", &threads, false)
+        .well()
+        .says("[4] count; CPUs: ")
+        .says("one request per thread: DORMOUSE_NVME_ENGINE is threads");
 }
 
 #[test]
@@ -383,7 +435,9 @@ fn names_and_values_of_a_file_are_reported_with_their_line() {
     std::fs::write(&file, "\nDORMOUSE_NVME_QUEUE_DEPTH = deep\nDORMOUSE_LOG\n").unwrap();
     created("config-values", &[("DORMOUSE_CONFIG", path)], false)
         .well()
-        .says(&format!("DORMOUSE_NVME_QUEUE_DEPTH is \"deep\" from {path}:2; accepted: 1 to 256"))
+        .says(&format!(
+            "DORMOUSE_NVME_QUEUE_DEPTH is \"deep\" from {path}:2; accepted: auto, or 1 to 256"
+        ))
         .says(&format!("{path}:3 is \"DORMOUSE_LOG\"; accepted: NAME = VALUE"));
 }
 
@@ -440,7 +494,7 @@ fn an_empty_variable_is_not_set() {
     ];
     created("empty", &environment, true)
         .well()
-        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 3 [0] count")
+        .says("DORMOUSE_OFFLOAD_WINDOW_LAYERS = 3 [4] count")
         .says("DORMOUSE_DUMP = oom [0] set");
 }
 

@@ -54,6 +54,7 @@ fn engine_config(case: &Case) -> EngineConfig {
     let nvme = NvmeConfig {
         dir: "in memory".into(),
         file_bytes: case.file_bytes(),
+        file_bytes_max: 0,
         io_threads: IO_THREADS,
         io_engine: IoEngine::Threads,
         queue_depth: 1,

@@ -130,7 +130,8 @@ impl<D: Device> Engine<D> {
         let bytes = self.body(id, |body| Some(body.copy_bytes as u64)).unwrap_or_default();
         let host = self.host.usage();
         let needs_host = goal == SleepGoal::Host || !self.is_direct;
-        if needs_host && host.cap_bytes.saturating_sub(host.used_bytes) < bytes {
+        let is_full = host.cap_bytes.saturating_sub(host.used_bytes) < bytes;
+        if needs_host && is_full && !self.revise_host_bytes(bytes) {
             return false;
         }
         let file = self.nvme.as_ref().filter(|_| goal == SleepGoal::Nvme).map(|nvme| nvme.usage());

@@ -42,9 +42,14 @@ pub(super) fn open<D: Device>(
 }
 
 impl<D: Device> Engine<D> {
-    /// Allocates a buffer of the host tier.
+    /// Allocates a buffer of the host tier, whose limit rises first if it is full and automatic.
     pub(super) fn take(&self, bytes: usize, mode: PinMode) -> Result<PinnedBuffer, PinnedError> {
-        let buffer = self.host.allocate(bytes, mode)?;
+        let buffer = match self.host.allocate(bytes, mode) {
+            Err(PinnedError::Full { .. }) if self.revise_host_bytes(bytes as u64) => {
+                self.host.allocate(bytes, mode)?
+            }
+            allocated => allocated?,
+        };
         self.allocator.host_tier().note_taken(buffer.start(), buffer.bytes() as u64);
         Ok(buffer)
     }

@@ -29,6 +29,7 @@ mod stats;
 mod stray;
 mod tags;
 mod transfers;
+mod tuning;
 mod wake;
 mod wake_ahead;
 
@@ -43,6 +44,7 @@ pub use stash::{STASHES_MAX, StashId};
 pub use stats::{CopyStats, RoleStats, Stats, TierStats};
 pub use stray::{Rescuer, STRAY_WAIT_MAX, StrayAccess, StrayWakes};
 pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TagStats};
+pub use tuning::Revised;
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 
 pub(crate) use account::Account;
@@ -69,6 +71,7 @@ use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier};
 use crate::table::Table;
 use dormouse_residency::region::RegionState;
+use dormouse_residency::tune::Chosen;
 use dormouse_storage::IoPool;
 use dormouse_storage::sync::Mutex;
 use dormouse_storage::{NullQueue, Nvme};
@@ -112,6 +115,7 @@ pub struct Engine<D: Device> {
     allocator: Arc<Allocator<D>>,
     device: Arc<D>,
     config: EngineConfig,
+    tuning: tuning::Tuning,
     timeline: Arc<Timeline>,
     names: Names,
     is_direct: bool,
@@ -146,11 +150,12 @@ impl<D: Device> Engine<D> {
         config: EngineConfig,
         timeline: Arc<Timeline>,
     ) -> Result<Arc<Self>, OffloadError> {
-        let nvme = match &config.nvme {
-            Some(nvme) => Some(Arc::new(Nvme::create(nvme, config.checksums)?)),
-            None => None,
-        };
-        Self::with_nvme(allocator, config, timeline, nvme)
+        let file = config
+            .nvme
+            .as_ref()
+            .map(|nvme| tuning::create_file(nvme, config.checksums, config.automatic.queue_depth));
+        let (nvme, depth) = file.transpose()?.unzip();
+        Self::assemble(allocator, config, timeline, nvme.map(Arc::new), depth.flatten())
     }
 
     /// As [`Engine::new`], with a file tier of the caller's. Only `io_threads` of `config.nvme` is used.
@@ -162,6 +167,16 @@ impl<D: Device> Engine<D> {
         config: EngineConfig,
         timeline: Arc<Timeline>,
         nvme: Option<Arc<Nvme>>,
+    ) -> Result<Arc<Self>, OffloadError> {
+        Self::assemble(allocator, config, timeline, nvme, None)
+    }
+
+    fn assemble(
+        allocator: Arc<Allocator<D>>,
+        config: EngineConfig,
+        timeline: Arc<Timeline>,
+        nvme: Option<Arc<Nvme>>,
+        queue_depth: Option<Chosen>,
     ) -> Result<Arc<Self>, OffloadError> {
         config.validate()?;
         let device = Arc::clone(allocator.device());
@@ -197,6 +212,7 @@ impl<D: Device> Engine<D> {
             is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,
             device,
             allocator,
+            tuning: tuning::Tuning::new(&config, queue_depth),
             config,
             timeline,
             names,

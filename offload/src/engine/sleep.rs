@@ -284,9 +284,9 @@ impl<D: Device> Engine<D> {
     }
 
     /// Returns true if the window has room for a sleep of `bytes`. A larger one goes alone.
-    const fn fits(&self, shared: &TableState, bytes: u64) -> bool {
+    fn fits(&self, shared: &TableState, bytes: u64) -> bool {
         let inflight_bytes = shared.inflight_bytes + shared.bounced_bytes;
-        inflight_bytes == 0 || inflight_bytes + bytes <= self.config.inflight_bytes_max
+        inflight_bytes == 0 || inflight_bytes + bytes <= self.tuning.inflight_bytes_max()
     }
 
     fn next_queued_sleep(&self) -> Option<(RegionId, dormouse_residency::region::Actions)> {

@@ -182,6 +182,7 @@ impl<D: Device> Engine<D> {
             }
             (Tier::Device, _) => Ok(self.allocator.set_budget(bytes)?),
             (Tier::Host, _) => {
+                self.tuning.set_host_bytes(bytes);
                 self.host.set_cap(bytes);
                 self.pump_in_background();
                 Ok(())

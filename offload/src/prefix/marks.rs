@@ -3,18 +3,19 @@
 use std::mem;
 
 use dormouse_device::{Device, DeviceError};
-use dormouse_timeline::Lane;
+use dormouse_timeline::{Lane, rate_bytes_per_s};
 use tracing::Span;
 
 use super::plan_follower::PlanFollower;
 use super::{Layer, Prefix, phase_name};
 use crate::config::ResidencyPolicy;
-use crate::engine::Waited;
+use crate::engine::{BytesToLoad, Waited};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::places::{Edge, Phase};
 use crate::step_profile::{LAST_MICROBATCH_PARTS, MarkPoint, MarkTime, Pending};
-use dormouse_residency::plan;
+use dormouse_residency::tune::Step;
+use dormouse_residency::{copy_ns, plan};
 
 impl<D: Device> Prefix<D> {
     /// Enters a phase: A, then B, then C. `stream` is the trainer's. B puts the last layers to sleep too; C
@@ -212,12 +213,48 @@ impl<D: Device> Prefix<D> {
         self.settle_clock();
         let lowest = self.layers.iter().position(|layer| layer.report.dormant_bytes > 0);
         let is_over = lowest.is_some_and(|lowest| self.order.is_done_with(lowest as u32));
+        let figures = if is_over { self.step_figures() } else { None };
+        self.engine.revise(figures.as_ref());
         let (recorder, clock) = (mem::take(&mut self.recorder), self.clock.hand_over());
         if is_over && recorder.is_whole() {
             let dormant_bytes = self.layers.iter().map(|layer| layer.report.dormant_bytes);
             let step = Pending { recorder, dormant_bytes: dormant_bytes.collect(), clock };
             self.engine.keep_profile(&self.label, self.layers(), step);
         }
+    }
+
+    /// Returns the figures of this step that the automatic settings follow. `None` if it followed a plan, which has no
+    /// window, or if a stream has not passed its marks yet.
+    fn step_figures(&self) -> Option<Step> {
+        if self.follow.is_some() || !self.clock.is_settled() {
+            return None;
+        }
+        let (times, began_ns) = (self.clock.times(), self.wake_began_ns?);
+        let rates = self.engine.link_rates();
+        let (mut step, mut load_ns, mut first_due_ns) = (Step::default(), 0_u64, u64::MAX);
+        for (at, layer) in self.layers.iter().enumerate() {
+            let BytesToLoad { from_file_bytes, from_host_bytes } = layer.bytes_to_load;
+            let Some(due_ns) = times.layer(at).unstalled_due_ns else { continue };
+            first_due_ns = first_due_ns.min(due_ns);
+            if from_file_bytes + from_host_bytes == 0 {
+                continue;
+            }
+            // From the file through host memory, both links are busy at a time: the slower one counts.
+            let file_ns = copy_ns(from_file_bytes.into(), rates.nvme_to_device_bytes_per_s);
+            let host_ns = copy_ns(from_host_bytes.into(), rates.host_to_device_bytes_per_s);
+            load_ns += file_ns.unwrap_or(0).max(host_ns.unwrap_or(0));
+            step.layers += 1;
+            step.bytes += from_file_bytes.max(from_host_bytes);
+            step.compute_ns += times.layer(at).backward_ns;
+            step.largest_bytes = step.largest_bytes.max(layer.report.dormant_bytes);
+        }
+        Some(Step {
+            bytes_per_s: rate_bytes_per_s(step.bytes, load_ns),
+            lead_ns: first_due_ns.saturating_sub(began_ns),
+            peak_bytes: self.phase_peak_bytes.into_iter().max().unwrap_or_default(),
+            beside_bytes: self.recorder.hot_in_backward(),
+            ..step
+        })
     }
 
     /// Moves layers to the tiers of the plan, in its order. No layer overtakes another: if one has no place,

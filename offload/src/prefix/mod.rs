@@ -126,7 +126,7 @@ impl<D: Device> Engine<D> {
             number,
             order: MarkOrder::new(layers),
             progress: self.begin_progress(number, label),
-            window: self.config().wake_window_layers,
+            window: self.window_layers(),
             follow: None,
             recorder: Recorder::default(),
             held_bytes: 0,

@@ -102,6 +102,11 @@ impl Recorder {
         (self.part != part).then_some(part)
     }
 
+    /// Returns the most memory in use beside dormant bytes in the backward.
+    pub(crate) const fn hot_in_backward(&self) -> u64 {
+        self.hot_bytes.backward
+    }
+
     /// Returns true if a whole step was recorded, microbatches included.
     pub(crate) fn is_whole(&self) -> bool {
         self.part == Part::Backward && self.hot_bytes.last_microbatch[0] > 0

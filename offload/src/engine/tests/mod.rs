@@ -123,6 +123,7 @@ pub(crate) fn real_file(file_bytes: usize) -> NvmeConfig {
     NvmeConfig {
         dir,
         file_bytes,
+        file_bytes_max: 0,
         io_threads: 2,
         io_engine: IoEngine::Auto,
         queue_depth: 4,

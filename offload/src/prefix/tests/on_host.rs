@@ -6,5 +6,6 @@ mod admission;
 mod both;
 mod direct;
 mod stray;
+mod tuning;
 
 use crate::engine::tests::on_host as bench;

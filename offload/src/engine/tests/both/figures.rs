@@ -3,7 +3,6 @@
 use super::*;
 use crate::engine::tests::A_WHILE;
 use crate::ids::Tier;
-use dormouse_storage::Rates;
 
 #[test]
 fn transfers_side_by_side_take_their_time_once() {
@@ -59,7 +58,7 @@ fn failed_and_cancelled_transfers_count_as_busy_time_only() {
 fn a_link_has_its_measured_rate_until_enough_bytes_have_moved() {
     const SECOND_NS: u64 = 1_000_000_000;
     let (fast, slow) = (64 * MIB as u64, 32 * MIB as u64);
-    let measured = Rates { write_bytes_per_s: fast, read_bytes_per_s: fast };
+    let measured = Rates { write_bytes_per_s: fast, read_bytes_per_s: fast, read_latency_ns: 0 };
     let (turn, plan) = (Turn::take(), Plan::default());
     let (allocator, faults) = (new_allocator(plan.budget_bytes), Faults::in_memory(MIB as u64));
     let nvme = Nvme::with_storage(Arc::new(faults.clone()), MIB as u64, true).measured_as(measured);

@@ -15,6 +15,7 @@ mod stash;
 mod stress;
 mod tags;
 mod together;
+mod tuning;
 mod wake_ahead;
 mod writes;
 
@@ -34,7 +35,7 @@ use crate::ids::{RegionId, Role, label};
 use dormouse_residency::region::RegionState;
 use dormouse_storage::sync::held_count;
 use dormouse_storage::testing::Faults;
-use dormouse_storage::{CHUNK_BYTES, IoEngine, IoOperation, Nvme, NvmeConfig, share};
+use dormouse_storage::{CHUNK_BYTES, IoEngine, IoOperation, Nvme, NvmeConfig, Rates, share};
 
 type Stream = <TestDevice as Device>::Stream;
 
@@ -117,6 +118,17 @@ impl Plan {
         };
         Fixture::over(turn, allocator, self.config, faults, nvme)
     }
+}
+
+/// Over a file in memory, as if its rates had been measured so.
+pub(crate) fn measured(config: EngineConfig, bytes_per_s: u64) -> Fixture {
+    let rates =
+        Rates { write_bytes_per_s: bytes_per_s, read_bytes_per_s: bytes_per_s, read_latency_ns: 0 };
+    let (turn, plan) = (Turn::take(), Plan::default());
+    let file_bytes = plan.file_bytes as u64;
+    let (allocator, faults) = (new_allocator(plan.budget_bytes), Faults::in_memory(file_bytes));
+    let nvme = Nvme::with_storage(Arc::new(faults.clone()), file_bytes, true).measured_as(rates);
+    Fixture::over(turn, allocator, config, faults, nvme)
 }
 
 impl Engine<TestDevice> {

@@ -1,0 +1,109 @@
+//! Settings that follow what was measured.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::config::{Automatic, AvailableMemory};
+use crate::ids::Tier;
+
+/// Memory that is available, as a test says.
+#[derive(Debug, Default)]
+struct Memory(AtomicU64);
+
+impl AvailableMemory for Memory {
+    fn available_bytes(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// All is automatic, and the first values are small.
+fn automatic(memory: &Arc<Memory>) -> EngineConfig {
+    let memory = Arc::clone(memory) as Arc<dyn AvailableMemory>;
+    let automatic = Automatic {
+        inflight_bytes: true,
+        window_layers: true,
+        host_bytes: true,
+        queue_depth: true,
+        memory: Some(memory),
+    };
+    EngineConfig { automatic, host_bytes_max: MIB as u64, ..Plan::default().config }
+}
+
+#[test]
+fn the_host_tier_takes_memory_when_it_is_full_and_memory_is_there() {
+    let memory = Arc::new(Memory::default());
+    let fixture = Plan { config: automatic(&memory), ..Plan::default() }.via_host().build();
+    let limit = || fixture.engine.stats().tiers[1].budget_bytes;
+    let slept = |id| {
+        let outcome = fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
+        outcome.accepted_bytes > 0
+    };
+    let regions: Vec<_> = (0..3).map(|at| fixture.region(4 * MIB, at)).collect();
+    let [first, second, third] = [0, 1, 2].map(|at: usize| regions[at].0);
+    assert!(!slept(first) && limit() == MIB as u64, "no memory is available");
+    memory.0.store(16 * MIB as u64, Ordering::Relaxed);
+    assert!(slept(first) && limit() == 8 * MIB as u64, "{}", limit());
+    // 4 MiB in use, and half of what is available then.
+    memory.0.store(8 * MIB as u64, Ordering::Relaxed);
+    assert!(slept(second), "{}", limit());
+    assert_eq!(limit(), 8 * MIB as u64);
+    let reason = fixture.engine.revised().host_bytes.unwrap().reason;
+    assert!(reason.contains("half of the 16 MiB"), "{reason}");
+    // Memory is short: after a step no more is promised than is there.
+    memory.0.store(0, Ordering::Relaxed);
+    assert!(!slept(third));
+    fixture.engine.revise(None);
+    assert_eq!(limit(), 8 * MIB as u64, "what it holds stays");
+    memory.0.store(8 * MIB as u64, Ordering::Relaxed);
+    fixture.engine.revise(None);
+    assert_eq!(limit(), 12 * MIB as u64);
+    // A set limit stays.
+    memory.0.store(1 << 30, Ordering::Relaxed);
+    fixture.engine.set_tier_budget(Tier::Host, 8 * MIB as u64).unwrap();
+    fixture.engine.revise(None);
+    assert!(!slept(third) && limit() == 8 * MIB as u64);
+    assert_eq!(fixture.engine.revised().host_bytes, None);
+    fixture.engine.wait_awake(&[first, second]).unwrap();
+    for (at, (_, address)) in regions.into_iter().enumerate() {
+        assert!(holds(address, 4 * MIB, at as u64));
+        fixture.engine.free(address, 0).unwrap();
+    }
+    fixture.assert_empty();
+}
+
+#[test]
+fn more_may_fall_asleep_over_faster_links() {
+    let memory = Arc::new(Memory(AtomicU64::new(1 << 40)));
+    let fixture = measured(automatic(&memory), 200_000_000_000);
+    assert_eq!(fixture.engine.tuning.inflight_bytes_max(), 256 * MIB as u64);
+    fixture.engine.revise(None);
+    assert_eq!(fixture.engine.tuning.inflight_bytes_max(), 1_000_000_000);
+    let seen = fixture.engine.revised().inflight_bytes.unwrap();
+    assert_eq!(seen.value, 1_000_000_000);
+    assert!(seen.reason.contains("/s until a finished copy starts the next"), "{}", seen.reason);
+}
+
+#[test]
+fn set_values_are_not_revised() {
+    let memory = Arc::new(Memory(AtomicU64::new(1 << 40)));
+    let config = EngineConfig { automatic: Automatic::default(), ..automatic(&memory) };
+    let fixture = measured(config, 200_000_000_000);
+    fixture.engine.revise(None);
+    assert_eq!(fixture.engine.tuning.inflight_bytes_max(), 256 * MIB as u64);
+    assert_eq!(fixture.engine.stats().tiers[1].budget_bytes, MIB as u64);
+    assert_eq!(fixture.engine.revised(), crate::Revised::default());
+}
+
+#[test]
+fn queues_are_as_deep_as_the_disk_asks_for() {
+    let memory = Arc::new(Memory::default());
+    let create = |config: EngineConfig| {
+        let (_turn, allocator) = (Turn::take(), new_allocator(64 * MIB));
+        Engine::new(allocator, config, Arc::new(Timeline::new(64))).unwrap().revised().queue_depth
+    };
+    let config = EngineConfig { nvme: Some(real_file(96 * MIB)), ..automatic(&memory) };
+    let chosen = create(config.clone()).unwrap();
+    assert!((4..=32).contains(&chosen.value) && chosen.reason.contains(" at a latency of "));
+    assert_eq!(create(EngineConfig { automatic: Automatic::default(), ..config }), None);
+}

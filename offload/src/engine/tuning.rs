@@ -1,0 +1,205 @@
+//! Settings that nobody has set, revised from what was measured. The rules are `residency::tune`'s.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use dormouse_device::Device;
+use dormouse_residency::tune::{self, Chosen, Steady, Step};
+use dormouse_storage::sync::{Mutex, lock};
+use dormouse_storage::{CHUNK_BYTES, IoEngine, Nvme, NvmeConfig, NvmeError, Rates};
+
+use super::Engine;
+use crate::config::{Automatic, EngineConfig, WINDOW_LAYERS_MAX};
+
+/// The limit of the host tier changes by more than this part of it, or stays.
+const HOST_BAND_DIVISOR: u64 = 8;
+
+/// Settings that differ from those of [`EngineConfig`] because of what was measured, with their reasons.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Revised {
+    /// Layers woken ahead.
+    pub window_layers: Option<Chosen>,
+    /// Limit on bytes falling asleep at a time.
+    pub inflight_bytes: Option<Chosen>,
+    /// Limit of the host tier in bytes.
+    pub host_bytes: Option<Chosen>,
+    /// Requests in flight per I/O thread.
+    pub queue_depth: Option<Chosen>,
+}
+
+/// The values in effect.
+#[derive(Debug)]
+pub(super) struct Tuning {
+    automatic: Automatic,
+    inflight_bytes_max: AtomicU64,
+    window_layers: AtomicU32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The limit of the host tier that a caller has set.
+    set_host_bytes: Option<u64>,
+    window: Steady,
+    inflight: Steady,
+    revised: Revised,
+}
+
+/// Creates the file. With an automatic depth its queues are as deep as its measured throughput asks for; returns it.
+pub(super) fn create_file(
+    config: &NvmeConfig,
+    checksums: bool,
+    is_automatic: bool,
+) -> Result<(Nvme, Option<Chosen>), NvmeError> {
+    let mut chosen = None;
+    let depth = |rates: Rates| {
+        let rate = rates.write_bytes_per_s.max(rates.read_bytes_per_s);
+        let threads = config.io_threads as u64;
+        let depth = tune::queue_depth(threads, CHUNK_BYTES as u64, rate, rates.read_latency_ns);
+        chosen.insert(depth).value as usize
+    };
+    let file = match is_automatic {
+        true => Nvme::create_with(config, checksums, depth)?,
+        false => Nvme::create(config, checksums)?,
+    };
+    Ok((file, chosen))
+}
+
+impl Tuning {
+    pub(super) fn new(config: &EngineConfig, queue_depth: Option<Chosen>) -> Self {
+        let state = State {
+            set_host_bytes: None,
+            window: Steady::new(config.wake_window_layers.into()),
+            inflight: Steady::new(config.inflight_bytes_max),
+            revised: Revised { queue_depth, ..Revised::default() },
+        };
+        Self {
+            automatic: config.automatic.clone(),
+            inflight_bytes_max: AtomicU64::new(config.inflight_bytes_max),
+            window_layers: AtomicU32::new(config.wake_window_layers),
+            state: Mutex::new(state),
+        }
+    }
+
+    // Relaxed: each value is complete in itself, and the one before it serves as well.
+
+    pub(super) fn inflight_bytes_max(&self) -> u64 {
+        self.inflight_bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a caller sets the limit of the host tier, which then stays.
+    pub(super) fn set_host_bytes(&self, bytes: u64) {
+        let mut state = lock(&self.state);
+        state.set_host_bytes = Some(bytes);
+        state.revised.host_bytes = None;
+    }
+
+    fn available_bytes(&self) -> Option<u64> {
+        self.automatic.memory.as_ref().and_then(|memory| memory.available_bytes())
+    }
+
+    fn revise_window(&self, step: &Step) {
+        if !self.automatic.window_layers {
+            return;
+        }
+        let Some(chosen) = tune::window_layers(step) else { return };
+        let mut state = lock(&self.state);
+        if !state.window.follow(chosen.value) {
+            return;
+        }
+        let (value, reason) = (state.window.value(), chosen.reason);
+        let layers = u32::try_from(value).unwrap_or(WINDOW_LAYERS_MAX).clamp(1, WINDOW_LAYERS_MAX);
+        self.window_layers.store(layers, Ordering::Relaxed);
+        state.revised.window_layers = Some(Chosen { value, reason: reason.clone() });
+        drop(state);
+        tracing::info!(target: "offload", layers, reason, "wake window revised");
+    }
+
+    /// Returns true if more bytes may fall asleep than before.
+    fn revise_inflight(&self, bytes_per_s: u64, queue_bytes: u64) -> bool {
+        if !self.automatic.inflight_bytes {
+            return false;
+        }
+        let chosen = tune::inflight_bytes(bytes_per_s, queue_bytes, self.available_bytes());
+        let mut state = lock(&self.state);
+        let before = state.inflight.value();
+        if !state.inflight.follow(chosen.value) {
+            return false;
+        }
+        let (bytes, reason) = (state.inflight.value(), chosen.reason);
+        self.inflight_bytes_max.store(bytes, Ordering::Relaxed);
+        state.revised.inflight_bytes = Some(Chosen { value: bytes, reason: reason.clone() });
+        drop(state);
+        tracing::info!(target: "offload", bytes, reason, "bytes in flight revised");
+        bytes > before
+    }
+}
+
+impl<D: Device> Engine<D> {
+    /// Returns the settings that were revised.
+    #[must_use]
+    pub fn revised(&self) -> Revised {
+        lock(&self.tuning.state).revised.clone()
+    }
+
+    /// Returns the layers that a prefix wakes ahead.
+    #[must_use]
+    pub fn window_layers(&self) -> u32 {
+        self.tuning.window_layers.load(Ordering::Relaxed)
+    }
+
+    /// Revises the automatic settings after a step of a prefix. `step`: its figures, if its layers slept and it came to
+    /// its end.
+    pub(crate) fn revise(&self, step: Option<&Step>) {
+        if let Some(step) = step {
+            self.tuning.revise_window(step);
+        }
+        let rates = self.link_rates();
+        let rate = rates.device_to_host_bytes_per_s.max(rates.device_to_nvme_bytes_per_s);
+        let has_more = self.tuning.revise_inflight(rate, self.queue_bytes());
+        if self.revise_host_bytes(0) || has_more {
+            self.pump_in_background();
+        }
+    }
+
+    /// Revises the limit of the host tier by the memory that is available. Returns true if it rose and `asked_bytes`
+    /// more fit now.
+    pub(super) fn revise_host_bytes(&self, asked_bytes: u64) -> bool {
+        if !self.tuning.automatic.host_bytes {
+            return false;
+        }
+        let Some(available_bytes) = self.tuning.available_bytes() else { return false };
+        let usage = self.host.usage();
+        // Memory that the pool keeps pinned is not available any more, in use or not.
+        let held_bytes = usage.used_bytes.max(usage.pinned_bytes);
+        let chosen = tune::host_bytes(0, Some(available_bytes), held_bytes);
+        let Chosen { value, reason } = &chosen;
+        // A request that finds the tier full only wants more, and enough for it.
+        let is_wanted = match asked_bytes {
+            0 => value.abs_diff(usage.cap_bytes) > usage.cap_bytes / HOST_BAND_DIVISOR,
+            asked => *value > usage.cap_bytes && *value >= usage.used_bytes.saturating_add(asked),
+        };
+        let is_set = || lock(&self.tuning.state).set_host_bytes;
+        if is_set().is_some() || !is_wanted {
+            return false;
+        }
+        // With no lock held (I8): a lower limit unpins memory.
+        self.host.set_cap(*value);
+        if let Some(set_bytes) = is_set() {
+            // By another thread, meanwhile.
+            self.host.set_cap(set_bytes);
+            return false;
+        }
+        lock(&self.tuning.state).revised.host_bytes = Some(chosen.clone());
+        tracing::info!(target: "offload", bytes = value, reason, "host tier revised");
+        *value > usage.cap_bytes
+    }
+
+    /// Returns the bytes that the queues to the file hold.
+    fn queue_bytes(&self) -> u64 {
+        let Some(config) = &self.config.nvme else { return 0 };
+        let is_ring = self.stats().nvme_io_engine == Some(IoEngine::Uring);
+        let chosen = lock(&self.tuning.state).revised.queue_depth.as_ref().map(|depth| depth.value);
+        let depth = if is_ring { chosen.unwrap_or(config.queue_depth as u64) } else { 1 };
+        config.io_threads as u64 * depth * CHUNK_BYTES as u64
+    }
+}
