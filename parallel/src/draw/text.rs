@@ -37,6 +37,12 @@ pub(super) fn time(ns: u64) -> String {
     scaled(ns, 1000.0, &TIMES)
 }
 
+/// Returns lines of text for a page, aligned as in a terminal.
+#[must_use]
+pub fn text_block(lines: &[String]) -> String {
+    format!("<pre>{}</pre>\n", escaped(&lines.join("\n")))
+}
+
 /// Formats bytes with a unit.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
