@@ -29,6 +29,7 @@ from .install import Installed, install, memory_stats
 from .log import log_to_logging
 from .offload import Offload, offload
 from .runtime import Prefix, Runtime, StayedAwake, Tag
+from .rank_plan import RankPlan
 from .schedule import Forest, Plan, query
 from .tree import Conversation, Tree
 
@@ -49,6 +50,7 @@ __all__ = [
     "OffloadReport",
     "Prefix",
     "Plan",
+    "RankPlan",
     "RankFailedError",
     "Runtime",
     "StateError",
