@@ -79,9 +79,18 @@ pub(crate) fn object(path: &Path, otherwise: &str) -> Result<Map<String, Value>,
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err(DescriptionError::Length { file });
     }
-    let object: serde_json::Result<Once> = serde_json::from_slice(&text);
+    parsed(&file, &text, otherwise)
+}
+
+/// Parses the JSON object of a file; `otherwise` names the accepted alternatives.
+pub(crate) fn parsed(
+    file: &str,
+    text: &[u8],
+    otherwise: &str,
+) -> Result<Map<String, Value>, DescriptionError> {
+    let object: serde_json::Result<Once> = serde_json::from_slice(text);
     object.map(|Once(object)| object).map_err(|source| {
-        let accepted = otherwise.to_owned();
+        let (file, accepted) = (file.to_owned(), otherwise.to_owned());
         DescriptionError::Json { file, source, accepted }
     })
 }

@@ -26,11 +26,12 @@
 //! - **C4** An error message is one line of bounded length, regardless of file contents.
 //! - **C5** A file with a false size is refused before that much memory is allocated; it never aborts
 //!   the process.
+//! - **C6** Progress is drawn on standard error alone, if that is a terminal, and never with `--json`.
 //!
 //! ```text
 //!   arguments ─► PlanArgs        model, machine
 //!                   │                  │
-//!   files ──read──► Sequences ──► schedule/ ──► Report ──► table or JSON, files in --out
+//!   files ──read──► Sequences ──► schedule/ ──► Report ──► sections or JSON, files in --out
 //! ```
 #![deny(unsafe_code)]
 
@@ -44,6 +45,7 @@ mod metrics;
 mod model;
 mod params;
 mod plan;
+mod progress;
 pub mod read;
 mod replay;
 mod report;
@@ -67,11 +69,12 @@ pub use args::PlanArgs;
 pub use files::DescriptionError;
 pub use library::LibraryError;
 pub use merge::MergeError;
-pub use model::Model;
+pub use model::{Model, Parameters};
 pub use plan::{
     BatchReport, OpCounts, PipelineReport, PlanReport, RankReport, RanksReport, Report,
     ResidencyCounts,
 };
+use progress::Progress;
 pub use read::ReadError;
 pub use replay::ReplayError;
 pub use report::DumpError;
@@ -176,6 +179,12 @@ impl Output {
     }
 }
 
+/// Runs a command that may take a while, and draws on a terminal how long it has.
+fn shown<T>(words: &'static str, is_json: bool, run: impl FnOnce() -> T) -> T {
+    let _progress = Progress::new(words, is_json);
+    run()
+}
+
 /// Runs the program with the arguments after its name.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,
@@ -189,10 +198,10 @@ pub fn run(
         Command::Metrics(args) => metrics::run(&args, out),
         Command::Doctor(args) => doctor::run(&args),
         Command::Params(args) => params::run(&args),
-        Command::Report(args) => report::run(&args),
-        Command::Diff(args) => report::run_diff(&args),
-        Command::Merge(args) => merge::run(&args),
-        Command::Replay(args) => replay::run(&args),
+        Command::Report(args) => shown("reading", args.json, || report::run(&args)),
+        Command::Diff(args) => shown("reading", args.json, || report::run_diff(&args)),
+        Command::Merge(args) => shown("merging", args.json, || merge::run(&args)),
+        Command::Replay(args) => shown("replaying", args.json, || replay::run(&args)),
         Command::Completion(args) => Ok(Output::of(args.script())),
         Command::Man(args) => args.page().map(Output::of).map_err(Error::Usage),
     });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
 
 use dormouse_schedule::forest::SEQUENCES_MAX;
-use dormouse_schedule::{Loss, Scoring, Span, TOKENS_MAX};
+use dormouse_schedule::{Loss, Scoring, SequenceName, Span, TOKENS_MAX};
 use serde::Deserialize;
 
 /// Maximum number of token ids of all sequences (32 GiB). Small in tests, which reach it.
@@ -13,8 +13,8 @@ pub const IDS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 33 };
 /// Largest vocabulary; ids are signed 32-bit integers.
 pub const VOCAB_MAX: u32 = 1 << 31;
 
-/// Maximum length of a group name in bytes.
-const GROUP_BYTES_MAX: usize = 1 << 12;
+/// Maximum length of a name in bytes.
+const NAME_BYTES_MAX: usize = 1 << 12;
 
 /// A value of a row that is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,29 +41,29 @@ impl Refusal {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowTokens<'a> {
     Ids(&'a dyn TokenIds),
-    Prompted { prompt: &'a [i64], response: &'a [i64] },
+    Prompted { prompt: &'a dyn TokenIds, response: &'a dyn TokenIds },
     Length { tokens: u64, prompt: Option<u64> },
 }
 
 /// Token ids of any integer width.
 pub(crate) trait TokenIds: Debug {
-    /// Appends the ids, each below `vocab`.
-    fn append_to(&self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal>;
+    /// Appends the ids, each below `vocab`. `field`: their name in a refusal.
+    fn append_to(&self, ids: &mut Vec<i32>, field: &str, vocab: u32) -> Result<(), Refusal>;
 }
 
 impl<I: Copy + Debug + Display + TryInto<u32>> TokenIds for &[I] {
-    fn append_to(&self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal> {
-        extend(ids, "ids", self, vocab)
+    fn append_to(&self, ids: &mut Vec<i32>, field: &str, vocab: u32) -> Result<(), Refusal> {
+        extend(ids, field, self, vocab)
     }
 }
 
 impl TokenIds for Vec<i64> {
-    fn append_to(&self, ids: &mut Vec<i32>, vocab: u32) -> Result<(), Refusal> {
-        extend(ids, "ids", self, vocab)
+    fn append_to(&self, ids: &mut Vec<i32>, field: &str, vocab: u32) -> Result<(), Refusal> {
+        extend(ids, field, self, vocab)
     }
 }
 
-/// A group identifier in a file.
+/// The user's name of a group or a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Name<'a> {
@@ -72,7 +72,27 @@ pub(crate) enum Name<'a> {
     Text(Cow<'a, str>),
 }
 
+impl From<&Name<'_>> for SequenceName {
+    fn from(name: &Name<'_>) -> Self {
+        match name {
+            Name::Number(number) => Self::Number(*number),
+            Name::Text(text) => Self::Text(text.to_string()),
+        }
+    }
+}
+
 impl Name<'_> {
+    /// Refuses a long name. `field`: what it names.
+    fn check(&self, field: &str) -> Result<(), Refusal> {
+        match self {
+            Self::Text(text) if text.len() > NAME_BYTES_MAX => {
+                let seen = format!("a string of {} bytes", text.len());
+                Err(Refusal::new(field, seen, format!("at most {NAME_BYTES_MAX} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn to_owned(&self) -> Name<'static> {
         match self {
             Self::Number(number) => Name::Number(*number),
@@ -86,6 +106,8 @@ impl Name<'_> {
 pub(crate) enum RowLoss {
     From(u64),
     Spans(Vec<Span>),
+    /// Of all tokens, or of those of the response.
+    Mask(Vec<bool>),
 }
 
 /// One sequence.
@@ -96,6 +118,19 @@ pub(crate) struct Row<'a> {
     pub(crate) loss: Option<RowLoss>,
     pub(crate) group: Option<Name<'a>>,
     pub(crate) kind: Option<u64>,
+    pub(crate) id: Option<Name<'a>>,
+}
+
+/// What is known of all sequences beside their tokens, by number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Described {
+    pub(crate) scoring: Vec<Scoring>,
+    /// Groups, numbered; empty if there are none.
+    pub(crate) groups: Vec<u32>,
+    /// The user's ids; empty if there are none.
+    pub(crate) names: Vec<Name<'static>>,
+    /// CRC-32 of the token ids as little-endian 32-bit integers; empty if only lengths are known.
+    pub(crate) checksums: Vec<u32>,
 }
 
 /// Tokens of all sequences, as ids or as lengths.
@@ -125,6 +160,8 @@ pub struct Sequences {
     scoring: Vec<Scoring>,
     groups: Groups,
     kinds: Vec<u64>,
+    names: Vec<Name<'static>>,
+    checksums: Vec<u32>,
 }
 
 /// Groups, numbered by first occurrence.
@@ -142,7 +179,15 @@ impl Sequences {
     pub fn new(vocab: u32) -> Self {
         let groups = Groups::default();
         let vocab = vocab.min(VOCAB_MAX);
-        Self { vocab, tokens: None, scoring: Vec::new(), groups, kinds: Vec::new() }
+        Self {
+            vocab,
+            tokens: None,
+            scoring: Vec::new(),
+            groups,
+            kinds: Vec::new(),
+            names: Vec::new(),
+            checksums: Vec::new(),
+        }
     }
 
     /// Returns the number of sequences.
@@ -175,9 +220,10 @@ impl Sequences {
         &self.kinds
     }
 
-    /// Drops the tokens and returns the scoring and groups.
-    pub(crate) fn without_tokens(self) -> (Vec<Scoring>, Vec<u32>) {
-        (self.scoring, self.groups.of_sequence)
+    /// Drops the tokens and returns the rest.
+    pub(crate) fn without_tokens(self) -> Described {
+        let Self { scoring, groups: Groups { of_sequence, .. }, names, checksums, .. } = self;
+        Described { scoring, groups: of_sequence, names, checksums }
     }
 
     /// Appends a row. On refusal the row may be partly appended.
@@ -188,6 +234,7 @@ impl Sequences {
         }
         let (tokens, prompt) = self.push_tokens(row.tokens)?;
         let group = self.groups.push(row.group.as_ref(), number)?;
+        self.push_name(row.id.as_ref(), number)?;
         if let RowTokens::Length { prompt, .. } = row.tokens {
             self.push_shared(group, prompt)?;
         }
@@ -203,6 +250,22 @@ impl Sequences {
         if row.kind.is_some() || !self.kinds.is_empty() {
             self.kinds.push(row.kind.unwrap_or(0));
         }
+        Ok(())
+    }
+
+    /// Appends the user's id: of all sequences, or of none.
+    fn push_name(&mut self, name: Option<&Name<'_>>, number: usize) -> Result<(), Refusal> {
+        let Some(name) = name else {
+            if self.names.is_empty() {
+                return Ok(());
+            }
+            return Err(Refusal::new("id", "none", "an id, as in earlier sequences"));
+        };
+        if self.names.len() != number {
+            return Err(Refusal::new("id", "an id", "no id, as in earlier sequences"));
+        }
+        name.check("id")?;
+        self.names.push(name.to_owned());
         Ok(())
     }
 
@@ -230,11 +293,12 @@ impl Sequences {
         };
         let before = ids.len();
         let prompt = match row {
-            RowTokens::Ids(row) => row.append_to(ids, self.vocab).map(|()| None),
+            RowTokens::Ids(row) => row.append_to(ids, "ids", self.vocab).map(|()| None),
             RowTokens::Prompted { prompt, response } => {
-                extend(ids, "prompt_ids", prompt, self.vocab)?;
-                extend(ids, "response_ids", response, self.vocab)?;
-                Ok(Some(prompt.len() as u64))
+                prompt.append_to(ids, "prompt_ids", self.vocab)?;
+                let shared = ids.len() - before;
+                response.append_to(ids, "response_ids", self.vocab)?;
+                Ok(Some(shared as u64))
             }
             RowTokens::Length { .. } => Ok(None),
         }?;
@@ -245,6 +309,7 @@ impl Sequences {
             return Err(Refusal::new("ids", format!("{all} of all"), format!("{IDS_MAX} in all")));
         }
         offsets.push(all);
+        self.checksums.push(checksum(&ids[before..]));
         Ok((tokens, prompt))
     }
 
@@ -286,12 +351,7 @@ impl Groups {
             };
             return Err(Refusal::new("group", seen, "no group, as in earlier sequences"));
         }
-        if let Name::Text(text) = name
-            && text.len() > GROUP_BYTES_MAX
-        {
-            let seen = format!("a string of {} bytes", text.len());
-            return Err(Refusal::new("group", seen, format!("at most {GROUP_BYTES_MAX} bytes")));
-        }
+        name.check("group")?;
         let next = self.numbers.len() as u32;
         let group = match self.numbers.get(name) {
             Some(group) => *group,
@@ -300,6 +360,13 @@ impl Groups {
         self.of_sequence.push(group);
         Ok(Some(group))
     }
+}
+
+/// Returns the CRC-32 of token ids as little-endian 32-bit integers.
+pub(crate) fn checksum(ids: &[i32]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    ids.iter().for_each(|id| crc.update(&id.to_le_bytes()));
+    crc.finalize()
 }
 
 fn count(field: &str, tokens: u64) -> Result<(), Refusal> {
@@ -348,7 +415,30 @@ fn loss(row: Option<&RowLoss>, tokens: u64, prompt: Option<u64>) -> Result<Loss,
             }
             Ok(Loss::Spans(spans.clone()))
         }
+        Some(RowLoss::Mask(mask)) => masked(mask, tokens, prompt).map(Loss::Spans),
     }
+}
+
+/// Returns the labels of a mask of all tokens, or of those after the prompt. No row predicts the first token.
+fn masked(mask: &[bool], tokens: u64, prompt: Option<u64>) -> Result<Vec<Span>, Refusal> {
+    let first = match (mask.len() as u64, prompt) {
+        (seen, _) if seen == tokens => 0,
+        (seen, Some(prompt)) if seen == tokens - prompt => prompt,
+        (seen, prompt) => {
+            let of_response = prompt.map(|prompt| format!(" or {}", tokens - prompt));
+            let accepted =
+                format!("{tokens}{}, one for each token", of_response.unwrap_or_default());
+            return Err(Refusal::new("loss_mask", format!("{seen} values"), accepted));
+        }
+    };
+    let mut spans: Vec<Span> = Vec::new();
+    for (label, _) in (first..).zip(mask).filter(|(label, scored)| **scored && *label > 0) {
+        match spans.last_mut() {
+            Some(span) if span.end == label => span.end += 1,
+            _ => spans.push(Span { begin: label, end: label + 1 }),
+        }
+    }
+    Ok(spans)
 }
 
 #[cfg(test)]
@@ -356,7 +446,7 @@ mod tests {
     use super::*;
 
     fn row(tokens: RowTokens<'_>) -> Row<'_> {
-        Row { tokens, weight: None, loss: None, group: None, kind: None }
+        Row { tokens, weight: None, loss: None, group: None, kind: None, id: None }
     }
 
     #[test]
@@ -401,10 +491,26 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_is_of_all_tokens_or_of_the_response() {
+        let spans = |spans: &[(u64, u64)]| {
+            spans.iter().map(|(begin, end)| Span { begin: *begin, end: *end }).collect::<Vec<_>>()
+        };
+        let mask = |text: &str| text.bytes().map(|bit| bit == b'1').collect::<Vec<_>>();
+        assert_eq!(masked(&mask("1110011"), 7, None), Ok(spans(&[(1, 3), (5, 7)])));
+        assert_eq!(masked(&mask("1011"), 7, Some(3)), Ok(spans(&[(3, 4), (5, 7)])));
+        assert_eq!(masked(&mask("000"), 3, Some(1)), Ok(vec![]));
+        assert_eq!(masked(&mask("1"), 1, None), Ok(vec![]));
+        let refused = masked(&mask("11"), 7, Some(3)).unwrap_err();
+        assert_eq!(refused, Refusal::new("loss_mask", "2 values", "7 or 4, one for each token"));
+        let refused = masked(&mask("11"), 7, None).unwrap_err();
+        assert_eq!(refused, Refusal::new("loss_mask", "2 values", "7, one for each token"));
+    }
+
+    #[test]
     fn omitted_fields_have_defaults() {
         let mut sequences = Sequences::new(10);
         let ids = RowTokens::Ids(&&[1_i64, 2, 3][..]);
-        let prompted = RowTokens::Prompted { prompt: &[1, 2], response: &[4] };
+        let prompted = RowTokens::Prompted { prompt: &&[1_i64, 2][..], response: &&[4_i64][..] };
         assert_eq!(sequences.push(&row(ids)), Ok(()));
         assert_eq!(sequences.push(&Row { kind: Some(5), ..row(prompted) }), Ok(()));
         assert_eq!(sequences.push(&Row { weight: Some(0.5), ..row(ids) }), Ok(()));

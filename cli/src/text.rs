@@ -3,6 +3,9 @@
 /// Units by powers of 1000.
 const OPERATIONS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
 
+/// The same for parameters of models, as model cards write them.
+const PARAMETERS: [&str; 5] = ["", " K", " M", " B", " T"];
+
 /// Maximum characters of a line on standard error.
 const LINE_CHARS_MAX: usize = 2000;
 
@@ -50,6 +53,16 @@ pub(crate) fn operations(mut flops: f64) -> String {
     format!("{flops:.2} {}FLOP", OPERATIONS[unit])
 }
 
+/// Formats a number of parameters in thousands, millions, ….
+pub(crate) fn parameters(number: u64) -> String {
+    let (mut number, mut unit) = (number as f64, 0);
+    while number >= 1000.0 && unit + 1 < PARAMETERS.len() {
+        (number, unit) = (number / 1000.0, unit + 1);
+    }
+    let digits = if unit == 0 { 0 } else { 2 };
+    format!("{number:.digits$}{}", PARAMETERS[unit])
+}
+
 /// Formats seconds with a unit.
 pub(crate) fn seconds(seconds: f64) -> String {
     let (factor, unit) = match seconds.abs() {
@@ -60,6 +73,21 @@ pub(crate) fn seconds(seconds: f64) -> String {
         _ => (1e9, "ns"),
     };
     format!("{:.3} {unit}", seconds * factor)
+}
+
+/// Breaks text into lines of at most `width` characters at its spaces; a longer word is not broken.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// Formats a value as JSON.
@@ -82,12 +110,20 @@ mod tests {
     }
 
     #[test]
+    fn text_is_wrapped_at_spaces() {
+        assert_eq!(wrapped("a bb ccc é", 4), ["a bb", "ccc", "é"]);
+        assert_eq!(wrapped("abcdef é", 3), ["abcdef", "é"]);
+        assert_eq!(wrapped("", 3), [""]);
+    }
+
+    #[test]
     fn figures_have_units() {
         assert_eq!(
             [0, 999, 1_000, 1_234_567, u64::MAX].map(count),
             ["0", "999", "1,000", "1,234,567", "18,446,744,073,709,551,615"]
         );
         assert_eq!([things(1, "tree", "trees"), things(2, "tree", "trees")], ["1 tree", "2 trees"]);
+        assert_eq!([950, 30_532_122_624].map(parameters), ["950", "30.53 B"]);
         assert_eq!([950.0, 2.5e13].map(operations), ["950.00 FLOP", "25.00 TFLOP"]);
         assert_eq!(
             [0.0, 12.0, 0.0015, 2.5e-6, 3e-9].map(seconds),

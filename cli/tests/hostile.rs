@@ -18,7 +18,7 @@ use arrow_array::{ArrayRef, ListArray, PrimitiveArray, RecordBatch, StringArray}
 use arrow_ipc::{CompressionType, root_as_footer, root_as_message};
 use common::Folder;
 use common::tables::{Way, ways, write};
-use dormouse_cli::read::read;
+use dormouse_cli::read::{Names, read};
 use dormouse_cli::{ReadError, Sequences};
 
 /// Maximum bytes allocated at a time while one of these files of a few kB is read.
@@ -110,7 +110,7 @@ impl Victim {
         let held = HELD.get();
         MOST.set(held);
         let mut sequences = Sequences::new(1000);
-        let read = read(&self.path, "input_ids", &mut sequences);
+        let read = read(&self.path, &Names::default(), &mut sequences);
         let most = MOST.get().wrapping_sub(held);
         assert!(most < HELD_BYTES_MAX, "{what}: {most} bytes held");
         if let Err(error) = &read {
@@ -177,7 +177,8 @@ fn no_changed_length_aborts_the_program() {
 /// Returns the error of a file of these bytes.
 fn refusal(here: &Folder, bytes: &[u8]) -> String {
     let path = here.put("hostile", bytes);
-    let refused = read(&path, "input_ids", &mut Sequences::new(1000)).unwrap_err().to_string();
+    let refused =
+        read(&path, &Names::default(), &mut Sequences::new(1000)).unwrap_err().to_string();
     refused.replace(&path.display().to_string(), "hostile")
 }
 
@@ -333,7 +334,8 @@ fn an_error_names_the_line_and_the_character() {
         let path = here.put("lines", &text);
         let mut sequences = Sequences::new(10);
         let shown = &text[..text.len().min(60)];
-        read(&path, "input_ids", &mut sequences).unwrap_or_else(|error| panic!("{shown}: {error}"));
+        read(&path, &Names::default(), &mut sequences)
+            .unwrap_or_else(|error| panic!("{shown}: {error}"));
         assert_eq!(sequences.count(), wanted, "{shown}");
     }
     let an_object = "an object on one line, such as {\"ids\": [1, 2, 3]}";

@@ -10,6 +10,7 @@ use std::process::Stdio;
 
 use common::{Folder, dormouse, program};
 use dormouse_cli::Report;
+use dormouse_schedule::{PlanFile, SequenceName};
 
 const LINES: &str = "{\"ids\": [1, 2, 3]}\n{\"ids\": [1, 2, 4]}\n";
 
@@ -99,7 +100,7 @@ fn reads_a_table_from_redirected_standard_input() {
     let output = program(here.path()).args(["plan", "-"]).stdin(input).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("sequences          3 in 2 groups\n"), "{text}");
+    assert!(text.contains("sequences         3 in 2 groups, at most 3 tokens\n"), "{text}");
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn refuses_formats_with_a_footer_from_a_pipe() {
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let wanted = format!(
-            "dormouse: standard input is {name}; accepted from a pipe: JSON lines, an Arrow stream\n"
+            "dormouse: standard input is {name}; accepted from a pipe: JSON lines (also gzip), an Arrow stream\n"
         );
         assert_eq!(String::from_utf8_lossy(&output.stderr), wanted);
     }
@@ -241,8 +242,10 @@ fn writes_the_output_files() {
         (names, texts)
     };
     let (names, texts) = out(&[]);
-    assert_eq!(names, ["page.html", "plan.json", "report.json"]);
-    assert!(texts[0].contains("<th>batch: compression</th><td>3.846</td>"), "{}", texts[0]);
+    assert_eq!(names, ["page.html", "plan.json", "rank-0.plan", "report.json"]);
+    let tokens = "<th>Batch: tokens</th><td>143,027 of sequences, 37,187 of trees: 3.846 to 1</td>";
+    assert!(texts[0].contains(tokens), "{}", texts[0]);
+    assert!(texts[0].contains("<pre>7,800 tokens, 8 sequences\n└─ 8 leaves of "), "{}", texts[0]);
     assert!(!texts[0].contains("<svg"), "no picture without known times");
 
     let arguments = ["plan", "lengths.jsonl", "-m", "config.json", "--out", "deep/er"];
@@ -255,6 +258,8 @@ fn writes_the_output_files() {
         "memory.svg",
         "page.html",
         "plan.json",
+        "rank-0.plan",
+        "rank-1.plan",
         "report.json",
         "shares.json",
         "stages.html",
@@ -263,16 +268,104 @@ fn writes_the_output_files() {
     ];
     assert_eq!(names, wanted);
     let json = |at: usize| serde_json::from_str::<serde_json::Value>(&texts[at]).unwrap();
-    let (plan, report) = (json(2), json(3));
+    let (plan, report) = (json(2), json(5));
     let ops = plan["ops"].as_array().unwrap();
     let microbatches = ops.iter().filter(|op| op["kind"] == "microbatch").count();
     assert_eq!(report["plan"]["ops"]["microbatches"], microbatches);
     assert!(microbatches > 8, "{microbatches} microbatches of 2048 rows");
-    assert_eq!(json(4)["shares"].as_array().unwrap().len(), 2);
-    assert_eq!(json(6)["stages"].as_array().unwrap().len(), 3);
+    assert_eq!(json(6)["shares"].as_array().unwrap().len(), 2);
+    assert_eq!(json(8)["stages"].as_array().unwrap().len(), 3);
     assert_eq!(texts[1].matches("<svg").count(), 2, "memory and stages");
-    assert!(texts[0].starts_with("<svg") && texts[7].starts_with("<svg"));
-    assert!(texts[7].matches("stage ").count() >= 3);
+    assert!(texts[0].starts_with("<svg") && texts[9].starts_with("<svg"));
+    assert!(texts[9].matches("stage ").count() >= 3);
+}
+
+/// Each rank has its sequences, with the user's names and the checksums of their tokens.
+#[test]
+fn plan_files_have_all_sequences_once() {
+    let here = Folder::new();
+    example(&here);
+    let line = |name: &str, ids: &[i32]| format!("{{\"uid\": {name}, \"ids\": {ids:?}}}\n");
+    let ids: Vec<Vec<i32>> = (0..7).map(|at| vec![1, 2, 3, 4 + at / 3, 10 + at]).collect();
+    let names = (0..7).map(|at| if at % 2 == 0 { format!("{at}") } else { format!("\"s{at}\"") });
+    let lines: String = names.zip(&ids).map(|(name, ids)| line(&name, ids)).collect();
+    here.put("batch.jsonl", lines);
+    let shared = ["batch.jsonl", "-m", "shape.json", "--id-column", "uid", "-o", "out"];
+    for (ranks, most) in [("1", 1), ("3", 3), ("9", 7)] {
+        here.report(&[&shared[..], &["-r", ranks]].concat());
+        let mut seen = Vec::new();
+        let mut files = 0;
+        for rank in 0..9_u32 {
+            let path = here.path().join(format!("out/rank-{rank}.plan"));
+            let Ok(text) = fs::read_to_string(&path) else { continue };
+            fs::remove_file(path).unwrap();
+            let file = PlanFile::parse(&text).unwrap();
+            assert_eq!((file.rank, file.ranks.to_string()), (rank, ranks.to_owned()));
+            files += 1;
+            for sequence in file.sequences {
+                let at = sequence.number as usize;
+                let name = match at % 2 {
+                    0 => SequenceName::Number(at as i64),
+                    _ => SequenceName::Text(format!("s{at}")),
+                };
+                let bytes: Vec<u8> = ids[at].iter().flat_map(|id| id.to_le_bytes()).collect();
+                assert_eq!(sequence.name, Some(name));
+                assert_eq!(sequence.crc32, Some(crc32fast::hash(&bytes)));
+                assert_eq!(sequence.tokens, ids[at].len() as u64);
+                seen.push(at);
+            }
+        }
+        seen.sort();
+        assert_eq!(seen, (0..7).collect::<Vec<_>>(), "{ranks} ranks");
+        assert!((1..=most).contains(&files), "{ranks} ranks, {files} files");
+    }
+}
+
+fn gzipped(text: &[u8]) -> Vec<u8> {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(text).unwrap();
+    gzip.finish().unwrap()
+}
+
+#[test]
+fn lines_may_be_gzip() {
+    let here = Folder::new();
+    here.put("batch.jsonl", LINES);
+    let wanted = here.report(&["batch.jsonl"]);
+    // Whatever its name; one member or several.
+    here.put("batch", gzipped(LINES.as_bytes()));
+    assert_eq!(here.report(&["batch"]), wanted);
+    let (first, second) = LINES.as_bytes().split_at(25);
+    let members = [gzipped(first), gzipped(second)].concat();
+    here.put("members.gz", &members);
+    assert_eq!(here.report(&["members.gz"]), wanted);
+    let mut child = program(here.path())
+        .args(["plan", "-j", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(&members).unwrap();
+    let piped: Report = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+    assert_eq!(piped, wanted);
+    for (file, bytes, words) in [
+        ("cut.gz", &members[..members.len() - 3], "cut.gz: "),
+        ("head.gz", &members[..9], "head.gz: "),
+        ("table.gz", &gzipped(b"PAR1...."), "table.gz is gzip of a Parquet file; accepted: "),
+        ("twice.gz", &gzipped(&members), "twice.gz is gzip of compressed again; accepted: "),
+        ("none.gz", &gzipped(b""), "none.gz has no sequences; accepted: 1 or more"),
+        ("text.gz", &gzipped(b"id,token"), "text.gz begins with `id,token`; accepted: "),
+    ] {
+        here.put(file, bytes);
+        let said = here.refusal(&[file]);
+        assert!(said.starts_with(&format!("dormouse: {words}")), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    let mut damaged = members.clone();
+    damaged[20] ^= 0x55;
+    here.put("damaged.gz", damaged);
+    let said = here.refusal(&["damaged.gz"]);
+    assert!(said.starts_with("dormouse: damaged.gz") && said.lines().count() == 1, "{said}");
 }
 
 #[test]

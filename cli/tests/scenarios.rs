@@ -19,6 +19,9 @@ use std::path::Path;
 
 use common::{Folder, dormouse};
 
+/// Width of a report.
+const COLUMNS: usize = 80;
+
 /// A scenario: its first line, its files by name, and the text before the expectations.
 struct Scenario {
     arguments: Vec<String>,
@@ -73,6 +76,11 @@ fn scenarios_match() {
             text(&output.stdout),
             text(&output.stderr)
         );
+        let is_table = scenario.arguments[0] == "plan"
+            && !scenario.arguments.iter().any(|it| ["-j", "--json", "--help"].contains(&&**it));
+        for line in text(&output.stdout).lines().filter(|_| is_table) {
+            assert!(line.chars().count() <= COLUMNS, "{}: {line}", path.display());
+        }
         if seen != wanted {
             if std::env::var_os("UPDATE").is_some() {
                 fs::write(&path, &seen).unwrap();

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::builder::{
-    LargeListBuilder, LargeListViewBuilder, ListBuilder, ListViewBuilder, PrimitiveBuilder,
+    BooleanBuilder, LargeListBuilder, LargeListViewBuilder, ListBuilder, ListViewBuilder,
+    PrimitiveBuilder,
 };
 use arrow_array::types::{
     ArrowPrimitiveType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
@@ -19,7 +20,7 @@ use arrow_array::{
 };
 use common::Folder;
 use common::tables::{Way, ways, write};
-use dormouse_cli::read::{Place, read};
+use dormouse_cli::read::{Names, Place, read};
 use dormouse_cli::{ReadError, Refusal, Sequences};
 use proptest::prelude::*;
 
@@ -183,7 +184,7 @@ const LISTS: [Lists; 4] = [Lists::Plain, Lists::Large, Lists::View, Lists::Large
 
 fn sequences(path: &Path) -> Sequences {
     let mut sequences = Sequences::new(VOCAB);
-    read(path, "input_ids", &mut sequences).unwrap();
+    read(path, &Names::default(), &mut sequences).unwrap();
     sequences
 }
 
@@ -220,7 +221,7 @@ fn all_formats_have_the_same_errors() {
         let here = Folder::new();
         let path = here.path().join("batch");
         write(&rows.table(Style { ids: 1, lists: Lists::Plain, integers: 3 }), way, 1, &path);
-        let error = read(&path, "input_ids", &mut Sequences::new(VOCAB)).unwrap_err();
+        let error = read(&path, &Names::default(), &mut Sequences::new(VOCAB)).unwrap_err();
         let ReadError::Value { place, refusal, .. } = error else { panic!("{way:?}: {error}") };
         assert_eq!(place, Place::Row(1), "{way:?}");
         let wanted = Refusal {
@@ -245,7 +246,7 @@ fn ids() -> ArrayRef {
 
 fn refusal(here: &Folder, columns: Vec<(&str, ArrayRef)>) -> String {
     let path = file(here, columns);
-    let error = read(&path, "input_ids", &mut Sequences::new(VOCAB)).unwrap_err().to_string();
+    let error = read(&path, &Names::default(), &mut Sequences::new(VOCAB)).unwrap_err().to_string();
     error.replace(&here.path().display().to_string(), "…")
 }
 
@@ -350,7 +351,7 @@ fn reads_files_of_pyarrow() {
     for name in ["snappy.parquet", "zstd.parquet", "lz4.feather", "stream.arrows"] {
         assert_same(&sequences(&folder.join(name)), &wanted);
     }
-    let refused = read(&folder.join("gzip.parquet"), "input_ids", &mut Sequences::new(VOCAB));
+    let refused = read(&folder.join("gzip.parquet"), &Names::default(), &mut Sequences::new(VOCAB));
     let said = refused.unwrap_err().to_string();
     let wanted = "gzip.parquet: column input_ids is compressed with GZIP; accepted: none, SNAPPY, \
                   LZ4, LZ4_RAW, ZSTD";
@@ -362,8 +363,91 @@ fn reads_the_named_column() {
     let here = Folder::new();
     let path = file(&here, vec![("tokens", ids())]);
     let mut sequences = Sequences::new(VOCAB);
-    read(&path, "tokens", &mut sequences).unwrap();
+    read(&path, &Names { ids: Some("tokens".to_owned()), ..Names::default() }, &mut sequences)
+        .unwrap();
     assert_eq!(sequences.count(), 2);
+}
+
+/// Prompts and responses apart, masks of both kinds, and names.
+#[test]
+fn reads_prompts_responses_and_masks() {
+    let here = Folder::new();
+    let lists = |rows: &[&[i64]]| -> ArrayRef {
+        let mut lists = ListBuilder::new(PrimitiveBuilder::<Int64Type>::new());
+        rows.iter().for_each(|row| lists.append_value(row.iter().map(|id| Some(*id))));
+        Arc::new(lists.finish())
+    };
+    let mut bits = ListBuilder::new(BooleanBuilder::new());
+    bits.append_value([Some(true), Some(false)]);
+    bits.append_value([Some(false), Some(false), Some(true), Some(true)]);
+    let bits: ArrayRef = Arc::new(bits.finish());
+    let uid: ArrayRef = Arc::new(StringArray::from_iter([Some("a"), Some("b")]));
+    let (prompts, responses) = (lists(&[&[1, 2], &[1]]), lists(&[&[3, 4], &[5, 6, 7]]));
+    let named = Names {
+        prompt: Some("question".to_owned()),
+        response: Some("answer".to_owned()),
+        loss_mask: Some("scored".to_owned()),
+        id: Some("uid".to_owned()),
+        ..Names::default()
+    };
+    let lines = "{\"question\": [1, 2], \"answer\": [3, 4], \"scored\": [1, 0], \"uid\": \"a\"}\n\
+                 {\"question\": [1], \"answer\": [5, 6, 7], \"scored\": [0, 0, 1, 1], \"uid\": \"b\"}\n";
+    let lines = here.put("batch.jsonl", lines);
+    let read_as = |path: &Path, names: &Names| {
+        let mut sequences = Sequences::new(VOCAB);
+        read(path, names, &mut sequences).map(|()| sequences)
+    };
+    let wanted = read_as(&lines, &named).unwrap();
+    let span = |begin, end| dormouse_schedule::Span { begin, end };
+    let spans = |spans| dormouse_schedule::Loss::Spans(spans);
+    assert_eq!(wanted.scoring()[0].loss, spans(vec![span(2, 3)]));
+    assert_eq!(wanted.scoring()[1].loss, spans(vec![span(2, 4)]));
+    let mask = lists(&[&[1, 0], &[0, 0, 1, 1]]);
+    for mask in [bits, mask] {
+        let columns = [
+            ("question", prompts.clone()),
+            ("answer", responses.clone()),
+            ("scored", mask),
+            ("uid", uid.clone()),
+        ];
+        let table = RecordBatch::try_from_iter(columns).unwrap();
+        for way in ways() {
+            let path = here.path().join("batch");
+            write(&table, way, 1, &path);
+            assert_same(&read_as(&path, &named).unwrap(), &wanted);
+        }
+    }
+    // The usual names of a prompt and a response need no flag.
+    let path = file(&here, vec![("response_ids", responses), ("prompt_ids", prompts.clone())]);
+    let usual = read_as(&path, &Names::default()).unwrap();
+    assert_eq!(usual.tokens(), wanted.tokens());
+    assert_eq!(usual.scoring()[0].loss, dormouse_schedule::Loss::From(2));
+    let refused = |path: &Path, names: &Names| {
+        let text = read_as(path, names).unwrap_err().to_string();
+        text.replace(&here.path().display().to_string(), "…")
+    };
+    assert_eq!(
+        refused(&path, &named),
+        "…/batch.arrow has no column question; accepted with --prompt-column: response_ids, prompt_ids"
+    );
+    let mask = lists(&[&[1, 0], &[0, 2, 1, 1]]);
+    let columns = vec![("input_ids", prompts.clone()), ("scored", mask)];
+    let masked = Names { loss_mask: named.loss_mask.clone(), ..Names::default() };
+    assert_eq!(
+        refused(&file(&here, columns), &masked),
+        "…/batch.arrow, row 1: scored[1] is 2; accepted: 0 or 1"
+    );
+    let columns = vec![("input_ids", prompts), ("scored", uid)];
+    assert_eq!(
+        refused(&file(&here, columns), &masked),
+        "…/batch.arrow: column scored is Utf8; accepted: lists of an integer type or of booleans"
+    );
+    let mask = lists(&[&[1, 1], &[1]]);
+    let short = vec![("input_ids", lists(&[&[1, 2], &[1, 2]])), ("scored", mask)];
+    assert_eq!(
+        refused(&file(&here, short), &masked),
+        "…/batch.arrow, row 1: scored is 1 values; accepted: 2, one for each token"
+    );
 }
 
 /// Rows of one length, and integer weights.

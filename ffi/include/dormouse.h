@@ -1663,6 +1663,14 @@ dormouse_status_t dormouse_plan_create(struct dormouse_forest_t *forest,
                                        const struct dormouse_plan_options_t *options,
                                        struct dormouse_plan_t **plan_out);
 
+/// Creates the plan of a plan file, which `dormouse plan --out` writes for each rank. `text` is the whole file.
+/// It is copied. A file that was changed or cut, is of another version, or has ops that no plan has, is refused.
+/// The second line of the file lists the sequences with their numbers, names, tokens and checksums.
+///
+/// Any-thread. The caller owns the handle and releases it with `dormouse_plan_destroy`. Errors: `NULL`,
+/// `ARGUMENT`.
+dormouse_status_t dormouse_plan_load(const char *text, struct dormouse_plan_t **plan_out);
+
 /// Destroys a plan. Prefixes created from it stay valid. NULL is a no-op.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.

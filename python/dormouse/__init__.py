@@ -31,6 +31,7 @@ from .log import log_to_logging
 from .offload import Offload, offload
 from .params import params
 from .runtime import Prefix, Runtime, StayedAwake, Tag
+from .rank_plan import RankPlan
 from .schedule import Forest, Plan, query
 from .tree import Conversation, Tree
 
@@ -51,6 +52,7 @@ __all__ = [
     "OffloadReport",
     "Prefix",
     "Plan",
+    "RankPlan",
     "RankFailedError",
     "Runtime",
     "StateError",

@@ -614,6 +614,7 @@ _PROTOTYPES = {
     ],
     "forest_get_json": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "plan_create": [_PTR, POINTER(PlanOptions), _OUT],
+    "plan_load": [c_char_p, _OUT],
     "plan_get_nodes": [_PTR, POINTER(PlanNode), c_uint64, POINTER(c_uint64)],
     "log_read": [c_char_p, c_uint64, POINTER(c_uint64)],
     "schedule_query": [c_char_p, c_char_p, c_uint64, POINTER(c_uint64)],

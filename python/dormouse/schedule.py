@@ -418,6 +418,13 @@ class Plan(_Handle):
                 **options,
             )
 
+    @classmethod
+    def _load(cls, text: str) -> Plan:
+        """Creates the plan of a plan file (:class:`dormouse.RankPlan`)."""
+        plan = cls.__new__(cls)
+        native.create(plan, "plan_load", text.encode())
+        return plan
+
     def __iter__(self) -> Iterator[Op]:
         """Yields each op in turn; requesting the next one completes it."""
         op = native.Op()

@@ -23,7 +23,7 @@
 //!   Forest ──► Plan ──next()──► PrefixForward ► Microbatch … Microbatch ► PrefixBackward ► Done
 //!   options ─►  │ │               └► children, each likewise ─────┘
 //!              │ │                         ◄──complete(id)──
-//!              │ └──predict()──► Prediction        └──to_json()──► text
+//!              │ └──predict()──► Prediction        └──to_json()──► text;  PlanFile ──► text ──► PlanFile
 //! ```
 #![forbid(unsafe_code)]
 
@@ -34,14 +34,18 @@ pub mod layout;
 mod limits;
 mod model;
 mod op;
+mod peak;
 mod plan;
+mod plan_file;
 mod search;
 pub mod tree_planner;
 
 pub use error::{Disorder, PlanError, Remedy};
 pub use limits::{LAYERS_MAX, NODES_MAX, RESPONSES_MAX, SCORES_MAX, TOKENS_MAX};
 pub use op::{Member, NodeId, Op, OpId, OpKind, PlanNode, Residency, Score, Span};
+pub use peak::DevicePeak;
 pub use plan::{PLAN_VERSION, Plan};
+pub use plan_file::{FileSequence, PLAN_FILE_VERSION, PlanFile, PlanFileError, SequenceName};
 pub use search::bisect;
 
 pub use model::{Machine, ModelShape, count as check_range};

@@ -46,6 +46,15 @@ impl Plan {
         Ok(Self { options: *options, sequences, planned, completed: 0, given: false })
     }
 
+    /// Creates a plan of checked parts, with no op completed.
+    pub(crate) fn of_planned(options: PlanOptions, sequences: usize, planned: Planned) -> Self {
+        Self { options, sequences, planned, completed: 0, given: false }
+    }
+
+    pub(crate) fn planned(&self) -> &Planned {
+        &self.planned
+    }
+
     /// Returns the next op, the same one until it is completed. The last is [`OpKind::Done`], which needs no
     /// completion.
     pub fn next_op(&mut self) -> &Op {

@@ -383,6 +383,14 @@ static void plans(void)
     RETURNS(dormouse_plan_get_json(plan, small, sizeof small, &needed), DORMOUSE_ERR_LIMIT, "at least");
     OK(dormouse_plan_destroy(plan));
     RETURNS(dormouse_plan_get_op(plan, &op), DORMOUSE_ERR_STALE, "destroyed");
+
+    plan = NULL;
+    RETURNS(dormouse_plan_load(NULL, &plan), DORMOUSE_ERR_NULL, "text");
+    RETURNS(dormouse_plan_load("", NULL), DORMOUSE_ERR_NULL, "plan_out");
+    RETURNS(dormouse_plan_load("{}\n{}\n", &plan), DORMOUSE_ERR_ARGUMENT, "does not begin as a plan file");
+    RETURNS(dormouse_plan_load("{\"dormouse_plan\":1,\"bytes\":2,\"crc32\":\"00000000\"}\n{}\n", &plan),
+            DORMOUSE_ERR_ARGUMENT, "its checksum is");
+    EXPECT(plan == NULL);
 }
 
 static void kernels(void)

@@ -9,11 +9,15 @@ use dormouse_schedule::{LAYERS_MAX, TOKENS_MAX};
 
 use super::choice;
 use crate::model;
+use crate::text::wrapped;
 
+const FILES: &str = "Columns";
 const PLAN: &str = "Plan";
 const RANKS: &str = "Data-parallel ranks";
 const STAGES: &str = "Pipeline stages";
 const OUTPUT: &str = "Output";
+/// Width of the list of models.
+const TAIL_WIDTH: usize = 76;
 
 const UNITS: &[(&str, BalanceUnit)] =
     &[("leaf", BalanceUnit::Leaf), ("group", BalanceUnit::Group), ("tree", BalanceUnit::Tree)];
@@ -35,9 +39,28 @@ pub struct PlanArgs {
     /// Without it, the report has no seconds.
     #[arg(short = 'M', long, value_name = "FILE", requires = "model", verbatim_doc_comment)]
     pub machine: Option<PathBuf>,
-    /// Column of token ids in Parquet and Arrow files.
-    #[arg(long, value_name = "NAME", default_value = "input_ids", verbatim_doc_comment)]
-    pub column: String,
+    /// Column or field of token ids.
+    /// [default: input_ids; in JSON lines also ids]
+    #[arg(long, value_name = "NAME", help_heading = FILES, verbatim_doc_comment)]
+    pub column: Option<String>,
+    /// Column or field of a prompt's ids, if they are apart
+    /// from the response's. [default: prompt_ids]
+    #[arg(long, value_name = "NAME", help_heading = FILES, verbatim_doc_comment)]
+    #[arg(conflicts_with = "column")]
+    pub prompt_column: Option<String>,
+    /// Column or field of the response's ids.
+    /// [default: response_ids]
+    #[arg(long, value_name = "NAME", help_heading = FILES, verbatim_doc_comment)]
+    #[arg(conflicts_with = "column")]
+    pub response_column: Option<String>,
+    /// Column or field of 0 or 1 for each token, or each of
+    /// the response: those that carry loss. [default: none]
+    #[arg(long, value_name = "NAME", help_heading = FILES, verbatim_doc_comment)]
+    pub loss_mask_column: Option<String>,
+    /// Column or field of your name of a sequence, a number
+    /// or a string, for files in --out. [default: none]
+    #[arg(long, value_name = "NAME", help_heading = FILES, verbatim_doc_comment)]
+    pub id_column: Option<String>,
     /// Maximum rows of a packed microbatch of leaves.
     /// [default: the largest size that fits the machine's
     /// device_bytes, or a smaller one that is predicted
@@ -108,8 +131,9 @@ pub struct PlanArgs {
     #[arg(short, long, help_heading = OUTPUT, verbatim_doc_comment)]
     pub json: bool,
     /// Directory for report.json, plan.json, page.html, SVG
-    /// pictures, and, with ranks and stages, shares.json
-    /// and stages.json.
+    /// pictures, a file rank-N.plan for each rank, which
+    /// dormouse.load_plan runs, and, with ranks and stages,
+    /// shares.json and stages.json.
     #[arg(short, long, value_name = "DIR", requires = "model", help_heading = OUTPUT)]
     #[arg(verbatim_doc_comment)]
     pub out: Option<PathBuf>,
@@ -118,9 +142,9 @@ pub struct PlanArgs {
 pub(super) const ABOUT: &str = "\
 Predicts the cost of a batch of sequences whose shared prefixes run once.
 
-All files together are one batch. A file is JSON lines, Parquet, or Arrow IPC
-(file or stream), detected by its first bytes. A pipe accepts JSON lines and
-Arrow streams.
+All files together are one batch. A file is JSON lines, also compressed by gzip,
+Parquet, or Arrow IPC (file or stream), detected by its first bytes. A pipe
+accepts JSON lines and Arrow streams.
 
 JSON lines have one object per line:
   {\"ids\": [5, 9, 3]}                          token ids (or input_ids),
@@ -132,14 +156,19 @@ label that carries loss, or spans [[60, 70], [80, 90]] (the response if there
 is a prompt, else all but the first token); group, a number or a string; kind, a
 number: sequences of different kinds share nothing. Other fields are ignored.
 
-Parquet and Arrow files have a column of lists of integers, and optional columns
-weight, loss (a position), group and kind.";
+Parquet and Arrow files have a column of lists of integers, or one of prompts and
+one of responses, and optional columns weight, loss (a position), group and kind.";
 
 pub(super) fn tail() -> String {
+    let names: Vec<&str> = model::names().collect();
+    let names = wrapped(&names.join(", "), TAIL_WIDTH).join("\n  ");
     format!(
         "\
 Models known by name:
-  {}
+  {names}
+
+A config.json is one of llama, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, olmoe,
+gpt_oss, deepseek_v2 or deepseek_v3.
 
 A machine is a JSON object with these fields, 0 if unknown: flops_per_s,
 device_bytes, sleep_bytes_per_s, wake_bytes_per_s, host_bytes,
@@ -148,7 +177,6 @@ prefix_attention_flops_per_s, causal_attention_flops_per_s.
 examples/plan contains a machine, models and sequences.
 
 Exit status: 0 if a plan was made, even one that does not pay; 1 if the input was
-refused, with the reason on standard error; 2 if the arguments were.",
-        model::names()
+refused, with the reason on standard error; 2 if the arguments were."
     )
 }

@@ -10,24 +10,38 @@ const NANOSECONDS: f64 = 1e9;
 /// Share of the forward in a row's operations.
 const FORWARD_SHARE: f64 = 1.0 / 3.0;
 
-/// Draws the device and host bytes of a plan's ops over counted time; `None` if `flops_per_s` is unknown.
+/// Draws the device and host bytes of a plan's ops over time, which ends with the predicted time of the plan:
+/// ops take as much of it as of their counted time. `None` if `flops_per_s` is unknown.
 pub(super) fn picture(setting: &Setting<'_>, plan: &Plan) -> Result<Option<String>, PlanError> {
     let Some(machine) = setting.machine.filter(|machine| machine.flops_per_s > 0) else {
         return Ok(None);
     };
     let rates = Rates::counted(&setting.model.shape, &machine)?;
+    let (starts_s, end_s) = times(plan, &rates);
     let (mut device, mut host) = (Vec::new(), Vec::new());
-    let mut now_s = 0.0;
-    for op in plan.ops() {
+    for (op, start_s) in plan.ops().iter().zip(starts_s) {
         // A float cast saturates.
-        let ns = (now_s * NANOSECONDS) as u64;
+        let ns = (start_s * NANOSECONDS) as u64;
         device.push((ns, op.device_bytes));
         host.push((ns, op.host_bytes));
-        now_s += seconds(op, plan, &rates);
     }
     let series = [("device", device), ("host", host)]
         .map(|(name, points)| Series { name: name.to_owned(), points });
-    Ok(Some(memory_svg(&series, (now_s * NANOSECONDS) as u64)))
+    Ok(Some(memory_svg(&series, (end_s * NANOSECONDS) as u64)))
+}
+
+/// Returns the start of each op and the end of the plan, which is its predicted time.
+fn times(plan: &Plan, rates: &Rates) -> (Vec<f64>, f64) {
+    let counted: Vec<f64> = plan.ops().iter().map(|op| seconds(op, plan, rates)).collect();
+    let counted_s: f64 = counted.iter().sum();
+    let end_s = plan.predict().seconds_shared.unwrap_or(counted_s);
+    let scale = if counted_s > 0.0 { end_s / counted_s } else { 1.0 };
+    let (mut starts, mut now_s) = (Vec::with_capacity(counted.len()), 0.0);
+    for seconds in counted {
+        starts.push(now_s);
+        now_s += seconds * scale;
+    }
+    (starts, end_s)
 }
 
 /// Returns the time of an op without stalls.
@@ -104,6 +118,18 @@ mod tests {
             let ratio = seconds.iter().sum::<f64>() / predicted;
             assert!((1.0..1.1).contains(&ratio), "{prompt}: {ratio}");
         }
+    }
+
+    #[test]
+    fn the_picture_ends_with_the_predicted_time() {
+        let (plan, _) = seconds_of(200_000, 1_000_000);
+        let rates = Rates::counted(&plan.options().model, &plan.options().machine.unwrap());
+        let (starts, end_s) = times(&plan, &rates.unwrap());
+        assert_eq!(Some(end_s), plan.predict().seconds_shared);
+        assert_eq!((starts.len(), starts[0]), (plan.ops().len(), 0.0));
+        let done = starts[starts.len() - 1];
+        assert!((done / end_s - 1.0).abs() < 1e-12, "the last op ends at {done} of {end_s}");
+        assert!(starts.is_sorted());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `dormouse plan`: sequences to a report, through `schedule/` and `parallel/`.
 
+mod bars;
 mod figures;
 mod flat;
 mod forest;
@@ -8,7 +9,9 @@ mod out;
 mod ranks;
 mod report;
 mod stages;
+mod tree_picture;
 
+use std::fs;
 use std::path::Path;
 
 use dormouse_parallel::balance::BalanceError;
@@ -23,7 +26,9 @@ pub use report::{
 };
 
 use crate::files::{fields, object};
-use crate::read::read;
+use crate::progress::Progress;
+use crate::read::{Names, read_with};
+use crate::sequences::Described;
 use crate::text::as_json;
 use crate::{DescriptionError, Error, Model, PlanArgs, Sequences, VOCAB_MAX};
 
@@ -34,8 +39,13 @@ const MICROBATCH_ROWS: u32 = 1 << 14;
 #[derive(Debug)]
 struct Made {
     report: Report,
+    described: Described,
+    /// Tokens of each sequence.
+    tokens: Vec<u64>,
+    /// A picture of the trees in text.
+    trees: Vec<String>,
     plan: Option<Plan>,
-    shares: Option<dormouse_parallel::balance::Shares>,
+    ranks: Option<ranks::Ranks>,
     stages: Option<stages::Staged>,
     /// A picture of memory over time.
     memory: Option<String>,
@@ -54,12 +64,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
     let model = args.model.as_deref().map(Model::find).transpose()?;
     let machine = args.machine.as_deref().map(machine).transpose()?;
     let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
+    let progress = Progress::new("reading", args.json);
     let mut sequences = Sequences::new(vocab);
     for file in &args.files {
-        read(file, &args.column, &mut sequences)?;
+        let bytes = fs::metadata(file).map_or(0, |it| it.len());
+        progress.begin_file("reading", bytes);
+        read_with(file, &args.names(), &mut sequences, &progress)?;
     }
+    progress.begin("planning");
     let made = make(args, model, machine, sequences).map_err(|error| in_file(error, args))?;
-    let mut text = if args.json { as_json(&made.report) } else { figures::table(&made.report) };
+    drop(progress);
+    let mut text =
+        if args.json { as_json(&made.report) } else { figures::table(&made.report, &made.trees) };
     if let Some(folder) = &args.out {
         let page = out::write(folder, &made)?;
         if !args.json {
@@ -108,35 +124,54 @@ fn make(
 ) -> Result<Made, Error> {
     let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
     let forest = forest::of(&sequences, vocab)?;
-    let (scoring, groups) = sequences.without_tokens();
+    let described = sequences.without_tokens();
+    let (scoring, groups) = (&described.scoring[..], &described.groups[..]);
     let mut made = Made {
-        report: Report::of(&forest, &groups),
+        report: Report::of(&forest, groups),
+        described: Described::default(),
+        tokens: forest.endings().iter().map(|ending| ending.tokens).collect(),
+        trees: tree_picture::lines(&forest),
         plan: None,
-        shares: None,
+        ranks: None,
         stages: None,
         memory: None,
     };
     let Some(model) = model else { return Ok(made) };
     let setting = Setting { args, model: &model, machine };
-    let plan = Plan::new(&forest, &scoring, &setting.options())?;
+    let plan = Plan::new(&forest, scoring, &setting.options())?;
     made.report.plan = Some(PlanReport::of(&plan));
     if let Some(ranks) = args.ranks {
-        let shares = ranks::shares(&setting, ranks, &forest, &groups, plan.microbatch_rows())?;
-        made.report.ranks = Some(ranks::report(&shares, machine));
-        made.shares = Some(shares);
+        let batch = ranks::Batch { forest: &forest, scoring, groups };
+        let divided = ranks::Ranks::new(&setting, ranks, &batch, &plan)?;
+        made.report.ranks = Some(divided.report(&plan));
+        made.ranks = Some(divided);
     }
     if let Some(stages) = args.stages {
         let staged = stages::stages(&setting, stages, &forest, plan.microbatch_rows())?;
-        made.report.pipeline = Some(staged.report());
+        made.report.pipeline = Some(staged.report()?);
         made.stages = Some(staged);
     }
     if args.out.is_some() {
         made.memory = memory::picture(&setting, &plan)?;
     }
     made.plan = Some(plan);
+    made.described = described;
     made.report.model = Some(model);
     made.report.machine = machine;
     Ok(made)
+}
+
+impl PlanArgs {
+    /// Returns the names of the fields and columns to read.
+    fn names(&self) -> Names {
+        Names {
+            ids: self.column.clone(),
+            prompt: self.prompt_column.clone(),
+            response: self.response_column.clone(),
+            loss_mask: self.loss_mask_column.clone(),
+            id: self.id_column.clone(),
+        }
+    }
 }
 
 impl Setting<'_> {

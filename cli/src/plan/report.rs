@@ -2,7 +2,7 @@
 
 use dormouse_parallel::pipeline;
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::{Machine, OpKind, Plan, Prediction, Residency, Verdict};
+use dormouse_schedule::{DevicePeak, Machine, OpKind, Plan, Prediction, Residency, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::Model;
@@ -67,6 +67,12 @@ pub struct PlanReport {
     pub trees_paying: u64,
     /// Predicted cost and speedup.
     pub prediction: Prediction,
+    /// What holds device memory at the peak.
+    #[serde(default)]
+    pub device_peak: Option<DevicePeak>,
+    /// The phase of that op: `A`, `B` or `C`.
+    #[serde(default)]
+    pub peak_phase: Option<char>,
 }
 
 /// Number of ops of each kind.
@@ -93,14 +99,15 @@ pub struct ResidencyCounts {
     pub recompute: u64,
 }
 
-/// Shares of ranks. Seconds require the machine's `flops_per_s`.
+/// Shares of ranks. Seconds require the machine's `flops_per_s`, and are predictions of the ranks' own plans;
+/// exchanges save what balancing expects of them. Other figures are counted work, which balancing divides.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RanksReport {
-    /// Time of the whole batch on one rank, in seconds.
+    /// Time of the whole batch on one rank, in seconds: that of the plan.
     pub uncut_s: Option<f64>,
     /// Finish time of the last rank, in seconds.
     pub largest_s: Option<f64>,
-    /// Finish time of the last rank divided by an even share.
+    /// Work of the rank with the most divided by an even share.
     pub imbalance: f64,
     /// Lower bound on `imbalance` for the same units.
     pub limit: f64,
@@ -121,7 +128,10 @@ pub struct RankReport {
     pub dummy_ops: u64,
     /// Finish time in seconds.
     pub finish_s: Option<f64>,
-    /// Finish time divided by an even share.
+    /// Seconds until then that it computes and exchanges, without waits for other ranks.
+    #[serde(default)]
+    pub busy_s: Option<f64>,
+    /// Work divided by an even share.
     pub of_even: f64,
 }
 
@@ -132,8 +142,17 @@ pub struct PipelineReport {
     pub groups: u64,
     /// Parts per stage.
     pub virtual_stages: u32,
-    /// Predicted figures.
+    /// Figures of the op lists.
     pub report: pipeline::PipelineReport,
+    /// End of the last op, with waits for copies of what sleeps, in nanoseconds.
+    #[serde(default)]
+    pub end_ns: u64,
+    /// `(end − ideal) / ideal`.
+    #[serde(default)]
+    pub bubble: f64,
+    /// Time that each stage computes, in nanoseconds.
+    #[serde(default)]
+    pub busy_ns: Vec<u64>,
     /// Peak memory of each stage.
     pub peaks: Vec<pipeline::StagePeak>,
 }
@@ -194,6 +213,19 @@ impl PlanReport {
             residency,
             trees_paying: paying.count() as u64,
             prediction: plan.predict(),
+            device_peak: plan.device_peak(),
+            peak_phase: peak_phase(plan),
         }
+    }
+}
+
+/// Returns the phase in which the plan needs the most device memory.
+fn peak_phase(plan: &Plan) -> Option<char> {
+    let at = plan.device_peak()?.op as usize;
+    match plan.ops().get(at)?.kind {
+        OpKind::PrefixForward { .. } => Some('A'),
+        OpKind::Microbatch { .. } => Some('B'),
+        OpKind::ForwardAgain { .. } | OpKind::PrefixBackward { .. } => Some('C'),
+        OpKind::Done => None,
     }
 }

@@ -1,6 +1,6 @@
 //! Op lists of pipeline stages.
 
-use dormouse_parallel::pipeline::{Pipeline, Stages};
+use dormouse_parallel::pipeline::{Pipeline, PipelineError, Stages, TimeSpan};
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::{Loss, Plan, PlanOptions, Scoring};
 
@@ -52,14 +52,19 @@ pub(super) fn stages(
 }
 
 impl Staged {
-    pub(super) fn report(&self) -> PipelineReport {
+    pub(super) fn report(&self) -> Result<PipelineReport, PipelineError> {
         let peaks = self.stages.stages.iter().map(|stage| stage.peak);
-        PipelineReport {
+        let times = self.pipeline.expected_times(&self.stages)?;
+        let busy = |ops: &Vec<TimeSpan>| ops.iter().map(|op| op.end_ns - op.start_ns).sum();
+        Ok(PipelineReport {
             groups: self.pipeline.groups.len() as u64,
             virtual_stages: self.pipeline.virtual_stages,
             report: self.stages.report,
+            end_ns: times.makespan_ns,
+            bubble: self.stages.bubble_of(times.makespan_ns),
+            busy_ns: times.ops.iter().map(busy).collect(),
             peaks: peaks.collect(),
-        }
+        })
     }
 }
 
@@ -95,7 +100,9 @@ mod tests {
             let setting = Setting { args: &args, model: &model, machine: Some(machine) };
             let staged = stages(&setting, 4, &forest, 1_000).unwrap();
             let times = staged.stages.times(&staged.pipeline, staged.pipeline.timing()).unwrap();
-            assert_eq!(times.makespan_ns, staged.report().report.makespan_ns, "{blocking}");
+            let report = staged.report().unwrap();
+            assert_eq!(times.makespan_ns, report.report.makespan_ns, "{blocking}");
+            assert_eq!(times.makespan_ns, report.end_ns, "{blocking}: nothing sleeps");
             ends.push(times.makespan_ns);
         }
         assert!(ends[0] < ends[1], "sends that block take longer: {ends:?}");

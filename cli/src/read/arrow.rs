@@ -36,20 +36,23 @@ impl Task<'_> {
         little_endian(&schema).map_err(|what| source.damaged(what))?;
         let schema = Arc::new(try_fb_to_schema(schema).map_err(refuse)?);
         let indices: Vec<usize> =
-            Columns::find(self.file, self.column, &schema)?.indices().collect();
+            Columns::find(self.file, self.names, &schema)?.indices().collect();
         let shown = schema.project(&indices).map_err(refuse)?;
-        let mut columns = Columns::find(self.file, self.column, &shown)?;
+        let mut columns = Columns::find(self.file, self.names, &shown)?;
         let mut decoder = FileDecoder::new(schema, footer.version()).with_projection(indices);
         for block in footer.dictionaries().iter().flatten() {
             let bytes = source.block(block)?;
             decoder.read_dictionary(block, &bytes.into()).map_err(refuse)?;
         }
-        for block in footer.recordBatches().iter().flatten() {
+        let blocks = footer.recordBatches();
+        let count = blocks.map_or(0, |blocks| blocks.len() as u64);
+        for (number, block) in (1..).zip(blocks.iter().flatten()) {
             let bytes = source.block(block)?;
             let batch = decoder.read_record_batch(block, &bytes.into());
             if let Some(batch) = batch.map_err(|source| self.refuse(source))? {
                 columns.take(&batch, self.sequences)?;
             }
+            self.bar.at_part(number, count);
         }
         Ok(())
     }
@@ -68,7 +71,7 @@ impl Task<'_> {
                 let batch = decoder.decode(&mut bytes);
                 let batch = batch.map_err(|source| self.refuse(source))?;
                 if let (None, Some(schema)) = (&columns, decoder.schema()) {
-                    columns = Some(Columns::find(self.file, self.column, &schema)?);
+                    columns = Some(Columns::find(self.file, self.names, &schema)?);
                 }
                 if let (Some(batch), Some(columns)) = (batch, &mut columns) {
                     columns.take(&batch, self.sequences)?;

@@ -2,46 +2,63 @@
 //!
 //! | column | type | meaning |
 //! |---|---|---|
-//! | the named column | lists of integers: plain, large, fixed-size, views | token ids |
+//! | ids, or a prompt's and a response's | lists of integers: plain, large, fixed-size, views | token ids |
+//! | a mask, in place of `loss` | such lists of 0 and 1, or of booleans | labels that carry loss |
 //! | `weight` | float32, float64, integers | weight in the loss; default 1 |
 //! | `loss` | integers | position of the first label that carries loss |
 //! | `group` | integers or strings: plain, large, views, dictionaries of them | groups |
+//! | an id | as `group` | the user's id |
 //! | `kind` | integers | sequences of different kinds share nothing |
 //!
 //! Other columns are ignored.
+
+use std::collections::BTreeSet;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Float64Type};
 use arrow_array::{Array, ArrayRef, RecordBatch, downcast_integer_array};
 use arrow_schema::{DataType, Schema};
 
-use super::{Place, ReadError};
+use super::{Names, Place, ReadError};
 use crate::sequences::{Name, Row, RowLoss, RowTokens, TokenIds};
 use crate::{Refusal, Sequences};
 
 const IDS: &str = "lists of an integer type";
+const MASKS: &str = "lists of an integer type or of booleans";
 const WEIGHTS: &str = "float32, float64 or an integer type";
 const INTEGERS: &str = "an integer type";
 const GROUPS: &str = "an integer type, strings or a dictionary of strings";
 /// Maximum columns in an error message.
 const NAMED_MAX: usize = 20;
 
+/// Columns of token ids.
+#[derive(Clone, Copy, Debug)]
+enum TokenColumns {
+    Ids(usize),
+    Prompted { prompt: usize, response: usize },
+}
+
 /// Indices of the columns, and the number of the next row.
 #[derive(Debug)]
 pub(super) struct Columns<'a> {
     file: &'a str,
-    /// The name of the column of token ids.
-    named: &'a str,
-    ids: usize,
+    names: &'a Names,
+    tokens: TokenColumns,
     weight: Option<usize>,
     loss: Option<usize>,
+    loss_mask: Option<usize>,
     group: Option<usize>,
     kind: Option<usize>,
+    id: Option<usize>,
     rows: u64,
 }
 
 impl<'a> Columns<'a> {
-    pub(super) fn find(file: &'a str, named: &'a str, schema: &Schema) -> Result<Self, ReadError> {
+    pub(super) fn find(
+        file: &'a str,
+        names: &'a Names,
+        schema: &Schema,
+    ) -> Result<Self, ReadError> {
         let one = |name: &str, accepted: &'static str, accepts: fn(&DataType) -> bool| {
             let Some((index, field)) = schema.column_with_name(name) else { return Ok(None) };
             if accepts(field.data_type()) {
@@ -54,30 +71,57 @@ impl<'a> Columns<'a> {
                 accepted,
             })
         };
-        let Some(ids) = one(named, IDS, is_ids)? else {
-            let names: Vec<&str> =
-                schema.fields().iter().map(|field| field.name().as_str()).take(NAMED_MAX).collect();
-            return Err(ReadError::NoColumn {
-                file: file.to_owned(),
-                column: named.to_owned(),
-                columns: names.join(", "),
-            });
+        let needed = |name: &str, flag, accepted, accepts| {
+            one(name, accepted, accepts)?.ok_or_else(|| {
+                let all = schema.fields().iter().map(|field| field.name().as_str());
+                let columns: Vec<&str> = all.take(NAMED_MAX).collect();
+                ReadError::NoColumn {
+                    file: file.to_owned(),
+                    column: name.to_owned(),
+                    flag,
+                    columns: columns.join(", "),
+                }
+            })
         };
+        let has = |name: &str| schema.column_with_name(name).is_some();
+        let both = has(names.prompt()) && has(names.response());
+        let named = names.prompt.is_some() || names.response.is_some();
+        let is_prompted = named || (names.ids.is_none() && !has(names.ids()) && both);
+        let tokens = if is_prompted {
+            let prompt = needed(names.prompt(), "--prompt-column", IDS, is_ids)?;
+            let response = needed(names.response(), "--response-column", IDS, is_ids)?;
+            TokenColumns::Prompted { prompt, response }
+        } else {
+            TokenColumns::Ids(needed(names.ids(), "--column", IDS, is_ids)?)
+        };
+        let loss = one("loss", INTEGERS, DataType::is_integer)?;
+        let mask = names.loss_mask.as_deref();
+        let loss_mask =
+            mask.map(|name| needed(name, "--loss-mask-column", MASKS, is_mask)).transpose()?;
+        let id = names.id.as_deref();
         Ok(Self {
             file,
-            named,
-            ids,
+            names,
+            tokens,
             weight: one("weight", WEIGHTS, is_weight)?,
-            loss: one("loss", INTEGERS, DataType::is_integer)?,
+            loss: loss.filter(|_| loss_mask.is_none()),
+            loss_mask,
             group: one("group", GROUPS, is_group)?,
             kind: one("kind", INTEGERS, DataType::is_integer)?,
+            id: id.map(|name| needed(name, "--id-column", GROUPS, is_group)).transpose()?,
             rows: 0,
         })
     }
 
     /// Returns the indices of the columns.
     pub(super) fn indices(&self) -> impl Iterator<Item = usize> {
-        [Some(self.ids), self.weight, self.loss, self.group, self.kind].into_iter().flatten()
+        let tokens = match self.tokens {
+            TokenColumns::Ids(ids) => [Some(ids), None],
+            TokenColumns::Prompted { prompt, response } => [Some(prompt), Some(response)],
+        };
+        let others = [self.weight, self.loss, self.loss_mask, self.group, self.kind, self.id];
+        // A column may have two roles.
+        tokens.into_iter().chain(others).flatten().collect::<BTreeSet<_>>().into_iter()
     }
 
     /// Returns the number of rows read.
@@ -95,7 +139,7 @@ impl<'a> Columns<'a> {
             self.take_row(batch, row, sequences).map_err(|refusal| ReadError::Value {
                 file: self.file.to_owned(),
                 place: Place::Row(self.rows),
-                refusal: self.with_name(refusal),
+                refusal: self.names.in_file(refusal, self.names.ids()),
             })?;
             self.rows += 1;
         }
@@ -110,39 +154,29 @@ impl<'a> Columns<'a> {
     ) -> Result<(), Refusal> {
         let columns = batch.columns();
         let of = |name, index: Option<usize>| index.map(|index| filled(name, &columns[index], row));
-        let ids = &columns[self.ids];
-        filled("ids", ids, row)?;
-        // The ids of a row are a slice of the column's buffer.
-        let ids = match ids.data_type() {
-            DataType::LargeList(_) => ids.as_list::<i64>().value(row),
-            DataType::FixedSizeList(..) => ids.as_fixed_size_list().value(row),
-            DataType::ListView(_) => ids.as_list_view::<i32>().value(row),
-            DataType::LargeListView(_) => ids.as_list_view::<i64>().value(row),
-            _ => ids.as_list::<i32>().value(row),
+        let named = |field, index| {
+            of(field, index).transpose()?.map(|array| name(field, array, row)).transpose()
         };
-        if ids.null_count() > 0
-            && let Some(index) = (0..ids.len()).find(|index| ids.is_null(*index))
-        {
-            return Err(Refusal::new(format!("ids[{index}]"), "null", "a token id"));
-        }
-        let group = of("group", self.group).transpose()?;
-        let group = group.map(|array| name(array, row)).transpose()?;
+        let group = named("group", self.group)?;
+        let id = named("id", self.id)?;
         let weight = of("weight", self.weight).transpose()?.map(|array| weight(array, row));
-        let loss = self.whole("loss", self.loss, columns, row)?.map(RowLoss::From);
-        let kind = self.whole("kind", self.kind, columns, row)?;
-        let mut push = |ids: &dyn TokenIds| {
-            sequences.push(&Row {
-                tokens: RowTokens::Ids(ids),
-                weight,
-                loss: loss.clone(),
-                group: group.clone(),
-                kind,
-            })
+        let loss = match self.loss_mask {
+            Some(index) => Some(RowLoss::Mask(mask(&columns[index], row)?)),
+            None => self.whole("loss", self.loss, columns, row)?.map(RowLoss::From),
         };
-        let ids = &*ids;
-        downcast_integer_array! {
-            ids => push(&&ids.values()[..]),
-            _ => push(&Vec::new()),
+        let kind = self.whole("kind", self.kind, columns, row)?;
+        let push =
+            |tokens: RowTokens<'_>| sequences.push(&Row { tokens, weight, loss, group, kind, id });
+        match self.tokens {
+            TokenColumns::Ids(index) => {
+                let ids = Ints(list("ids", &columns[index], row, "a token id")?);
+                push(RowTokens::Ids(&ids))
+            }
+            TokenColumns::Prompted { prompt, response } => {
+                let prompt = Ints(list("prompt_ids", &columns[prompt], row, "a token id")?);
+                let response = Ints(list("response_ids", &columns[response], row, "a token id")?);
+                push(RowTokens::Prompted { prompt: &prompt, response: &response })
+            }
         }
     }
 
@@ -159,14 +193,50 @@ impl<'a> Columns<'a> {
         let whole = u64::try_from(seen);
         whole.map(Some).map_err(|_| Refusal::new(name, seen, format!("0 to {}", u64::MAX)))
     }
+}
 
-    /// Replaces `ids` in a refusal by the name of the column.
-    fn with_name(&self, refusal: Refusal) -> Refusal {
-        match refusal.field.strip_prefix("ids") {
-            Some(index) => Refusal { field: format!("{}{index}", self.named), ..refusal },
-            None => refusal,
+/// The integers of a row, a slice of the column's buffer.
+#[derive(Debug)]
+struct Ints(ArrayRef);
+
+impl TokenIds for Ints {
+    fn append_to(&self, ids: &mut Vec<i32>, field: &str, vocab: u32) -> Result<(), Refusal> {
+        let array = &*self.0;
+        downcast_integer_array! {
+            array => (&array.values()[..]).append_to(ids, field, vocab),
+            _ => Ok(()),
         }
     }
+}
+
+/// Returns the values of a list, none of which is null.
+fn list(field: &str, array: &ArrayRef, row: usize, accepted: &str) -> Result<ArrayRef, Refusal> {
+    filled(field, array, row)?;
+    let values = match array.data_type() {
+        DataType::LargeList(_) => array.as_list::<i64>().value(row),
+        DataType::FixedSizeList(..) => array.as_fixed_size_list().value(row),
+        DataType::ListView(_) => array.as_list_view::<i32>().value(row),
+        DataType::LargeListView(_) => array.as_list_view::<i64>().value(row),
+        _ => array.as_list::<i32>().value(row),
+    };
+    match (0..values.len()).find(|index| values.null_count() > 0 && values.is_null(*index)) {
+        Some(index) => Err(Refusal::new(format!("{field}[{index}]"), "null", accepted)),
+        None => Ok(values),
+    }
+}
+
+/// Returns the values of a mask.
+fn mask(array: &ArrayRef, row: usize) -> Result<Vec<bool>, Refusal> {
+    let values = list("loss_mask", array, row, "0 or 1")?;
+    if let Some(bits) = values.as_boolean_opt() {
+        return Ok(bits.values().iter().collect());
+    }
+    let bit = |index| match integer(&values, index) {
+        0 => Ok(false),
+        1 => Ok(true),
+        seen => Err(Refusal::new(format!("loss_mask[{index}]"), seen, "0 or 1")),
+    };
+    (0..values.len()).map(bit).collect()
 }
 
 /// Returns the array if the row has a value.
@@ -178,13 +248,22 @@ fn filled<'a>(name: &str, array: &'a ArrayRef, row: usize) -> Result<&'a ArrayRe
 }
 
 fn is_ids(of: &DataType) -> bool {
+    item(of).is_some_and(DataType::is_integer)
+}
+
+fn is_mask(of: &DataType) -> bool {
+    item(of).is_some_and(|item| item.is_integer() || *item == DataType::Boolean)
+}
+
+/// Returns the type of a list's values.
+fn item(of: &DataType) -> Option<&DataType> {
     match of {
         DataType::List(item)
         | DataType::LargeList(item)
         | DataType::FixedSizeList(item, _)
         | DataType::ListView(item)
-        | DataType::LargeListView(item) => item.data_type().is_integer(),
-        _ => false,
+        | DataType::LargeListView(item) => Some(item.data_type()),
+        _ => None,
     }
 }
 
@@ -211,7 +290,7 @@ fn weight(array: &ArrayRef, row: usize) -> f64 {
     }
 }
 
-fn name(array: &dyn Array, row: usize) -> Result<Name<'_>, Refusal> {
+fn name<'a>(field: &str, array: &'a dyn Array, row: usize) -> Result<Name<'a>, Refusal> {
     match array.data_type() {
         DataType::Utf8 => Ok(Name::Text(array.as_string::<i32>().value(row).into())),
         DataType::LargeUtf8 => Ok(Name::Text(array.as_string::<i64>().value(row).into())),
@@ -220,13 +299,13 @@ fn name(array: &dyn Array, row: usize) -> Result<Name<'_>, Refusal> {
             let of = array.as_any_dictionary();
             // The reader checks that each key is in range.
             let at = integer(of.keys(), row) as usize;
-            name(filled("group", of.values(), at)?, at)
+            name(field, filled(field, of.values(), at)?, at)
         }
         _ => {
             let seen = integer(array, row);
             let accepted = || format!("a string, or {} to {}", i64::MIN, i64::MAX);
             let number = i64::try_from(seen);
-            number.map(Name::Number).map_err(|_| Refusal::new("group", seen, accepted()))
+            number.map(Name::Number).map_err(|_| Refusal::new(field, seen, accepted()))
         }
     }
 }

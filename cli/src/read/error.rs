@@ -47,7 +47,7 @@ pub enum ReadError {
     },
     /// The file has an unknown format.
     #[error(
-        "{file} begins with `{seen}`; accepted: JSON lines, Parquet, Arrow IPC (file or stream)"
+        "{file} begins with `{seen}`; accepted: JSON lines (also gzip), Parquet, Arrow IPC (file or stream)"
     )]
     Format {
         /// The file.
@@ -55,8 +55,16 @@ pub enum ReadError {
         /// The first bytes.
         seen: String,
     },
+    /// A compressed file that has no JSON lines.
+    #[error("{file} is gzip of {format}; accepted: gzip of JSON lines")]
+    Compressed {
+        /// The file.
+        file: String,
+        /// The format inside.
+        format: &'static str,
+    },
     /// The format needs random access; the input is a stream.
-    #[error("{file} is {format}; accepted from a pipe: JSON lines, an Arrow stream")]
+    #[error("{file} is {format}; accepted from a pipe: JSON lines (also gzip), an Arrow stream")]
     NotFromPipe {
         /// The file.
         file: String,
@@ -96,12 +104,14 @@ pub enum ReadError {
         refusal: Refusal,
     },
     /// The table lacks the requested column.
-    #[error("{file} has no column {column}; accepted with --column: {columns}")]
+    #[error("{file} has no column {column}; accepted with {flag}: {columns}")]
     NoColumn {
         /// The file.
         file: String,
         /// The requested column.
         column: String,
+        /// The flag that names another.
+        flag: &'static str,
         /// Columns of the table.
         columns: String,
     },

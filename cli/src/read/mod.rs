@@ -1,4 +1,4 @@
-//! Files of sequences: JSON lines, Parquet, Arrow IPC, detected by their first bytes.
+//! Files of sequences: JSON lines, also compressed by gzip, Parquet, Arrow IPC, detected by their first bytes.
 //!
 //! Rows are appended to [`Sequences`] as they are read; at most one line or batch of rows is buffered.
 
@@ -7,8 +7,10 @@ mod columns;
 mod damage;
 mod error;
 mod footer;
+mod gzip;
 mod json_lines;
 mod message;
+mod names;
 mod parquet;
 
 use std::fs::File;
@@ -17,10 +19,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 pub use error::{Place, ReadError};
+pub use names::Names;
 
 use arrow_schema::ArrowError;
 
 use crate::Sequences;
+use crate::progress::Progress;
 
 /// The file name that means standard input.
 pub const STANDARD_INPUT: &str = "-";
@@ -37,6 +41,7 @@ enum Format {
     Parquet,
     ArrowFile,
     ArrowStream,
+    Gzip,
 }
 
 impl Format {
@@ -47,20 +52,40 @@ impl Format {
             head if head.starts_with(b"PAR1") => Some(Self::Parquet),
             head if head.starts_with(b"ARROW1") => Some(Self::ArrowFile),
             head if head.starts_with(CONTINUATION) => Some(Self::ArrowStream),
+            head if head.starts_with(gzip::MAGIC) => Some(Self::Gzip),
             head => {
                 let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
                 first.is_none_or(|first| *first == b'{').then_some(Self::JsonLines)
             }
         }
     }
+
+    const fn described(self) -> &'static str {
+        match self {
+            Self::JsonLines => "JSON lines",
+            Self::Parquet => "a Parquet file",
+            Self::ArrowFile => "an Arrow file",
+            Self::ArrowStream => "an Arrow stream",
+            Self::Gzip => "compressed again",
+        }
+    }
 }
 
-/// Reads a file, or standard input for [`STANDARD_INPUT`]. In Parquet and Arrow files, `column` holds the
-/// token ids.
+/// Reads a file, or standard input for [`STANDARD_INPUT`]. `names`: the fields and columns to read.
 ///
 /// # Errors
 /// See [`ReadError`]; the rows before the error have been appended.
-pub fn read(path: &Path, column: &str, sequences: &mut Sequences) -> Result<(), ReadError> {
+pub fn read(path: &Path, names: &Names, sequences: &mut Sequences) -> Result<(), ReadError> {
+    read_with(path, names, sequences, &Progress::hidden())
+}
+
+/// Reads a file as [`read`]. `bar` is told how much has been read.
+pub(crate) fn read_with(
+    path: &Path,
+    names: &Names,
+    sequences: &mut Sequences,
+    bar: &Progress,
+) -> Result<(), ReadError> {
     let name = name(path);
     let io = |source| ReadError::Io { file: name.clone(), source };
     let before = sequences.count();
@@ -68,20 +93,25 @@ pub fn read(path: &Path, column: &str, sequences: &mut Sequences) -> Result<(), 
     let is_whole = matches!(input.stream_position(), Ok(0));
     let rewound = |mut input: File| input.rewind().map(|()| input).map_err(io);
     let (format, head) = format(&name, &mut input)?;
-    let mut task = Task { file: &name, column, sequences };
+    let mut task = Task { file: &name, names, sequences, bar };
     let refuse = |format| ReadError::NotFromPipe { file: name.clone(), format };
+    // The first bytes were read already.
+    let whole = |head, input| BufReader::new(Cursor::new(head).chain(bar.counted(input)));
     match format {
         Format::ArrowFile if !is_whole => return Err(refuse("an Arrow file")),
         Format::Parquet if !is_whole => return Err(refuse("a Parquet file")),
         Format::ArrowFile => damage::caught(&name, || task.arrow_file(rewound(input)?))?,
         Format::Parquet => damage::caught(&name, || task.parquet(rewound(input)?))?,
-        // The first bytes were read already.
-        Format::ArrowStream => {
+        Format::ArrowStream => damage::caught(&name, || task.arrow_stream(whole(head, input)))?,
+        Format::JsonLines => json_lines::read(&name, whole(head, input), names, sequences)?,
+        Format::Gzip => {
+            let mut input = gzip::Inflated::new(whole(head, input));
+            let (inner, head) = self::format(&name, &mut input)?;
+            if inner != Format::JsonLines {
+                return Err(ReadError::Compressed { file: name, format: inner.described() });
+            }
             let input = BufReader::new(Cursor::new(head).chain(input));
-            damage::caught(&name, || task.arrow_stream(input))?;
-        }
-        Format::JsonLines => {
-            json_lines::read(&name, BufReader::new(Cursor::new(head).chain(input)), sequences)?;
+            json_lines::read(&name, input, names, sequences)?;
         }
     }
     if sequences.count() == before {
@@ -121,9 +151,9 @@ fn format(name: &str, input: &mut impl Read) -> Result<(Format, Vec<u8>), ReadEr
 /// A Parquet or Arrow file to read, and where its rows go.
 struct Task<'a> {
     file: &'a str,
-    /// The column of token ids.
-    column: &'a str,
+    names: &'a Names,
     sequences: &'a mut Sequences,
+    bar: &'a Progress,
 }
 
 impl Task<'_> {

@@ -42,7 +42,7 @@ impl Task<'_> {
         let described = ArrowReaderMetadata::load(&input, ArrowReaderOptions::default());
         let described = described.map_err(refuse)?;
         let metadata = described.metadata();
-        let found = Columns::find(name, self.column, described.schema())?;
+        let found = Columns::find(name, self.names, described.schema())?;
         let schema = metadata.file_metadata().schema_descr();
         let mask = ProjectionMask::roots(schema, found.indices());
         self.compressions(metadata, &mask)?;
@@ -61,9 +61,10 @@ impl Task<'_> {
             let batch = batch.map_err(|error| refuse(plain(error)))?;
             let columns = match &mut columns {
                 Some(columns) => columns,
-                None => columns.insert(Columns::find(name, self.column, &batch.schema())?),
+                None => columns.insert(Columns::find(name, self.names, &batch.schema())?),
             };
             columns.take(&batch, self.sequences)?;
+            self.bar.at_part(columns.rows(), rows);
             groups.left.store(BATCH_VALUES_MAX, Ordering::Relaxed);
         }
         match columns.map_or(0, |columns| columns.rows()) {
@@ -238,6 +239,8 @@ mod tests {
 
     use super::*;
     use crate::Sequences;
+    use crate::progress::Progress;
+    use crate::read::Names;
 
     /// Writes `rows` rows of `ids` ids, sixteen rows per page, and reads them.
     fn read_of(rows: usize, ids: usize) -> Result<usize, String> {
@@ -258,7 +261,10 @@ mod tests {
         let mut sequences = Sequences::new(1 << 20);
         let file = File::open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
-        let read = Task { file: "f", column: "ids", sequences: &mut sequences }.parquet(file);
+        let names = Names { ids: Some("ids".to_owned()), ..Names::default() };
+        let bar = Progress::hidden();
+        let task = Task { file: "f", names: &names, sequences: &mut sequences, bar: &bar };
+        let read = { task }.parquet(file);
         read.map(|()| sequences.count()).map_err(|error| error.to_string())
     }
 

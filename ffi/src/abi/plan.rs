@@ -75,6 +75,30 @@ pub unsafe extern "C" fn dormouse_plan_create(
     })
 }
 
+/// Creates the plan of a plan file, which `dormouse plan --out` writes for each rank. `text` is the whole file.
+/// It is copied. A file that was changed or cut, is of another version, or has ops that no plan has, is refused.
+/// The second line of the file lists the sequences with their numbers, names, tokens and checksums.
+///
+/// Any-thread. The caller owns the handle and releases it with `dormouse_plan_destroy`. Errors: `NULL`,
+/// `ARGUMENT`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_plan_load(
+    text: *const c_char,
+    plan_out: *mut *mut dormouse_plan_t,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs).
+        let out = unsafe { Out::new(plan_out, "plan_out") }?;
+        // SAFETY: as above: the text does not change during the call.
+        let text = unsafe { In::borrowed_text(text, query::REQUEST_BYTES_MAX, "text") }?;
+        let file = schedule::PlanFile::parse(text);
+        let plan = file.map_err(|error| Fault::argument(format!("plan file: {error}")))?.plan;
+        let (lists, prefixes) = (Lists::default(), PlanPrefixes::default());
+        out.write(PLANS.insert_exclusive(Plan { plan, lists, prefixes })?);
+        Ok(())
+    })
+}
+
 /// Destroys a plan. Prefixes created from it stay valid. NULL is a no-op.
 ///
 /// Exclusive. Errors: `HANDLE`, `STALE`, `BUSY` while another thread is inside.

@@ -130,14 +130,12 @@ impl Shares {
         full: &[u64],
         plan: Option<&ExchangePlan<'_>>,
     ) {
+        for (share, cost) in self.shares.iter_mut().zip(costs_by_part(leaves, rank_of_leaf, full)) {
+            (share.alone_ps, share.busy_ps, share.finish_ps) = (cost, cost, cost);
+        }
         if let Some(plan) = plan {
             for (share, load) in self.shares.iter_mut().zip(plan.finish()) {
                 (share.busy_ps, share.finish_ps) = (load.busy_ps, load.finish_ps);
-            }
-        } else {
-            let costs = costs_by_part(leaves, rank_of_leaf, full);
-            for (share, cost) in self.shares.iter_mut().zip(costs) {
-                (share.busy_ps, share.finish_ps) = (cost, cost);
             }
         }
         let even = self.uncut_ps as f64 / self.shares.len() as f64;

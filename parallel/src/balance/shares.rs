@@ -22,6 +22,9 @@ pub struct RankShare {
     pub busy_ps: u64,
     /// Finish time of its last op, waits for other ranks included, in picoseconds.
     pub finish_ps: u64,
+    /// Time of its share if it computed every node itself, in picoseconds.
+    #[serde(default)]
+    pub alone_ps: u64,
     /// Dummy microbatches, if ops contain collectives.
     pub dummy_microbatches: u32,
     /// Dummy forwards.

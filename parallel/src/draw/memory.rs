@@ -36,12 +36,13 @@ pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
         let peak = one.points.iter().map(|point| point.1).max().unwrap_or(0);
         let _ = writeln!(
             out,
-            "<text x=\"4\" y=\"{}\">{}</text><text class=\"axis\" x=\"{}\" y=\"{}\">most {}</text>\n\
+            "<text x=\"4\" y=\"{}\">{}</text><text x=\"4\" y=\"{}\">at most</text>\
+             <text x=\"4\" y=\"{}\">{}</text>\n\
              <path class=\"bytes\" d=\"{}\"><title>{}: at most {}</title></path>",
             y + 18,
             escaped(&one.name),
-            WIDTH - 60,
-            y + 10,
+            y + 34,
+            y + 48,
             bytes(peak),
             path(axis, y, &one.points, points, most),
             escaped(&one.name),
@@ -51,8 +52,8 @@ pub fn memory_svg(series: &[Series], end_ns: u64) -> String {
             let _ = writeln!(
                 out,
                 "<text class=\"axis\" x=\"{}\" y=\"{}\">{points} of {} points drawn</text>",
-                WIDTH - 100,
-                y + 24,
+                WIDTH - 150,
+                y + PANEL + 10,
                 one.points.len()
             );
         }

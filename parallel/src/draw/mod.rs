@@ -3,7 +3,8 @@
 //! [`stages_svg`] draws a pipeline's op lists over time, [`rank_svg`] one rank's steps and copies,
 //! [`memory_svg`] bytes over time; [`page()`] combines pictures and figures in one HTML file, and
 //! [`pipeline_page`] does so for a pipeline. Colours are colour-blind safe and follow the light or dark
-//! preference; bars have tooltips, idle time is hatched. All input text is escaped.
+//! preference; bars have tooltips. Time between bars is hatched as idle, time whose bars are left out is not. All
+//! input text is escaped.
 
 mod axis;
 mod memory;
@@ -18,7 +19,7 @@ pub use memory::{Series, memory_svg};
 pub use page::page;
 use rows::{Bar, Row};
 use text::time;
-pub use text::{bytes, percent};
+pub use text::{bytes, percent, text_block};
 
 /// Maximum bars per picture; later bars of each row are omitted, with a note.
 pub const BARS_MAX: usize = 20_000;
@@ -34,7 +35,7 @@ const PHASES: [(&str, &str); 4] = [
 const WORK: [(&str, &str); 2] = [("f", "step"), ("a", "copy")];
 
 /// Draws a pipeline's ops over time, one row per stage. Neighbouring groups differ in shade. `times` must be
-/// [`Stages::times`] of the same lists.
+/// [`Stages::times`] or [`Pipeline::expected_times`] of the same lists.
 #[must_use]
 pub fn stages_svg(stages: &Stages, times: &PipelineTimes) -> String {
     let row = |(number, (list, times)): (usize, (&crate::pipeline::StageList, &Vec<_>))| {
@@ -94,16 +95,16 @@ const fn link_name(link: LinkDirection) -> &'static str {
 /// Returns a page of a pipeline: figures, ops over time, memory of each stage over time.
 ///
 /// # Errors
-/// As [`Stages::times`].
+/// As [`Pipeline::expected_times`].
 pub fn pipeline_page(
     title: &str,
     pipeline: &Pipeline,
     stages: &Stages,
 ) -> Result<String, PipelineError> {
-    let times = stages.times(pipeline, pipeline.timing())?;
+    let times = pipeline.expected_times(stages)?;
     let report = &stages.report;
     let mut figures = vec![
-        ("bubble".to_owned(), percent(report.bubble)),
+        ("bubble".to_owned(), percent(stages.bubble_of(times.makespan_ns))),
         ("lower bound of the bubble".to_owned(), percent(report.bubble_bound)),
         ("makespan".to_owned(), time(times.makespan_ns)),
         ("ideal work of the busiest stage".to_owned(), time(report.ideal_ns)),

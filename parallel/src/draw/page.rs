@@ -14,13 +14,14 @@ fill:currentColor}.chart text{fill:currentColor}\
 .chart .label{fill:#000;text-anchor:middle;font-size:10px;pointer-events:none}\
 .chart .axis{text-anchor:middle;opacity:.75}\
 .tick{stroke:currentColor;stroke-opacity:.18}.idle{stroke:currentColor;stroke-opacity:.3}\
-.bytes{fill:#56b4e9;fill-opacity:.6;stroke:#0072b2}";
+.omitted{fill:currentColor;fill-opacity:.15}.bytes{fill:#56b4e9;fill-opacity:.6;stroke:#0072b2}";
 
 /// Style of the page.
 const PAGE_STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1240px;margin:2rem auto;\
 padding:0 1rem;background:#fff;color:#1a1a1a}svg{max-width:100%;height:auto;display:block;\
 margin:1.5rem 0}table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;\
-border-bottom:1px solid #8886}td{font-variant-numeric:tabular-nums}\
+border-bottom:1px solid #8886}pre{line-height:1.2;overflow-x:auto}\
+td{font-variant-numeric:tabular-nums}\
 @media(prefers-color-scheme:dark){body{background:#14171a;color:#e8e8e8}}";
 
 /// Content security policy: nothing is fetched or executed.

@@ -69,8 +69,8 @@ pub(super) fn svg(title: &str, rows: &[Row], legend: &[(&str, &str)], end_ns: u6
     if drawn < all {
         let _ = writeln!(
             out,
-            "<text class=\"axis\" x=\"{}\" y=\"17\">{drawn} of {all} bars drawn</text>",
-            WIDTH - 100
+            "<text class=\"axis\" x=\"{}\" y=\"17\">{drawn} of {all} bars drawn; grey: not drawn</text>",
+            WIDTH - 150
         );
     }
     out.push_str("</svg>\n");
@@ -90,15 +90,49 @@ pub(super) fn open(title: &str, height: u64, out: &mut String) {
     );
 }
 
+/// Returns the times in which no bar of a row is drawn, up to the first bar that is left out, and that bar's start.
+fn gaps(row: &Row, most: usize, end_ns: u64) -> (Vec<(u64, u64)>, u64) {
+    let omitted = row.bars.iter().skip(most).map(|bar| bar.start_ns).min();
+    let known_ns = omitted.unwrap_or(end_ns);
+    let mut drawn: Vec<(u64, u64)> =
+        row.bars.iter().take(most).map(|bar| (bar.start_ns, bar.end_ns)).collect();
+    drawn.sort_unstable();
+    let (mut gaps, mut end) = (Vec::new(), 0);
+    for (start_ns, end_ns) in drawn.into_iter().chain([(known_ns, known_ns)]) {
+        let start_ns = start_ns.min(known_ns);
+        if start_ns > end {
+            gaps.push((end, start_ns));
+        }
+        end = end.max(end_ns);
+    }
+    (gaps, known_ns)
+}
+
 fn draw_row(axis: Axis, y: u64, row: &Row, most: usize, out: &mut String) {
-    let _ = writeln!(
-        out,
-        "<text x=\"4\" y=\"{}\">{}</text>\n\
-         <rect fill=\"url(#idle)\" x=\"{LEFT}\" y=\"{y}\" width=\"{}\" height=\"{BAR}\"/>",
-        y + 18,
-        escaped(&row.name),
-        Axis::PLOT
-    );
+    let _ = writeln!(out, "<text x=\"4\" y=\"{}\">{}</text>", y + 18, escaped(&row.name));
+    let (gaps, known_ns) = gaps(row, most, axis.end_ns);
+    let mut idle = String::new();
+    for (begin, end) in gaps {
+        let (begin, end) = (pixels(axis.at(begin)), pixels(axis.at(end)));
+        if begin != end {
+            let _ = write!(idle, "M{begin} {y}H{end}v{BAR}H{begin}Z");
+        }
+    }
+    if !idle.is_empty() {
+        let _ = writeln!(out, "<path fill=\"url(#idle)\" d=\"{idle}\"/>");
+    }
+    if row.bars.len() > most {
+        let (begin, end) = (axis.at(known_ns), axis.at(axis.end_ns));
+        let _ = writeln!(
+            out,
+            "<rect class=\"omitted\" x=\"{}\" y=\"{y}\" width=\"{}\" height=\"{BAR}\">\
+             <title>{} bars from {} on are not drawn</title></rect>",
+            pixels(begin),
+            pixels(end - begin),
+            row.bars.len() - most,
+            time(known_ns)
+        );
+    }
     for bar in row.bars.iter().take(most) {
         let (x, end) = (axis.at(bar.start_ns), axis.at(bar.end_ns.max(bar.start_ns)));
         let _ = writeln!(
@@ -121,5 +155,29 @@ fn draw_row(axis: Axis, y: u64, row: &Row, most: usize, out: &mut String) {
                 escaped(&bar.label)
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(bars: &[(u64, u64)]) -> Row {
+        let bar = |&(start_ns, end_ns): &(u64, u64)| {
+            let (class, label, tooltip) = (String::new(), String::new(), String::new());
+            Bar { class, label, tooltip, start_ns, end_ns }
+        };
+        Row { name: String::new(), bars: bars.iter().map(bar).collect() }
+    }
+
+    #[test]
+    fn only_time_without_bars_is_idle() {
+        let bars = row(&[(10, 20), (15, 17), (20, 30), (40, 50)]);
+        assert_eq!(gaps(&bars, 9, 60), (vec![(0, 10), (30, 40), (50, 60)], 60));
+        // The last two bars are left out: nothing is known from the first of them on.
+        assert_eq!(gaps(&bars, 2, 60), (vec![(0, 10)], 20));
+        assert_eq!(gaps(&bars, 3, 60), (vec![(0, 10), (30, 40)], 40));
+        assert_eq!(gaps(&row(&[]), 9, 60), (vec![(0, 60)], 60));
+        assert_eq!(gaps(&row(&[(0, 60)]), 9, 60), (vec![], 60));
     }
 }

@@ -21,6 +21,12 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
+/// Returns lines of text for a page, aligned as in a terminal.
+#[must_use]
+pub fn text_block(lines: &[String]) -> String {
+    format!("<pre>{}</pre>\n", escaped(&lines.join("\n")))
+}
+
 /// Formats a share as a percentage.
 #[must_use]
 pub fn percent(share: f64) -> String {

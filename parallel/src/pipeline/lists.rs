@@ -177,3 +177,11 @@ pub struct Stages {
     /// Predicted figures.
     pub report: PipelineReport,
 }
+
+impl Stages {
+    /// Returns the bubble of lists that end at `end_ns`: time beyond the ideal, divided by it.
+    #[must_use]
+    pub fn bubble_of(&self, end_ns: u64) -> f64 {
+        end_ns as f64 / self.report.ideal_ns.max(1) as f64 - 1.0
+    }
+}

@@ -1,9 +1,12 @@
-//! The choice whether prefixes sleep between their ops.
+//! The choice whether prefixes sleep between their ops, and the times of ops that wait for their copies.
+
+use std::collections::BTreeMap;
 
 use super::PipelineError;
 use super::lists::Stages;
+use super::meet::{PipelineTimes, TransferTime};
 use super::spec::{Pipeline, StageBytes};
-use crate::simulate::World;
+use crate::simulate::{StepTime, TimeSpan, World};
 
 impl Pipeline {
     /// Plans the pipeline with what prefixes save awake, and with it asleep between their ops, and returns the
@@ -28,6 +31,40 @@ impl Pipeline {
                 Ok(if sooner { (asleep, sleeping) } else { (self, awake) })
             }
         }
+    }
+
+    /// Returns the times of ops as this pipeline runs them: where prefixes sleep between their ops, with the waits
+    /// for copies and for room, otherwise [`Stages::times`]. Sends that block are not simulated.
+    ///
+    /// # Errors
+    /// As [`Stages::times`].
+    pub fn expected_times(&self, stages: &Stages) -> Result<PipelineTimes, PipelineError> {
+        let planned = stages.times(self, self.timing())?;
+        let asleep = (0..self.stages).any(|stage| self.bytes_of(stage).prefix_asleep > 0);
+        if self.blocking || !asleep {
+            return Ok(planned);
+        }
+        // A world that does not run to its end has no times.
+        let Ok(timeline) = World::of_stages(self, stages)?.run() else { return Ok(planned) };
+        let mut places = BTreeMap::new();
+        for (stage, list) in (0_u32..).zip(&stages.stages) {
+            places.extend((0_u32..).zip(&list.ops).map(|(at, op)| (op.unit(), (stage, at))));
+        }
+        // Exchanges are numbered by stage and op.
+        let senders =
+            stages.stages.iter().flat_map(|list| &list.ops).filter(|op| op.sends.is_some());
+        let ends = senders
+            .filter_map(|op| Some((*places.get(&op.unit())?, *places.get(&op.unit().target()?)?)));
+        let mut transfers: Vec<TransferTime> =
+            ends.zip(&timeline.exchanges)
+                .map(|(((from, from_op), (to, to_op)), &TimeSpan { start_ns, end_ns })| {
+                    TransferTime { from, from_op, to, to_op, start_ns, end_ns }
+                })
+                .collect();
+        transfers.sort_by_key(|it| (it.start_ns, it.from, it.to));
+        let span = |&StepTime { start_ns, end_ns, .. }: &StepTime| TimeSpan { start_ns, end_ns };
+        let ops = timeline.ranks.iter().map(|rank| rank.steps.iter().map(span).collect()).collect();
+        Ok(PipelineTimes { ops, transfers, makespan_ns: timeline.total_ns })
     }
 
     /// Returns the end of lists in the simulator, which waits for room and copies.

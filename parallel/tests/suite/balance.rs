@@ -155,13 +155,16 @@ proptest! {
     fn costs_of_shares_count_their_nodes(case in case()) {
         let forest = case.forest();
         let batch = Workload { forest: &forest, groups: &case.groups, logit_rows: &[] };
-        for options in every_option(&case).into_iter().filter(|options| !options.exchange) {
+        for options in every_option(&case) {
             let Ok(shares) = Shares::new(&batch, &options) else { continue };
             let costs = options.rates.node_costs_ps(&forest, &[], options.microbatch_tokens).unwrap();
             for share in &shares.shares {
-                prop_assert_eq!(share.finish_ps, share.features.rows, "one picosecond per row");
                 let nodes = nodes_of(&forest, share);
-                prop_assert_eq!(share.busy_ps, nodes.iter().map(|id| costs[*id as usize]).sum::<u64>());
+                prop_assert_eq!(share.alone_ps, nodes.iter().map(|id| costs[*id as usize]).sum::<u64>());
+                if !options.exchange {
+                    prop_assert_eq!(share.busy_ps, share.alone_ps);
+                    prop_assert_eq!(share.finish_ps, share.features.rows, "one picosecond per row");
+                }
             }
             prop_assert_eq!(shares.uncut_ps, (0..case.parents.len() as u32).map(|n| rows(&forest, n)).sum::<u64>());
         }

@@ -120,6 +120,7 @@ fn a_picture_counts_omitted_bars() {
     let share = BARS_MAX / 5;
     assert!(svg.contains(&format!("{share} of {BARS_MAX} bars drawn")));
     assert_eq!(svg.matches("<title>step ").count(), share);
+    assert_eq!(svg.matches("class=\"omitted\"").count(), 1, "what is left out is not idle");
     let points = |count: usize| (0..count as u64).map(|at| (at, at % 7)).collect();
     let series = |name: &str, count| Series { name: name.to_owned(), points: points(count) };
     let half = BARS_MAX / 2;

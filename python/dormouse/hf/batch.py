@@ -10,6 +10,7 @@ import torch
 from .. import _native as native
 from ..exchange import Stem
 from ..group import Group
+from ..rank_plan import RankPlan
 from ..schedule import Forest, Machine, Plan
 from ..tree import Conversation, Tree
 from .outputs import Losses, Output, Request
@@ -187,12 +188,26 @@ class TreeBatch:
         machine: Machine | None = None,
         block_tokens: int = 0,
         device_bytes: int = 0,
+        plan: RankPlan | None = None,
     ):
         """``machine``: its rates decide which short prefixes are not worth sharing; None: all are
         shared. ``block_tokens``: longer prefixes run in blocks; 0: whole. ``device_bytes``: limit
         for what the plan counts; the plan then decides what sleeps and what runs forward again. 0:
-        the runtime decides."""
+        the runtime decides. ``plan``: made before, of these conversations in this order; without
+        the other options. It runs every conversation to its end."""
         used = [each.used_tokens for each in tree.conversations]
+        self._planned = plan
+        if plan is not None:
+            if machine is not None or block_tokens or device_bytes:
+                raise TypeError(
+                    "plan with machine, block_tokens or device_bytes; accepted: plan alone"
+                )
+            plan.check(
+                [each.tokens for each in tree.conversations],
+                [each.labels for each in tree.conversations],
+                [each.weight for each in tree.conversations],
+            )
+            used = [len(each.tokens) for each in tree.conversations]
         self.numbers = [i for i, count in enumerate(used) if count]
         self._used = [used[i] for i in self.numbers]
         self._conversations: list[Conversation] = [tree.conversations[i] for i in self.numbers]
@@ -216,6 +231,8 @@ class TreeBatch:
         self.longest_tokens = max(self._used, default=0)
 
     def longest_rows(self, microbatch_tokens):
+        if self._planned is not None:
+            microbatch_tokens = self._planned.microbatch_rows
         return self.longest_tokens + min(sum(self._used), microbatch_tokens)
 
     def sample(self):
@@ -229,6 +246,8 @@ class TreeBatch:
         return True
 
     def plan(self, model, microbatch_tokens, cuts=()):
+        if self._planned is not None:
+            return self._planned.plan_for(model)
         sequences = [
             each.tokens[:count]
             for each, count in zip(self._conversations, self._used, strict=True)

@@ -130,7 +130,8 @@ class SharedPrefix(ScoredModel):
         ``microbatch_tokens``: rows per microbatch; None: 512 on the CPU, 4,096 on a GPU. The
         activations of one microbatch are in memory at a time. ``on_phase`` is called with ``"A"``, ``"B"``,
         ``"C"`` when the phase of the running op changes, and with ``"end"`` after the last.
-        ``tree_options``: ``block_tokens``, ``machine`` and ``device_bytes`` of
+        ``tree_options``: ``block_tokens``, ``machine``, ``device_bytes`` and ``plan`` (a
+        :class:`dormouse.RankPlan` of these conversations, which is run as it is) of
         :class:`dormouse.hf.batch.TreeBatch`.
 
         Raises :class:`UnsupportedModelError` before any pass. A :class:`DormouseError` during the

@@ -1,6 +1,6 @@
 //! A plan before its residency is chosen.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cost::PASSES;
 use crate::limits::{PARETO_POINTS_MAX, PARETO_POINTS_TWO_TIERS_MAX};
@@ -15,7 +15,7 @@ use crate::tree_planner::{emit, fit};
 use crate::{Op, PlanError, PlanNode, Remedy, Residency};
 
 /// The contents of a plan.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Planned {
     pub(crate) microbatch_rows: u32,
     pub(crate) prediction: Prediction,

@@ -15,6 +15,7 @@ mod group_scenarios;
 mod kernel_rates;
 mod layout;
 mod layout_scenarios;
+mod plan_file;
 mod scenario_files;
 mod tree_planner;
 mod tree_planner_gradient;

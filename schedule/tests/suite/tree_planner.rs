@@ -29,6 +29,8 @@ struct Replay<'a> {
     again: Vec<u32>,
     /// Times each label of each sequence was scored.
     scored: BTreeMap<(u32, u64), u32>,
+    /// Ops that the plan names as its peak.
+    peaks: u32,
 }
 
 impl<'a> Replay<'a> {
@@ -43,6 +45,7 @@ impl<'a> Replay<'a> {
             backwards: vec![0; count],
             again: vec![0; count],
             scored: BTreeMap::new(),
+            peaks: 0,
         };
         let mut cursor = plan.clone();
         loop {
@@ -53,6 +56,8 @@ impl<'a> Replay<'a> {
             it.op(&op);
             cursor.complete(op.id).unwrap();
         }
+        let runs = plan.ops().len() > 1;
+        assert_eq!(it.peaks, u32::from(runs), "the peak is an op that runs");
         it.finish();
     }
 
@@ -109,11 +114,16 @@ impl<'a> Replay<'a> {
         self.live_layers(id).min(self.batch.wake_window_layers.into())
     }
 
-    /// Bytes of all nodes: K and V of 2 bytes per element, accumulators of 4, and the layers held.
-    fn device_bytes(&self) -> u64 {
+    /// Bytes of a row: K and V of 2 bytes per element, accumulators of 4.
+    fn boundary_bytes(&self) -> u64 {
         let model = &self.batch.model;
-        let boundary = 2 * u64::from(model.layers * model.kv_heads * model.head_dim) * (2 + 4);
-        let saved = model.saved_bytes_per_token_layer;
+        2 * u64::from(model.layers * model.kv_heads * model.head_dim) * (2 + 4)
+    }
+
+    /// Bytes of all nodes: K, V and accumulators, and the layers held.
+    fn device_bytes(&self) -> u64 {
+        let (boundary, saved) =
+            (self.boundary_bytes(), self.batch.model.saved_bytes_per_token_layer);
         let bytes = |(id, held): (&u32, &Held)| self.rows(*id) * (boundary + saved * held.layers);
         self.held.iter().map(bytes).sum()
     }
@@ -122,6 +132,24 @@ impl<'a> Replay<'a> {
         let saved = self.batch.model.saved_bytes_per_token_layer;
         let asleep = self.held.iter().filter(|(_, held)| held.asleep);
         asleep.map(|(id, _)| self.rows(*id) * saved * self.live_layers(*id)).sum()
+    }
+
+    /// The peak of the plan is divided as the nodes held and the op's labels say.
+    fn check_peak(&mut self, op: &Op) {
+        let Some(peak) = self.plan.device_peak().filter(|peak| peak.op == op.id.0) else { return };
+        let held: u64 = self.held.keys().map(|id| self.rows(*id)).sum();
+        let scored = match &op.kind {
+            OpKind::Microbatch { members, .. } => {
+                members.iter().map(|member| self.scored_rows(member.node.0)).sum()
+            }
+            OpKind::PrefixBackward { node, .. } => self.scored_rows(node.0),
+            _ => 0,
+        };
+        assert_eq!(peak.boundary_bytes, held * self.boundary_bytes(), "{op:?}");
+        assert_eq!(peak.logits_bytes, self.logits_bytes(scored), "{op:?}");
+        assert_eq!(peak.bytes(), op.device_bytes, "{op:?}");
+        assert!(self.plan.ops().iter().all(|other| other.device_bytes <= op.device_bytes));
+        self.peaks += 1;
     }
 
     fn logits_bytes(&self, rows: u64) -> u64 {
@@ -170,6 +198,7 @@ impl<'a> Replay<'a> {
         };
         assert_eq!(op.device_bytes, self.device_bytes() + beside, "{op:?}");
         assert_eq!(op.host_bytes, self.host_bytes(), "{op:?}");
+        self.check_peak(op);
         self.score(op);
         self.after(op);
     }
