@@ -1669,7 +1669,8 @@ dormouse_status_t dormouse_plan_create(struct dormouse_forest_t *forest,
 ///
 /// Any-thread. The caller owns the handle and releases it with `dormouse_plan_destroy`. Errors: `NULL`,
 /// `ARGUMENT`.
-dormouse_status_t dormouse_plan_load(const char *text, struct dormouse_plan_t **plan_out);
+dormouse_status_t dormouse_plan_load(const char *text,
+                                     struct dormouse_plan_t **plan_out);
 
 /// Destroys a plan. Prefixes created from it stay valid. NULL is a no-op.
 ///

@@ -55,6 +55,7 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "struct dormouse_digest_t *", "*", "&c->drafts[0].prompt"),
     ("*", "const char *", "name", "\"raced\""),
     ("*", "const char *", "path", "dump"),
+    ("dormouse_plan_load", "const char *", "text", "\"{}\""),
     ("*", "const char *", "request", "\"{}\""),
     ("*", "uint64_t", "bytes", "PICK4(c, 0, 4096, 65536, 65536)"),
     ("*", "uint64_t", "align", "PICK4(c, 0, 64, 4096, 3)"),

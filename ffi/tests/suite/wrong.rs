@@ -70,6 +70,7 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "struct dormouse_digest_t *", "digest_out", "result(k)"),
     ("*", "const char *", "name", "\"wrong\""),
     ("*", "const char *", "path", "dump"),
+    ("dormouse_plan_load", "const char *", "text", "\"{}\""),
     ("*", "const char *", "request", "request"),
     ("*", "uint64_t", "bytes", "4096"),
     ("*", "uint64_t", "align", "0"),
