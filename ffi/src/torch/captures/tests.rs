@@ -99,6 +99,12 @@ impl Bench {
     fn driver_queries(&self) -> u64 {
         self.standin.calls("cuStreamIsCapturing")
     }
+
+    /// As [`Self::driver_queries`], without those of a mark behind a free of a busy stream, which queries before it
+    /// records its event.
+    fn queries_of_requests(&self) -> u64 {
+        self.driver_queries() - self.standin.calls("cuEventRecord")
+    }
 }
 
 impl Drop for Bench {
@@ -137,11 +143,9 @@ const fn id(test: u64) -> PoolId {
 #[test]
 fn without_hooks_each_request_queries_the_driver_and_a_capture_is_refused() {
     let bench = Bench::new(false);
-    // A mark behind a free of a busy stream queries too, before it records its event.
-    let queries = || bench.driver_queries() - bench.standin.calls("cuEventRecord");
-    let before = queries();
+    let before = bench.queries_of_requests();
     free(bench.ordinary(PAGE_BYTES), 0);
-    assert_eq!(queries(), before + 1);
+    assert_eq!(bench.queries_of_requests(), before + 1);
     bench.begin(0, None);
     let refused = bench.captured(0, PAGE_BYTES).unwrap_err();
     assert!(refused.text.contains("CUDA graph") && !refused.is_out_of_memory, "{}", refused.text);
@@ -165,9 +169,9 @@ fn with_hooks_only_requests_during_a_capture_query_the_driver() {
         Needs::of(-1).driver_query() && Needs::of(i32::MAX).driver_query(),
         "an unknown GPU takes the slow path"
     );
-    let before = bench.driver_queries();
+    let before = bench.queries_of_requests();
     free(bench.ordinary(PAGE_BYTES), 0);
-    assert_eq!(bench.driver_queries(), before);
+    assert_eq!(bench.queries_of_requests(), before);
     bench.begin(0, Some(id(2)));
     assert!(Needs::of(GPU).driver_query());
     let before = bench.driver_queries();
