@@ -341,7 +341,7 @@ fn an_error_names_the_line_and_the_character() {
     let an_object = "an object on one line, such as {\"ids\": [1, 2, 3]}";
     let refused = [
         (&b"{\"ids\": [1], \"ids\": [2]}"[..], "character 18: duplicate field `ids`"),
-        (b"{\"ids\": [1], \"input_ids\": [2]}", "character 24: duplicate field `ids`"),
+        (b"{\"ids\": [1], \"input_ids\": [2]}", "character 24: duplicate field `input_ids`"),
         (
             b"{\"ids\": [1.5]}",
             "character 12: invalid type: floating point `1.5`, expected an integer",
