@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from contenders import LOOKUP, NGRAM, OURS, PLAIN, contenders
+from drafting import LOOKUP, NGRAM, OURS, PLAIN, contenders
 from examples import example
-from replays import Counts, Model, decode, earlier_of
+from decoding import Counts, Model, decode, earlier_of
 from rows import HIGHER, LOWER, Row
 
 from dormouse.demo import epochs
@@ -34,8 +34,8 @@ TIMED_RESPONSES = 1
 def speed_rows() -> list[Row]:
     figures = example("drafts", *SIZE)
     how = (
-        f"history/examples/drafts.rs: {figures['tokens']:,} tokens of {SIZE[0]} prompts, 1 thread; one "
-        f"token in ten differs, {figures['acceptance']:.0%} of drafted tokens are accepted"
+        f"history/examples/drafts.rs: {figures['tokens']:,} tokens of {SIZE[0]} prompts, 1 thread; "
+        f"one token in ten differs, {figures['acceptance']:.0%} of drafted tokens are accepted"
     )
     return [
         Row(name, unit, better, how, ours=figures[name], bar=bar)
@@ -44,7 +44,7 @@ def speed_rows() -> list[Row]:
 
 
 def worth_rows(temperature: float) -> list[Row]:
-    """Acceptance and tokens per forward of all epochs but the first, which has nothing before it."""
+    """Acceptance and tokens per forward of all epochs but the first, which has none before it."""
     recording, label = epochs.read(), LABELS[temperature]
     found: dict[str, Counts] = {}
     for number in range(1, len(recording.epochs)):
@@ -78,8 +78,8 @@ def time_rows() -> list[Row]:
     for temperature, label in LABELS.items():
         found = replay(recording, last, temperature, Model(model), TIMED_RESPONSES)
         how = (
-            f"{text_of(recording)}, the last epoch, temperature {temperature}, the first response of "
-            f"each prompt; decoding alone, 1 thread, weights of the start, FP32; plain "
+            f"{text_of(recording)}, the last epoch, temperature {temperature}, the first response "
+            f"of each prompt; decoding alone, 1 thread, weights of the start, FP32; plain "
             f"{found[PLAIN].wall_s:.0f} s; by CPU time "
             f"{found[PLAIN].cpu_s / found[OURS].cpu_s:.2f}; {PUBLISHED}"
         )
@@ -126,8 +126,8 @@ def text_of(recording: Recording) -> str:
     answers = next(iter(recording.epochs[0].answers.values()))
     count = sum(answer.temperature == epochs.TRAINED for answer in answers)
     return (
-        f"{settings['model']['id']}, {len(recording.epochs)} epochs, {len(recording.prompts)} prompts, "
-        f"{count} responses of at most {settings['response_tokens_max']} tokens"
+        f"{settings['model']['id']}, {len(recording.epochs)} epochs, {len(recording.prompts)} "
+        f"prompts, {count} responses of at most {settings['response_tokens_max']} tokens"
     )
 
 

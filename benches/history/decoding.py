@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
-from contenders import Begin, Recorded
+from drafting import Begin, Recorded
 
 from dormouse.demo.epochs import Recording
 

@@ -37,7 +37,7 @@ class Recorded:
     epoch: int
 
 
-# Makes what drafts one response: of the prompt's ids, the most tokens of the sequence, the end token.
+# Makes what drafts one response, of the prompt's ids, the most tokens of the sequence, and its end.
 Begin = Callable[[torch.Tensor, int, int], CandidateGenerator]
 
 
