@@ -15,6 +15,7 @@ import torch
 from drafting import Begin, Recorded
 
 from dormouse.demo.epochs import Recording
+from dormouse.history.drafters import equal_tokens
 
 
 @dataclass
@@ -94,10 +95,8 @@ def decode(
         with_draft, _ = candidates.get_candidates(sequence)
         draft = with_draft[0, at:].tolist()
         rest = response[at - len(prompt) :]
-        equal = 0
         # The last token is the model's own.
-        while equal < min(len(draft), len(rest) - 1) and draft[equal] == rest[equal]:
-            equal += 1
+        equal = equal_tokens(draft, rest[:-1])
         if forward is not None:
             forward(with_draft[:, at - 1 :], len(draft) - equal)
         sequence = torch.cat([sequence, torch.tensor([rest[: equal + 1]])], dim=1)

@@ -30,6 +30,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
     "initializer_range": 0.5,
+    "tie_word_embeddings": False,
 }
 WINDOW = 8
 KINDS = {
@@ -96,8 +97,8 @@ def forwards(model, call) -> int:
 def test_greedy_tokens_are_those_of_generate(kind, history):
     model = model_of(kind)
     own = response(plain(model))
-    assert len(set(own)) > 3, "a response that repeats one token shows little"
-    for epoch, recorded in enumerate((changed(own, 9), changed(own, 4))):
+    assert len(set(own)) > 2, "a response that repeats one token shows little"
+    for epoch, recorded in enumerate((changed(own, 9), changed(own, 4), own)):
         history.record(PROMPT[0], recorded, epoch=epoch)
         assert response(drafted(model, history)) == own
     stats = history.stats()
@@ -189,7 +190,7 @@ def test_options_of_generate_hold(llama, history):
 def test_two_tokens_sampled_have_the_distribution_of_the_model(history):
     """Pairs of tokens against the model's own probabilities, in FP64."""
     torch.manual_seed(0)
-    small = {"vocab_size": 6, "hidden_size": 16, "num_hidden_layers": 1, "initializer_range": 0.3}
+    small = {"vocab_size": 6, "hidden_size": 16, "num_hidden_layers": 1, "initializer_range": 0.06}
     model = (
         AutoModelForCausalLM.from_config(transformers.LlamaConfig(**(SIZES | small)))
         .double()
@@ -203,7 +204,7 @@ def test_two_tokens_sampled_have_the_distribution_of_the_model(history):
     wanted = first[:, None] * second
     # A draft of the likeliest first token, and then of an unlikely one.
     draft = [int(first.argmax()), int(second[first.argmax()].argmin()), 0]
-    samples, counts = 1500, torch.zeros(6, 6, dtype=torch.float64)
+    samples, counts = 800, torch.zeros(6, 6, dtype=torch.float64)
     with History(6) as history:
         history.record(prompt[0], draft)
         for _ in range(samples):
@@ -261,13 +262,13 @@ def test_other_models_shapes_and_vocabularies_are_refused(llama, history):
     cache = StaticCache(config=llama.config, max_cache_len=64)
     with pytest.raises(dormouse.ArgumentError, match="past_key_values is a StaticCache"):
         generate(llama, PROMPT, history, past_key_values=cache)
-    with History(20) as short, pytest.raises(dormouse.ArgumentError, match="id 2 of end is 23"):
+    with History(20) as short, pytest.raises(dormouse.ArgumentError, match="id 0 of end is 23"):
         generate(llama, PROMPT, short, max_new_tokens=4)
 
 
 def test_candidates_serve_other_loops(history):
     history.record(PROMPT[0], [9, 9, 1, 2])
-    candidates = HistoryCandidates(history, PROMPT[0], 16, torch.tensor([2]))
+    candidates = HistoryCandidates(history, PROMPT[0], 17, torch.tensor([2]))
     ids, logits = candidates.get_candidates(PROMPT)
     assert ids[0].tolist() == [*PROMPT[0].tolist(), 9, 9] and logits is None
     sequence = torch.cat([PROMPT, torch.tensor([[9, 9, 1]])], dim=1)

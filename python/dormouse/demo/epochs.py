@@ -2,11 +2,14 @@
 
 In each epoch the policy answers every recorded prompt and is updated after each, with the demo's
 loss and rewards. Answers at :data:`TRAINED` are what it trains on; those of other temperatures are
-drawn beside them, from the same weights. ``epochs.json`` has the settings, ``N.json`` an epoch.
+drawn beside them, from the same weights. Weights are FP32, updates run under autocast to BF16, and
+a BF16 copy samples, as in trainers with a rollout engine. ``epochs.json`` has the settings,
+``N.json`` an epoch.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -108,7 +111,7 @@ def record(directory: Path, seed: int) -> Iterator[Epoch]:
         "trained_temperature": TRAINED,
         "response_tokens_max": RESPONSE_TOKENS_MAX,
         "learning_rate": LEARNING_RATE,
-        "dtype": "float32",
+        "dtype": "float32, bfloat16 in forwards",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
@@ -131,6 +134,7 @@ class _Trainer:
         from dormouse.hf import SharedPrefix
 
         self._policy, self._tokenizer, self._seed = policy, tokenizer, seed
+        self._sampler = copy.deepcopy(policy).bfloat16().eval()
         self._runtime = dormouse.Runtime()
         self._shared = SharedPrefix(policy, runtime=self._runtime, sleep=False)
         self._optimizer = torch.optim.AdamW(
@@ -143,7 +147,7 @@ class _Trainer:
 
         stop = self._tokenizer.eos_token_id
         rows, logprobs = sample(
-            self._policy,
+            self._sampler,
             prompt,
             stop,
             generator(self._seed, f"{epoch}/{name}"),
@@ -175,10 +179,16 @@ class _Trainer:
         if not any(scores):
             return
         group = dormouse.Group(prompt, [answer.tokens for answer in answers])
-        self._shared.backward(group, GrpoLoss(logprobs, scores))
+        loss = GrpoLoss(logprobs, scores)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            self._shared.backward(group, lambda logits, *labels: loss(logits.float(), *labels))
         torch.nn.utils.clip_grad_norm_(self._policy.parameters(), NORM_MAX)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        own = zip(self._sampler.parameters(), self._policy.parameters(), strict=True)
+        with torch.no_grad():
+            for copied, weights in own:
+                copied.copy_(weights)
 
 
 def _read_epoch(path: Path, number: int) -> Epoch:

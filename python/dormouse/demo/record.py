@@ -147,7 +147,7 @@ def sample(
     first = policy(input_ids=torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
     cache = first.past_key_values
     cache.batch_repeat_interleave(len(temperatures))
-    logits = first.logits[:, -1].expand(len(temperatures), -1)
+    logits = first.logits[:, -1].float().expand(len(temperatures), -1)
     divisors = torch.tensor([each or 1.0 for each in temperatures]).unsqueeze(1)
     greedy = torch.tensor([each == 0 for each in temperatures])
     responses: list[list[int]] = [[] for _ in temperatures]
@@ -163,7 +163,7 @@ def sample(
         if step + 1 == tokens_max or all(response[-1] == stop for response in responses):
             break
         out = policy(input_ids=drawn, past_key_values=cache, use_cache=True)
-        logits = out.logits[:, -1]
+        logits = out.logits[:, -1].float()
     return responses, logprobs
 
 
