@@ -22,7 +22,7 @@ SPEED_BARS = {
     "insert_tokens_per_s": ("tokens/s", HIGHER, 1e6),
 }
 # As rows name the temperatures that were recorded.
-LABELS = {epochs.TRAINED: "sampled", epochs.COLD: "cold", epochs.GREEDY: "greedy"}
+LABELS = {epochs.TRAINED: "sampled", epochs.GREEDY: "greedy"}
 KINDS = ("acceptance", "tokens_per_forward")
 OVER_LOOKUP = "acceptance_over_prompt_lookup"
 SPEEDUP = "rollout_speedup"

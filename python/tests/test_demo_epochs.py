@@ -23,7 +23,7 @@ SIZES = {
 
 def an_epoch(number: int) -> Epoch:
     answers = [Answer([number, 5, 6], 1.0, 0.25), Answer([7], 0.0, 1.0)]
-    return Epoch(number, {name: answers for name in trace.read().groups[:2]})
+    return Epoch(number, dict.fromkeys(trace.read().groups[:2], answers))
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -74,7 +74,7 @@ def test_temperatures_of_a_batch_are_those_of_its_rows():
 
 def test_the_shipped_recording_is_of_the_shipped_prompts():
     found = epochs.read()
-    assert list(found.prompts) == trace.read().groups
+    assert set(found.prompts) <= set(trace.read().groups)
     assert len(found.epochs) == epochs.EPOCHS
     for epoch in found.epochs:
         for answers in epoch.answers.values():

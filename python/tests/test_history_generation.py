@@ -279,5 +279,7 @@ def test_candidates_serve_other_loops(history):
     full = torch.cat([sequence, torch.tensor([[2]])], dim=1)
     candidates.update_candidate_strategy(full, None, 0)
     assert history.stats() == history.stats() | {"drafted_tokens": 3, "accepted_tokens": 3}
-    ids, _ = candidates.get_candidates(full)
-    assert torch.equal(ids, full), "no room beside the model's own token"
+    for room in (0, 1):
+        short = HistoryCandidates(history, PROMPT[0], PROMPT.shape[1] + room + 1)
+        ids, _ = short.get_candidates(PROMPT)
+        assert ids[0, PROMPT.shape[1] :].tolist() == [9] * room, "beside the model's own token"

@@ -205,6 +205,10 @@ def test_chains_have_the_shape_of_sglangs_trees(history):
         [*first, 0],
     ]
     assert paths(ids[4:], masks[16:].reshape(4, 4)) == [[4], [4, 0], [4, 0], [4, 0]]
+    # A name that was erased may come again with another prompt.
+    corpus.erase_match_state(["a", "unknown"])
+    ids, _ = corpus.batch_get(["a"], [PROMPTS["b"] + RESPONSES["b"][:1]], [7])
+    assert ids.tolist() == [*RESPONSES["b"][:3], 0]
 
 
 def test_a_loop_as_sglangs_worker_has_it(history):

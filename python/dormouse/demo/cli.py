@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     again = commands.add_parser("record-epochs", help="sample rollouts of a policy as it trains")
     again.add_argument("--seed", type=int, default=None, help="default: the shipped recording's")
+    again.add_argument("--prompts", type=int, default=None, help="the shortest; default: all")
     again.add_argument("--out", type=Path, default=epochs.DIRECTORY, help="default: %(default)s")
 
     options = parser.parse_args(arguments)
@@ -69,7 +70,7 @@ def _record_epochs(options) -> int:
     from . import record
 
     seed = record.SEED if options.seed is None else options.seed
-    for epoch in epochs.record(options.out, seed):
+    for epoch in epochs.record(options.out, seed, options.prompts):
         rewards = [each.reward for rows in epoch.answers.values() for each in rows]
         print(f"epoch {epoch.number}: mean reward {sum(rewards) / len(rewards):.3f}", flush=True)
     return 0

@@ -1,10 +1,9 @@
 """Epochs of rollouts of one policy while it trains (``examples/rollouts/epochs``).
 
-In each epoch the policy answers every recorded prompt and is updated after each, with the demo's
-loss and rewards. Answers at :data:`TRAINED` are what it trains on; those of other temperatures are
-drawn beside them, from the same weights. Weights are FP32, updates run under autocast to BF16, and
-a BF16 copy samples, as in trainers with a rollout engine. ``epochs.json`` has the settings,
-``N.json`` an epoch.
+In each epoch the policy answers each prompt and is updated after it, with the demo's loss and
+rewards. It trains on the answers at :data:`TRAINED`; a greedy one is drawn beside them, from the
+same weights. Weights are FP32, updates run under autocast to BF16, and a BF16 copy samples, as in
+trainers with a rollout engine. ``epochs.json`` has the settings, ``N.json`` an epoch.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ DIRECTORY = paths.TRACE_DIR / "epochs"
 EPOCHS = 4
 RESPONSES = 4
 RESPONSE_TOKENS_MAX = 64
-# Of the rollouts that are trained on, of a colder sampler, and 0 for the most likely tokens.
-TRAINED, COLD, GREEDY = 1.0, 0.6, 0.0
-TEMPERATURES = (TRAINED,) * RESPONSES + (COLD,) * RESPONSES + (GREEDY,)
+# Of the rollouts that are trained on, and 0 for the most likely tokens.
+TRAINED, GREEDY = 1.0, 0.0
+TEMPERATURES = (TRAINED,) * RESPONSES + (GREEDY,)
 
 # AdamW without decay of weights and a clipped norm, as trainers of GRPO have them.
 LEARNING_RATE = 1e-5
@@ -92,8 +91,9 @@ def write(epoch: Epoch, prompts: list[str], settings: dict, directory: Path = DI
     (directory / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n")
 
 
-def record(directory: Path, seed: int) -> Iterator[Epoch]:
-    """Yields epochs as they are drawn, trained on and written."""
+def record(directory: Path, seed: int, prompts: int | None = None) -> Iterator[Epoch]:
+    """Yields epochs as they are drawn, trained on and written. ``prompts``: so many of the recorded
+    ones, the shortest; None: all."""
     import torch
     from tqdm import tqdm
 
@@ -104,6 +104,8 @@ def record(directory: Path, seed: int) -> Iterator[Epoch]:
     policy = models.load_model(source)
     tokenizer = models.load_tokenizer(source)
     recorded = trace.read()
+    groups = {name: recorded.load(name).prompt for name in recorded.groups}
+    names = sorted(groups, key=lambda name: len(groups[name]))[:prompts]
     settings = {
         "model": {"id": models.MODEL_ID, "file": source.path.name, "sha256": source.sha256},
         "seed": seed,
@@ -119,10 +121,10 @@ def record(directory: Path, seed: int) -> Iterator[Epoch]:
     trainer = _Trainer(policy, tokenizer, seed)
     for number in range(EPOCHS):
         answers = {}
-        for name in tqdm(recorded.groups, desc=f"epoch {number}", unit="prompt"):
-            answers[name] = trainer.step(number, name, recorded.load(name).prompt, facts[name])
+        for name in tqdm(names, desc=f"epoch {number}", unit="prompt"):
+            answers[name] = trainer.step(number, name, groups[name], facts[name])
         epoch = Epoch(number, answers)
-        write(epoch, recorded.groups, settings, directory)
+        write(epoch, names, settings, directory)
         yield epoch
 
 

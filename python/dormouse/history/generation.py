@@ -31,7 +31,7 @@ _OTHER_WAYS = {
     "penalty_alpha": (None, 0, 0.0),
     "dola_layers": (None,),
     "use_cache": (None, True),
-    "cache_implementation": (None, "dynamic", "dynamic_full", "offloaded", "quantized"),
+    "cache_implementation": (None, "dynamic", "offloaded"),
     "inputs_embeds": (None,),
 }
 
