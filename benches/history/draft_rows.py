@@ -10,9 +10,9 @@ from examples import example
 from decoding import Counts, Model, decode, earlier_of
 from rows import HIGHER, LOWER, Row
 
-from dormouse.demo import epochs
+from dormouse.demo import epochs, trace
 from dormouse.demo import model as demo_model
-from dormouse.demo.epochs import Recording
+from dormouse.demo.epochs import Answer, Epoch, Recording
 
 # Prompts, responses, and tokens of each: 10⁷ tokens.
 SIZE = (640, 16, 1000)
@@ -21,8 +21,10 @@ SPEED_BARS = {
     "bytes_per_token": ("bytes", LOWER, 12.0),
     "insert_tokens_per_s": ("tokens/s", HIGHER, 1e6),
 }
-# As rows name the temperatures that were recorded.
+# As rows name the temperatures of the recorded epochs.
 LABELS = {epochs.TRAINED: "sampled", epochs.GREEDY: "greedy"}
+# Of the demo's recorded groups, drafts of the last four responses from the first four.
+SAME_WEIGHTS, HALF = "same_weights", 4
 KINDS = ("acceptance", "tokens_per_forward")
 OVER_LOOKUP = "acceptance_over_prompt_lookup"
 SPEEDUP = "rollout_speedup"
@@ -43,14 +45,34 @@ def speed_rows() -> list[Row]:
     ]
 
 
-def worth_rows(temperature: float) -> list[Row]:
+def worth_rows(label: str, recording: Recording, temperature: float) -> list[Row]:
     """Acceptance and tokens per forward of all epochs but the first, which has none before it."""
-    recording, label = epochs.read(), LABELS[temperature]
     found: dict[str, Counts] = {}
     for number in range(1, len(recording.epochs)):
         for name, counts in replay(recording, number, temperature).items():
             found.setdefault(name, Counts()).add(counts)
     return rows_of(label, found, f"{text_of(recording)}, temperature {temperature}; {PUBLISHED}")
+
+
+def halves() -> Recording:
+    """Returns the demo's recorded groups as two epochs of a policy that did not change."""
+    recorded = trace.read()
+    groups = [recorded.load(name) for name in recorded.groups]
+    sampling = recorded.sampling
+    settings = {"model": recorded.model, "response_tokens_max": sampling["response_tokens_max"]}
+
+    def epoch(number: int, rollouts: slice) -> Epoch:
+        answers = {
+            group.id: [
+                Answer(each.tokens, sampling["temperature"], each.reward)
+                for each in group.rollouts[rollouts]
+            ]
+            for group in groups
+        }
+        return Epoch(number, answers)
+
+    both = [epoch(0, slice(HALF)), epoch(1, slice(HALF, None))]
+    return Recording(settings, {group.id: group.prompt for group in groups}, both)
 
 
 def rows_of(label: str, found: dict[str, Counts], how: str) -> list[Row]:
@@ -131,18 +153,21 @@ def text_of(recording: Recording) -> str:
     )
 
 
-def names(kind: str) -> tuple[str, ...]:
-    return tuple(f"{kind}_{label}" for label in LABELS.values())
+def names(label: str) -> tuple[str, ...]:
+    return tuple(f"{kind}_{label}" for kind in (*KINDS, OVER_LOOKUP))
 
 
 MAKERS = [
     (tuple(SPEED_BARS), speed_rows),
     *(
         (
-            tuple(f"{kind}_{label}" for kind in (*KINDS, OVER_LOOKUP)),
-            lambda temperature=temperature: worth_rows(temperature),
+            names(label),
+            lambda label=label, temperature=temperature: worth_rows(
+                label, epochs.read(), temperature
+            ),
         )
         for temperature, label in LABELS.items()
     ),
-    (names(SPEEDUP), time_rows),
+    (names(SAME_WEIGHTS), lambda: worth_rows(SAME_WEIGHTS, halves(), epochs.TRAINED)),
+    (tuple(f"{SPEEDUP}_{label}" for label in LABELS.values()), time_rows),
 ]

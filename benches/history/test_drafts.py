@@ -109,3 +109,13 @@ def test_makers_name_the_rows_that_they_make(monkeypatch):
     assert [row.met for row in rows] == [True, True, False]
     found = dict.fromkeys((OURS, LOOKUP, NGRAM), Counts(tokens=1, forwards=1))
     assert tuple(row.name for row in rows_of("sampled", found, "")) == draft_rows.MAKERS[1][0]
+
+
+def test_the_recorded_groups_are_two_epochs_of_one_policy():
+    found = draft_rows.halves()
+    assert [each.number for each in found.epochs] == [0, 1]
+    for name, prompt in found.prompts.items():
+        first, second = (epoch.answers[name] for epoch in found.epochs)
+        assert len(first) == len(second) == draft_rows.HALF and len(prompt) > 400
+        assert [a.tokens for a in first] != [a.tokens for a in second]
+    assert len(earlier_of(found, 1, 1.0)) == draft_rows.HALF * len(found.prompts)
