@@ -136,7 +136,10 @@ class _Trainer:
         from dormouse.hf import SharedPrefix
 
         self._policy, self._tokenizer, self._seed = policy, tokenizer, seed
-        self._sampler = copy.deepcopy(policy).bfloat16().eval()
+        self._sampler = copy.deepcopy(policy).eval()
+        # Weights alone: angles of positions need FP32.
+        for weights in self._sampler.parameters():
+            weights.data = weights.data.bfloat16()
         self._runtime = dormouse.Runtime()
         self._shared = SharedPrefix(policy, runtime=self._runtime, sleep=False)
         self._optimizer = torch.optim.AdamW(
