@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -70,6 +71,38 @@ def test_temperatures_of_a_batch_are_those_of_its_rows():
     rows, logprobs = record.sample(policy, prompt, stop, torch.Generator(), (0.0, 0.0), 12)
     assert rows == [greedy[: greedy.index(stop) + 1]] * 2
     assert [len(each) for each in logprobs] == [len(each) for each in rows]
+
+
+class Tokens:
+    """A tokenizer that says ids."""
+
+    eos_token_id = 29
+
+    def decode(self, tokens, skip_special_tokens: bool) -> str:
+        return " ".join(map(str, tokens))
+
+
+def test_a_step_trains_on_its_answers_and_the_sampler_follows(runtime):
+    torch.manual_seed(2)
+    policy = LlamaForCausalLM(LlamaConfig(**SIZES))
+    before = copy.deepcopy(policy)
+    trainer = epochs.Trainer(policy, Tokens(), 7, runtime)
+    prompt = [1, *range(3, 20)]
+    # Rewards that differ: some answers have the token 5, all but the greedy ones.
+    answers = trainer.step(0, "p", prompt, [["5"], ["11"], ["23"]])
+    assert [each.temperature for each in answers] == list(epochs.TEMPERATURES)
+    trained = [each.reward for each in answers if each.temperature == epochs.TRAINED]
+    assert len(set(trained)) > 1
+    moved = [
+        float((new - old).detach().abs().max())
+        for new, old in zip(policy.parameters(), before.parameters(), strict=True)
+    ]
+    # The first update of Adam moves a weight with a gradient by the learning rate.
+    assert max(moved) == pytest.approx(epochs.LEARNING_RATE, rel=0.1)
+    for copied, weights in zip(trainer.sampler.parameters(), policy.parameters(), strict=True):
+        assert torch.equal(copied, weights.bfloat16())
+    again = epochs.Trainer(before, Tokens(), 7, runtime)
+    assert again.step(0, "p", prompt, [["5"], ["11"], ["23"]]) == answers
 
 
 def test_the_shipped_recording_is_of_the_shipped_prompts():

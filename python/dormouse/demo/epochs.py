@@ -97,6 +97,8 @@ def record(directory: Path, seed: int, prompts: int | None = None) -> Iterator[E
     import torch
     from tqdm import tqdm
 
+    import dormouse
+
     from . import model as models
     from .record import questions
 
@@ -118,41 +120,44 @@ def record(directory: Path, seed: int, prompts: int | None = None) -> Iterator[E
         "torch": torch.__version__,
     }
     facts = {question.id: question.facts for question in questions()}
-    trainer = _Trainer(policy, tokenizer, seed)
-    for number in range(EPOCHS):
-        answers = {}
-        for name in tqdm(names, desc=f"epoch {number}", unit="prompt"):
-            answers[name] = trainer.step(number, name, groups[name], facts[name])
-        epoch = Epoch(number, answers)
-        write(epoch, names, settings, directory)
-        yield epoch
+    with dormouse.Runtime() as runtime:
+        trainer = Trainer(policy, tokenizer, seed, runtime)
+        for number in range(EPOCHS):
+            answers = {}
+            for name in tqdm(names, desc=f"epoch {number}", unit="prompt"):
+                answers[name] = trainer.step(number, name, groups[name], facts[name])
+            epoch = Epoch(number, answers)
+            write(epoch, names, settings, directory)
+            yield epoch
 
 
-class _Trainer:
-    def __init__(self, policy, tokenizer, seed: int):
+class Trainer:
+    """A policy that answers prompts and trains on its answers."""
+
+    def __init__(self, policy, tokenizer, seed: int, runtime):
         import torch
 
-        import dormouse
         from dormouse.hf import SharedPrefix
 
         self._policy, self._tokenizer, self._seed = policy, tokenizer, seed
-        self._sampler = copy.deepcopy(policy).eval()
+        self.sampler = copy.deepcopy(policy).eval()
         # Weights alone: angles of positions need FP32.
-        for weights in self._sampler.parameters():
+        for weights in self.sampler.parameters():
             weights.data = weights.data.bfloat16()
-        self._runtime = dormouse.Runtime()
-        self._shared = SharedPrefix(policy, runtime=self._runtime, sleep=False)
+        self._shared = SharedPrefix(policy, runtime=runtime, sleep=False)
         self._optimizer = torch.optim.AdamW(
             policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True
         )
 
-    def step(self, epoch: int, name: str, prompt: list[int], facts: list[list[str]]):
+    def step(
+        self, epoch: int, name: str, prompt: list[int], facts: list[list[str]]
+    ) -> list[Answer]:
         """Answers a prompt, and trains on the answers of one temperature."""
         from .record import generator, sample
 
         stop = self._tokenizer.eos_token_id
         rows, logprobs = sample(
-            self._sampler,
+            self.sampler,
             prompt,
             stop,
             generator(self._seed, f"{epoch}/{name}"),
@@ -190,7 +195,7 @@ class _Trainer:
         torch.nn.utils.clip_grad_norm_(self._policy.parameters(), NORM_MAX)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        own = zip(self._sampler.parameters(), self._policy.parameters(), strict=True)
+        own = zip(self.sampler.parameters(), self._policy.parameters(), strict=True)
         with torch.no_grad():
             for copied, weights in own:
                 copied.copy_(weights)

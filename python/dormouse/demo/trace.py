@@ -150,7 +150,9 @@ def read_json(path: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise TraceError(f"{path} is missing; run python -m dormouse.demo record") from None
+        raise TraceError(
+            f"{path} is missing; python -m dormouse.demo record and record-epochs write such files"
+        ) from None
     except json.JSONDecodeError as error:
         raise TraceError(f"{path} is not JSON: {error}") from None
 
