@@ -5,9 +5,10 @@ from __future__ import annotations
 import draft_rows
 import pytest
 import torch
-from decoding import Counts, decode, earlier_of
+from decoding import Counts, Model, decode, earlier_of
 from draft_rows import rows_of
 from drafting import LOOKUP, NGRAM, NGRAM_DRAFT_TOKENS, OURS, PLAIN, Recorded, contenders
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from dormouse.demo.epochs import Answer, Epoch, Recording
 
@@ -62,6 +63,29 @@ def test_what_is_not_recorded_is_rejected_where_it_differs():
     # Each token once: the prompt's last, and all but the response's last.
     assert kept[0].tolist() == [PROMPT[-1], *response[:-1]]
     assert sum(rejected for _, rejected in fed) == counts.drafted - counts.accepted > 0
+
+
+def test_the_model_runs_each_token_at_its_place():
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=VOCAB, num_hidden_layers=2, initializer_range=0.3, **sizes)
+    model = LlamaForCausalLM(config).double().eval()
+    ours = Model(model)
+    for response in ([*RESPONSE[:3], 77, *RESPONSE[4:]], RESPONSE, RESPONSE[:4]):
+        rows, kept = [], []
+        forward = ours.begin(PROMPT)
+        hook = model.register_forward_hook(lambda _, __, out, to=rows: to.append(out.logits[0]))
+
+        def run(ids, rejected, forward=forward, to=kept):
+            forward(ids, rejected)
+            to.append(ids.shape[1] - rejected)
+
+        counts_of(OURS, [RESPONSE], response, run)
+        hook.remove()
+        found = torch.cat([each[:count] for each, count in zip(rows, kept, strict=True)])
+        with torch.no_grad():
+            wanted = model(torch.tensor([[*PROMPT, *response[:-1]]])).logits[0, len(PROMPT) - 1 :]
+        assert torch.allclose(found, wanted, atol=1e-10)
 
 
 def recording() -> Recording:
