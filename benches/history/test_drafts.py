@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import draft_rows
 import pytest
 import torch
@@ -10,6 +12,7 @@ from draft_rows import rows_of
 from drafting import LOOKUP, NGRAM, NGRAM_DRAFT_TOKENS, OURS, PLAIN, Recorded, contenders
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dormouse.demo import epochs
 from dormouse.demo.epochs import Answer, Epoch, Recording
 
 VOCAB, STOP = 100, 0
@@ -143,3 +146,11 @@ def test_the_recorded_groups_are_two_epochs_of_one_policy():
         assert len(first) == len(second) == draft_rows.HALF and len(prompt) > 400
         assert [a.tokens for a in first] != [a.tokens for a in second]
     assert len(earlier_of(found, 1, 1.0)) == draft_rows.HALF * len(found.prompts)
+
+
+def test_without_a_recording_rows_say_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(epochs, "read", partial(epochs.read, tmp_path))
+    for names, maker in (draft_rows.MAKERS[1], draft_rows.MAKERS[-1]):
+        rows = maker()
+        assert tuple(row.name for row in rows) == names
+        assert all(row.ours is None and "is missing" in row.how for row in rows)
