@@ -15,7 +15,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-history bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -36,7 +36,7 @@ wheel: python ## target/wheel/dormouse-*.whl: the package, both libraries and th
 	$(PYTHON) -m auditwheel show target/wheel/*.whl
 
 # Trainers' packages are not in .venv, so the module for Megatron-core has no page.
-PYTHON_API := dormouse $(addprefix dormouse.,hf trl verl openrlhf nemo_rl)
+PYTHON_API := dormouse $(addprefix dormouse.,hf history trl verl openrlhf nemo_rl)
 
 docs: python ## pages of the three APIs, without warnings: target/doc (Rust), target/docs/python, target/docs/c; needs doxygen
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
@@ -170,6 +170,10 @@ bench-parallel: lib python ## Megatron's schedule with shared prompts, played pi
 
 bench-replay: lib python ## 100 updates of SmolLM2 on the recorded rollouts, dense and shared: target/bench/replay.json, a table and a picture
 	$(PYTHON) benches/replay/bench.py
+
+bench-history: lib python ## drafts from earlier rollouts beside prompt lookup and n-grams: target/bench/history.json, and a table
+	$(CARGO) build --release --locked -p dormouse-history --examples
+	$(PYTHON) benches/history/bench.py
 
 bench-see: lib cli wheel ## what recording costs, how fast a page of a million events opens, the wheel: target/bench/see.json, and a table
 	$(CARGO) build --release --locked -p dormouse-timeline --examples

@@ -43,7 +43,7 @@ def main() -> None:
             if first[-1] != tokenizer.eos_token_id:
                 first = [*first, tokenizer.eos_token_id]
             before = [*group.prompt, *first, *question]
-            second = record.sample(policy, before, tokenizer.eos_token_id, generator)
+            second, _ = record.sample(policy, before, tokenizer.eos_token_id, generator)
             answers.append({"first": first, "second": second[:SECOND_ANSWERS]})
         prompts.append({"prompt": group.prompt, "answers": answers})
     OUT.write_text(json.dumps({"question": question, "prompts": prompts}) + "\n")

@@ -1,4 +1,4 @@
-"""``python -m dormouse.demo run | record``."""
+"""``python -m dormouse.demo run | record | record-epochs``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import paths
+from . import epochs, paths
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,8 +34,15 @@ def main(arguments: list[str] | None = None) -> int:
     record.add_argument("--seed", type=int, default=None, help="default: the shipped trace's")
     record.add_argument("--out", type=Path, default=paths.TRACE_DIR, help="default: %(default)s")
 
+    again = commands.add_parser("record-epochs", help="sample rollouts of a policy as it trains")
+    again.add_argument("--seed", type=int, default=None, help="default: the shipped recording's")
+    again.add_argument("--prompts", type=int, default=None, help="the shortest; default: all")
+    again.add_argument("--out", type=Path, default=epochs.DIRECTORY, help="default: %(default)s")
+
     options = parser.parse_args(arguments)
-    return _run(options) if options.command == "run" else _record(options)
+    return {"run": _run, "record": _record, "record-epochs": _record_epochs}[options.command](
+        options
+    )
 
 
 def _run(options) -> int:
@@ -56,4 +63,14 @@ def _record(options) -> int:
 
     made = record.record(options.out, record.SEED if options.seed is None else options.seed)
     print(f"{len(made.groups)} groups in {made.directory}; default {made.default_group}")
+    return 0
+
+
+def _record_epochs(options) -> int:
+    from . import record
+
+    seed = record.SEED if options.seed is None else options.seed
+    for epoch in epochs.record(options.out, seed, options.prompts):
+        rewards = [each.reward for rows in epoch.answers.values() for each in rows]
+        print(f"epoch {epoch.number}: mean reward {sum(rewards) / len(rewards):.3f}", flush=True)
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def record_group(policy, tokenizer, question: Question, seed: int) -> trace.Roll
             f"{question.id}: prompt of {len(prompt)} tokens; "
             f"accepted: {PROMPT_TOKENS_MIN} to {PROMPT_TOKENS_MAX}"
         )
-    responses = sample(policy, prompt, tokenizer.eos_token_id, _generator(seed, question.id))
+    responses, _ = sample(policy, prompt, tokenizer.eos_token_id, generator(seed, question.id))
     texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in responses]
     earned = [
         rewards.reward(text, question.facts, finished=tokens[-1] == tokenizer.eos_token_id)
@@ -132,24 +133,38 @@ def record_group(policy, tokenizer, question: Question, seed: int) -> trace.Roll
 
 
 @torch.no_grad()
-def sample(policy, prompt: list[int], stop: int, generator: torch.Generator) -> list[list[int]]:
-    """Samples ``RESPONSES`` answers from the policy, including the end token."""
+def sample(
+    policy,
+    prompt: list[int],
+    stop: int,
+    generator: torch.Generator,
+    temperatures: Sequence[float] = (TEMPERATURE,) * RESPONSES,
+    tokens_max: int = RESPONSE_TOKENS_MAX,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Samples an answer of each temperature from the policy, the end token included; 0 is for the
+    most likely tokens. Returns token ids, and their log-probabilities at temperature 1, which come
+    from the sampler's cache."""
     first = policy(input_ids=torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
     cache = first.past_key_values
-    cache.batch_repeat_interleave(RESPONSES)
-    logits = first.logits[:, -1].expand(RESPONSES, -1)
-    responses: list[list[int]] = [[] for _ in range(RESPONSES)]
-    for _ in range(RESPONSE_TOKENS_MAX):
-        odds = torch.softmax(logits / TEMPERATURE, dim=-1)
-        drawn = torch.multinomial(odds, 1, generator=generator)
-        for response, token in zip(responses, drawn[:, 0].tolist(), strict=True):
-            if not response or response[-1] != stop:
-                response.append(token)
-        if all(response[-1] == stop for response in responses):
+    cache.batch_repeat_interleave(len(temperatures))
+    logits = first.logits[:, -1].float().expand(len(temperatures), -1)
+    divisors = torch.tensor([each or 1.0 for each in temperatures]).unsqueeze(1)
+    greedy = torch.tensor([each == 0 for each in temperatures])
+    responses: list[list[int]] = [[] for _ in temperatures]
+    logprobs: list[list[float]] = [[] for _ in temperatures]
+    for step in range(tokens_max):
+        drawn = torch.multinomial(torch.softmax(logits / divisors, -1), 1, generator=generator)
+        drawn[greedy] = logits[greedy].argmax(-1, keepdim=True)
+        chosen = torch.log_softmax(logits, -1).gather(1, drawn)[:, 0].tolist()
+        for row, token in enumerate(drawn[:, 0].tolist()):
+            if not responses[row] or responses[row][-1] != stop:
+                responses[row].append(token)
+                logprobs[row].append(chosen[row])
+        if step + 1 == tokens_max or all(response[-1] == stop for response in responses):
             break
         out = policy(input_ids=drawn, past_key_values=cache, use_cache=True)
-        logits = out.logits[:, -1]
-    return responses
+        logits = out.logits[:, -1].float()
+    return responses, logprobs
 
 
 @torch.no_grad()
@@ -161,6 +176,7 @@ def logprobs(policy, prompt: list[int], response: list[int]) -> list[float]:
     return [round(value, trace.LOGPROB_DECIMALS) for value in chosen.tolist()]
 
 
-def _generator(seed: int, group_id: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{group_id}".encode()).digest()
+def generator(seed: int, name: str) -> torch.Generator:
+    """Returns the generator of what has this name."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

@@ -77,7 +77,7 @@ class Trace:
 def read(directory: Path = paths.TRACE_DIR) -> Trace:
     """Reads the trace's index."""
     path = directory / INDEX_FILE
-    data = _json(path)
+    data = read_json(path)
     if data.get("format") != FORMAT:
         raise TraceError(f"{path}: format {data.get('format')!r}; accepted: {FORMAT}")
     if data["default_group"] not in data["groups"]:
@@ -87,7 +87,7 @@ def read(directory: Path = paths.TRACE_DIR) -> Trace:
 
 def read_group(path: Path) -> RolloutGroup:
     """Reads and checks one group's file."""
-    data = _json(path)
+    data = read_json(path)
     rollouts = [Rollout(**r) for r in data.pop("rollouts")]
     group = RolloutGroup(rollouts=rollouts, **data)
     check(group, str(path))
@@ -146,11 +146,13 @@ def advantages(rewards: list[float], epsilon: float = 1e-4) -> list[float]:
     return [s / (deviation + epsilon) for s in spread]
 
 
-def _json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise TraceError(f"{path} is missing; run python -m dormouse.demo record") from None
+        raise TraceError(
+            f"{path} is missing; python -m dormouse.demo record and record-epochs write such files"
+        ) from None
     except json.JSONDecodeError as error:
         raise TraceError(f"{path} is not JSON: {error}") from None
 

@@ -7,6 +7,8 @@ them. What is sampled keeps its distribution: :mod:`.verification`.
 - :class:`History`: responses by prompt; :class:`Rollout`: one of them.
 - :class:`Drafter`: drafts of one sequence, with its window.
 - :func:`verify_greedy`, :func:`verify_sampled`: how many tokens of a draft a model accepts.
+- :func:`dormouse.history.generation.generate`: drafts in transformers' ``generate``.
+- :mod:`.proposer`: drafts in the shape of vLLM's and SGLang's draft proposers.
 """
 
 from .histories import History, Rollout

@@ -65,16 +65,19 @@ class Drafter:
 def draft_all(
     drafters: Sequence[Drafter],
     ends: Sequence[torch.Tensor | Sequence[int]],
-    tokens_max: int = WINDOW_TOKENS_MAX,
+    tokens_max: int | Sequence[int] = WINDOW_TOKENS_MAX,
 ) -> list[list[int]]:
-    """Returns drafts of several sequences of one history, in one call of the library."""
+    """Returns drafts of several sequences of one history, in one call of the library.
+    ``tokens_max``: of all, or of each."""
+    limits = [tokens_max] * len(drafters) if isinstance(tokens_max, int) else tokens_max
     if len({id(each._history) for each in drafters}) > 1:
         raise ArgumentError("drafters are of several histories; accepted: those of one")
-    if tokens_max < 0:
-        raise ArgumentError(f"tokens_max is {tokens_max}; accepted: 0 or more")
+    for limit in limits:
+        if limit < 0:
+            raise ArgumentError(f"tokens_max is {limit}; accepted: 0 or more")
     structs, kept = (native.Draft * len(drafters))(), []
-    for index, (drafter, end) in enumerate(zip(drafters, ends, strict=True)):
-        drafter._draft.capacity = min(tokens_max, WINDOW_TOKENS_MAX)
+    for index, (drafter, end, limit) in enumerate(zip(drafters, ends, limits, strict=True)):
+        drafter._draft.capacity = min(limit, WINDOW_TOKENS_MAX)
         drafter._draft.end, owner = tokens_of(end[-CONTEXT_TOKENS:])
         kept.append(owner)
         structs[index] = drafter._draft
@@ -84,3 +87,9 @@ def draft_all(
     for struct, drafter in zip(structs, drafters, strict=True):
         drafter._draft = native.Draft.from_buffer_copy(struct)
     return [list(each._ids[: each._draft.count]) for each in drafters]
+
+
+def equal_tokens(draft: list[int], own: list[int]) -> int:
+    """Returns the number of tokens at the beginning of a draft that came."""
+    pairs = zip(draft, own, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(own)))
