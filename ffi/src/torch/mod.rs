@@ -14,7 +14,7 @@ mod throw;
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{null_mut, with_exposed_provenance_mut};
+use std::ptr::{from_ref, null_mut, with_exposed_provenance_mut};
 
 use dormouse_alloc::{AllocError, ArenaId, Block, OutOfMemory};
 use dormouse_device::{Device, Fill};
@@ -91,12 +91,23 @@ fn malloc(
     }
 }
 
+/// Serves a request from the heap of GPU `device` if it needs nothing else ([`request_flags::plain_heap`]).
+///
+/// A closure: an `Option` of the heap would be compared with NULL once more.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "most requests consist of little else")]
+fn serve_plain<R>(device: i32, serve: impl FnOnce(&'static Heap) -> Option<R>) -> Option<R> {
+    let heap = request_flags::plain_heap(device)?;
+    // SAFETY: `malloc_cached` alone opens the way, to heaps, which are never destroyed.
+    serve(unsafe { &*heap.cast::<Heap>() })
+}
+
 /// Allocates a small block from the thread cache, which serves most requests. Does not panic, wait or
 /// fail; `None` if [`malloc`] is needed.
 #[inline]
 pub(crate) fn malloc_small(bytes: isize, device: i32, stream: RawStream) -> Option<*mut c_void> {
     // Never in a forked child.
-    request_flags::serve_plain(device, |heap| {
+    serve_plain(device, |heap| {
         // A negative size is a large one when unsigned.
         let address = heap.allocate_small(bytes.cast_unsigned(), stream.key())?;
         Some(with_exposed_provenance_mut(address))
@@ -117,7 +128,7 @@ fn malloc_cached(
         return None;
     }
     let heap = Heap::get_gpu(device.cast_unsigned())?;
-    request_flags::open(device, heap);
+    request_flags::open(device, from_ref(heap).cast_mut().cast());
     let take = || heap.try_allocate(bytes.cast_unsigned(), stream.key());
     // A panic repeats on the slow path, which reports it.
     let address = catch_unwind(AssertUnwindSafe(take)).ok().flatten()?;
@@ -194,7 +205,7 @@ pub(crate) fn free_small(
     stream: RawStream,
 ) -> bool {
     let free = |heap: &Heap| heap.free_small(pointer.addr(), bytes, stream.key()).then_some(());
-    request_flags::serve_plain(device, free).is_some()
+    serve_plain(device, free).is_some()
 }
 
 /// `dormouse_torch_free`, if [`free_small`] does not take the block.

@@ -3,15 +3,12 @@
 //!
 //! Loaded by every request, changed by captures, profilers, histories and a forked child. No locks.
 
-use std::ptr::from_ref;
-
 use dormouse_alloc::Gate;
 
 use crate::device::GPUS_MAX;
-use crate::heap::Heap;
 
 /// Number of open captures of each GPU, refused ones included, [`UNANNOUNCED`], [`PROFILED`] and [`RECORDED`].
-static FLAGS: [Gate<Heap>; GPUS_MAX] = [const { Gate::new(UNANNOUNCED) }; GPUS_MAX];
+static FLAGS: [Gate<AHeap>; GPUS_MAX] = [const { Gate::new(UNANNOUNCED) }; GPUS_MAX];
 /// Captures may exist that `dormouse_torch_begin_pool` does not announce.
 const UNANNOUNCED: u32 = 1 << 31;
 /// PyTorch's profiler runs (`dormouse_torch_set_profiled`).
@@ -21,27 +18,24 @@ const RECORDED: u32 = 1 << 29;
 /// The bits that count captures.
 const CAPTURES: u32 = RECORDED - 1;
 
-/// Serves a request from the heap of GPU `device` if its requests may be served without a look at captures, profilers and
-/// histories. `None` does not say that they may not: [`open`].
-///
-/// A closure: an `Option` of the heap would be compared with NULL once more.
+/// A GPU's heap, which this module does not know: a fork's handler needs it, and a heap needs that.
+#[derive(Debug)]
+pub(super) struct AHeap(#[expect(dead_code, reason = "the alignment of a heap")] u64);
+
+/// Returns the heap of GPU `device` if its requests may be served without a look at captures, profilers and histories: a
+/// pointer that was given to [`open`]. `None` does not say that they may not.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "most requests consist of little else")]
-pub(crate) fn serve_plain<R>(
-    device: i32,
-    serve: impl FnOnce(&'static Heap) -> Option<R>,
-) -> Option<R> {
+pub(super) fn plain_heap(device: i32) -> Option<*mut AHeap> {
     // A negative number is a large one when unsigned. A thread that works for a capture got its work after the begin.
-    let heap = FLAGS.get(device.cast_unsigned() as usize)?.target()?;
-    // SAFETY: `open` alone gives targets: heaps, which are never destroyed.
-    serve(unsafe { &*heap })
+    FLAGS.get(device.cast_unsigned() as usize)?.target()
 }
 
-/// Lets [`serve_plain`] find a GPU's heap from now on, if its requests need nothing else.
+/// Lets [`plain_heap`] return a GPU's heap from now on, if its requests need nothing else.
 #[inline]
-pub(super) fn open(device: i32, heap: &'static Heap) {
+pub(super) fn open(device: i32, heap: *mut AHeap) {
     if let Some(gate) = FLAGS.get(device.cast_unsigned() as usize) {
-        gate.open(from_ref(heap).cast_mut());
+        gate.open(heap);
     }
 }
 
