@@ -15,7 +15,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-history bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -126,6 +126,9 @@ bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.
 bench-offload: python ## the file tier beside fio and DeepNVMe, what marks cost, how long trainers wait: target/bench/offload.json, and a table
 	$(CARGO) build --release --locked -p dormouse-storage -p dormouse-offload --examples
 	$(PYTHON) benches/offload/bench.py $(if $(DEEPSPEED_PYTHON),--deepspeed-python $(DEEPSPEED_PYTHON))
+
+bench-history: python ## token filtering beside masked gradients: target/bench/history.json, and a table
+	PYTHONPATH=python $(PYTHON) benches/history/filter.py
 
 bench-schedule: lib python ## planning and balance beside others, simulated steps beside measured ones: target/bench/schedule.json, and a table
 	$(CARGO) build --release --locked -p dormouse-schedule -p dormouse-parallel --examples
