@@ -171,7 +171,7 @@ bench-parallel: lib python ## Megatron's schedule with shared prompts, played pi
 bench-replay: lib python ## 100 updates of SmolLM2 on the recorded rollouts, dense and shared: target/bench/replay.json, a table and a picture
 	$(PYTHON) benches/replay/bench.py
 
-bench-history: lib python ## drafts from earlier rollouts beside prompt lookup and n-grams: target/bench/history.json, and a table
+bench-history: lib python ## drafts beside prompt lookup and n-grams, filtered tokens beside masked ones, assignment beside random: target/bench/history.json, and a table
 	$(CARGO) build --release --locked -p dormouse-history --examples
 	$(PYTHON) benches/history/bench.py
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Histories of rollouts: what their drafts are worth beside others', and what they cost.
+"""Histories of rollouts: what their drafts are worth beside others', and what they cost; filtered
+tokens beside masked gradients.
 
     .venv/bin/python benches/history/bench.py                          # all rows
     .venv/bin/python benches/history/bench.py --only 'acceptance_*'    # some
@@ -17,11 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches")]
 
 import draft_rows
+import filter_rows
 from rows import measure
 
 OUT = ROOT / "target" / "bench" / "history.json"
 # Each module has its rows' names, and what measures them.
-MAKERS = [*draft_rows.MAKERS]
+MAKERS = [*draft_rows.MAKERS, *filter_rows.MAKERS]
 
 
 def main() -> int:

@@ -5,6 +5,9 @@ Models for which that would not be exact raise :class:`UnsupportedModelError`: s
 """
 
 from .check import Checked
+from .filter.choice import top_share
+from .filter.graph import FilterReport
+from .filter.model import TokenFilter, token_filter
 from .likelihood import entropies, log_probabilities
 from .measured import attention_choices
 from .outputs import Output
@@ -15,14 +18,18 @@ from .support import UnsupportedModelError, Way
 
 __all__ = [
     "Checked",
+    "FilterReport",
     "GroupScores",
     "Output",
     "RanksReport",
     "SharedPrefix",
     "StepReport",
+    "TokenFilter",
     "UnsupportedModelError",
     "Way",
     "attention_choices",
     "entropies",
     "log_probabilities",
+    "token_filter",
+    "top_share",
 ]

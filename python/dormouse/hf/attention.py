@@ -166,9 +166,10 @@ def packed_backward(
     rules: Rules,
     past: Past,
     add: Add | None,
+    own_backward: OwnBackward | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the gradients of query, key, value and sinks of :class:`PackedAttention`; those of
-    ``past`` go to ``add``."""
+    ``past`` go to ``add``. ``own_backward``: runs the part of the rows' own keys."""
     weights = _Weights(lses, sinks)
     grad_query = torch.empty_like(query).zero_() if not past else None
     for index, part in enumerate(_parts_of_path(past)):
@@ -188,18 +189,40 @@ def packed_backward(
             splits = (each.split(part.lengths, 2) for each in past_grads)
             for prefix, grads in zip(part.prefixes, zip(*splits, strict=True), strict=True):
                 add(prefix, *grads)
+    if own_backward is None:
+        start = sum(key.shape[2] for key, _ in past)
+        parts = packed.parts(query, rules, start)
+        own = (query, key, value, out, parts, rules)
+        grad_key, grad_value = _own_backward(grad_query, *weights.seen_by(0, grad), *own)
+    else:
+        grad_key, grad_value = own_backward(grad_query, *weights.seen_by(0, grad))
+    grad_sinks = None
+    if sinks is not None and sinks.requires_grad:
+        grad_sinks = weights.sinks_gradient(grad, out).to(sinks.dtype)
+    return grad_query, grad_key, grad_value, grad_sinks
+
+
+OwnBackward = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+"""Receives the gradient of the query, to which it adds, the part's gradient and its log-sum-exp;
+returns the gradients of key and value."""
+
+
+def _own_backward(
+    grad_query, grad, lse, query, key, value, out, parts: Iterator[Part | UnequalPart], rules: Rules
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs the backward of every row over the keys of its own response."""
     # In the layout of K and V, so that the model's backward copies nothing.
     grad_key, grad_value = (torch.empty_like(x).zero_() for x in (key, value))
-    part_grad, part_lse = weights.seen_by(0, grad)
-    start = sum(key.shape[2] for key, _ in past)
-    for part in packed.parts(query, rules, start):
+    for part in parts:
         own = kernel_for(query, rules.scores, part.mask).backward(
-            part.rows(part_grad),
+            part.rows(grad),
             part.rows(query),
             part.keys(key),
             part.keys(value),
             part.rows(out),
-            part.rows(part_lse),
+            part.rows(lse),
             part.causal,
             rules.scores,
             part.mask_of(query),
@@ -207,10 +230,7 @@ def packed_backward(
         part.rows(grad_query).add_(own[0])
         part.keys(grad_key).add_(own[1])
         part.keys(grad_value).add_(own[2])
-    grad_sinks = None
-    if sinks is not None and sinks.requires_grad:
-        grad_sinks = weights.sinks_gradient(grad, out).to(sinks.dtype)
-    return grad_query, grad_key, grad_value, grad_sinks
+    return grad_key, grad_value
 
 
 class Place(NamedTuple):

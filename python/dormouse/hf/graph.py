@@ -83,7 +83,7 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
         if index >= NODES_MAX:
             raise GraphTooLargeError(f"its graph has more than {NODES_MAX} nodes")
         signature.append(_EQUAL.get(name, name))
-        for attribute, item, tensor in _saved(node):
+        for attribute, item, tensor in saved(node):
             address = storage_address(tensor)
             if address:
                 storages[SavedSlot(index, attribute, item)] = address
@@ -119,7 +119,7 @@ def older(output: torch.Tensor, than: torch.Tensor) -> str | None:
         name = node.name()
         if name == _ACCUMULATE:
             continue
-        if node._sequence_nr() < limit and any(_saved(node)):
+        if node._sequence_nr() < limit and any(saved(node)):
             return name
         stack.extend(following for following, _ in node.next_functions)
     return None
@@ -139,7 +139,7 @@ def saves(output: torch.Tensor) -> bool:
         return False
     address = storage_address(output)
     names = [name for name in _names(type(node)) if name.startswith(_OUTPUTS)]
-    return any(storage_address(tensor) == address for _, _, tensor in _saved(node, names))
+    return any(storage_address(tensor) == address for _, _, tensor in saved(node, names))
 
 
 def is_overwritable(output: torch.Tensor) -> bool:
@@ -163,7 +163,7 @@ def storage_address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _saved(
+def saved(
     node, names: Iterable[str] | None = None
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
     """Yields what a node saved. ``names``: of the attributes; None: all."""

@@ -11,9 +11,14 @@ import torch
 from .. import _native as native
 from .. import failures
 from ..activations.forwards import Forwards
+from ..runtime import Runtime
 from ..schedule import Op, Score
 from . import graph
 from .embedding_rows import EmbeddingRows
+from .filter.graph import Edge, FilteredGraph
+from .filter.microbatch import Dropped, FilteredMicrobatch
+from .filter.model import anchor_of, marked_layers
+from .filter.rows import Layout
 from .head import Head
 from .likelihood import Norms
 from .outputs import Output
@@ -39,6 +44,38 @@ class _Head:
     norms: list[Norms]
     logits: torch.Tensor | None
     """With their graph; None if they are computed again."""
+    places: list[tuple[slice, torch.Tensor | slice]]
+    """Of each response: its rows, and which of its tokens these predict."""
+    filtered: FilteredGraph | None = None
+    """The graph of logits that have the rows of kept tokens alone."""
+    _found: list[torch.Tensor | None] | None = None
+
+    def drop(self, dropped: Dropped) -> None:
+        """Drops the rows of dropped tokens."""
+        rows, by_rows = dropped.rows, Layout(0)
+        self.places = dropped.places()
+        both = zip(self.norms, self.places, strict=True)
+        self.norms = [Norms(*(each[own] for each in norms)) for norms, (_, own) in both]
+        if self.logits is None:
+            self.leaves = [
+                rows.gather(leaf.detach(), by_rows).requires_grad_(leaf.requires_grad)
+                for leaf in self.leaves
+            ]
+        elif self.logits.requires_grad:
+            root = Edge.of(self.logits), by_rows
+            self.filtered = FilteredGraph([root], rows, anchor_of, self.leaves)
+            self.logits = rows.gather(self.logits.detach(), by_rows)
+
+    def backward(self, logits: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Runs the backward of logits, given their gradient."""
+        if self.filtered is None:
+            logits.backward(gradient)
+        else:
+            self._found = self.filtered.backward([gradient])
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Returns the gradients of the hidden states, of kept rows alone if others are dropped."""
+        return self._found or [leaf.grad for leaf in self.leaves]
 
 
 @dataclass
@@ -57,6 +94,21 @@ class _Held:
     """The gradients of each sequence's values."""
     roots: Pairs = field(default_factory=list)
     """Where the backward of the layers begins, with gradients."""
+    filtered: FilteredMicrobatch | None = None
+    """The graph of the layers without the rows of dropped tokens; None: all are kept."""
+
+    def drop(self, dropped: Dropped) -> None:
+        """Frees what the rows of dropped tokens saved."""
+        if self.head is None:
+            roots, layout = [each for values in self.values for each in values], None
+        else:
+            self.head.drop(dropped)
+            roots, layout = [*self.head.hidden, *self.outputs], Layout(0)
+        self.filtered = FilteredMicrobatch(dropped, roots, layout)
+
+    def take(self, given: list[Values]) -> None:
+        """Receives the gradients of each sequence's values."""
+        self.given = given if self.filtered is None else self.filtered.dropped.masked(given)
 
     def end_values(self) -> None:
         """Begins the backward at the values."""
@@ -67,7 +119,7 @@ class _Held:
     def end_head(self) -> None:
         """Begins the backward at the hidden states."""
         head, self.head = self.head, None
-        self.roots += _pairs(head.hidden, [leaf.grad for leaf in head.leaves])
+        self.roots += _pairs(head.hidden, head.gradients())
 
     def end_outputs(self) -> None:
         """Begins it at the outputs of rows too."""
@@ -85,6 +137,10 @@ class HeldStep(Step):
     A prefix sleeps between its forward and its backward, as in every step, and microbatches may. If
     the model's head runs apart, the graphs of layers end at the hidden states.
     """
+
+
+    sleeps_in: Runtime | None = None
+    """Where kept rows of filtered microbatches sleep; None: they stay awake."""
 
     @property
     def counts(self) -> dict:
@@ -122,10 +178,23 @@ class HeldStep(Step):
                 self._enter("B")
                 both = self._hold_whole(op) if head is None else self._hold(op, holds_logits)
                 values, held = both
+                if self.choose is not None:
+                    self._drop(held, values)
                 self._held.append(held)
                 yield from zip(op.scores, values, strict=True)
             elif op.kind is native.OpKind.PREFIX_BACKWARD:
                 self._prefixes.append(op.node)
+
+    def _drop(self, held: _Held, values: Sequence[Values]) -> None:
+        """Drops tokens of a microbatch."""
+        both = zip(held.scores, values, strict=True)
+        masks = [self.choose(score, own.of_logits[0].detach()) for score, own in both]
+        dropped = Dropped(held.scores, masks)
+        if not dropped.is_all_kept:
+            held.drop(dropped)
+            if self.sleeps_in is not None:
+                held.filtered.sleep(self.sleeps_in)
+            self.filter_reports.append(held.filtered.report)
 
     def _hold_whole(self, op: Op) -> tuple[list[Values], _Held]:
         with self._of_layers():
@@ -167,14 +236,20 @@ class HeldStep(Step):
             rows = output.without_logits().rows(score.rows.start, score.rows.stop)
             values.append(Values.of(own, rows, prompt))
             norms.append(of_rows)
-        head = _Head(hidden, leaves, norms, logits if holds_logits else None)
+        places = [(slice(x.rows.start, x.rows.stop), slice(None)) for x in op.scores]
+        head = _Head(hidden, leaves, norms, logits if holds_logits else None, places)
         outputs = tensors_of(output.without_logits())
         return values, _Held(op.reads, op.scores, head, outputs=outputs)
 
     @contextlib.contextmanager
     def _of_layers(self) -> Iterator[None]:
         """Context of the forward of a microbatch's layers."""
-        with self._rows.apart(), self._asleep or contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._rows.apart())
+            if self._asleep is not None:
+                stack.enter_context(self._asleep)
+            if self.choose is not None:
+                stack.enter_context(marked_layers(self._view.layers))
             yield
 
     def _logits(self, hidden: list[torch.Tensor]) -> torch.Tensor:
@@ -192,7 +267,7 @@ class HeldStep(Step):
             with self._live[node].forward.rows.scoring():
                 _backward(held.roots)
         for held in reversed(self._held):
-            held.given = [gradients_of(score) for score in held.scores]
+            held.take([gradients_of(score) for score in held.scores])
             if held.head is None:
                 # Their backward goes on into the layers.
                 held.end_values()
@@ -206,17 +281,18 @@ class HeldStep(Step):
         logits, head.logits = head.logits, None
         if logits is None:
             logits = self._logits(head.leaves)
-        if not logits.requires_grad:
+        if not logits.requires_grad and head.filtered is None:
             return
         # In the memory of the logits, if that may be overwritten.
         gradient = logits.detach()
         if not graph.is_overwritable(logits):
             gradient = gradient.clone()
-        for score, norms, gradients in zip(scores, head.norms, given, strict=True):
-            own = gradient[score.rows.start : score.rows.stop]
-            labels = labels_of(self._batch, score)
-            self._measure.overwrite_with_gradient(own, labels, norms, gradients)
-        logits.backward(gradient)
+        each = zip(scores, head.places, head.norms, given, strict=True)
+        for score, (rows, tokens), norms, gradients in each:
+            labels = labels_of(self._batch, score)[tokens]
+            gradients = [x if x is None else x[tokens] for x in gradients]
+            self._measure.overwrite_with_gradient(gradient[rows], labels, norms, gradients)
+        head.backward(logits, gradient)
 
     def backward(self) -> StepReport:
         """Runs the backwards of layers, the last microbatch's first, then those of the prefixes."""
@@ -227,7 +303,10 @@ class HeldStep(Step):
                 self._backward_of_prompt(held.reads, each.of_prompt)
             held.end_outputs()
             with self._accepting(held.reads):
-                _backward(held.roots)
+                if held.filtered is None:
+                    _backward(held.roots)
+                else:
+                    held.filtered.backward(held.roots)
         for node in self._prefixes:
             self._prefix_backward(node, is_last=False)
         return self._report

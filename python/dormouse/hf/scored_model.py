@@ -17,6 +17,8 @@ from . import head, sharding, support
 from .batch import Batch, GroupBatch
 from .check import undisturbed
 from .checked_model import CheckedModel
+from .filter.choice import Chosen, TokenChoice
+from .filter.microbatch import check_filtered
 from .head import Head
 from .likelihood import check_temperature
 from .model_shape import model_shape
@@ -65,6 +67,7 @@ class ScoredModel(CheckedModel):
         prompt_outputs: Collection[str] = (),
         microbatch_tokens: int | None = None,
         graphs: str = AUTO,
+        token_filter: TokenChoice | None = None,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> TokenScores | GroupScores:
         """Returns log-probabilities of tokens, each shared prompt computed once.
@@ -97,6 +100,13 @@ class ScoredModel(CheckedModel):
         there is no graph. ``context``: entered around all passes, those of the backward included;
         the model is checked and run as it is in there.
 
+        ``token_filter``: the tokens of responses that have a backward (:data:`.TokenChoice`): a
+        mask, or a function that is called for each response when its log-probabilities are known.
+        Values do not change. The row that predicts a dropped token gets no gradient in any layer, nor do
+        its K and V, and what it saved is freed before anything sleeps. Rows of prompts count as
+        kept. What a loss says of a dropped token does not count. Rows run as groups, not as trees.
+        :attr:`TokenScores.filtered` says what was freed.
+
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
         weight 0 are scored in microbatches of their own.
 
@@ -116,10 +126,10 @@ class ScoredModel(CheckedModel):
         asked = Asked.of(entropy, outputs, prompt_outputs)
         own = (context, temperature, asked, microbatch_tokens)
         if isinstance(ids, Group):
-            if outputs or prompt_outputs:
+            if outputs or prompt_outputs or token_filter is not None:
                 raise ArgumentError(
-                    "score() of a Group with outputs or prompt_outputs; accepted: neither, or a "
-                    "padded batch"
+                    "score() of a Group with outputs, prompt_outputs or token_filter; accepted: "
+                    "none of them, or a padded batch"
                 )
             return self._ready_for(*own, self._score_group, ids)
         if mask is None or keep is None:
@@ -127,9 +137,10 @@ class ScoredModel(CheckedModel):
         shapes = (len(ids), keep), (len(ids), ids.shape[-1] - keep)
 
         def find_places() -> list[RowPlaces]:
-            return self._with_trees(groups_of(ids, mask, keep), asked, microbatch_tokens)
+            places = groups_of(ids, mask, keep)
+            return self._with_trees(places, asked, microbatch_tokens, token_filter)
 
-        return self._call(find_places, shapes, graphs, *own)
+        return self._call(find_places, shapes, graphs, token_filter, *own)
 
     def score_packed(
         self,
@@ -143,6 +154,7 @@ class ScoredModel(CheckedModel):
         prompt_outputs: Collection[str] = (),
         microbatch_tokens: int | None = None,
         graphs: str = AUTO,
+        token_filter: TokenChoice | None = None,
         context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> TokenScores:
         """Returns log-probabilities of a packed batch, as :meth:`score` of a padded one.
@@ -156,11 +168,11 @@ class ScoredModel(CheckedModel):
 
         def find_places() -> list[RowPlaces]:
             places = groups_of_packed(ids, cu_seqlens, prompt_lengths)
-            return self._with_trees(places, asked, microbatch_tokens)
+            return self._with_trees(places, asked, microbatch_tokens, token_filter)
 
         shapes = (tuple(ids.shape),) * 2
         own = (context, temperature, asked, microbatch_tokens)
-        return self._call(find_places, shapes, graphs, *own)
+        return self._call(find_places, shapes, graphs, token_filter, *own)
 
     def window(
         self, ids: torch.Tensor, mask: torch.Tensor, *, keep: int, **options
@@ -210,19 +222,33 @@ class ScoredModel(CheckedModel):
             self._is_reduced = before
 
     def _with_trees(
-        self, places: list[Places], asked: Asked, microbatch_tokens: int | None
+        self,
+        places: list[Places],
+        asked: Asked,
+        microbatch_tokens: int | None,
+        token_filter: TokenChoice | None,
     ) -> list[RowPlaces]:
         """Returns the same rows, some as trees. A tree has no prompt of its own, and drops nothing
-        in other rows than a group."""
+        in other rows than a group. A token that a filter keeps in one row and drops in another
+        would have one row in a tree."""
         drops_alike = self._prompt_dropout or not self._model.training
-        if asked.request.prompt or not drops_alike:
+        if asked.request.prompt or not drops_alike or token_filter is not None:
             return places
         return with_trees(places, model_shape(self._view), self._rows_of(microbatch_tokens))
 
-    def _call(self, find_places, shapes: Shapes, graphs: str, context, *options):
+    def _call(
+        self,
+        find_places,
+        shapes: Shapes,
+        graphs: str,
+        token_filter: TokenChoice | None,
+        context,
+        *options,
+    ):
         """``find_places()``: the groups of the batch. ``shapes``: of its layouts."""
         check_graphs(graphs)
-        own = (find_places, shapes, graphs, context)
+        chosen = None if token_filter is None else Chosen(token_filter, shapes[0])
+        own = (find_places, shapes, graphs, chosen, context)
         return self._ready_for(context, *options, self._score_rows, *own)
 
     def _ready_for(
@@ -286,6 +312,7 @@ class ScoredModel(CheckedModel):
         find_places: Callable[[], list[RowPlaces]],
         shapes: Shapes,
         graphs: str,
+        chosen: Chosen | None,
         context: Callable[[], contextlib.AbstractContextManager],
         weights: ReplicatedWeights,
         temperature: float,
@@ -296,6 +323,8 @@ class ScoredModel(CheckedModel):
         batches = [each.batch() for each in places]
         if batches:
             self._check_if_needed(weights, batches, microbatch_tokens, request)
+        if chosen is not None:
+            check_filtered(self._model, self._view)
 
         def step_of(batch: Batch, plan: Plan, kind: type[Step]) -> Step:
             find = self._probe_finder(weights, batch, microbatch_tokens)
@@ -312,6 +341,7 @@ class ScoredModel(CheckedModel):
             lambda batch, places: self._plan_of(places, batch, microbatch_tokens),
             step_of,
             Measure(self._view, temperature, asked),
+            chosen,
             in_backward,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
@@ -323,7 +353,16 @@ class ScoredModel(CheckedModel):
             graphs = KEPT if self._fits(places, logits=holds_logits) else TWICE
         call: Call
         if graphs == KEPT:
-            own = {"head": found, "holds_logits": holds_logits, "asleep": self._asleep_in_place()}
+            asleep, filtered_in = self._asleep_in_place(), None
+            if chosen is not None and asleep is not None:
+                # What rows save sleeps when it is known which are kept.
+                asleep, filtered_in = None, self._runtime
+            own = {
+                "head": found,
+                "holds_logits": holds_logits,
+                "asleep": asleep,
+                "filtered_in": filtered_in,
+            }
             call = KeptCall(passes, places, shapes, **own)
         else:
             call = TwiceCall(passes, places, shapes)
@@ -338,6 +377,7 @@ class ScoredModel(CheckedModel):
             graphs if has_graph else "none",
             call.counts,
             self._checked(batches, request) if batches else None,
+            call.filtered,
         )
 
     def _plan_of(self, places: RowPlaces, batch: Batch, microbatch_tokens: int) -> Plan:

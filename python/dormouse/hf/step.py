@@ -21,6 +21,9 @@ from ..runtime import Prefix
 from ..schedule import Op, Plan, Score
 from . import graph, support
 from .batch import Batch
+from .filter.graph import FilterReport
+from .filter.microbatch import Choose, Dropped, FilteredLoss
+from .filter.model import marked_layers
 from .microbatch import Pack, dummy_pack, microbatch_output, pack_members
 from .outputs import PLAIN, Output, Request
 from .prefix import PlannedForward, PrefixForward
@@ -104,6 +107,10 @@ class Step:
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._report = StepReport(0.0)
+        self.choose: Choose | None = None
+        """Chooses the kept tokens of a group's responses; None: all are kept."""
+        self.filter_reports: list[FilterReport] = []
+        """Of the microbatches that dropped tokens."""
         self.has_gradient = False
         """Whether any loss depends on something trainable."""
         batch.to(device)
@@ -272,7 +279,9 @@ class Step:
             return
         self._enter("B")
         request = self._batch.request
-        output, kept = self._packed_output(op)
+        dropped = self._dropped(op)
+        with self._marking(dropped):
+            output, kept = self._packed_output(op)
         if is_last:
             self._weights.reduce_in_next_backward()
         total = self._losses(output, op.scores, kept, self._prompt_of(op.reads))
@@ -280,6 +289,10 @@ class Step:
             if not total.requires_grad:
                 # Every loss is constant. The backward still runs: it may hold collectives.
                 _backward_of_zeros(output.logits)
+            elif dropped is not None:
+                graph = FilteredLoss(total, output, dropped)
+                del output
+                self.filter_reports.append(graph.backward())
             elif self._weights.passes_hold_collectives and request.has_outputs:
                 # A loss that reads no logits must reduce the gradients that other ranks reduce.
                 zeros = torch.zeros_like(output.logits)
@@ -287,6 +300,19 @@ class Step:
             else:
                 del output
                 total.backward()
+
+    def _dropped(self, op: Op) -> Dropped | None:
+        """Returns the tokens of a microbatch whose losses count and which have no backward."""
+        if self.choose is None:
+            return None
+        dropped = Dropped(op.scores, [self.choose(score, None) for score in op.scores])
+        return None if dropped.is_all_kept else dropped
+
+    def _marking(self, dropped: Dropped | None) -> contextlib.AbstractContextManager:
+        """Context of the forward of a microbatch some of whose rows will have no backward."""
+        if dropped is None:
+            return contextlib.nullcontext()
+        return marked_layers(self._view.layers)
 
     def _packed_output(self, op: Op) -> tuple[Output, KeptRows]:
         """Runs the forward of a microbatch."""

@@ -20,10 +20,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..activations.forwards import Forwards
+from ..runtime import Runtime
 from ..schedule import Plan
 from .batch import Batch, GroupBatch
 from .check import Checked
 from .embedding_rows import EmbeddingRows
+from .filter.choice import Chosen
+from .filter.graph import FilterReport
+from .filter.microbatch import Choose, masked
 from .head import Head
 from .held_step import HeldStep
 from .outputs import Losses, Output
@@ -58,6 +62,9 @@ class TokenScores:
     of microbatches of the forward. As many groups as responses: nothing is shared."""
     checked: Checked | None = None
     """The last check of the model."""
+    filtered: list[FilterReport] = field(default_factory=list)
+    """Of each microbatch with dropped tokens, in the order of the forward; the mode "twice" fills it
+    in the backward."""
     chosen_logits: torch.Tensor | None = None
     """Logits of the tokens themselves, not divided by the temperature, in the layout and dtype of
     :attr:`log_probabilities`; None if not asked for, as the following."""
@@ -73,7 +80,13 @@ class TokenScores:
 
     @classmethod
     def of(
-        cls, values: Values, asked: Asked, graphs: str, counts: dict, checked: Checked | None
+        cls,
+        values: Values,
+        asked: Asked,
+        graphs: str,
+        counts: dict,
+        checked: Checked | None,
+        filtered: list[FilterReport],
     ) -> TokenScores:
         """``values``: in the layout of a batch."""
         log_probabilities, *more = values.of_logits
@@ -85,6 +98,7 @@ class TokenScores:
             graphs,
             counts,
             checked,
+            filtered,
             both[1],
             output.last_hidden_state,
             output.router_logits,
@@ -138,6 +152,8 @@ class Passes:
     step_of: Callable[..., Step]
     """``(batch, plan, kind)``: a step of the class ``kind``."""
     measure: Measure
+    chosen: Chosen | None
+    """The tokens that have a backward; None: all."""
     context: Callable[[], contextlib.AbstractContextManager]
     """Around the passes of the backward; those of the forward run in it already."""
 
@@ -163,6 +179,8 @@ class Call:
             torch.is_autocast_enabled(self._kind),
             torch.get_autocast_dtype(self._kind),
         )
+        self.filtered: list[FilterReport] = []
+        """Of the microbatches that dropped tokens."""
         responses = sum(len(each.rows) for each in places)
         self.counts = {
             "groups": len(places),
@@ -214,6 +232,13 @@ class Call:
             self._backward(self.split(of_values))
         return self._twins.take()
 
+    def _choose(self, places: RowPlaces) -> Choose | None:
+        """Returns what chooses the tokens of a group's responses that have a backward."""
+        chosen = self._passes.chosen
+        if chosen is None:
+            return None
+        return lambda score, values: chosen.of(places, score.sequence, values)
+
     def _count(self, counts: dict) -> None:
         for name in COUNTS:
             self.counts[name] += counts[name]
@@ -223,13 +248,19 @@ class KeptCall(Call):
     """Graphs of all microbatches live until the backward."""
 
     def __init__(
-        self, *arguments, head: Head | None, holds_logits: bool, asleep: Forwards | None
+        self,
+        *arguments,
+        head: Head | None,
+        holds_logits: bool,
+        asleep: Forwards | None,
+        filtered_in: Runtime | None,
     ):
         """``head``: of the model, if it runs apart. ``holds_logits``: whether logits are kept too;
         without a head they are. ``asleep``: lets what microbatches save sleep; None: it stays
-        awake."""
+        awake. ``filtered_in``: where what filtered ones save sleeps."""
         super().__init__(*arguments)
         self._head, self._holds_logits, self._asleep = head, holds_logits, asleep
+        self._filtered_in = filtered_in
         self._rows = EmbeddingRows(self._passes.view)
         self._stack = contextlib.ExitStack()
         self._steps: list[tuple[RowPlaces, HeldStep]] = []
@@ -241,11 +272,13 @@ class KeptCall(Call):
                 plan = stack.enter_context(self._passes.plan_of(batch, places))
                 step = stack.enter_context(self._passes.step_of(batch, plan, HeldStep))
 
+                step.choose, step.sleeps_in = self._choose(places), self._filtered_in
                 head = self._head if isinstance(batch, GroupBatch) else None
                 own = (self._passes.measure, head, self._rows, self._asleep)
                 for score, values in step.forward(*own, holds_logits=self._holds_logits):
                     layout.put(places, score.sequence, score.first_label, values)
                 self._count(step.counts)
+                self.filtered += step.filter_reports
                 self._steps.append((places, step))
             self._stack = stack.pop_all()
 
@@ -278,7 +311,17 @@ class TwiceCall(Call):
 
     def _forward(self, layout):
         self._random = _RandomState(self._passes)
+        # Kept tokens of each response, by group and number.
+        self._kept: list[dict[int, torch.Tensor]] = []
         for places in self._places:
+            kept: dict[int, torch.Tensor] = {}
+
+            def put(number, first, values, places=places, kept=kept):
+                layout.put(places, number, first, values)
+                if self._passes.chosen is not None:
+                    kept[number] = self._passes.chosen.of(places, number, values.of_logits[0])
+
+            self._kept.append(kept)
             counts = score_batches(
                 self._passes.view,
                 self._passes.weights,
@@ -286,18 +329,22 @@ class TwiceCall(Call):
                 lambda batch, places=places: self._passes.plan_of(batch, places),
                 self._passes.device,
                 self._passes.measure,
-                lambda *own, places=places: layout.put(places, *own),
+                put,
                 microbatches=places.microbatches,
             )
             self._count(counts)
 
     def _backward(self, gradients):
         with self._random.again():
-            for places in self._places:
-                self._step(places, gradients)
+            for places, kept in zip(self._places, self._kept, strict=True):
+                self._step(places, kept, gradients)
 
-    def _step(self, places: RowPlaces, gradients: Values) -> None:
+    def _step(
+        self, places: RowPlaces, kept: dict[int, torch.Tensor], gradients: Values
+    ) -> None:
         own = [gradients.of_response(places, i) for i in range(len(places.rows))]
+        if kept:
+            own = [masked(each, kept[i]) for i, each in enumerate(own)]
         weights = None
         if not self._random.matters and not places.microbatches:
             # What no loss depends on is not run again.
@@ -332,7 +379,10 @@ class TwiceCall(Call):
             self._passes.plan_of(batch, places) as plan,
             self._passes.step_of(batch, plan, Step) as step,
         ):
+            if kept:
+                step.choose = lambda score, _: kept[batch.numbers[score.sequence]]
             step.run(microbatches=places.microbatches)
+            self.filtered += step.filter_reports
 
 
 class _RandomState:
