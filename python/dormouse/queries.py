@@ -174,13 +174,14 @@ def rollout_assign(
     *,
     step: int,
     workers: int,
-    groups: int,
+    groups: int | None = None,
     cut: str = "equal_count",
     curve: dict | None = None,
-    slope_permille: int = 0,
+    slope_permille: int | None = None,
     **predictor: int,
 ) -> dict:
-    """Assigns prompts to workers. ``predictor``: all of its fields, or none."""
+    """Assigns prompts to workers. ``groups``, ``slope_permille``: None to choose them by trials on the
+    history. ``predictor``: all of its fields, or none. :class:`dormouse.rollouts.Rollouts` drives steps."""
     options = {
         "step": step,
         "workers": workers,
@@ -194,9 +195,10 @@ def rollout_assign(
 
 
 def rollout_migrate(
-    assignment: dict, requests: Sequence[dict], rollouts: Sequence[dict], **options: int
+    assignment: dict, requests: Sequence[dict], rollouts: Sequence[dict], **options
 ) -> list[dict]:
-    """Proposes migrations of rollouts that have outgrown their prediction. ``options``: all fields, or none."""
+    """Proposes migrations that are predicted to gain, of rollouts that have outgrown their prediction.
+    ``options``: none, or all but those with a default (docs/queries/rollout_migrate.md)."""
     more = {"options": options} if options else {}
     progress = {"rollouts": rollouts}
     return query("rollout_migrate", assignment=assignment, requests=requests, progress=progress, **more)

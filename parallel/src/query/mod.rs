@@ -25,8 +25,8 @@ use crate::draw::{pipeline_page, rank_svg};
 use crate::experts::Accounting;
 use crate::pipeline::{Pipeline, Stages};
 use crate::rollout::{
-    Assignment, Curve, LengthPredictor, MigrationOptions, Progress, RolloutReport, migrate,
-    tier_sizes,
+    Assignment, Curve, History, LengthPredictor, MigrationOptions, Progress, RolloutReport,
+    migrate, tier_sizes,
 };
 use crate::simulate::{SimulatedRank, Tier, World};
 use dormouse_schedule::cost::{Fit, Rates, Sample, Weighting};
@@ -287,7 +287,10 @@ const QUERIES: &[Query] = &[
     ),
     (
         "rollout_assign",
-        "Assigns prompts to rollout workers.",
+        "Assigns prompts to rollout workers. `groups` and `slope_permille` are optional: without them, \
+         groups and tiers are chosen by trials on the history, never slower there than equal tiers. Workers \
+         of an odd step ascend by predicted time: a trainer whose workers do not wait for each other gives \
+         the last worker's prompts to whoever is free first.",
         &["history", "requests", "predictor", "options"],
         |q| {
             let (history, requests) = (q.get("history")?, q.get::<Vec<_>>("requests")?);
@@ -297,19 +300,23 @@ const QUERIES: &[Query] = &[
     ),
     (
         "rollout_migrate",
-        "Proposes migrations of rollouts that have outgrown their prediction. `options` is \
-         optional.",
-        &["assignment", "requests", "progress", "options"],
+        "Proposes migrations of rollouts that have outgrown their prediction, where they are predicted to \
+         save more than they cost. `options` is optional, and in it `curve`, `recompute_permille`, \
+         `late_permille` and `next_step`. So is `history`, which says how much longer a rollout goes on that has reached its prediction.",
+        &["assignment", "requests", "history", "progress", "options"],
         |q| {
             let (assignment, requests) = (q.get("assignment")?, q.get::<Vec<_>>("requests")?);
             let options = q.get_or("options", MigrationOptions::default())?;
-            reply(migrate(&assignment, &requests, &q.get("progress")?, &options)?)
+            let history = q.get_or("history", History::default())?;
+            reply(migrate(&assignment, &requests, &history, &q.get("progress")?, &options)?)
         },
     ),
     (
         "rollout_after",
         "Applies migrations: returns the rollouts that continue in this step and those deferred \
-         to the next.",
+         to the next. `progress`, with all that was deferred, is the progress of the next \
+         `rollout_migrate`, `rollout_after` and `rollout_report`; `deferred` is what these migrations \
+         defer.",
         &["progress", "migrations"],
         |q| {
             #[derive(Serialize)]
@@ -317,8 +324,10 @@ const QUERIES: &[Query] = &[
                 progress: Progress,
                 deferred: D,
             }
-            let migrations: Vec<_> = q.get("migrations")?;
-            let (progress, deferred) = q.get::<Progress>("progress")?.after(&migrations);
+            let (before, migrations) =
+                (q.get::<Progress>("progress")?, q.get::<Vec<_>>("migrations")?);
+            let progress = before.after(&migrations)?;
+            let deferred = progress.deferred[before.deferred.len()..].to_vec();
             reply(Answer { progress, deferred })
         },
     ),

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::trial::Trial;
 use super::{
-    GroupCut, History, LengthPredictor, PROMPT_RESPONSES_MAX, PROMPTS_MAX, Predicted, RolloutError,
-    RolloutRequest, StepOptions, WORKERS_MAX, tier_sizes,
+    GroupCut, History, LengthPredictor, PROMPT_RESPONSES_MAX, PROMPTS_MAX, RolloutError,
+    RolloutRequest, StepOptions, WORKERS_MAX, choose,
 };
 use dormouse_schedule::{Span, TOKENS_MAX, bisect, check_range};
 
@@ -60,36 +61,40 @@ impl Assignment {
         options: &StepOptions,
     ) -> Result<Self, RolloutError> {
         let predicted = predictor.predict(history, requests)?;
-        let (workers, groups) = (options.workers, options.groups);
+        let workers = options.workers;
         let most = WORKERS_MAX.min(requests.len() as u32);
         check_range("workers", workers, 1, most)?;
-        check_range("groups", groups, 1, workers)?;
-        let mut ranked: Vec<u32> = (0..requests.len() as u32).collect();
-        ranked.sort_unstable_by_key(|&request| (predicted[request as usize].tokens, request));
-        let work = |request: u32| {
-            predicted[request as usize].tokens * u64::from(requests[request as usize].responses)
-        };
-        let works: Vec<u64> = ranked.iter().map(|&request| work(request)).collect();
-        let cuts = group_cuts(&works, groups as usize, options.cut);
-        let grouped: Vec<&[u32]> = cuts.windows(2).map(|cut| &ranked[cut[0]..cut[1]]).collect();
-        let sizes = tiers(&grouped, requests, &predicted, options)?;
+        check_range("groups", options.groups.unwrap_or(workers), 1, workers)?;
+        let tokens: Vec<u64> = predicted.iter().map(|one| one.tokens).collect();
+        let ranked = Ranked::of(requests, options.cut, &tokens);
+        let trials = || Trial::all(predictor, history, requests, &predicted);
+        let sizes = choose::sizes(&ranked, trials, options)?;
+        let dealt = Dealt::of(&ranked, &sizes);
         let mut assignment = Self { step: options.step, workers, ..Self::default() };
-        let nowhere = PlacedPrompt { predicted_tokens: 0, responses: 0, group: 0, worker: 0 };
-        assignment.placed.resize(requests.len(), nowhere);
         let mut begin = 0;
-        for (members, size) in grouped.into_iter().zip(sizes) {
+        for (members, size) in dealt.groups.into_iter().zip(sizes) {
             let ascending = Span { begin, end: begin + u64::from(size) };
             begin = ascending.end;
+            let work = |request: &u32| ranked.work(*request);
             assignment.groups.push(RolloutGroup {
-                requests: members.to_vec(),
                 workers: mirrored(ascending, options),
-                predicted_tokens: members.iter().map(|&request| work(request)).sum(),
-                longest_tokens: members
-                    .last()
-                    .map_or(0, |&request| predicted[request as usize].tokens),
+                predicted_tokens: members.iter().map(work).sum(),
+                longest_tokens: members.last().map_or(0, |request| tokens[*request as usize]),
+                requests: members,
             });
         }
-        assignment.place(requests, &predicted);
+        let place = |((place, request), predicted_tokens): ((&Place, &RolloutRequest), u64)| {
+            let tier = assignment.groups[place.group as usize].workers.begin as u32;
+            let worker = tier + place.slot - place.tier;
+            PlacedPrompt {
+                predicted_tokens,
+                responses: request.responses,
+                group: place.group,
+                worker,
+            }
+        };
+        let places = dealt.places.iter().zip(requests).zip(tokens.iter().copied());
+        assignment.placed = places.map(place).collect();
         Ok(assignment)
     }
 
@@ -107,23 +112,99 @@ impl Assignment {
         }
         Ok(())
     }
+}
 
-    /// Deals the prompts of each group to its tier, longest first and in alternating direction, so that
-    /// prompts and long prompts are spread evenly.
-    fn place(&mut self, requests: &[RolloutRequest], predicted: &[Predicted]) {
-        for (number, group) in (0_u32..).zip(&self.groups) {
-            let tier = group.workers.count();
-            for (turn, &request) in (0_u64..).zip(group.requests.iter().rev()) {
-                let (round, slot) = (turn / tier, turn % tier);
-                let slot = if round.is_multiple_of(2) { slot } else { tier - 1 - slot };
-                self.placed[request as usize] = PlacedPrompt {
-                    predicted_tokens: predicted[request as usize].tokens,
-                    responses: requests[request as usize].responses,
-                    group: number,
-                    worker: (group.workers.begin + slot) as u32,
-                };
-            }
+/// Requests with the lengths by which they are ranked.
+pub(super) struct Ranked<'a> {
+    requests: &'a [RolloutRequest],
+    cut: GroupCut,
+    tokens: &'a [u64],
+    order: Vec<u32>,
+}
+
+impl<'a> Ranked<'a> {
+    fn of(requests: &'a [RolloutRequest], cut: GroupCut, tokens: &'a [u64]) -> Self {
+        let mut order: Vec<u32> = (0..requests.len() as u32).collect();
+        order.sort_unstable_by_key(|&request| (tokens[request as usize], request));
+        Self { requests, cut, tokens, order }
+    }
+
+    /// The same requests with other lengths.
+    pub(super) fn with(&self, tokens: &'a [u64]) -> Self {
+        Self::of(self.requests, self.cut, tokens)
+    }
+
+    /// A trial in which every prediction is right.
+    pub(super) fn as_trial(&self) -> Trial {
+        let lengths = self.tokens.iter().zip(self.responses());
+        Trial {
+            predicted: self.tokens.to_vec(),
+            lengths: lengths.map(|(tokens, responses)| vec![*tokens; responses]).collect(),
         }
+    }
+
+    pub(super) fn responses(&self) -> impl Iterator<Item = usize> {
+        self.requests.iter().map(|request| request.responses as usize)
+    }
+
+    /// Predicted tokens of all responses.
+    fn work(&self, request: u32) -> u64 {
+        let responses = self.requests[request as usize].responses;
+        self.tokens[request as usize] * u64::from(responses)
+    }
+
+    /// The requests of each group, shortest first.
+    fn grouped(&self, groups: usize) -> Vec<&[u32]> {
+        let works: Vec<u64> = self.order.iter().map(|&request| self.work(request)).collect();
+        let cuts = group_cuts(&works, groups, self.cut);
+        cuts.windows(2).map(|cut| &self.order[cut[0]..cut[1]]).collect()
+    }
+
+    /// Length and responses of each prompt of each group.
+    pub(super) fn grouped_lengths(&self, groups: u32) -> Vec<Vec<(u64, u32)>> {
+        let lengths = |request: &u32| {
+            (self.tokens[*request as usize], self.requests[*request as usize].responses)
+        };
+        let groups = self.grouped(groups as usize).into_iter();
+        groups.map(|members| members.iter().map(lengths).collect()).collect()
+    }
+}
+
+/// Place of a request if groups ascend.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Place {
+    group: u32,
+    /// First slot of the group.
+    tier: u32,
+    /// Worker of an odd step.
+    pub slot: u32,
+}
+
+/// Prompts of each group dealt to its tier, longest first and in alternating direction, so that prompts and
+/// long prompts are spread evenly.
+pub(super) struct Dealt {
+    /// Requests of each group, shortest first.
+    groups: Vec<Vec<u32>>,
+    /// Place of each request.
+    pub places: Vec<Place>,
+    pub workers: usize,
+}
+
+impl Dealt {
+    /// Deals to tiers of these sizes.
+    pub(super) fn of(ranked: &Ranked<'_>, sizes: &[u32]) -> Self {
+        let mut places = vec![Place::default(); ranked.requests.len()];
+        let (mut groups, mut tier) = (Vec::with_capacity(sizes.len()), 0);
+        for ((group, members), &size) in (0..).zip(ranked.grouped(sizes.len())).zip(sizes) {
+            for (turn, &request) in (0_u32..).zip(members.iter().rev()) {
+                let (round, slot) = (turn / size, turn % size);
+                let slot = if round.is_multiple_of(2) { slot } else { size - 1 - slot };
+                places[request as usize] = Place { group, tier, slot: tier + slot };
+            }
+            groups.push(members.to_vec());
+            tier += size;
+        }
+        Self { groups, places, workers: tier as usize }
     }
 }
 
@@ -135,27 +216,6 @@ fn mirrored(tier: Span, options: &StepOptions) -> Span {
     } else {
         tier
     }
-}
-
-fn tiers(
-    grouped: &[&[u32]],
-    requests: &[RolloutRequest],
-    predicted: &[Predicted],
-    options: &StepOptions,
-) -> Result<Vec<u32>, RolloutError> {
-    let (workers, groups) = (options.workers, options.groups);
-    let Some(curve) = &options.curve else {
-        if !workers.is_multiple_of(groups) {
-            return Err(RolloutError::Tiers { workers, groups });
-        }
-        return Ok(vec![workers / groups; groups as usize]);
-    };
-    let lengths = |request: &u32| {
-        (predicted[*request as usize].tokens, requests[*request as usize].responses)
-    };
-    let groups: Vec<Vec<(u64, u32)>> =
-        grouped.iter().map(|members| members.iter().map(lengths).collect()).collect();
-    tier_sizes(curve, &groups, workers, options.slope_permille)
 }
 
 /// Returns the first prompt of each group, and the end. `works[i]` is the predicted tokens of the i-th

@@ -108,6 +108,21 @@ impl LengthPredictor {
         Ok(self.quantile(lengths).map(|tokens| tokens.max(1)))
     }
 
+    /// Returns the lengths of the recent step `back` before the newest, and their prediction from the other
+    /// steps; one step more than a prediction reads is recent. `None` if either has no lengths.
+    pub(super) fn held_out<'a>(
+        &self,
+        one: &'a PromptHistory,
+        back: usize,
+    ) -> Option<(u64, &'a [u64])> {
+        let skipped = one.steps.len().saturating_sub((self.last_steps as usize).saturating_add(1));
+        let recent = &one.steps[skipped..];
+        let held = recent.len().checked_sub(back + 1)?;
+        let others = recent.iter().enumerate().filter(|(step, _)| *step != held);
+        let tokens = self.quantile(others.flat_map(|(_, lengths)| lengths).copied().collect())?;
+        (!recent[held].is_empty()).then_some((tokens.max(1), &recent[held]))
+    }
+
     /// Returns the nearest-rank quantile.
     fn quantile(&self, mut values: Vec<u64>) -> Option<u64> {
         values.sort_unstable();

@@ -2,11 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Assignment, PERMILLE, Progress, Rollout, RolloutError, RolloutRequest};
-use dormouse_schedule::check_range;
+use super::{
+    Assignment, Curve, HISTORY_PROMPTS_MAX, History, PERMILLE, Progress, Rollout, RolloutError,
+    RolloutRequest, curve::busy,
+};
+use dormouse_schedule::{TOKENS_MAX, check_range};
+
+/// Maximum destinations that are compared: the busy workers that end last.
+const DESTINATIONS_MAX: usize = 16;
+/// Maximum rollouts that leave a worker together; with more, it has no tail yet.
+const LEAVING_MAX: usize = 64;
 
 /// Options of migration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MigrationOptions {
     /// Share of a worker's rollouts, in thousandths, that is its tail. A worker migrates rollouts only when at
     /// most this share, or a single rollout, is unfinished. 0 disables migration.
@@ -15,6 +23,31 @@ pub struct MigrationOptions {
     pub growth_permille: u32,
     /// Maximum unfinished rollouts of a destination worker, including the migrated one.
     pub batch_max: u32,
+    /// Measured decoding speed; `None` if a token takes the same time in any batch.
+    #[serde(default)]
+    pub curve: Option<Curve>,
+    /// Time to recompute the K and V of one token, in thousandths of the time in which a rollout that is alone
+    /// decodes one.
+    #[serde(default = "recompute_permille")]
+    pub recompute_permille: u32,
+    /// What a later end of the step costs, in thousandths of the time by which it is later, for each worker.
+    #[serde(default = "late_permille")]
+    pub late_permille: u32,
+    /// Whether rollouts may wait for the next step.
+    #[serde(default = "next_step")]
+    pub next_step: bool,
+}
+
+fn recompute_permille() -> u32 {
+    PERMILLE / 100
+}
+
+fn late_permille() -> u32 {
+    PERMILLE
+}
+
+fn next_step() -> bool {
+    true
 }
 
 impl Default for MigrationOptions {
@@ -23,6 +56,10 @@ impl Default for MigrationOptions {
             tail_permille: PERMILLE / 10,
             growth_permille: 3 * PERMILLE / 2,
             batch_max: u32::MAX,
+            curve: None,
+            recompute_permille: recompute_permille(),
+            late_permille: late_permille(),
+            next_step: next_step(),
         }
     }
 }
@@ -54,9 +91,15 @@ pub struct Migration {
     pub recompute_tokens: u64,
 }
 
-/// Proposes migrations of rollouts in their worker's tail that exceed their prediction. The destination is
-/// the worker with the fewest unfinished rollouts among busy workers of longer groups whose predicted length
-/// exceeds the rollout's; if there is none, the next step. Longest rollouts choose first.
+/// Proposes migrations of rollouts in their worker's tail that exceed their prediction.
+///
+/// A rollout that has reached its prediction is expected to go on as the longer responses of `history` did, in
+/// the mean; to end, if none was longer; without lengths in `history`, to grow by `growth_permille`. The time
+/// of a step is that of all workers, and that of its end for each of them, by `late_permille`.
+/// What has outgrown its prediction leaves a worker together, if that lowers the predicted time, with the K and
+/// V that destinations recompute. A destination is a busy worker. If there is none, rollouts are deferred for
+/// which only their worker keeps the step, if the step is predicted to end earlier by more than the
+/// recomputation. Workers with the fewest unfinished rollouts choose first; no worker both migrates and receives.
 ///
 /// # Errors
 /// [`RolloutError::Progress`] for progress that does not match the assignment, [`RolloutError::Count`] for
@@ -64,88 +107,257 @@ pub struct Migration {
 pub fn migrate(
     assignment: &Assignment,
     requests: &[RolloutRequest],
+    history: &History,
     progress: &Progress,
     options: &MigrationOptions,
 ) -> Result<Vec<Migration>, RolloutError> {
     check_range("tail_permille", options.tail_permille, 0, PERMILLE)?;
     check_range("growth_permille", options.growth_permille, PERMILLE, u32::MAX)?;
+    options.curve.as_ref().map_or(Ok(()), Curve::check)?;
     let placed = assignment.placed.len() as u64;
     check_range("requests", requests.len() as u64, placed, placed)?;
+    for request in requests {
+        check_range("prompt_tokens", request.prompt_tokens, 0, TOKENS_MAX)?;
+    }
     progress.check(assignment)?;
-    let mut load = Load::of(assignment, progress);
-    let mut grown: Vec<&Rollout> = progress
-        .rollouts
-        .iter()
-        .filter(|one| {
-            let predicted = assignment.placed[one.request as usize].predicted_tokens;
-            let limit = u128::from(predicted) * u128::from(options.growth_permille);
-            !one.finished
-                && load.in_tail(one.worker, options.tail_permille)
-                && u128::from(one.tokens) * u128::from(PERMILLE) > limit
-        })
-        .collect();
-    grown.sort_unstable_by_key(|one| (std::cmp::Reverse(one.tokens), one.request, one.response));
-    Ok(grown
-        .into_iter()
-        .map(|one| Migration {
-            request: one.request,
-            response: one.response,
-            from: one.worker,
-            to: load.take(one, options.batch_max),
-            tokens: one.tokens,
-            recompute_tokens: requests[one.request as usize]
-                .prompt_tokens
-                .saturating_add(one.tokens),
-        })
-        .collect())
+    let remaining = Remaining::of(history, options)?;
+    let mut load = Load::of(assignment, requests, &remaining, progress, options);
+    let mut sources: Vec<usize> =
+        (0..load.workers.len()).filter(|&worker| load.workers[worker].in_tail(options)).collect();
+    sources.sort_by_key(|&worker| load.workers[worker].unfinished.len());
+    let mut migrations = Vec::new();
+    for from in sources {
+        migrations.extend(load.leave(from));
+    }
+    migrations
+        .sort_unstable_by_key(|one| (std::cmp::Reverse(one.tokens), one.request, one.response));
+    Ok(migrations)
 }
 
-/// Remaining work of each worker.
-struct Load {
-    rollouts: Vec<u64>,
-    unfinished: Vec<u64>,
-    /// Predicted tokens of the longest response of its group.
-    longest_tokens: Vec<u64>,
+/// Tokens that a rollout is expected to have left.
+struct Remaining {
+    /// Earlier lengths, ascending, with the sum of each and those after it.
+    lengths: Vec<(u64, u64)>,
+    growth_permille: u32,
 }
 
-impl Load {
-    fn of(assignment: &Assignment, progress: &Progress) -> Self {
-        let workers = assignment.workers as usize;
-        let mut load = Self {
-            rollouts: vec![0; workers],
-            unfinished: vec![0; workers],
-            longest_tokens: vec![0; workers],
-        };
-        for one in &progress.rollouts {
-            load.rollouts[one.worker as usize] += 1;
-            load.unfinished[one.worker as usize] += u64::from(!one.finished);
+impl Remaining {
+    fn of(history: &History, options: &MigrationOptions) -> Result<Self, RolloutError> {
+        check_range("prompts of a history", history.prompts.len() as u64, 0, HISTORY_PROMPTS_MAX)?;
+        let all = history.prompts.iter().flat_map(|one| one.steps.iter().flatten());
+        let mut lengths: Vec<(u64, u64)> = all.map(|length| (*length, 0)).collect();
+        for (length, _) in &lengths {
+            check_range("tokens of an earlier response", *length, 0, TOKENS_MAX)?;
         }
-        for group in &assignment.groups {
-            for worker in group.workers.begin..group.workers.end {
-                load.longest_tokens[worker as usize] = group.longest_tokens;
+        lengths.sort_unstable();
+        let mut sum = 0_u64;
+        for (length, from) in lengths.iter_mut().rev() {
+            sum = sum.saturating_add(*length);
+            *from = sum;
+        }
+        Ok(Self { lengths, growth_permille: options.growth_permille })
+    }
+
+    fn tokens(&self, predicted: u64, tokens: u64) -> u64 {
+        if predicted > tokens {
+            return predicted - tokens;
+        }
+        if self.lengths.is_empty() {
+            let growth = u128::from(self.growth_permille - PERMILLE);
+            return ((u128::from(tokens) * growth / u128::from(PERMILLE)) as u64).max(1);
+        }
+        let longer = self.lengths.partition_point(|(length, _)| *length <= tokens);
+        let count = (self.lengths.len() - longer) as u64;
+        self.lengths.get(longer).map_or(1, |(_, sum)| (sum / count).saturating_sub(tokens).max(1))
+    }
+}
+
+/// An unfinished rollout.
+#[derive(Clone, Copy)]
+struct Unfinished<'a> {
+    rollout: &'a Rollout,
+    grown: bool,
+    remaining_tokens: u64,
+    recompute_tokens: u64,
+}
+
+/// What a worker has.
+#[derive(Default)]
+struct Worker<'a> {
+    rollouts: u64,
+    unfinished: Vec<Unfinished<'a>>,
+    /// Time of recomputation for rollouts that it receives.
+    recompute: f64,
+    received: bool,
+    migrated: bool,
+}
+
+impl Worker<'_> {
+    fn in_tail(&self, options: &MigrationOptions) -> bool {
+        let left = self.unfinished.len() as u64;
+        let share = left * u64::from(PERMILLE) <= self.rollouts * u64::from(options.tail_permille);
+        left > 0 && (share || left == 1 && options.tail_permille > 0)
+    }
+}
+
+/// The workers, and the time that they are predicted to take from now.
+struct Load<'a> {
+    workers: Vec<Worker<'a>>,
+    ends: Vec<f64>,
+    options: &'a MigrationOptions,
+}
+
+impl<'a> Load<'a> {
+    fn of(
+        assignment: &Assignment,
+        requests: &[RolloutRequest],
+        remaining: &Remaining,
+        progress: &'a Progress,
+        options: &'a MigrationOptions,
+    ) -> Self {
+        let mut workers: Vec<Worker<'a>> = Vec::new();
+        workers.resize_with(assignment.workers as usize, Worker::default);
+        let (growth, whole) = (u128::from(options.growth_permille), u128::from(PERMILLE));
+        for one in &progress.rollouts {
+            let worker = &mut workers[one.worker as usize];
+            worker.rollouts += 1;
+            if one.finished {
+                continue;
             }
+            let predicted = assignment.placed[one.request as usize].predicted_tokens;
+            let tokens = u128::from(one.tokens);
+            worker.unfinished.push(Unfinished {
+                rollout: one,
+                grown: tokens * whole > u128::from(predicted) * growth,
+                remaining_tokens: remaining.tokens(predicted, one.tokens),
+                recompute_tokens: requests[one.request as usize]
+                    .prompt_tokens
+                    .saturating_add(one.tokens),
+            });
+        }
+        let mut load = Self { ends: vec![0.0; workers.len()], workers, options };
+        for worker in 0..load.workers.len() {
+            load.ends[worker] = load.end(worker);
         }
         load
     }
 
-    fn in_tail(&self, worker: u32, tail_permille: u32) -> bool {
-        let (left, all) = (self.unfinished[worker as usize], self.rollouts[worker as usize]);
-        let last = left == 1 && tail_permille > 0;
-        last || left * u64::from(PERMILLE) <= all * u64::from(tail_permille)
+    /// The time of a worker with these unfinished rollouts.
+    fn time<'b>(&self, unfinished: impl Iterator<Item = &'b Unfinished<'b>>) -> f64 {
+        let mut lengths: Vec<(u64, u32)> =
+            unfinished.map(|one| (one.remaining_tokens, 1)).collect();
+        lengths.sort_unstable_by(|one, other| other.cmp(one));
+        busy(self.options.curve.as_ref(), &lengths)
     }
 
-    fn take(&mut self, one: &Rollout, batch_max: u32) -> Destination {
-        let from = one.worker as usize;
-        let to = (0..self.unfinished.len())
-            .filter(|&worker| {
-                worker != from
-                    && (1..u64::from(batch_max)).contains(&self.unfinished[worker])
-                    && self.longest_tokens[worker] > one.tokens.max(self.longest_tokens[from])
-            })
-            .min_by_key(|&worker| (self.unfinished[worker], worker));
-        self.unfinished[from] -= 1;
-        let Some(to) = to else { return Destination::NextStep };
-        self.unfinished[to] += 1;
-        Destination::Worker(to as u32)
+    fn end(&self, worker: usize) -> f64 {
+        let worker = &self.workers[worker];
+        worker.recompute + self.time(worker.unfinished.iter())
+    }
+
+    /// Time of the step for each unit of time by which it ends later.
+    fn late(&self) -> f64 {
+        let share = f64::from(self.options.late_permille) / f64::from(PERMILLE);
+        share * self.workers.len() as f64
+    }
+
+    fn recompute(&self, one: &Unfinished<'_>) -> f64 {
+        let token = self.options.curve.as_ref().map_or(1.0, |curve| curve.token_s(1));
+        let share = f64::from(self.options.recompute_permille) / f64::from(PERMILLE);
+        one.recompute_tokens as f64 * share * token
+    }
+
+    /// Moves what has outgrown its prediction from a worker if that saves more than it costs.
+    fn leave(&mut self, from: usize) -> Vec<Migration> {
+        let (leaving, staying): (Vec<_>, Vec<_>) =
+            self.workers[from].unfinished.iter().copied().partition(|one| one.grown);
+        if !(1..=LEAVING_MAX).contains(&leaving.len()) || self.workers[from].received {
+            return Vec::new();
+        }
+        let (before, after) = (self.ends[from], self.time(staying.iter()));
+        let others = (0..self.ends.len()).filter(|worker| *worker != from);
+        let rest = others.map(|worker| self.ends[worker]).fold(after, f64::max);
+        let earlier = (before - rest).max(0.0);
+        let saved = before - after + earlier * self.late();
+        let recompute: f64 = leaving.iter().map(|one| self.recompute(one)).sum();
+        let to: Vec<Destination> = match self.destinations(from, &leaving, saved, rest) {
+            Some(chosen) => {
+                for (one, to) in leaving.iter().zip(&chosen) {
+                    self.receive(*to, *one);
+                }
+                chosen.into_iter().map(|to| Destination::Worker(to as u32)).collect()
+            }
+            None if self.options.next_step && earlier > recompute => {
+                vec![Destination::NextStep; leaving.len()]
+            }
+            None => return Vec::new(),
+        };
+        self.workers[from].unfinished = staying;
+        self.workers[from].migrated = true;
+        self.ends[from] = after;
+        let migration = |(one, to): (Unfinished<'_>, Destination)| Migration {
+            request: one.rollout.request,
+            response: one.rollout.response,
+            from: from as u32,
+            to,
+            tokens: one.rollout.tokens,
+            recompute_tokens: one.recompute_tokens,
+        };
+        leaving.into_iter().zip(to).map(migration).collect()
+    }
+
+    fn receive(&mut self, to: usize, one: Unfinished<'a>) {
+        let recompute = self.recompute(&one);
+        let worker = &mut self.workers[to];
+        worker.unfinished.push(one);
+        worker.recompute += recompute;
+        worker.received = true;
+        self.ends[to] = self.end(to);
+    }
+
+    /// Returns the worker to which each rollout costs least, ties to the one with the most unfinished, if
+    /// together they cost less than `saved`. `rest` is when all that does not leave ends.
+    fn destinations(
+        &self,
+        from: usize,
+        leaving: &[Unfinished<'a>],
+        saved: f64,
+        rest: f64,
+    ) -> Option<Vec<usize>> {
+        let mut busy: Vec<usize> = (0..self.workers.len())
+            .filter(|&to| to != from && !self.workers[to].migrated)
+            .filter(|&to| !self.workers[to].unfinished.is_empty())
+            .collect();
+        busy.sort_by(|one, other| self.ends[*other].total_cmp(&self.ends[*one]));
+        busy.truncate(DESTINATIONS_MAX);
+        let mut received: Vec<Vec<Unfinished<'a>>> = vec![Vec::new(); busy.len()];
+        let mut chosen = Vec::with_capacity(leaving.len());
+        let (mut added, mut last) = (0.0, rest);
+        for one in leaving {
+            let end = |slot: usize, extra: &[Unfinished<'a>]| {
+                let worker = &self.workers[busy[slot]];
+                let new = || received[slot].iter().chain(extra);
+                let recompute: f64 = new().map(|one| self.recompute(one)).sum();
+                worker.recompute + recompute + self.time(worker.unfinished.iter().chain(new()))
+            };
+            let left =
+                |slot: usize| self.workers[busy[slot]].unfinished.len() + received[slot].len();
+            let cost = |slot: usize| {
+                let end_with = end(slot, &[*one]);
+                let later = (end_with - last).max(0.0) * self.late();
+                (end_with - end(slot, &[]) + later, end_with, slot)
+            };
+            let (least, end_with, slot) = (0..busy.len())
+                .filter(|&slot| left(slot) < self.options.batch_max as usize)
+                .map(cost)
+                .min_by(|(one, _, a), (other, _, b)| {
+                    one.total_cmp(other).then(left(*b).cmp(&left(*a)))
+                })?;
+            added += least;
+            last = last.max(end_with);
+            received[slot].push(*one);
+            chosen.push(busy[slot]);
+        }
+        (added < saved).then_some(chosen)
     }
 }

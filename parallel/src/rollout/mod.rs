@@ -4,12 +4,14 @@
 //! predicted length and cut into *groups*; groups go to workers in ascending order in odd steps and in
 //! descending order in even steps, so that a worker's long group overlaps its short group of the next step.
 //! A group's workers are its *tier*; long groups get larger tiers, hence smaller batches that decode faster.
-//! A rollout that exceeds its prediction *migrates* to another worker or to the next step.
+//! Groups and tiers that are not given are chosen by *trials*: each recent step of the history, predicted from
+//! the others. A rollout that exceeds its prediction *migrates* to another worker or to the next step.
 //!
 //! # Invariants
 //! - **R1** Every prompt has one group and one worker; groups ascend by predicted length.
-//! - **R2** Migrations neither lose nor duplicate a rollout.
+//! - **R2** Migrations neither lose nor duplicate a rollout, and each is predicted to save more than it costs.
 //! - **R3** Ties are broken by number: the same data gives the same assignment on every rank.
+//! - **R4** In the trials, tiers that were chosen take no longer than equal ones.
 //!
 //! ```text
 //!   History ─► predict ─► rank ─► groups ─► tiers ─► Assignment ──Progress──► Migration …
@@ -19,12 +21,14 @@
 //! ```
 
 mod assign;
+mod choose;
 mod curve;
 mod history;
 mod migrate;
 mod progress;
 mod report;
 mod tiers;
+mod trial;
 
 use serde::{Deserialize, Serialize};
 
@@ -82,15 +86,19 @@ pub struct StepOptions {
     pub step: u64,
     /// Rollout workers, 1 to [`WORKERS_MAX`] and at most the prompts.
     pub workers: u32,
-    /// Groups, at most the workers; without a curve, a divisor of the workers.
-    pub groups: u32,
+    /// Groups, at most the workers; without a curve, a divisor of the workers. `None` to choose.
+    #[serde(default)]
+    pub groups: Option<u32>,
     /// How prompts are cut into groups.
     pub cut: GroupCut,
     /// Measured decoding speed, which determines tier sizes; `None` for equal tiers.
+    #[serde(default)]
     pub curve: Option<Curve>,
     /// Additional time of the longest group over the shortest, in thousandths; 0 for equal times. Other
-    /// groups are interpolated linearly, so that two successive steps of a worker add up evenly.
-    pub slope_permille: u32,
+    /// groups are interpolated linearly, so that two successive steps of a worker add up evenly. `None` to
+    /// choose it, or equal tiers.
+    #[serde(default)]
+    pub slope_permille: Option<u32>,
 }
 
 /// An error of rollout planning.
@@ -128,6 +136,19 @@ pub enum RolloutError {
         batch: u32,
         /// Tokens per second.
         tokens_per_s: f64,
+    },
+    /// A migration of a rollout that is not there to migrate.
+    #[error(
+        "migration {index} is of response {response} of request {request}; accepted: an unfinished rollout \
+         on the worker that it leaves, once"
+    )]
+    Migration {
+        /// Index of the migration.
+        index: usize,
+        /// Request number.
+        request: u32,
+        /// Response number.
+        response: u32,
     },
     /// Progress does not match the assignment.
     #[error(

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Assignment, Curve, PERMILLE, Progress, RolloutError};
+use super::{Assignment, Curve, PERMILLE, Progress, RolloutError, curve};
 use dormouse_schedule::check_range;
 
 /// One worker's step.
@@ -10,7 +10,7 @@ use dormouse_schedule::check_range;
 pub struct WorkerReport {
     /// Predicted tokens of its rollouts.
     pub predicted_tokens: u64,
-    /// Actual tokens of the rollouts now on it.
+    /// Actual tokens of the rollouts now on it, and of those deferred from it.
     pub actual_tokens: u64,
     /// Decoding time of the predicted lengths in seconds; 0 without a curve.
     pub predicted_s: f64,
@@ -50,7 +50,8 @@ pub struct RolloutReport {
 type Lengths = Vec<(u64, u32)>;
 
 impl RolloutReport {
-    /// Reports a finished or running step; a rollout counts for the worker it is on.
+    /// Reports a finished or running step; a rollout counts for the worker it is on, a deferred one for the
+    /// worker that it left.
     ///
     /// # Errors
     /// [`RolloutError`] for progress that does not match the assignment, an invalid curve, or
@@ -70,7 +71,7 @@ impl RolloutReport {
         for one in &assignment.placed {
             predicted[one.worker as usize].push((one.predicted_tokens, one.responses));
         }
-        for one in &progress.rollouts {
+        for one in progress.all() {
             actual[one.worker as usize].push((one.tokens, 1));
         }
         let mut report = Self::default();
@@ -79,6 +80,7 @@ impl RolloutReport {
             predicted.sort_unstable_by(|one, other| other.cmp(one));
             actual.sort_unstable_by(|one, other| other.cmp(one));
             let seconds = |lengths: &Lengths| curve.map_or(0.0, |curve| curve.decode_s(lengths));
+            busy.push(curve::busy(curve, &actual));
             let worker = WorkerReport {
                 predicted_tokens: tokens(&predicted),
                 actual_tokens: tokens(&actual),
@@ -86,8 +88,6 @@ impl RolloutReport {
                 actual_s: seconds(&actual),
                 idle_share: 0.0,
             };
-            let longest = actual.first().map_or(0.0, |(tokens, _)| *tokens as f64);
-            busy.push(if curve.is_some() { worker.actual_s } else { longest });
             report.workers.push(worker);
         }
         let step = busy.iter().copied().fold(0.0, f64::max);
@@ -120,7 +120,7 @@ fn rank_shift(assignment: &Assignment, progress: &Progress, strong_permille: u32
         return RankShift::default();
     }
     let mut sums = vec![0_u64; prompts];
-    for one in &progress.rollouts {
+    for one in progress.all() {
         sums[one.request as usize] += one.tokens;
     }
     let predicted = ranks(prompts, |request| assignment.placed[request].predicted_tokens as f64);

@@ -59,7 +59,7 @@ fn rollouts(recorded: &mut Recorded) {
     let request =
         |prompt| RolloutRequest { prompt, prompt_tokens: 9, responses: 1, begun_tokens: 0 };
     let (requests, predictor) = ([request(1), request(2)], LengthPredictor::default());
-    let options = StepOptions { step: 1, workers: 2, groups: 2, ..StepOptions::default() };
+    let options = StepOptions { step: 1, workers: 2, groups: Some(2), ..StepOptions::default() };
     let step = Assignment::of(&History::default(), &requests, &predictor, &options).unwrap();
     let rollout = |request| Rollout {
         request,
@@ -68,9 +68,10 @@ fn rollouts(recorded: &mut Recorded) {
         tokens: 4,
         finished: request == 1,
     };
-    let progress = Progress { rollouts: vec![rollout(0), rollout(1)] };
+    let progress = Progress { rollouts: vec![rollout(0), rollout(1)], ..Progress::default() };
     let limits = MigrationOptions { tail_permille: 1000, ..MigrationOptions::default() };
-    let moves: Vec<Migration> = migrate(&step, &requests, &progress, &limits).unwrap();
+    let moves: Vec<Migration> =
+        migrate(&step, &requests, &History::default(), &progress, &limits).unwrap();
     recorded.keep("migrations", &moves);
     recorded.keep("report", &RolloutReport::of(&step, &progress, None, 100).unwrap());
     recorded.keep("progress", &progress);

@@ -299,6 +299,39 @@ fn returns_the_error_of_the_module() {
     assert!(refusal(&request).starts_with("node 2 has parent 2"));
 }
 
+/// The examples of rollouts are a chain: each has the answers of those before it, and what follows from
+/// migrations is progress for all of them again.
+#[test]
+fn the_examples_of_rollouts_are_a_chain() {
+    let names = ["predict", "assign", "migrate", "after", "report"];
+    let [predict, assign, migrate, after, report] =
+        names.map(|name| request(&format!("rollout_{name}")));
+    let predicted = answer(&predict).unwrap();
+    let assignment = answer(&assign).unwrap();
+    for (placed, predicted) in
+        assignment["placed"].as_array().unwrap().iter().zip(predicted.as_array().unwrap())
+    {
+        assert_eq!(placed["predicted_tokens"], predicted["tokens"]);
+    }
+    for name in ["requests", "history"] {
+        assert_eq!(predict[name], assign[name]);
+        assert_eq!(migrate[name], assign[name]);
+    }
+    assert_eq!(migrate["assignment"], assignment);
+    assert_eq!(after["progress"], migrate["progress"]);
+    assert_eq!(after["migrations"], answer(&migrate).unwrap());
+    let moved = answer(&after).unwrap();
+    assert_eq!(report["assignment"], assignment);
+    assert_eq!(report["progress"], moved["progress"]);
+    assert_eq!(answer(&report).unwrap()["workers"][0]["actual_tokens"], 230);
+    let mut again = migrate;
+    again["progress"] = moved["progress"].clone();
+    let more = answer(&again).unwrap();
+    let mut after = after;
+    (after["progress"], after["migrations"]) = (moved["progress"].clone(), more);
+    assert_eq!(answer(&after).unwrap()["progress"], moved["progress"]);
+}
+
 /// Requests and answers are the types of the modules: a direct call gives the same answer.
 #[test]
 fn answers_equal_those_of_the_modules() {

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use dormouse_parallel::rollout::{
-    Assignment, Curve, Destination, GroupCut, History, LengthPredictor, MigrationOptions, Progress,
-    PromptHistory, Rollout, RolloutError, RolloutReport, RolloutRequest, StepOptions, migrate,
-    tier_sizes,
+    Assignment, Curve, Destination, GroupCut, History, LengthPredictor, Migration,
+    MigrationOptions, Progress, PromptHistory, Rollout, RolloutError, RolloutReport,
+    RolloutRequest, StepOptions, migrate, tier_sizes,
 };
 use proptest::prelude::*;
 
@@ -34,7 +34,13 @@ fn requests(prompts: usize, responses: u32) -> Vec<RolloutRequest> {
 }
 
 fn options(step: u64, workers: u32, groups: u32) -> StepOptions {
-    StepOptions { step, workers, groups, ..StepOptions::default() }
+    StepOptions {
+        step,
+        workers,
+        groups: Some(groups),
+        slope_permille: Some(0),
+        ..StepOptions::default()
+    }
 }
 
 fn assign(lengths: &[u64], responses: u32, options: &StepOptions) -> Assignment {
@@ -180,15 +186,24 @@ proptest! {
         prop_assert!((curve().decode_s(&sorted) - wanted).abs() <= 1e-9 * wanted.max(1.0));
     }
 
+    /// Migrations are of grown rollouts in tails, lose and double nothing, and are predicted to gain: the time
+    /// of all workers falls, in which a later end of the step counts for each. What follows from them is
+    /// accepted as progress again.
     #[test]
-    fn migrations_lose_and_double_nothing(
+    fn migrations_lose_nothing_and_gain(
         lengths in prop::collection::vec(1u64..100, 4..16),
         grown in prop::collection::vec((0u64..150, prop::bool::weighted(0.75)), 48),
         tail in prop_oneof![1 => Just(0u32), 9 => 0u32..1001], growth in 1000u32..3000, batch_max in 0u32..9,
+        measured: bool, recompute_permille in 0u32..300, late_permille in 0u32..4000, next_step: bool,
+        earlier in prop::collection::vec(1u64..400, 0..9),
     ) {
         let workers = 4;
         let step = assign(&lengths, 3, &options(1, workers, 2));
         let requests = requests(lengths.len(), 3);
+        let limits = MigrationOptions {
+            tail_permille: tail, growth_permille: growth, batch_max, recompute_permille,
+            late_permille, next_step, curve: measured.then(curve),
+        };
         let mut rollouts = Vec::new();
         for request in 0..lengths.len() as u32 {
             for response in 0..3 {
@@ -197,46 +212,97 @@ proptest! {
                 rollouts.push(Rollout { request, response, worker, tokens, finished });
             }
         }
-        let progress = Progress { rollouts: rollouts.clone() };
-        let limits = MigrationOptions { tail_permille: tail, growth_permille: growth, batch_max };
-        let moves = migrate(&step, &requests, &progress, &limits).unwrap();
-        let (here, deferred) = progress.after(&moves);
-        let name = |one: &Rollout| (one.request, one.response, one.tokens, one.finished);
-        let mut after: Vec<_> = here.rollouts.iter().chain(&deferred).map(name).collect();
-        after.sort_unstable();
-        prop_assert_eq!(after, rollouts.iter().map(name).collect::<Vec<_>>());
-
-        let on = |worker: u32| rollouts.iter().filter(move |one| one.worker == worker);
-        let in_tail = |worker: u32| {
-            let left = on(worker).filter(|one| !one.finished).count() as u64;
-            let share = left * 1000 <= on(worker).count() as u64 * u64::from(tail);
-            share || left == 1 && tail > 0
-        };
-        let outgrew = |one: &&Rollout| {
-            !one.finished && in_tail(one.worker)
-                && one.tokens * 1000 > lengths[one.request as usize] * u64::from(growth)
-        };
-        let wanted: BTreeSet<_> = rollouts.iter().filter(outgrew).map(name).collect();
-        let moved: BTreeSet<_> = moves
-            .iter()
-            .map(|one| (one.request, one.response, one.tokens, false))
-            .collect();
-        prop_assert_eq!(moved, wanted);
-        let longest = |worker: u32| {
-            let tier = |group: &&dormouse_parallel::rollout::RolloutGroup| {
-                (group.workers.begin..group.workers.end).contains(&worker.into())
-            };
-            step.groups.iter().find(tier).unwrap().longest_tokens
-        };
-        for one in &moves {
-            prop_assert_eq!(one.recompute_tokens, 50 + one.tokens);
-            let Destination::Worker(to) = one.to else { continue };
-            prop_assert!(longest(to) > longest(one.from) && longest(to) > one.tokens);
-            prop_assert!(on(to).any(|one| !one.finished), "its step has not ended");
-            let left = here.rollouts.iter().filter(|one| one.worker == to && !one.finished).count();
-            prop_assert!(left <= batch_max as usize);
+        let all = rollouts.len();
+        let mut progress = Progress { rollouts, ..Progress::default() };
+        for _ in 0..3 {
+            let moves = migrate(&step, &requests, &history(&earlier), &progress, &limits).unwrap();
+            let after = progress.after(&moves).unwrap();
+            prop_assert!(moves.is_empty() || progress.after(&[&moves[..], &moves[..1]].concat()).is_err());
+            gain(&step, &lengths, &earlier, &limits, &progress, &moves, &after)?;
+            prop_assert_eq!(after.rollouts.len() + after.deferred.len(), all);
+            let report = RolloutReport::of(&step, &after, None, 100).unwrap();
+            let tokens: u64 = progress.rollouts.iter().chain(&progress.deferred).map(|one| one.tokens).sum();
+            prop_assert_eq!(report.workers.iter().map(|one| one.actual_tokens).sum::<u64>(), tokens);
+            progress = after;
+            for one in progress.rollouts.iter_mut().filter(|one| !one.finished) {
+                one.tokens += 20;
+            }
         }
     }
+}
+
+/// Checks the migrations of one call against what they are predicted to change.
+fn gain(
+    step: &Assignment,
+    lengths: &[u64],
+    earlier: &[u64],
+    limits: &MigrationOptions,
+    progress: &Progress,
+    moves: &[Migration],
+    after: &Progress,
+) -> Result<(), TestCaseError> {
+    let on = |worker: u32| progress.rollouts.iter().filter(move |one| one.worker == worker);
+    let in_tail = |worker: u32| {
+        let left = on(worker).filter(|one| !one.finished).count() as u64;
+        let share = left * 1000 <= on(worker).count() as u64 * u64::from(limits.tail_permille);
+        share || left == 1 && limits.tail_permille > 0
+    };
+    let token = if limits.curve.is_some() { 0.01 } else { 1.0 };
+    let recompute = |one: &Migration| {
+        one.recompute_tokens as f64 * f64::from(limits.recompute_permille) / 1000.0 * token
+    };
+    let remaining = |one: &Rollout| {
+        let (predicted, growth) =
+            (lengths[one.request as usize], u64::from(limits.growth_permille));
+        let grows = one.tokens * (growth - 1000) / 1000;
+        let longer: Vec<u64> = earlier.iter().copied().filter(|it| *it > one.tokens).collect();
+        let mean = longer.iter().sum::<u64>() / (longer.len() as u64).max(1);
+        let goes_on = if earlier.is_empty() { grows } else { mean.saturating_sub(one.tokens) };
+        let left = if predicted > one.tokens { predicted - one.tokens } else { goes_on };
+        left.max(1)
+    };
+    let end = |progress: &Progress, worker: u32| {
+        let mine = progress.rollouts.iter().filter(|one| one.worker == worker && !one.finished);
+        let left: Vec<u64> = mine.map(remaining).collect();
+        match &limits.curve {
+            Some(curve) => token_by_token(curve, &left),
+            None => left.iter().max().copied().unwrap_or(0) as f64,
+        }
+    };
+    let before: Vec<f64> = (0..step.workers).map(|worker| end(progress, worker)).collect();
+    let mut ends: Vec<f64> = (0..step.workers).map(|worker| end(after, worker)).collect();
+    let (mut deferred, mut touched) = (0.0, BTreeSet::new());
+    for one in moves {
+        let rollout =
+            on(one.from).find(|it| (it.request, it.response) == (one.request, one.response));
+        let rollout = rollout.unwrap();
+        prop_assert!(!rollout.finished && in_tail(one.from));
+        let limit = lengths[one.request as usize] * u64::from(limits.growth_permille);
+        prop_assert!(one.tokens * 1000 > limit);
+        prop_assert_eq!(one.recompute_tokens, 50 + one.tokens);
+        touched.insert(one.from);
+        match one.to {
+            Destination::Worker(to) => {
+                ends[to as usize] += recompute(one);
+                prop_assert!(on(to).any(|one| !one.finished), "its step has not ended");
+                let mine = after.rollouts.iter().filter(|it| it.worker == to && !it.finished);
+                prop_assert!(mine.count() <= limits.batch_max as usize);
+            }
+            Destination::NextStep => deferred += recompute(one),
+        }
+    }
+    for one in moves {
+        if let Destination::Worker(to) = one.to {
+            prop_assert!(!touched.contains(&to), "no worker receives and migrates");
+        }
+    }
+    let sum = |ends: &[f64]| ends.iter().sum::<f64>();
+    let last = |ends: &[f64]| ends.iter().copied().fold(0.0, f64::max);
+    let late = f64::from(limits.late_permille) / 1000.0 * f64::from(step.workers);
+    let time = |ends: &[f64]| sum(ends) + late * last(ends);
+    prop_assert!(limits.next_step || after.deferred.len() == progress.deferred.len());
+    prop_assert!(moves.is_empty() || time(&ends) + deferred < time(&before), "{ends:?} {before:?}");
+    Ok(())
 }
 
 /// A number from two, the same in every run.
@@ -294,7 +360,11 @@ fn alternating_order_reduces_idle_time() {
 fn sized_tiers_end_closer_together_than_equal_tiers() {
     let lengths: Vec<u64> = (0..64).map(|at| 20 + at * at / 2).collect();
     let time = |curve_given: Option<Curve>, slope_permille| {
-        let options = StepOptions { curve: curve_given, slope_permille, ..options(1, 16, 4) };
+        let options = StepOptions {
+            curve: curve_given,
+            slope_permille: Some(slope_permille),
+            ..options(1, 16, 4)
+        };
         let step = assign(&lengths, 8, &options);
         let times: Vec<f64> = (0..16)
             .map(|worker| {
@@ -313,6 +383,94 @@ fn sized_tiers_end_closer_together_than_equal_tiers() {
     assert!(tiered < equal, "{tiered} {equal}");
     let (_, sloped) = time(Some(curve()), 4000);
     assert!(sloped[3] < sizes[3], "the longest group may take five times as long: {sloped:?}");
+}
+
+/// Time of two steps whose predictions are right, with the earliest worker taking the longest prompts.
+fn two_steps(step: &Assignment, lengths: &[u64], responses: u32, measured: Option<&Curve>) -> f64 {
+    let mut on: Vec<Vec<u64>> = vec![Vec::new(); step.workers as usize];
+    for (placed, length) in step.placed.iter().zip(lengths) {
+        on[placed.worker as usize].extend(vec![*length; responses as usize]);
+    }
+    let time = |lengths: &Vec<u64>| match measured {
+        Some(curve) => token_by_token(curve, lengths),
+        None => lengths.iter().max().copied().unwrap_or(0) as f64,
+    };
+    let second: Vec<f64> = on.iter().map(time).collect();
+    let mut first = second.clone();
+    first.sort_unstable_by(f64::total_cmp);
+    first.iter().zip(second.iter().rev()).map(|(one, other)| one + other).fold(0.0, f64::max)
+}
+
+proptest! {
+    /// Chosen groups and tiers never take longer than equal tiers, for any number of groups, on a history
+    /// that repeats itself.
+    #[test]
+    fn what_is_chosen_is_never_worse_than_equal_tiers(
+        lengths in prop::collection::vec(1u64..400, 8..40), responses in 1u32..6,
+        measured: bool, given: bool, recorded in 1usize..4,
+    ) {
+        let repeated = |(prompt, length): (u64, &u64)| PromptHistory { prompt, steps: vec![vec![*length]; recorded] };
+        let history = History { prompts: (0..).zip(&lengths).map(repeated).collect() };
+        let (requests, curve) = (requests(lengths.len(), responses), measured.then(curve));
+        let of = |groups, curve: Option<&Curve>| {
+            let curve = curve.cloned();
+            let options = StepOptions { step: 1, workers: 8, groups, curve, ..StepOptions::default() };
+            let predictor = LengthPredictor::default();
+            Assignment::of(&history, &requests, &predictor, &options).unwrap()
+        };
+        let chosen = of(given.then_some(4), curve.as_ref());
+        let time = |step: &Assignment| two_steps(step, &lengths, responses, curve.as_ref());
+        let equal: &[u32] = if given { &[4] } else { &[8, 4, 2, 1] };
+        for groups in equal {
+            let flat = of(Some(*groups), None);
+            prop_assert!(time(&chosen) <= time(&flat) * (1.0 + 1e-9), "{} {}", time(&chosen), time(&flat));
+        }
+        if recorded == 1 {
+            let sizes: Vec<u64> = chosen.groups.iter().map(|group| group.workers.count()).collect();
+            prop_assert!(sizes.iter().all(|size| *size == sizes[0]), "no trial, no other tiers: {sizes:?}");
+        }
+    }
+}
+
+/// With a history that says nothing about the next lengths, tiers by slope 0 would crowd the prompts that it
+/// calls short; with one that repeats itself, other tiers than equal ones gain.
+#[test]
+fn tiers_are_chosen_by_what_the_history_is_worth() {
+    let long = |seed, at| {
+        if noise(seed, at) < 0.2 { 3000 } else { 100 + (200.0 * noise(seed, at)) as u64 }
+    };
+    let (requests, predictor) = (requests(64, 4), LengthPredictor::default());
+    let time = |worth: bool, slope_permille| {
+        (0..16)
+            .map(|seed| {
+                let actual: Vec<u64> = (0..64).map(|at| long(seed, at)).collect();
+                let recorded =
+                    |step: u64, at| long(if worth { seed } else { seed + 100 * step }, at);
+                let steps = |prompt| (1..4).map(|step| vec![recorded(step, prompt); 4]).collect();
+                let one = |prompt| PromptHistory { prompt, steps: steps(prompt) };
+                let history = History { prompts: (0..64).map(one).collect() };
+                let curve = Some(curve());
+                let options = StepOptions {
+                    step: 1,
+                    workers: 8,
+                    groups: Some(4),
+                    curve,
+                    slope_permille,
+                    ..StepOptions::default()
+                };
+                let step = Assignment::of(&history, &requests, &predictor, &options).unwrap();
+                let flat = StepOptions { curve: None, ..options };
+                let flat = Assignment::of(&history, &requests, &predictor, &flat).unwrap();
+                let time = |step| two_steps(step, &actual, 4, Some(&self::curve()));
+                time(&flat) / time(&step)
+            })
+            .sum::<f64>()
+            / 16.0
+    };
+    let (chosen, zero) = (time(false, None), time(false, Some(0)));
+    assert!(chosen > 0.98 && chosen > zero + 0.1, "of a useless history: {chosen}, slope 0 {zero}");
+    let (chosen, zero) = (time(true, None), time(true, Some(0)));
+    assert!(chosen > 1.02 && chosen > zero, "of a true history: {chosen}, slope 0 {zero}");
 }
 
 /// One long prompt sets the time; remaining workers go to the slowest tier that can grow.
@@ -366,7 +524,7 @@ fn whole(step: &Assignment, lengths: &[u64], responses: u32) -> Progress {
     };
     let all = (0..lengths.len() as u32)
         .flat_map(|request| (0..responses).map(move |at| one(request, at)));
-    Progress { rollouts: all.collect() }
+    Progress { rollouts: all.collect(), ..Progress::default() }
 }
 
 #[test]
@@ -444,7 +602,27 @@ fn refuses_invalid_rollout_input() {
     let error = RolloutReport::of(&broken, &good, None, 100).unwrap_err();
     assert!(error.to_string().starts_with("worker of a prompt is 2; accepted: 0 to 1"));
     assert!(RolloutReport::of(&step, &good, None, 1001).is_err());
+    let one = Migration {
+        request: 0,
+        response: 0,
+        from: 0,
+        to: Destination::NextStep,
+        tokens: 10,
+        recompute_tokens: 60,
+    };
+    let mut running = good.clone();
+    running.rollouts[0].finished = false;
+    assert_eq!(running.after(&[one]).unwrap().deferred, [running.rollouts[0]]);
+    let refused =
+        |progress: &Progress, moves: &[Migration]| progress.after(moves).unwrap_err().to_string();
+    assert!(
+        refused(&good, &[one])
+            .starts_with("migration 0 is of response 0 of request 0; accepted: an")
+    );
+    assert!(refused(&running, &[one, one]).starts_with("migration 1"));
+    assert!(refused(&running, &[Migration { from: 1, ..one }]).starts_with("migration 0"));
+    assert!(refused(&running, &[Migration { request: 9, ..one }]).contains("of request 9"));
     let limits = MigrationOptions { growth_permille: 999, ..MigrationOptions::default() };
-    assert!(migrate(&step, &requests(4, 2), &good, &limits).is_err());
-    assert!(migrate(&step, &requests(3, 2), &good, &MigrationOptions::default()).is_err());
+    assert!(migrate(&step, &requests(4, 2), &past, &good, &limits).is_err());
+    assert!(migrate(&step, &requests(3, 2), &past, &good, &MigrationOptions::default()).is_err());
 }

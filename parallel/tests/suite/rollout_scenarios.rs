@@ -29,14 +29,15 @@ struct Input {
 fn parse(input: &str) -> Input {
     let mut all = Input::default();
     all.options.step = 1;
+    all.options.slope_permille = Some(0);
     for (key, words) in lines(input) {
         match key {
             "step" => all.options.step = number(&words, 0),
             "workers" => all.options.workers = number(&words, 0),
-            "groups" => all.options.groups = number(&words, 0),
+            "groups" => all.options.groups = Some(number(&words, 0)),
             "equal_work" => all.options.cut = GroupCut::EqualWork,
             "curve" => all.options.curve = Some(curve()),
-            "slope" => all.options.slope_permille = number(&words, 0),
+            "slope" => all.options.slope_permille = Some(number(&words, 0)),
             "quantile" => all.predictor.quantile_permille = number(&words, 0),
             "unknown" => all.predictor.unknown_tokens = number(&words, 0),
             "tail" => all.migration.tail_permille = number(&words, 0),
@@ -101,8 +102,10 @@ fn moves(text: &mut String, all: &Input, step: &Assignment) {
         let worker = step.placed[request as usize].worker;
         Rollout { request, response, worker, tokens, finished }
     };
-    let progress = Progress { rollouts: all.progress.iter().map(rollout).collect() };
-    for one in migrate(step, &all.requests, &progress, &all.migration).unwrap() {
+    let progress =
+        Progress { rollouts: all.progress.iter().map(rollout).collect(), ..Progress::default() };
+    for one in migrate(step, &all.requests, &History::default(), &progress, &all.migration).unwrap()
+    {
         let to = match one.to {
             Destination::Worker(worker) => format!("moves from {} to worker {worker}", one.from),
             Destination::NextStep => format!("waits for the next step, leaving {}", one.from),
