@@ -17,13 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches")]
 
+import assignment
 import draft_rows
 import filter_rows
 from rows import measure
 
 OUT = ROOT / "target" / "bench" / "history.json"
 # Each module has its rows' names, and what measures them.
-MAKERS = [*draft_rows.MAKERS, *filter_rows.MAKERS]
+MAKERS = [*draft_rows.MAKERS, *filter_rows.MAKERS, *assignment.makers()]
 
 
 def main() -> int:
