@@ -10,7 +10,7 @@ use std::time::Instant;
 use dormouse_history::dialogue::NewEntry;
 use dormouse_history::{Dialogue, DialogueOptions};
 
-const QUERIES: usize = 400;
+const QUERIES: usize = 200;
 const COUNT: usize = 10;
 const RECORDED: usize = 1024;
 /// Seconds between two entries.

@@ -9,6 +9,8 @@ use super::vectors::dot;
 const LEVELS_ENTRIES_MIN: usize = 1024;
 /// Entries of a summary on average.
 const SUMMARY_ENTRIES: usize = 96;
+/// Categories among whose summaries an entry's is chosen.
+const CATEGORIES_OF_ENTRY: usize = 4;
 /// Of the categories, the share whose summaries are looked at.
 const CATEGORIES_SHARE: usize = 2;
 /// Fewest categories whose summaries are looked at.
@@ -71,10 +73,7 @@ impl Index {
     }
 
     pub(crate) fn insert(&mut self, row: Row<'_>) {
-        let centroids = self.categories.iter().map(|it| it.centroid.as_slice());
-        let (category, _) = nearest(row.embedding, centroids);
-        let summaries = self.categories[category].summaries.iter();
-        let (summary, _) = nearest(row.embedding, summaries.map(|it| it.centroid.as_slice()));
+        let (category, summary) = self.summary_of(row.embedding);
         let own = &mut self.categories[category].summaries[summary];
         self.places.insert(row.id, Place { category, summary, row: own.keys.len() });
         own.keys.push((row.id, row.time_s));
@@ -114,10 +113,10 @@ impl Index {
         chosen.into_iter().flat_map(|it| it.rows(self.dimension))
     }
 
-    /// Builds the levels anew if they are of less than half of the entries, or all entries are others since.
-    pub(crate) fn refresh(&mut self) {
+    /// Returns an index with new levels, if these are of less than half of the entries, or all entries are others since.
+    pub(crate) fn rebuilt(&self) -> Option<Self> {
         if self.inserted < self.built.max(LEVELS_ENTRIES_MIN) || self.len() < LEVELS_ENTRIES_MIN {
-            return;
+            return None;
         }
         let mut new = Self::new(self.dimension);
         let mut rows: Vec<Row<'_>> = self.rows().collect();
@@ -136,7 +135,24 @@ impl Index {
             new.insert(*row);
         }
         (new.inserted, new.built) = (0, rows.len());
-        *self = new;
+        Some(new)
+    }
+
+    /// Returns the category and the summary that are nearest to an embedding. What sets an entry apart from its topic
+    /// may lead to another category, so several are looked at.
+    fn summary_of(&self, embedding: &[f32]) -> (usize, usize) {
+        let mut categories: Vec<(f32, usize)> =
+            self.categories.iter().map(|it| dot(embedding, &it.centroid)).zip(0..).collect();
+        categories.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut best = (f32::NEG_INFINITY, (0, 0));
+        for &(_, category) in categories.iter().take(CATEGORIES_OF_ENTRY) {
+            let summaries = self.categories[category].summaries.iter();
+            let (summary, cosine) = nearest(embedding, summaries.map(|it| it.centroid.as_slice()));
+            if cosine > best.0 {
+                best = (cosine, (category, summary));
+            }
+        }
+        best.1
     }
 
     fn summaries(&self) -> impl Iterator<Item = &Summary> {

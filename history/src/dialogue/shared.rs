@@ -83,7 +83,7 @@ struct Writer {
 }
 
 impl DialogueOptions {
-    /// Returns settings: 100,000 entries, α = 0.5, 7 days, 3072 entries looked at, synced.
+    /// Returns settings: 100,000 entries, α = 0.5, 7 days, 2048 entries looked at, synced.
     #[must_use]
     pub const fn of_dimension(dimension: usize) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl DialogueOptions {
             entries_max: 100_000,
             alpha: 0.5,
             decay_s: 7.0 * 24.0 * 3600.0,
-            scanned_entries: 3072,
+            scanned_entries: 2048,
             synced: true,
         }
     }
@@ -156,7 +156,9 @@ impl Dialogue {
         // Fewer may be kept than before, and a crash may have come before a record of what is forgotten.
         let surplus = state.surplus(own.options.weighing(), &[], own.options.entries_max);
         writer.forget(state, &surplus, own.options.dimension);
-        state.index.refresh();
+        if let Some(index) = state.index.rebuilt() {
+            state.index = index;
+        }
         Ok(own)
     }
 
@@ -174,7 +176,7 @@ impl Dialogue {
 
     /// Records entries in their order and returns the id of the first; the others count up from it. Beyond
     /// [`DialogueOptions::entries_max`] the entries of the least weight for the last of these queries are forgotten,
-    /// the earlier ones of equal weight first. Now and then it rebuilds the levels, and retrievals wait.
+    /// the earlier ones of equal weight first. Now and then it rebuilds the levels, in twice the memory.
     ///
     /// # Errors
     /// `Length`, `Number`, `File`. Nothing is recorded then.
@@ -213,8 +215,12 @@ impl Dialogue {
             state.insert(entry, &embedding);
         }
         writer.forget(&mut state, &surplus, self.options.dimension);
-        state.index.refresh();
         drop(state);
+        // Nobody else writes meanwhile, and retrievals go on.
+        let rebuilt = self.state.read().index.rebuilt();
+        if let Some(index) = rebuilt {
+            self.state.write().index = index;
+        }
         let next_id = writer.next_id;
         if let Some(log) = &mut writer.log {
             log.shorten(&self.state.read(), next_id, self.options.dimension);
