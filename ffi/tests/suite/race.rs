@@ -12,7 +12,7 @@ use crate::common::{Links, clean, compile, folder, root, run};
 const CALLS: &str = "150";
 
 /// Handles of the header, in the order of `tests/c/race.h`.
-const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix", "history"];
+const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix", "history", "dialogue"];
 
 /// Values of arguments in C, by function (or `*`), type and name (or `*`). The first match counts.
 const VALUES: &[(&str, &str, &str, &str)] = &[
@@ -55,6 +55,12 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "const struct dormouse_rollout_t *", "*", "c->rollouts"),
     ("*", "struct dormouse_draft_t *", "*", "c->drafts"),
     ("*", "struct dormouse_digest_t *", "*", "&c->drafts[0].prompt"),
+    ("*", "const struct dormouse_dialogue_options_t *", "*", "&c->dialogue_options"),
+    ("*", "const struct dormouse_turn_t *", "*", "c->turns"),
+    ("*", "const struct dormouse_query_t *", "*", "&c->query"),
+    ("*", "struct dormouse_found_t *", "found", "(void *)c->scratch"),
+    ("dormouse_dialogue_get_text", "uint64_t", "id", "next(c) % 4"),
+    ("*", "int32_t", "text", "PICK4(c, 0, 1, 2, 3)"),
     ("*", "const char *", "name", "\"raced\""),
     ("*", "const char *", "path", "dump"),
     ("*", "const char *", "request", "\"{}\""),

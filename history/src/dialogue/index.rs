@@ -8,9 +8,9 @@ use super::vectors::dot;
 /// Entries from which on there is more than one summary.
 const LEVELS_ENTRIES_MIN: usize = 1024;
 /// Entries of a summary on average.
-const SUMMARY_ENTRIES: usize = 96;
+const SUMMARY_ENTRIES: usize = 64;
 /// Categories among whose summaries an entry's is chosen.
-const CATEGORIES_OF_ENTRY: usize = 4;
+const CATEGORIES_OF_ENTRY: usize = 6;
 /// Of the categories, the share whose summaries are looked at.
 const CATEGORIES_SHARE: usize = 2;
 /// Fewest categories whose summaries are looked at.
