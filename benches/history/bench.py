@@ -18,13 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches")]
 
 import assignment
+import dialogue_rows
 import draft_rows
 import filter_rows
 from rows import measure
 
 OUT = ROOT / "target" / "bench" / "history.json"
 # Each module has its rows' names, and what measures them.
-MAKERS = [*draft_rows.MAKERS, *filter_rows.MAKERS, *assignment.makers()]
+MAKERS = [*draft_rows.MAKERS, *filter_rows.MAKERS, *assignment.makers(), *dialogue_rows.MAKERS]
 
 
 def main() -> int:

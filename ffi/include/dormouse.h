@@ -335,6 +335,25 @@
 /// Each occurrence weighs the same.
 #define DORMOUSE_WEIGHING_COUNT 1
 
+/// `kind` of a query: the entries of the greatest weight.
+#define DORMOUSE_QUERY_BEST 0
+
+/// The most relevant entry to the query, then the most relevant one to both, and so on; at most 64, and none with a
+/// relevance below 0.4.
+#define DORMOUSE_QUERY_CHAIN 1
+
+/// Texts of an entry, for `dormouse_dialogue_get_text`: what was asked.
+#define DORMOUSE_TEXT_QUERY 0
+
+/// What was read for it.
+#define DORMOUSE_TEXT_PASSAGE 1
+
+/// What was answered.
+#define DORMOUSE_TEXT_RESPONSE 2
+
+/// Earlier turns of dialogues. Any-thread.
+typedef struct dormouse_dialogue_t dormouse_dialogue_t;
+
 /* ---- Handles --------------------------------------------------------------------------------- */
 
 /// Handle of a forest: the prefix trees of a batch. Exclusive.
@@ -1110,6 +1129,104 @@ typedef struct dormouse_history_stats_t {
     /// Those that were accepted.
     uint64_t accepted_tokens;
 } dormouse_history_stats_t;
+
+/// Settings of a dialogue history.
+typedef struct dormouse_dialogue_options_t {
+    /// Size of the struct.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Numbers of an embedding; at most 4096.
+    uint32_t dimension;
+    /// The share α of relevance in a weight, from 0 to 1; recency has the rest.
+    float alpha;
+    /// Most entries; at most 2²⁰. 0: 100,000.
+    uint64_t entries_max;
+    /// Entries that a retrieval looks at, at least; with as many as there are it is exact. 0: 2048.
+    uint64_t scanned_entries;
+    /// Seconds in which recency falls to 1/e. 0: 7 days.
+    double decay_s;
+    /// Directory of the log, which no other process or history may use meanwhile. Entries that are there are loaded.
+    /// NULL: nothing is written.
+    const char *dir;
+    /// 1: a record does not wait for the disk. The death of the process loses nothing, that of the machine perhaps the
+    /// last seconds.
+    uint32_t unsynced;
+    /// 0.
+    uint32_t reserved;
+} dormouse_dialogue_options_t;
+
+/// Bytes.
+typedef struct dormouse_bytes_t {
+    /// The bytes; may be NULL if there are none.
+    const void *bytes;
+    /// Number of bytes; at most 2²⁰.
+    uint64_t count;
+} dormouse_bytes_t;
+
+/// A turn to record. Its texts are bytes that are only stored.
+typedef struct dormouse_turn_t {
+    /// The query's embedding: finite numbers. It need not be of length 1.
+    const float *embedding;
+    /// Number of numbers.
+    uint64_t dimension;
+    /// What was asked.
+    struct dormouse_bytes_t query;
+    /// What was read for it.
+    struct dormouse_bytes_t passage;
+    /// What was answered.
+    struct dormouse_bytes_t response;
+    /// When, in seconds of a clock of the caller.
+    double time_s;
+} dormouse_turn_t;
+
+/// What to retrieve.
+typedef struct dormouse_query_t {
+    /// The query's embedding.
+    const float *embedding;
+    /// Number of numbers.
+    uint64_t dimension;
+    /// The time at which entries are weighed, in seconds.
+    double now_s;
+    /// Most entries; at most 1024.
+    uint32_t entries_max;
+    /// `DORMOUSE_QUERY_*`.
+    int32_t kind;
+} dormouse_query_t;
+
+/// An entry that was retrieved.
+typedef struct dormouse_found_t {
+    /// The entry.
+    uint64_t id;
+    /// Its time.
+    double time_s;
+    /// α · relevance + (1 − α) · recency.
+    float weight;
+    /// Cosine of the queries' embeddings; 0 for an embedding of zeros.
+    float relevance;
+    /// exp(−age / decay), 1 for an entry of a later time.
+    float recency;
+    /// 0.
+    uint32_t reserved;
+} dormouse_found_t;
+
+/// Figures of a dialogue history.
+typedef struct dormouse_dialogue_stats_t {
+    /// In: size of the struct. Out: number of bytes written.
+    uint32_t size;
+    /// `DORMOUSE_STRUCT_VERSION`.
+    uint32_t version;
+    /// Entries.
+    uint64_t entries;
+    /// Entries that were forgotten for better ones since the history was created.
+    uint64_t forgotten_entries;
+    /// Categories of summaries.
+    uint64_t categories;
+    /// Summaries of entries.
+    uint64_t summaries;
+    /// Bytes of the log.
+    uint64_t log_bytes;
+} dormouse_dialogue_stats_t;
 
 /// A live block of a GPU heap.
 typedef struct dormouse_block_t {
@@ -1946,6 +2063,82 @@ dormouse_status_t dormouse_history_get_failure(struct dormouse_history_t *histor
                                                char *buffer,
                                                uint64_t capacity,
                                                uint64_t *count_out);
+
+/* ---- Dialogue history ------------------------------------------------------------------------ */
+
+/// Creates a history of dialogues, from which `dormouse_dialogue_retrieve` returns what is relevant and recent.
+///
+/// Any-thread. The caller owns the handle and releases it with `dormouse_dialogue_destroy`.
+/// A log that ends within its last record is cut there (`dormouse_dialogue_get_torn`). Errors: `NULL`, `VERSION`,
+/// `ARGUMENT`; `BUSY` for a directory in use; `IO`; `CORRUPT` for a log that is damaged before its last record, or of
+/// another version or dimension, which stays as it is; `LIMIT`.
+dormouse_status_t dormouse_dialogue_create(const struct dormouse_dialogue_options_t *options,
+                                           struct dormouse_dialogue_t **dialogue_out);
+
+/// Destroys a history. NULL is a no-op. Calls of other threads go on; the last one releases the directory.
+///
+/// Any-thread. Errors: `HANDLE`, `STALE`.
+dormouse_status_t dormouse_dialogue_destroy(struct dormouse_dialogue_t *dialogue);
+
+/// Records `count` turns, in their order: all of them or none. Beyond `entries_max` the entries of the least weight for
+/// the last of these queries are forgotten.
+///
+/// `first_id_out` receives the id of the first; the others count up from it.
+///
+/// Any-thread; retrievals go on. The arrays are not kept. Errors: `NULL`, `HANDLE`, `STALE`; `ARGUMENT` for
+/// an embedding of another dimension or with numbers that are not finite, a text of more than 2²⁰ bytes, more than
+/// 4096 turns, or a time that is not finite; `IO` if the log could not be written.
+dormouse_status_t dormouse_dialogue_record(struct dormouse_dialogue_t *dialogue,
+                                           const struct dormouse_turn_t *turns,
+                                           uint64_t count,
+                                           uint64_t *first_id_out);
+
+/// Retrieves entries: the best first, or in the order of the chain.
+///
+/// `count_out` receives the number of entries. `found` receives them if `capacity` is enough; otherwise it is
+/// unchanged. `found` may be NULL to query the number.
+///
+/// Any-thread; retrievals run beside each other. The caller owns the array. Errors: `NULL`, `HANDLE`, `STALE`;
+/// `ARGUMENT` for an embedding of another dimension or with numbers that are not finite, a time that is not finite,
+/// too many entries or another kind; `LIMIT` if the array is too small (`count_out` is written).
+dormouse_status_t dormouse_dialogue_retrieve(struct dormouse_dialogue_t *dialogue,
+                                             const struct dormouse_query_t *query,
+                                             struct dormouse_found_t *found,
+                                             uint64_t capacity,
+                                             uint64_t *count_out);
+
+/// Returns a text of an entry, as it was recorded: bytes without a NUL.
+///
+/// `count_out` receives the number of bytes. `buffer` receives them if `capacity` bytes are enough; otherwise it is
+/// unchanged. `buffer` may be NULL to query the number.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`; `ARGUMENT` for an entry that is not there,
+/// which may have been forgotten since it was retrieved, or another text; `LIMIT` if the buffer is too small
+/// (`count_out` is written).
+dormouse_status_t dormouse_dialogue_get_text(struct dormouse_dialogue_t *dialogue,
+                                             uint64_t id,
+                                             int32_t text,
+                                             char *buffer,
+                                             uint64_t capacity,
+                                             uint64_t *count_out);
+
+/// Returns figures of a history.
+///
+/// Any-thread. Errors: `NULL`, `VERSION`, `HANDLE`, `STALE`.
+dormouse_status_t dormouse_dialogue_get_stats(struct dormouse_dialogue_t *dialogue,
+                                              struct dormouse_dialogue_stats_t *stats_out);
+
+/// Returns what was cut off the end of the log when the history was created, an empty text if nothing was.
+///
+/// `count_out` receives the number of bytes of the text, including the NUL. `buffer` receives the text
+/// if `capacity` bytes are enough; otherwise it is unchanged. `buffer` may be NULL to query the length.
+///
+/// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` if the buffer is too small
+/// (`count_out` is written).
+dormouse_status_t dormouse_dialogue_get_torn(struct dormouse_dialogue_t *dialogue,
+                                             char *buffer,
+                                             uint64_t capacity,
+                                             uint64_t *count_out);
 
 /* ---- PyTorch entry points -------------------------------------------------------------------- */
 

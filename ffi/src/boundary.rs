@@ -151,6 +151,8 @@ shared! {
     dormouse_memory_history_t: 40,
     dormouse_history_options_t: 48,
     dormouse_history_stats_t: 72,
+    dormouse_dialogue_options_t: 56,
+    dormouse_dialogue_stats_t: 48,
 }
 
 /// Array elements and nested structs have no `size` field: their layout is fixed.
@@ -165,6 +167,10 @@ const _: () = {
     assert!(size_of::<c::dormouse_tokens_t>() == 24);
     assert!(size_of::<c::dormouse_rollout_t>() == 56);
     assert!(size_of::<c::dormouse_draft_t>() == 72);
+    assert!(size_of::<c::dormouse_bytes_t>() == 16);
+    assert!(size_of::<c::dormouse_turn_t>() == 72);
+    assert!(size_of::<c::dormouse_query_t>() == 32);
+    assert!(size_of::<c::dormouse_found_t>() == 32);
     assert!(size_of::<c::dormouse_member_t>() == 56);
     assert!(size_of::<c::dormouse_score_t>() == 40);
     assert!(size_of::<c::dormouse_span_t>() == 16);

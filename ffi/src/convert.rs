@@ -173,6 +173,8 @@ impl From<HistoryError> for Fault {
         let status = match &error {
             HistoryError::Range { .. }
             | HistoryError::Id { .. }
+            | HistoryError::Number { .. }
+            | HistoryError::Length { .. }
             | HistoryError::Reward { .. }
             | HistoryError::Epoch { .. } => status::DORMOUSE_ERR_ARGUMENT,
             HistoryError::Limit { .. } => status::DORMOUSE_ERR_LIMIT,

@@ -32,6 +32,7 @@ pub(crate) enum Kind {
     Prefix = 4,
     Forest = 5,
     History = 6,
+    Dialogue = 7,
 }
 
 impl Kind {
@@ -43,6 +44,7 @@ impl Kind {
             Self::Prefix => "prefix",
             Self::Forest => "forest",
             Self::History => "history",
+            Self::Dialogue => "dialogue history",
         }
     }
 

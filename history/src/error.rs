@@ -38,6 +38,30 @@ pub enum HistoryError {
         /// The reward.
         reward: f32,
     },
+    /// A number is not of the accepted ones.
+    #[error("{name} is {value}; accepted: {accepted}")]
+    Number {
+        /// Name of the argument.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What is accepted.
+        accepted: &'static str,
+    },
+    /// An argument has too few or too many parts.
+    #[error("{name} has {length} {unit}; accepted: {min} to {max}")]
+    Length {
+        /// Name of the argument.
+        name: &'static str,
+        /// What it has.
+        length: usize,
+        /// Fewest accepted.
+        min: usize,
+        /// Most accepted.
+        max: usize,
+        /// Of what.
+        unit: &'static str,
+    },
     /// A response is of an earlier epoch than those that are kept.
     #[error("epoch is {epoch} of a prompt with responses of epoch {latest}; accepted: {min} to {max}", max = u32::MAX)]
     Epoch {

@@ -1,4 +1,4 @@
-//! Earlier responses of each prompt, and drafts of the next ones from them.
+//! Earlier responses of each prompt, and drafts of the next ones from them; earlier turns of dialogues ([`dialogue`]).
 //!
 //! A trainer that rolls out its prompts again in each epoch records the responses. A rollout engine then asks what
 //! comes next in a response, and verifies the draft in one forward. The rule is that of RhymeRL's HistoSpec
@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod cold;
+pub mod dialogue;
 mod digest;
 mod draft;
 mod error;
@@ -39,6 +40,7 @@ mod save;
 mod tests;
 mod window;
 
+pub use dialogue::{Dialogue, DialogueOptions};
 pub use digest::Digest;
 pub use draft::{Draft, Weighing};
 pub use error::HistoryError;

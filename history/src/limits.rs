@@ -1,4 +1,4 @@
-//! Limits, and the constants of the drafting rule (arXiv 2508.18588).
+//! Limits, and the constants of the rules of drafts (arXiv 2508.18588) and of dialogues (arXiv 2502.13847).
 
 /// Most tokens before a position that are compared with the end of a sequence.
 pub const CONTEXT_TOKENS: usize = 7;
@@ -29,3 +29,22 @@ pub const EPOCHS_KEPT_MAX: u32 = 64;
 pub const VOCAB_MAX: u32 = 1 << 31;
 /// Most prompts.
 pub const PROMPTS_MAX: usize = 1 << 24;
+
+/// Most numbers of an embedding.
+pub const DIMENSION_MAX: usize = 4096;
+/// Most entries of a dialogue.
+pub const ENTRIES_MAX: usize = 1 << 20;
+/// Most entries that one call records.
+pub const RECORDED_ENTRIES_MAX: usize = 1 << 12;
+/// Most bytes of an entry's query, of its passage and of its response.
+pub const TEXT_BYTES_MAX: usize = 1 << 20;
+/// Most entries that one call retrieves.
+pub const RETRIEVED_MAX: usize = 1 << 10;
+/// Entries that every retrieval looks at: the last ones, whose recency is the greatest.
+pub const RECENT_ENTRIES: usize = 256;
+/// Most entries of a chain, five in the authors' code (arXiv 2502.13847).
+pub const CHAIN_ENTRIES_MAX: usize = 64;
+/// Least relevance of an entry of a chain, from the authors' code.
+pub const CHAIN_RELEVANCE_MIN: f32 = 0.4;
+/// Most bytes of a record of a dialogue's log.
+pub const LOG_RECORD_BYTES_MAX: usize = 1 << 22;

@@ -543,6 +543,67 @@ class HistoryStats(_Struct):
     )
 
 
+class DialogueOptions(_Struct):
+    """``dormouse_dialogue_options_t``"""
+
+    _fields_ = _versioned(
+        ("dimension", c_uint32),
+        ("alpha", c_float),
+        *_all(c_uint64, "entries_max", "scanned_entries"),
+        ("decay_s", c_double),
+        ("dir", c_char_p),
+        *_all(c_uint32, "unsynced", "reserved"),
+    )
+
+
+class Bytes(_Plain):
+    """``dormouse_bytes_t``"""
+
+    _fields_ = [("bytes", c_void_p), ("count", c_uint64)]
+
+
+class Turn(_Plain):
+    """``dormouse_turn_t``"""
+
+    _fields_ = [
+        ("embedding", c_void_p),
+        ("dimension", c_uint64),
+        *_all(Bytes, "query", "passage", "response"),
+        ("time_s", c_double),
+    ]
+
+
+class Query(_Plain):
+    """``dormouse_query_t``"""
+
+    _fields_ = [
+        ("embedding", c_void_p),
+        ("dimension", c_uint64),
+        ("now_s", c_double),
+        ("entries_max", c_uint32),
+        ("kind", c_int32),
+    ]
+
+
+class Found(_Plain):
+    """``dormouse_found_t``"""
+
+    _fields_ = [
+        ("id", c_uint64),
+        ("time_s", c_double),
+        *_all(c_float, "weight", "relevance", "recency"),
+        ("reserved", c_uint32),
+    ]
+
+
+class DialogueStats(_Struct):
+    """``dormouse_dialogue_stats_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_uint64, "entries", "forgotten_entries", "categories", "summaries", "log_bytes"),
+    )
+
+
 STRUCTS = {
     "options": Options,
     "info": Info,
@@ -576,6 +637,12 @@ STRUCTS = {
     "digest": Digest,
     "draft": Draft,
     "history_stats": HistoryStats,
+    "dialogue_options": DialogueOptions,
+    "bytes": Bytes,
+    "turn": Turn,
+    "query": Query,
+    "found": Found,
+    "dialogue_stats": DialogueStats,
 }
 
 _PTR = c_void_p
@@ -648,6 +715,13 @@ _PROTOTYPES = {
     "history_release": [_PTR, c_uint64],
     "history_get_stats": [_PTR, POINTER(HistoryStats)],
     "history_get_failure": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
+    "dialogue_create": [POINTER(DialogueOptions), _OUT],
+    "dialogue_destroy": [_PTR],
+    "dialogue_record": [_PTR, POINTER(Turn), c_uint64, POINTER(c_uint64)],
+    "dialogue_retrieve": [_PTR, POINTER(Query), POINTER(Found), c_uint64, POINTER(c_uint64)],
+    "dialogue_get_text": [_PTR, c_uint64, c_int32, c_char_p, c_uint64, POINTER(c_uint64)],
+    "dialogue_get_stats": [_PTR, POINTER(DialogueStats)],
+    "dialogue_get_torn": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],
     "torch_record_history": [c_uint64, c_uint32, c_int, c_int],
     "torch_get_history": [
         *(c_int32, c_int32, POINTER(MemoryHistory)),

@@ -9,7 +9,7 @@
 #include <semaphore.h>
 #include <stdarg.h>
 
-enum { RUNTIME, TAG, FOREST, PLAN, PREFIX, HISTORY, KINDS };
+enum { RUNTIME, TAG, FOREST, PLAN, PREFIX, HISTORY, DIALOGUE, KINDS };
 enum { THREADS = 4, SLOTS = 3, BLOCKS = 16, SCRATCH_BYTES = 4 << 20, TRIES_MAX = 100000, LAYERS = 4, ROUNDS_MAX = 16 };
 
 typedef struct {
@@ -29,6 +29,9 @@ typedef struct {
     dormouse_rollout_t rollouts[4];
     dormouse_draft_t drafts[4];
     int32_t drafted[4][8];
+    dormouse_dialogue_options_t dialogue_options;
+    dormouse_turn_t turns[4];
+    dormouse_query_t query;
 } context_t;
 
 typedef struct {
@@ -125,6 +128,8 @@ static dormouse_status_t destroy(int kind, void *it)
         return dormouse_plan_destroy(it);
     case HISTORY:
         return dormouse_history_destroy(it);
+    case DIALOGUE:
+        return dormouse_dialogue_destroy(it);
     default:
         return dormouse_prefix_destroy(it);
     }
@@ -242,7 +247,17 @@ static void prepare(context_t *c, uint64_t seed)
         c->drafts[at].end = tokens;
         c->drafts[at].ids = c->drafted[at];
         c->drafts[at].capacity = 8;
+        c->turns[at].embedding = (void *)c->source;
+        c->turns[at].dimension = 8;
+        c->turns[at].passage = (dormouse_bytes_t){c->source, 100};
     }
+    DORMOUSE_INIT(&c->dialogue_options);
+    c->dialogue_options.dimension = 8;
+    c->dialogue_options.entries_max = 3;
+    c->dialogue_options.unsynced = 1;
+    c->query.embedding = (void *)c->source;
+    c->query.dimension = 8;
+    c->query.entries_max = 3;
 }
 
 /* Creates a handle in a state in which most functions have something to do. */
@@ -254,6 +269,7 @@ static void make(context_t *c, int kind)
     dormouse_plan_t *plan = NULL;
     dormouse_prefix_t *prefix = NULL;
     dormouse_history_t *history = NULL;
+    dormouse_dialogue_t *dialogue = NULL;
     uint64_t recorded = 0;
     void *live = __atomic_load_n(&slots[RUNTIME][0], __ATOMIC_ACQUIRE);
     switch (kind) {
@@ -316,6 +332,11 @@ static void make(context_t *c, int kind)
         }
         OK(dormouse_history_record(history, c->rollouts, 4, &recorded));
         publish(c, HISTORY, history);
+        return;
+    case DIALOGUE:
+        OK(dormouse_dialogue_create(&c->dialogue_options, &dialogue));
+        OK(dormouse_dialogue_record(dialogue, c->turns, 4, &recorded));
+        publish(c, DIALOGUE, dialogue);
         return;
     default:
         if (dormouse_prefix_create(live, NULL, 0, LAYERS, &prefix) == DORMOUSE_OK) {

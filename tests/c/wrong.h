@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-enum { RUNTIME, TAG, FOREST, PLAN, PREFIX, HISTORY, KINDS };
+enum { RUNTIME, TAG, FOREST, PLAN, PREFIX, HISTORY, DIALOGUE, KINDS };
 enum { ARGUMENTS_MAX = 12, RESULT_BYTES = 8192, LONG_BYTES = 5000, BLOCK_BYTES = 65536, UNTOUCHED = 0xa5 };
 enum { ONE, ANY };
 
@@ -24,6 +24,9 @@ static dormouse_history_options_t history_options;
 static dormouse_rollout_t rollout;
 static dormouse_draft_t draft;
 static int32_t drafted[8];
+static dormouse_dialogue_options_t dialogue_options;
+static dormouse_turn_t turn;
+static dormouse_query_t query;
 static const char request[] = "{\"version\": 1, \"query\": \"draw_rank\", \"rank\": 0, "
                               "\"world\": {\"ranks\": [{\"steps\": [{\"compute_ns\": 100}]}]}}";
 static uint32_t parents[] = {DORMOUSE_NODE_NONE, 0, 0};
@@ -103,6 +106,7 @@ static inline void check(const char *function, const char *what, dormouse_status
 /* Makes a handle of each kind, a block that is awake and one that sleeps. */
 static void make(const char *folder, void **handles)
 {
+    uint64_t first = 0;
     dormouse_forest_t *fixed = NULL;
     dormouse_sequences_t growing;
     DORMOUSE_INIT(&options);
@@ -119,10 +123,13 @@ static void make(const char *folder, void **handles)
     OK(dormouse_forest_destroy(fixed));
     OK(dormouse_prefix_create(handles[RUNTIME], NULL, 0, 2, (dormouse_prefix_t **)&handles[PREFIX]));
     OK(dormouse_history_create(&history_options, (dormouse_history_t **)&handles[HISTORY]));
+    OK(dormouse_dialogue_create(&dialogue_options, (dormouse_dialogue_t **)&handles[DIALOGUE]));
+    OK(dormouse_dialogue_record(handles[DIALOGUE], &turn, 1, &first));
 }
 
 static void unmake(void **handles)
 {
+    OK(dormouse_dialogue_destroy(handles[DIALOGUE]));
     OK(dormouse_history_destroy(handles[HISTORY]));
     OK(dormouse_prefix_destroy(handles[PREFIX]));
     OK(dormouse_plan_destroy(handles[PLAN]));
@@ -156,6 +163,14 @@ static void describe(void)
     merge_args.rows = 4;
     merge_args.head_dim = 8;
     merge_args.dtype = DORMOUSE_DTYPE_F32;
+    DORMOUSE_INIT(&dialogue_options);
+    dialogue_options.dimension = 8;
+    dialogue_options.entries_max = 3;
+    dialogue_options.unsynced = 1;
+    turn.embedding = query.embedding = source;
+    turn.dimension = query.dimension = 8;
+    turn.passage = (dormouse_bytes_t){source, 100};
+    query.entries_max = 3;
     DORMOUSE_INIT(&history_options);
     history_options.vocab = 10;
     rollout.prompt = rollout.response = (dormouse_tokens_t){source, 8, 4, 0};

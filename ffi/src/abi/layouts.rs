@@ -43,6 +43,12 @@ pinned! { dormouse_digest_t 16: low 0, high 8 }
 pinned! { dormouse_rollout_t 56: prompt 0, response 24, reward 48, epoch 52 }
 pinned! { dormouse_draft_t 72: prompt 0, end 16, ids 40, capacity 48, window_tokens 52, count 56, matched_tokens 60, accepted 64, reserved 68 }
 pinned! { dormouse_history_stats_t 72: size 0, version 4, prompts 8, tokens 16, bytes 24, cold_prompts 32, cold_bytes 40, forgotten_prompts 48, drafted_tokens 56, accepted_tokens 64 }
+pinned! { dormouse_dialogue_options_t 56: size 0, version 4, dimension 8, alpha 12, entries_max 16, scanned_entries 24, decay_s 32, dir 40, unsynced 48, reserved 52 }
+pinned! { dormouse_bytes_t 16: bytes 0, count 8 }
+pinned! { dormouse_turn_t 72: embedding 0, dimension 8, query 16, passage 32, response 48, time_s 64 }
+pinned! { dormouse_query_t 32: embedding 0, dimension 8, now_s 16, entries_max 24, kind 28 }
+pinned! { dormouse_found_t 32: id 0, time_s 8, weight 16, relevance 20, recency 24, reserved 28 }
+pinned! { dormouse_dialogue_stats_t 48: size 0, version 4, entries 8, forgotten_entries 16, categories 24, summaries 32, log_bytes 40 }
 pinned! { dormouse_block_t 40: base 0, bytes 8, requested_bytes 16, stream 24, state 32, reserved 36 }
 pinned! { dormouse_memory_history_t 40: size 0, version 4, range_count 8, event_count 16, recorded_count 24, events_max 32 }
 pinned! { dormouse_range_t 80: address 0, bytes 8, requested_bytes 16, stream 24, scope 32, pool_first 40, pool_second 48, usage 56, segment 60, tag 64, stack 68, metadata 72, is_small 76 }

@@ -11,11 +11,14 @@
 
 /// Every constant, struct and handle of the header.
 pub mod c {
+    pub use super::dialogues::*;
     pub use super::planning::*;
     pub use super::rollouts::*;
     pub use super::structs::*;
 }
 
+pub mod dialogue_history;
+pub mod dialogues;
 pub mod forest;
 pub mod history;
 pub mod kernels;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::common::root;
 
 /// Handles of the header, in the order of `tests/c/race.h` and `tests/c/wrong.h`.
-pub(crate) const KINDS: &[&str] = &["runtime", "tag", "forest", "plan", "prefix", "history"];
+pub(crate) const KINDS: &[&str] =
+    &["runtime", "tag", "forest", "plan", "prefix", "history", "dialogue"];
 
 /// A function of the header.
 pub(crate) struct Function {

@@ -57,6 +57,11 @@ fn rollouts_are_recorded_drafted_from_saved_and_loaded() {
 }
 
 #[test]
+fn turns_are_recorded_retrieved_and_found_again() {
+    ended("dialogue", &[], false).well().says("all checks passed");
+}
+
+#[test]
 fn ranks_plan_parts_of_a_tree_and_prefixes_wake_at_their_ops() {
     ended("tree", &[], false).well().says("all checks passed");
 }

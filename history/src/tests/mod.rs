@@ -18,10 +18,10 @@ fn history() -> History {
 }
 
 /// A directory that is removed in the end.
-struct Dir(PathBuf);
+pub(crate) struct Dir(pub(crate) PathBuf);
 
 impl Dir {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name =
             format!("history-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));

@@ -1,0 +1,50 @@
+//! Chains and fused weights.
+
+use super::{DIMENSION, embedding, options, record_one};
+use crate::dialogue::{Dialogue, attention};
+
+/// The direction at an angle in the plane of the first two axes.
+fn at(degrees: f32) -> Vec<f32> {
+    let mut own = vec![0.0; DIMENSION];
+    (own[1], own[0]) = degrees.to_radians().sin_cos();
+    own
+}
+
+#[test]
+fn a_chain_goes_on_from_what_it_found() {
+    let dialogue = Dialogue::new(options()).unwrap();
+    let ids: Vec<u64> =
+        [60.0, 85.0, 120.0, 170.0].iter().map(|it| record_one(&dialogue, &at(*it), 1.0)).collect();
+    let direct = dialogue.retrieve(&at(0.0), 9.0, 7).unwrap();
+    assert_eq!(direct.iter().filter(|it| it.relevance >= 0.4).count(), 1, "by itself it finds one");
+    let chain = dialogue.chain(&at(0.0), 9.0, 5).unwrap();
+    let found: Vec<u64> = chain.iter().map(|it| it.entry.id).collect();
+    assert_eq!(found, ids[..3], "170 degrees are too far from the others");
+    // From 0, from 30 between 0 and 60, and from 57.5 between 30 and 85 degrees.
+    for (own, degrees) in chain.iter().zip([60.0_f32, 55.0, 62.5]) {
+        assert!((own.relevance - degrees.to_radians().cos()).abs() < 1e-5, "{own:?}");
+        let wanted = 0.5 * own.relevance + 0.5 * (-8.0_f32 / 100.0).exp();
+        assert!((own.weight - wanted).abs() < 1e-5, "{own:?}");
+    }
+    assert_eq!(dialogue.chain(&at(0.0), 9.0, 1).unwrap().len(), 1);
+    assert!(dialogue.chain(&at(-20.0), 9.0, 5).unwrap().is_empty(), "none is near");
+    assert!(dialogue.chain(&at(0.0), 9.0, 65).is_err());
+}
+
+#[test]
+fn fused_weights_are_a_softmax_over_passages_and_entries() {
+    let dialogue = Dialogue::new(options()).unwrap();
+    let id = record_one(&dialogue, &at(0.0), 0.0);
+    let query: Vec<f32> = embedding(5);
+    let passage = embedding(6);
+    let product: f64 = query.iter().zip(&passage).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    let scores = [product.exp(), f64::from(query[0]).exp()];
+    let weights = dialogue.fuse(&query, &passage, &[id, 77]).unwrap();
+    for (own, score) in weights.iter().zip(scores) {
+        assert!((f64::from(*own) - score / (scores[0] + scores[1])).abs() < 1e-6);
+    }
+    assert_eq!((weights.len(), weights[2]), (3, 0.0), "an entry that is not there weighs nothing");
+    assert!(dialogue.fuse(&query, &passage[1..], &[]).is_err());
+    assert_eq!(attention(&[1e4, 0.0], &[1e4, 0.0, 0.0, 1.0]), [1.0, 0.0]);
+    assert!(attention(&query, &[]).is_empty());
+}
