@@ -106,8 +106,8 @@ test-python: $(TEST_PYTHON)
 $(TEST_PYTHON): test-python-%: test-lib python
 	$(PYTEST_PYTHON) --ignore-glob='*/test_[!$*]*'
 
-test-benches: python ## what the benchmarks themselves are made of
-	$(PYTHON) -m pytest -q benches
+test-benches: test-lib python ## what the benchmarks themselves are made of
+	DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so $(PYTHON) -m pytest -q benches
 
 standin: python ## a GPU for tests where there is none: driver, CUDA runtime, NVML
 	$(CARGO) build --release --locked -p dormouse-standin-cuda

@@ -8,6 +8,8 @@ pub const FILE_BYTES_START: u64 = 4 << 30;
 /// The smallest file, and the largest.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 const FILE_BYTES_MAX: u64 = 8 << 40;
+/// A file has whole units of this, the unit of its I/O.
+const FILE_UNIT_BYTES: u64 = 4096;
 
 /// The largest host tier.
 const HOST_BYTES_MAX: u64 = 64 << 40;
@@ -79,6 +81,7 @@ pub fn file_bytes(disk: &Disk) -> FileSize {
         limit_bytes = file_bytes_max.max(FILE_BYTES_MIN);
         reason = format!("ulimit -f allows files of {}", units::bytes(file_bytes_max));
     }
+    limit_bytes -= limit_bytes % FILE_UNIT_BYTES;
     let start_bytes = limit_bytes.min(FILE_BYTES_START);
     if start_bytes < limit_bytes {
         reason = format!("grows from {} on demand; {reason}", units::bytes(start_bytes));
