@@ -193,6 +193,18 @@ impl In {
         unsafe { Self::borrowed_text(pointer, TEXT_BYTES_MAX, name) }.map(str::to_owned)
     }
 
+    /// As [`In::text`]; `None` for NULL.
+    ///
+    /// # Safety
+    /// As [`In::text`].
+    pub(crate) unsafe fn optional_text(
+        pointer: *const c_char,
+        name: &str,
+    ) -> Result<Option<String>, Fault> {
+        // SAFETY: the caller's contract.
+        (!pointer.is_null()).then(|| unsafe { Self::text(pointer, name) }).transpose()
+    }
+
     /// NUL-terminated UTF-8 of at most `bytes_max` bytes, without a copy.
     ///
     /// # Safety
@@ -273,6 +285,16 @@ impl In {
         }
         // SAFETY: the caller's contract; NULL, misaligned and too long were refused.
         Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+    }
+
+    /// A struct without a version.
+    ///
+    /// # Safety
+    /// As [`In::slice`], for one value.
+    pub(crate) unsafe fn one<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Fault> {
+        // SAFETY: the caller's contract.
+        let all = unsafe { Self::slice(pointer, 1, name) }?;
+        all.first().ok_or_else(|| Fault::null(name))
     }
 
     /// `count + 1` ascending offsets, or none if `count` is 0.

@@ -4,11 +4,15 @@
 //! NOISE times as long; with 0 topics they are random directions, which no index serves. Queries are made in the same
 //! way.
 
+#[path = "support/numbers.rs"]
+mod numbers;
+
 use std::hint::black_box;
 use std::time::Instant;
 
 use dormouse_history::dialogue::NewEntry;
 use dormouse_history::{Dialogue, DialogueOptions};
+use numbers::Numbers;
 
 const QUERIES: usize = 200;
 const COUNT: usize = 10;
@@ -16,18 +20,7 @@ const RECORDED: usize = 1024;
 /// Seconds between two entries.
 const PERIOD_S: f64 = 10.0;
 
-/// Numbers without a pattern: splitmix64.
-struct Numbers(u64);
-
 impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// Sum of twelve uniform numbers, with variance 1.
     fn gaussian(&mut self) -> f32 {
         (0..12).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32).sum::<f32>() - 6.0

@@ -3,10 +3,14 @@
 //! `drafts PROMPTS RESPONSES TOKENS`: responses of a prompt are one text, of which each token is another with
 //! probability 0.1, as in `benches/history`.
 
+#[path = "support/numbers.rs"]
+mod numbers;
+
 use std::hint::black_box;
 use std::time::Instant;
 
 use dormouse_history::{Digest, History, Options, WINDOW_TOKENS_MAX, Window};
+use numbers::Numbers;
 
 const VOCAB: u32 = 49_152;
 /// Of a thousand tokens, those that differ from the prompt's text.
@@ -14,18 +18,7 @@ const CHANGED: u64 = 100;
 /// Responses that are drafted, of as many prompts.
 const DRAFTED: usize = 400;
 
-/// Numbers without a pattern: splitmix64.
-struct Numbers(u64);
-
 impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     fn id(&mut self) -> u32 {
         (self.next() % u64::from(VOCAB)) as u32
     }

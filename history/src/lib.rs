@@ -26,6 +26,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod cold;
 pub mod dialogue;
 mod digest;

@@ -10,6 +10,7 @@ use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use crate::bytes::take;
 use crate::digest::Digest;
 use crate::error::HistoryError;
 use crate::history::{History, parent};
@@ -172,10 +173,4 @@ impl History {
             _ => Err(format!("it has {} bytes after its prompts", rest.len())),
         }
     }
-}
-
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
-    let (own, after) = rest.split_first_chunk().ok_or("it ends early")?;
-    *rest = after;
-    Ok(*own)
 }

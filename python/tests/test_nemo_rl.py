@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from example_scripts import differ_in_few_lines_and_agree
 from models import distance, take_gradients, tiny
 from test_token_scores import padded
 
@@ -203,14 +202,4 @@ def test_register_of_a_module_that_is_imported(runtime, monkeypatch):
 
 
 def test_examples_differ_in_few_lines_and_agree():
-    names = ("policy.py", "policy_shared.py")
-    scripts = [(EXAMPLES / name).read_text().splitlines() for name in names]
-    changed = [line for line in difflib.ndiff(*scripts) if line[0] in "+-"]
-    assert len(changed) <= 10 and max(map(len, scripts)) <= 60, changed
-    printed = [
-        subprocess.run(
-            [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, check=True
-        ).stdout
-        for name in names
-    ]
-    assert printed[0] == printed[1] and "step 3" in printed[0]
+    differ_in_few_lines_and_agree(EXAMPLES, ("policy.py", "policy_shared.py"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from example_scripts import differ_in_few_lines_and_agree
 from models import VOCAB, distance, take_gradients, tiny
 from test_token_scores import padded
 
@@ -254,14 +253,4 @@ def test_the_class_is_shared_when_it_is_imported(tmp_path, monkeypatch, runtime)
 
 
 def test_examples_differ_in_few_lines_and_agree():
-    names = ("actor.py", "actor_shared.py")
-    scripts = [(EXAMPLES / name).read_text().splitlines() for name in names]
-    changed = [line for line in difflib.ndiff(*scripts) if line[0] in "+-"]
-    assert len(changed) <= 10 and max(map(len, scripts)) <= 60, changed
-    printed = [
-        subprocess.run(
-            [sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, check=True
-        ).stdout
-        for name in names
-    ]
-    assert printed[0] == printed[1] and "step 3" in printed[0]
+    differ_in_few_lines_and_agree(EXAMPLES, ("actor.py", "actor_shared.py"))

@@ -122,6 +122,30 @@ static inline int32_t state_of(dormouse_runtime_t *runtime, const void *memory)
     return info.state;
 }
 
+/* Creates the plan of a forest of two sequences, for a small model. */
+static inline dormouse_plan_t *plan_of_two(dormouse_forest_t *forest, const uint64_t *loss_from,
+                                           uint32_t layers)
+{
+    dormouse_model_t model;
+    dormouse_plan_options_t options;
+    dormouse_plan_t *plan = NULL;
+    DORMOUSE_INIT(&model);
+    model.layers = layers;
+    model.heads = model.kv_heads = 2;
+    model.head_dim = model.dtype_bytes = 4;
+    model.layer_linear_weights = 1000;
+    model.head_weights = 100;
+    DORMOUSE_INIT(&options);
+    options.sequence_count = 2;
+    options.loss_from = loss_from;
+    options.vocab = 10;
+    options.microbatch_rows = 8;
+    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE | DORMOUSE_PLAN_RUNTIME_RESIDENCY;
+    options.model = &model;
+    OK(dormouse_plan_create(forest, &options, &plan));
+    return plan;
+}
+
 static inline int done(const char *name)
 {
     if (failures == 0) {

@@ -7,28 +7,6 @@ enum { LAYERS = 2 };
 
 static dormouse_runtime_t *runtime;
 
-static dormouse_plan_t *plan_of(dormouse_forest_t *forest, const uint64_t *loss_from)
-{
-    dormouse_model_t model;
-    dormouse_plan_options_t options;
-    dormouse_plan_t *plan = NULL;
-    DORMOUSE_INIT(&model);
-    model.layers = LAYERS;
-    model.heads = model.kv_heads = 2;
-    model.head_dim = model.dtype_bytes = 4;
-    model.layer_linear_weights = 1000;
-    model.head_weights = 100;
-    DORMOUSE_INIT(&options);
-    options.sequence_count = 2;
-    options.loss_from = loss_from;
-    options.vocab = 10;
-    options.microbatch_rows = 8;
-    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE | DORMOUSE_PLAN_RUNTIME_RESIDENCY;
-    options.model = &model;
-    OK(dormouse_plan_create(forest, &options, &plan));
-    return plan;
-}
-
 static unsigned char *block_of(unsigned seed)
 {
     void *block = NULL;
@@ -58,7 +36,7 @@ static void reversed(void)
 {
     uint64_t loss_from[2], id = 0;
     dormouse_forest_t *forest = group_of(4, 2, 2, loss_from);
-    dormouse_plan_t *plan = plan_of(forest, loss_from);
+    dormouse_plan_t *plan = plan_of_two(forest, loss_from, LAYERS);
     dormouse_prefix_t *prefix = NULL;
     dormouse_tag_t *tag = NULL;
     unsigned char *block = block_of(3);

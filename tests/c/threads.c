@@ -43,27 +43,11 @@ static void prefixes(unsigned seed)
 {
     uint64_t loss_from[2];
     dormouse_forest_t *forest = group_of(4, 2, 2, loss_from);
-    dormouse_model_t model;
-    dormouse_plan_options_t options;
-    dormouse_plan_t *plan = NULL;
+    dormouse_plan_t *plan = plan_of_two(forest, loss_from, LAYERS);
     dormouse_prefix_t *prefix = NULL;
     dormouse_op_t op;
     void *saved[LAYERS] = {NULL}, *gradient = NULL;
     float boundary[4] = {1, 2, 3, 4};
-    DORMOUSE_INIT(&model);
-    model.layers = LAYERS;
-    model.heads = model.kv_heads = 2;
-    model.head_dim = model.dtype_bytes = 4;
-    model.layer_linear_weights = 1000;
-    model.head_weights = 100;
-    DORMOUSE_INIT(&options);
-    options.sequence_count = 2;
-    options.loss_from = loss_from;
-    options.vocab = 10;
-    options.microbatch_rows = 8;
-    options.flags = DORMOUSE_PLAN_ALWAYS_SHARE | DORMOUSE_PLAN_RUNTIME_RESIDENCY;
-    options.model = &model;
-    OK(dormouse_plan_create(forest, &options, &plan));
     OK(dormouse_prefix_create(runtime, plan, 0, LAYERS, &prefix));
     OK(dormouse_prefix_enter_phase(prefix, DORMOUSE_PHASE_A, NULL));
     for (uint32_t layer = 0; layer < LAYERS; layer++) {

@@ -31,11 +31,8 @@ pub unsafe extern "C" fn dormouse_dialogue_create(
         let (out, it) = unsafe {
             (Out::new(dialogue_out, "dialogue_out")?, In::structure(options, "options")?)
         };
-        let dir = match it.dir.is_null() {
-            true => None,
-            // SAFETY: as above.
-            false => Some(PathBuf::from(unsafe { In::text(it.dir, "options.dir") }?)),
-        };
+        // SAFETY: as above.
+        let dir = unsafe { In::optional_text(it.dir, "options.dir") }?.map(PathBuf::from);
         let defaults = DialogueOptions::of_dimension(it.dimension as usize);
         let or = |value: u64, default, name| match value {
             0 => Ok(default),
@@ -133,9 +130,8 @@ pub unsafe extern "C" fn dormouse_dialogue_retrieve(
         // SAFETY: the caller's promise (module docs).
         let (out, query, place) = unsafe {
             let place = Elements::new(found, capacity, "found")?;
-            (Out::new(count_out, "count_out")?, In::slice(query, 1, "query")?, place)
+            (Out::new(count_out, "count_out")?, In::one(query, "query")?, place)
         };
-        let query = query.first().ok_or_else(|| Fault::null("query"))?;
         let own = DIALOGUES.get(dialogue)?;
         // SAFETY: as above, for what the query points to.
         let embedding = unsafe { numbers(query.embedding, query.dimension) }?;

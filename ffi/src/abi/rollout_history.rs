@@ -49,11 +49,8 @@ pub unsafe extern "C" fn dormouse_history_create(
                 )));
             }
         };
-        let dir = match it.dir.is_null() {
-            true => None,
-            // SAFETY: as above.
-            false => Some(PathBuf::from(unsafe { In::text(it.dir, "options.dir") }?)),
-        };
+        // SAFETY: as above.
+        let dir = unsafe { In::optional_text(it.dir, "options.dir") }?.map(PathBuf::from);
         let cold = match (it.cold_bytes, &dir) {
             (0, _) => None,
             (bytes, Some(dir)) => Some((dir.clone(), bytes)),
@@ -101,9 +98,10 @@ pub unsafe extern "C" fn dormouse_history_digest(
 ) -> dormouse_status_t {
     enter(|| {
         // SAFETY: the caller's promise (module docs).
-        let (out, ids) = unsafe { (Out::new(digest_out, "digest_out")?, one(prompt, "prompt")?) };
+        let (out, ids) =
+            unsafe { (Out::new(digest_out, "digest_out")?, In::one(prompt, "prompt")?) };
         // SAFETY: as above.
-        let ids = unsafe { tokens(&ids, 1 << 31, "prompt") }?;
+        let ids = unsafe { tokens(ids, 1 << 31, "prompt") }?;
         let Digest(digest) = Digest::of(&ids);
         out.write(dormouse_digest_t { low: digest as u64, high: (digest >> 64) as u64 });
         Ok(())
@@ -313,14 +311,6 @@ fn digest(it: dormouse_digest_t) -> Digest {
 
 fn window(it: &dormouse_draft_t) -> Window {
     Window::of(it.window_tokens)
-}
-
-/// # Safety
-/// `pointer` is NULL or points to a struct that does not change.
-unsafe fn one(pointer: *const dormouse_tokens_t, name: &str) -> Result<dormouse_tokens_t, Fault> {
-    // SAFETY: the caller's contract.
-    let all = unsafe { In::slice(pointer, 1, name) }?;
-    all.first().copied().ok_or_else(|| Fault::null(name))
 }
 
 /// # Safety

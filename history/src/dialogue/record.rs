@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::entry::Entry;
+use crate::bytes::take;
 use crate::limits::{LOG_RECORD_BYTES_MAX, TEXT_BYTES_MAX};
 
 const MAGIC: [u8; 8] = *b"dmdialog";
@@ -244,10 +245,4 @@ fn text(rest: &mut &[u8], length: usize) -> Result<Box<[u8]>, String> {
     let (own, after) = own.ok_or_else(|| format!("a text of {length} bytes"))?;
     *rest = after;
     Ok(own.into())
-}
-
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
-    let (own, after) = rest.split_first_chunk().ok_or("it ends early")?;
-    *rest = after;
-    Ok(*own)
 }
