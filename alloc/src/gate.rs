@@ -3,7 +3,8 @@
 //! Callers load one word: where the short way leads, or that it is closed. Reasons against it are bits. A reason
 //! closes the way at once; it opens again when a caller that took the long way finds no reason left.
 //!
-//! - **G1** Once a reason has been added, the way stays closed for whoever learns of it, until all reasons are removed.
+//! - **G1** After `change` has added a reason, every thread that the call happens before finds the way closed, until all
+//!   reasons are removed.
 //!
 //! Each closing has a number of its own, and an opening replaces the very closing that it saw before it looked at the
 //! reasons: one that a reason has overtaken fails.
@@ -51,7 +52,7 @@ impl<T> Gate<T> {
     #[inline]
     #[must_use]
     pub fn target(&self) -> Option<*mut T> {
-        // Acquire: the target is as whoever opened the way saw it.
+        // Acquire: pairs with the exchange in `open`, so the target is initialised for this thread.
         let target = self.target.load(Ordering::Acquire);
         (target.addr() & CLOSED == 0).then_some(target)
     }

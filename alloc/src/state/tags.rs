@@ -1,4 +1,4 @@
-//! Bytes of tagged blocks that nobody has claimed. A claimant keeps the account of what it holds.
+//! Bytes of unclaimed tagged blocks, by tag. A claimed block is counted by the engine that claimed it.
 
 use super::State;
 

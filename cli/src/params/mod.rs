@@ -80,7 +80,7 @@ fn table(params: &[Param], file: &Path) -> String {
     text
 }
 
-/// The values as a file that `DORMOUSE_CONFIG` names. What is not set, automatic or not accepted in a file is a comment.
+/// The values as a file that `DORMOUSE_CONFIG` names. A parameter is a comment if it is unset or automatic, or if a file must not set it.
 fn configuration(params: &[Param]) -> String {
     let mut text = String::from("# Configuration of dormouse. Load it with DORMOUSE_CONFIG.\n");
     for param in params {

@@ -1,8 +1,8 @@
 //! Reads a Perfetto trace back into the timeline that it was written from (`timeline/src/pftrace.rs`).
 //!
-//! All of the timeline's events are in a trace. It lacks what is no event: the budget, the largest blocks, the reason,
-//! the rates of links, and how many older events are lost. Other programs' traces, and what is left of a file that was
-//! cut, are refused.
+//! A trace holds every event of its timeline. It lacks the budget, the largest blocks, the reason of the dump, the rates
+//! of links and the number of lost events, because these are not events. Traces of other programs and cut files are
+//! refused.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read};
