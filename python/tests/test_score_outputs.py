@@ -461,7 +461,7 @@ def test_what_cannot_be_served_is_refused(runtime):
     with pytest.raises(UnsupportedModelError, match="router_logits of .* is NoneType"):
         shared.score(ids, mask, keep=keep, outputs=[ROUTERS])
     group = Group([1, 2, 3], [[4, 5]], [1.0])
-    with pytest.raises(ArgumentError, match="of a Group with outputs or prompt_outputs"):
+    with pytest.raises(ArgumentError, match="of a Group with outputs, prompt_outputs or token_filter"):
         shared.score(group, outputs=[HIDDEN])
 
 
