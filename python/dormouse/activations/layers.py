@@ -74,13 +74,21 @@ def is_compiled(model: Module) -> bool:
 
 def _compiled_in(model: Module) -> str | None:
     """Returns the name of the first compiled module, ``""`` for the model; None without one."""
-    # Not loaded: nothing is compiled. Loading it takes a second.
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
     for name, module in model.named_modules():
-        is_wrapped = compiler is not None and isinstance(module, compiler.OptimizedModule)
-        if is_wrapped or module._compiled_call_impl is not None:
+        if is_compiled_by_itself(module):
             return name
     return None
+
+
+def is_compiled_by_itself(module: Module) -> bool:
+    """Returns whether torch.compile has compiled a module's forward, with what it calls."""
+    # Not loaded: nothing is compiled. Loading it takes a second.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:
+        return False
+    is_wrapped = isinstance(module, compiler.OptimizedModule)
+    is_patched = hasattr(module.forward, "_torchdynamo_orig_callable")
+    return is_wrapped or is_patched or module._compiled_call_impl is not None
 
 
 def _outermost(module: Module) -> list[Module]:

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Iterator
 
 import torch
-from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from ..errors import is_out_of_memory
 from . import graph, substitutes, support
+from .accumulation import Accumulation, accumulating, linears_of
 
 # Rows of the run that compares both ways.
 CHECK_TOKENS = 8
@@ -51,9 +51,16 @@ class Head:
         gradient of the output embedding in place."""
         output = self._kind(last_hidden_state=hidden.unsqueeze(0))
         tokens = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        with _returning(self._decoder, output), _accumulating(self._model):
+        # Nothing but the step has this graph.
+        accumulation = Accumulation(hidden.device, is_open=True)
+        with _returning(self._decoder, output), self._accumulating(accumulation):
             found = self._model(input_ids=tokens, use_cache=False)
         return support.logits_of(found)[0]
+
+    def _accumulating(self, accumulation: Accumulation) -> contextlib.AbstractContextManager:
+        """Returns the context in which the output embedding adds to its gradient in place."""
+        embedding = self._model.get_output_embeddings()
+        return accumulating([] if embedding is None else linears_of(embedding), accumulation)
 
     def agrees(self, view: support.ModelView, device: torch.device) -> bool:
         """Returns whether logits computed apart are those of a whole forward, bit by bit, and read
@@ -102,42 +109,6 @@ class Head:
 
 def _returning(module: torch.nn.Module, output) -> contextlib.AbstractContextManager:
     return substitutes.forward(module, lambda *args, **kwargs: output)
-
-
-def _accumulating(model: PreTrainedModel) -> contextlib.AbstractContextManager:
-    """Returns the context in which the output embedding adds to its gradient in place: one as large
-    as the weights would be filled and added up for each microbatch."""
-    linear = model.get_output_embeddings()
-    weight = getattr(linear, "weight", None)
-    is_plain = (
-        type(linear) is torch.nn.Linear
-        and "forward" not in vars(linear)
-        and not torch.is_autocast_enabled(weight.device.type)
-    )
-    if not is_plain or not weight.requires_grad or not torch.is_grad_enabled():
-        return contextlib.nullcontext()
-    return substitutes.forward(linear, lambda rows: _Linear.apply(rows, linear.weight, linear.bias))
-
-
-class _Linear(torch.autograd.Function):
-    """``torch.nn.functional.linear`` with a leaf as weight."""
-
-    @staticmethod
-    def forward(ctx, rows, weight, bias):
-        ctx.save_for_backward(rows, weight)
-        return torch.nn.functional.linear(rows, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        rows, weight = ctx.saved_tensors
-        of_rows = grad @ weight if ctx.needs_input_grad[0] else None
-        of_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        grad, rows = grad.flatten(0, -2), rows.flatten(0, -2)
-        if weight.grad is None:
-            return of_rows, grad.T @ rows, of_bias
-        weight.grad.addmm_(grad.T, rows)
-        return of_rows, None, of_bias
 
 
 def of(view: support.ModelView, device: torch.device) -> Head | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,12 +70,14 @@ def microbatch_output(
     logits_rows: torch.Tensor | None = None,
     *,
     checkpoints: bool = True,
+    around: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Output:
     """Returns what losses read of packed sequences that follow the prefixes of ``path``, the root
     first.
 
     ``logits_rows``: see :meth:`.support.ModelView.run`. ``checkpoints``: whether parts that the
-    model checkpoints are computed again in backward.
+    model checkpoints are computed again in backward. ``around``: the context of what runs, also of
+    parts that are computed again.
     """
     failures.check()
     if view.way is support.Way.ALONE and len(pack.segments) > 1:
@@ -88,6 +90,7 @@ def microbatch_output(
                     request,
                     _within(logits_rows, start, end),
                     checkpoints=checkpoints,
+                    around=around,
                 )
                 for start, end in pack.segments
             ]
@@ -123,9 +126,11 @@ def microbatch_output(
     def attend(call: registry.Call):
         return over_path(path, layer_of(call.module), call, packed)
 
+    @contextlib.contextmanager
     def taken_over():
         handlers = Handlers(attend, update, update_indexer, resumed)
-        return own.taken_over(handlers, packed, before, pack.experts)
+        with own.taken_over(handlers, packed, before, pack.experts) as arguments, around():
+            yield arguments
 
     @contextlib.contextmanager
     def again():

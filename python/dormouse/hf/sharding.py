@@ -48,6 +48,9 @@ class ReplicatedWeights:
     """Every rank has all weights."""
 
     passes_hold_collectives = False
+    accumulate_in_place = True
+    """Whether a product may add to the gradient of a weight (:mod:`.accumulation`): no hook of a
+    framework waits for each backward."""
 
     def __init__(self, module: torch.nn.Module):
         self._module = module
@@ -140,6 +143,8 @@ class EngineWeights(ReplicatedWeights):
 class SplitWeights(ReplicatedWeights):
     """Every rank has a part of each layer."""
 
+    accumulate_in_place = False
+
     @property
     def description(self) -> str:
         return "parts of layers"
@@ -160,6 +165,7 @@ class ShardedWeights(ReplicatedWeights):
     """``fully_shard`` has been applied to the model and to modules in it."""
 
     passes_hold_collectives = True
+    accumulate_in_place = False
 
     def __init__(self, module: torch.nn.Module, modules: dict[str, torch.nn.Module]):
         super().__init__(module)

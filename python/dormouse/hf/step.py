@@ -20,6 +20,7 @@ from ..asleep import warn_if_awake
 from ..runtime import Prefix
 from ..schedule import Op, Plan, Score
 from . import graph, support
+from .accumulation import Accumulation, accumulating, linears_of
 from .batch import Batch
 from .filter.graph import FilterReport
 from .filter.microbatch import Choose, Dropped, FilteredLoss
@@ -111,6 +112,8 @@ class Step:
         """Chooses the kept tokens of a group's responses; None: all are kept."""
         self.filter_reports: list[FilterReport] = []
         """Of the microbatches that dropped tokens."""
+        self._accumulation = Accumulation(device)
+        self._linears = linears_of(view.model) if weights.accumulate_in_place else []
         self.has_gradient = False
         """Whether any loss depends on something trainable."""
         batch.to(device)
@@ -172,9 +175,20 @@ class Step:
             node = self._nodes[node].parent
         return path[::-1]
 
-    def _accepting(self, node: int | None) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def _accepting(self, node: int | None) -> Iterator[None]:
         """Context of the step's own backward of a reader of ``node``."""
-        return accepting([each.forward for each in self._path(node)])
+        with (
+            accepting([each.forward for each in self._path(node)]),
+            self._accumulation.opened(),
+        ):
+            yield
+
+    def _accumulating(self) -> contextlib.AbstractContextManager:
+        """Context of the forward of a microbatch. Rules that drop rows know torch's own operations
+        alone."""
+        linears = self._linears if self.choose is None else []
+        return accumulating(linears, self._accumulation)
 
     def _prefix_forward(self, op: Op) -> None:
         if op.node in self._exchanged:
@@ -339,7 +353,7 @@ class Step:
 
     def _output(self, node: int | None, pack: Pack, *read) -> Output:
         path = [each.forward for each in self._path(node)]
-        return microbatch_output(self._view, path, pack, *read)
+        return microbatch_output(self._view, path, pack, *read, around=self._accumulating)
 
     def _prompt_of(self, node: int | None) -> Output | None:
         """Returns the rows of the prompt that losses of responses read."""

@@ -1,0 +1,123 @@
+"""Products that add to the gradient of a weight in place.
+
+Autograd computes a gradient as large as the weight, and then adds it to ``.grad``: for each
+microbatch of a step five passes over the memory of the weight. A matrix product that adds to what
+is there takes two. Below FP32 it also rounds once in the place of twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..activations.layers import is_compiled_by_itself
+from . import substitutes
+
+
+class Accumulation:
+    """Whether the backward that runs may add to ``.grad``.
+
+    A loss function may run a backward of its own, ``torch.autograd.grad`` by a weight for example,
+    which must not. So a step opens it around its own backwards (:meth:`opened`).
+    """
+
+    def __init__(self, device: torch.device, *, is_open: bool = False):
+        self._device, self.is_open = device, is_open
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Context of a backward of the step's own."""
+        self.is_open = True
+        try:
+            yield
+        finally:
+            self.is_open = False
+
+    def takes(self, weight: torch.Tensor) -> bool:
+        """Returns whether a product that runs now may add to the gradient of ``weight``.
+
+        On a GPU the backward of a product runs on the stream of its forward, and autograd makes the
+        addition wait for it. Here nothing waits, so all of them run on one stream.
+        """
+        if not torch.is_grad_enabled() or not weight.requires_grad or not _is_plain(weight):
+            return False
+        if torch.is_autocast_enabled(weight.device.type):
+            return False
+        if self._stream is None:
+            return weight.device.type == self._device.type
+        is_there = weight.device == self._stream.device
+        return is_there and torch.cuda.current_stream(weight.device) == self._stream
+
+
+def linears_of(model: torch.nn.Module) -> list[torch.nn.Linear]:
+    """Returns the linear modules whose forward is torch's own, but for those in compiled modules."""
+    found = []
+    modules = [model]
+    while modules:
+        module = modules.pop()
+        if is_compiled_by_itself(module):
+            # A changed forward below it would compile it again.
+            continue
+        if type(module) is torch.nn.Linear and "forward" not in vars(module):
+            found.append(module)
+        modules += module.children()
+    return list(dict.fromkeys(found))
+
+
+@contextlib.contextmanager
+def accumulating(
+    linears: Sequence[torch.nn.Linear], accumulation: Accumulation
+) -> Iterator[None]:
+    """Context of a forward whose backward adds the gradients of these modules' weights to
+    ``.grad`` in place, where ``accumulation`` takes them."""
+    with contextlib.ExitStack() as stack:
+        for linear in linears:
+            stack.enter_context(substitutes.forward(linear, _forward(linear, accumulation)))
+        yield
+
+
+def _forward(linear: torch.nn.Linear, accumulation: Accumulation):
+    def forward(rows: torch.Tensor) -> torch.Tensor:
+        if accumulation.takes(linear.weight):
+            return _Linear.apply(rows, linear.weight, linear.bias, accumulation)
+        return torch.nn.functional.linear(rows, linear.weight, linear.bias)
+
+    return forward
+
+
+class _Linear(torch.autograd.Function):
+    """``torch.nn.functional.linear`` with a leaf as weight."""
+
+    @staticmethod
+    def forward(ctx, rows, weight, bias, accumulation: Accumulation):
+        ctx.save_for_backward(rows, weight)
+        # What is saved may come back as another tensor, without the leaf's gradient.
+        ctx.leaf, ctx.accumulation = weight, accumulation
+        return torch.nn.functional.linear(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, weight = ctx.saved_tensors
+        of_rows = grad @ weight if ctx.needs_input_grad[0] else None
+        of_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        grad, rows = grad.flatten(0, -2), rows.flatten(0, -2)
+        if not (ctx.accumulation.is_open and _is_writable(ctx.leaf)):
+            return of_rows, grad.T @ rows, of_bias, None
+        ctx.leaf.grad.addmm_(grad.T, rows)
+        return of_rows, None, of_bias, None
+
+
+def _is_plain(weight: torch.Tensor) -> bool:
+    """Returns whether a weight is an ordinary leaf. It has no hooks (:func:`.support.check_hooks`)."""
+    return type(weight) is torch.nn.Parameter and weight.is_leaf
+
+
+def _is_writable(weight: torch.nn.Parameter) -> bool:
+    """Returns whether there is a gradient of a weight that a product can write to."""
+    grad = weight.grad
+    if type(grad) is not torch.Tensor or grad.requires_grad or grad.layout is not torch.strided:
+        return False
+    return grad.dtype is weight.dtype and grad.is_contiguous()

@@ -1,0 +1,181 @@
+"""Gradients of weights that products add to in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
+from test_token_scores import a_batch, dense, loss_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dormouse.hf import SharedPrefix, step
+from dormouse.hf.accumulation import linears_of
+
+FP64_BOUND = 1e-12
+LINEARS = 4 * 7 + 1
+"""Of :func:`tiny`, the head included."""
+CASE = {"prompt": 9, "lengths": (4, 1, 6)}
+MICROBATCHES = 2
+"""Of :data:`CASE` in rows of 6."""
+
+
+class Additions(TorchDispatchMode):
+    """Counts products that add in place, and sums into tensors of a weight's shape."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._shapes = {p.shape for p in model.parameters() if p.dim() == 2}
+        self.products = self.sums = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.products += function is torch.ops.aten.addmm_.default
+        is_sum = function is torch.ops.aten.add_.Tensor
+        self.sums += is_sum and args[0].shape in self._shapes
+        return function(*args, **(kwargs or {}))
+
+
+def counted(model, shared, loss=loss_fn, **options) -> Additions:
+    with Additions(model) as additions:
+        shared.backward(group(**CASE), loss, microbatch_tokens=6, **options)
+    return additions
+
+
+def error(model, runtime, loss=loss_fn) -> tuple[float, Additions]:
+    """Distance of the shared gradients from the dense ones, and how they were added up."""
+    dense_backward(model, group(**CASE), loss)
+    wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime)
+    # Checks the model.
+    shared.backward(group(**CASE), loss, microbatch_tokens=6)
+    model.zero_grad()
+    additions = counted(model, shared, loss)
+    return distance(take_gradients(model), wanted), additions
+
+
+def test_microbatches_after_the_first_add_in_place(runtime):
+    found, additions = error(tiny(), runtime)
+    assert found <= FP64_BOUND
+    assert additions.products == (MICROBATCHES - 1) * LINEARS
+    # The prompt's, which end at the last layer's K and V, and two of the input embedding.
+    assert additions.sums == 3 * 7 + 2 + 2
+
+
+@pytest.mark.parametrize("graphs", ["kept", "twice"])
+def test_the_passes_of_a_call_add_in_place(graphs, runtime):
+    model, (ids, mask, keep) = tiny(), a_batch()
+    values = dense(model, ids, mask, keep, 1.0)
+    loss_of(*values, mask[:, -keep:]).backward()
+    wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime)
+    with Additions(model) as additions:
+        scores = shared.score(
+            ids, mask, keep=keep, entropy=True, graphs=graphs, microbatch_tokens=7
+        )
+        additions.products = 0
+        loss_of(scores.log_probabilities, scores.entropies, mask[:, -keep:]).backward()
+    assert distance(take_gradients(model), wanted) < 1e-10
+    assert additions.products >= 2 * LINEARS
+
+
+def test_gradients_that_are_there_are_added_to(runtime):
+    """Of an earlier backward, and such as no product can write to."""
+    model = tiny()
+    before = {}
+    for name, parameter in model.named_parameters():
+        grad = torch.randn(parameter.shape, dtype=torch.float64)
+        if grad.dim() == 2 and "q_proj" in name:
+            grad = grad.T.contiguous().T
+        if "o_proj" in name:
+            grad.requires_grad_()
+        parameter.grad = grad
+        before[name] = grad.detach().clone()
+    dense_backward(model, group(**CASE))
+    wanted = take_gradients(model)
+    for name, parameter in model.named_parameters():
+        parameter.grad = before[name].clone()
+        if "q_proj" in name:
+            parameter.grad = before[name].T.contiguous().T
+        if "o_proj" in name:
+            parameter.grad.requires_grad_()
+    SharedPrefix(model, runtime).backward(group(**CASE), loss_fn, microbatch_tokens=6)
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
+
+
+def test_a_gradient_by_a_weight_in_a_loss_adds_nothing(runtime):
+    model = tiny(tie_word_embeddings=False)
+    weights = model.lm_head.weight, model.model.layers[3].mlp.down_proj.weight
+
+    def loss(logits, labels, i):
+        value = loss_fn(logits, labels, i)
+        grads = torch.autograd.grad(value, weights, retain_graph=True)
+        return value * sum(grad.norm() for grad in grads)
+
+    found, additions = error(model, runtime, loss)
+    assert found <= FP64_BOUND
+    assert additions.products == (MICROBATCHES - 1) * LINEARS
+
+
+def test_a_penalty_of_a_gradient_by_a_weight_is_exact(runtime):
+    model = tiny(tie_word_embeddings=False)
+    weight = model.lm_head.weight
+
+    def loss(logits, labels, i):
+        value = loss_fn(logits, labels, i)
+        (grad,) = torch.autograd.grad(value, weight, create_graph=True)
+        return value + grad.square().sum()
+
+    found, _ = error(model, runtime, loss)
+    assert found <= FP64_BOUND
+
+
+def test_checkpointed_layers_add_in_place(runtime):
+    model = tiny().train()
+    model.gradient_checkpointing_enable()
+    found, additions = error(model, runtime)
+    assert found <= FP64_BOUND
+    assert additions.products == (MICROBATCHES - 1) * LINEARS
+
+
+def test_autocast_keeps_autograds_sums(runtime):
+    model = tiny(dtype=torch.float32)
+    shared = SharedPrefix(model, runtime)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        shared.backward(group(**CASE), loss_fn, microbatch_tokens=6)
+        assert counted(model, shared).products == 0
+
+
+def test_bf16_sums_are_as_near_to_fp64(runtime, monkeypatch):
+    """A product rounds once what autograd rounds twice: gradient, then sum."""
+    errors = {}
+    case = group(40, [8] * 24)
+    truth = tiny()
+    model = tiny().to(torch.bfloat16)
+    truth.load_state_dict(model.state_dict())
+    dense_backward(truth, case)
+    wanted = take_gradients(truth)
+    for is_in_place in (True, False):
+        if not is_in_place:
+            monkeypatch.setattr(step, "linears_of", lambda model: [])
+        shared = SharedPrefix(model, runtime)
+        shared.backward(case, loss_fn, microbatch_tokens=8)
+        errors[is_in_place] = distance(take_gradients(model), wanted)
+    assert errors[True] <= errors[False]
+
+
+def test_compiled_modules_are_left_alone():
+    model = tiny()
+    whole = len(linears_of(model))
+    assert whole == LINEARS
+    layers = model.model.layers
+    layers[0].compile()
+    layers[1].forward = torch.compile(layers[1].forward)
+    layers[2].mlp = torch.compile(layers[2].mlp)
+    assert len(linears_of(model)) == whole - 2 * 7 - 3
+    model.lm_head.forward = lambda rows: rows
+    assert len(linears_of(model)) == whole - 2 * 7 - 3 - 1
+
+
+def test_a_shared_module_is_found_once():
+    model = tiny()
+    model.model.layers[1] = model.model.layers[0]
+    assert len(linears_of(model)) == LINEARS - 7
