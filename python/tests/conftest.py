@@ -15,6 +15,8 @@ import dormouse
 ROOT = Path(__file__).resolve().parents[2]
 NVME_DIR = ROOT / "target" / "test-nvme"
 NVME_FILE_BYTES = 1 << 30
+# The window where nothing is measured. An automatic one grows on a busy machine, and then less sleeps.
+WINDOW_LAYERS = 3
 
 
 def pytest_configure(config):
@@ -34,7 +36,8 @@ def pytest_collection_finish(session):
 def a_runtime(nvme_file_bytes: int = NVME_FILE_BYTES):
     """A runtime over a file tier; there can be one in a process."""
     NVME_DIR.mkdir(parents=True, exist_ok=True)
-    with dormouse.Runtime(nvme_dir=NVME_DIR, nvme_file_bytes=nvme_file_bytes) as runtime:
+    settings = {"nvme_file_bytes": nvme_file_bytes, "window_layers": WINDOW_LAYERS}
+    with dormouse.Runtime(nvme_dir=NVME_DIR, **settings) as runtime:
         info = runtime.info()
         assert "preload" in info["modes"] and "nvme" in info["tiers"], info
         yield runtime

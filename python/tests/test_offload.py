@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import NVME_DIR
+from conftest import NVME_DIR, WINDOW_LAYERS
 from hooked import ALONE_SECONDS_MAX
 from models import tiny
 from test_sleep import ASLEEP_WAIT_S, nvme_fd
@@ -26,8 +26,6 @@ import dormouse
 from dormouse import ArgumentError, StateError
 
 ROWS, WIDTH, LAYERS = 1024, 256, 7
-# Runtime's default: what the last three layers saved stays awake.
-WINDOW = 3
 
 
 class Block(nn.Module):
@@ -157,7 +155,7 @@ def test_a_language_model_of_transformers(runtime, use_reentrant):
         assert share(report) >= 0.9
     else:
         # The input of the first layer was made before it.
-        assert report.prefix["dormant_bytes"] == (LAYERS - WINDOW) * input_bytes
+        assert report.prefix["dormant_bytes"] == (LAYERS - WINDOW_LAYERS) * input_bytes
 
 
 def test_memory_is_gone_between_forward_and_backward(runtime):
@@ -300,7 +298,7 @@ def test_checkpointed_layers_have_their_inputs_asleep(runtime, use_reentrant, in
     # layer's, though an input is memory of the layer before: by copy there is one less.
     fewer = not in_place and use_reentrant
     got = report.prefix["dormant_bytes"] if in_place else report.asleep_bytes
-    assert got == (LAYERS - WINDOW - fewer) * input_bytes
+    assert got == (LAYERS - WINDOW_LAYERS - fewer) * input_bytes
     assert report.stray_wakes == 0
     assert left(runtime) == 0
 
