@@ -140,7 +140,7 @@ class ScoredModel(CheckedModel):
             places = groups_of(ids, mask, keep)
             return self._with_trees(places, asked, microbatch_tokens, token_filter)
 
-        return self._call(find_places, shapes, graphs, token_filter, *own)
+        return self._call(find_places, shapes, graphs, *own, token_filter=token_filter)
 
     def score_packed(
         self,
@@ -172,7 +172,7 @@ class ScoredModel(CheckedModel):
 
         shapes = (tuple(ids.shape),) * 2
         own = (context, temperature, asked, microbatch_tokens)
-        return self._call(find_places, shapes, graphs, token_filter, *own)
+        return self._call(find_places, shapes, graphs, *own, token_filter=token_filter)
 
     def window(
         self, ids: torch.Tensor, mask: torch.Tensor, *, keep: int, **options
@@ -241,9 +241,9 @@ class ScoredModel(CheckedModel):
         find_places,
         shapes: Shapes,
         graphs: str,
-        token_filter: TokenChoice | None,
         context,
         *options,
+        token_filter: TokenChoice | None = None,
     ):
         """``find_places()``: the groups of the batch. ``shapes``: of its layouts."""
         check_graphs(graphs)
