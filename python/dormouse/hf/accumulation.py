@@ -11,40 +11,61 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from ..activations.layers import is_compiled_by_itself
 from . import substitutes
+
+_FORWARD = torch.nn.Linear.forward
 
 
 class Accumulation:
     """Whether the backward that runs may add to ``.grad``.
 
     A loss function may run a backward of its own, ``torch.autograd.grad`` by a weight for example,
-    which must not. So a step opens it around its own backwards (:meth:`opened`).
+    which must not. So a step opens it around its own backwards (:meth:`opened`). Inside them other
+    backwards may run, of a layer that is computed again or of a function with a graph of its own:
+    only those that end at the weight add.
     """
 
-    def __init__(self, device: torch.device, *, is_open: bool = False):
-        self._device, self.is_open = device, is_open
+    def __init__(self, device: torch.device, *, is_private: bool = False):
+        """``is_private``: nothing but the step has the graph."""
+        self._device, self._is_private, self._is_open = device, is_private, False
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Context of a backward of the step's own."""
-        self.is_open = True
+        self._is_open = True
         try:
             yield
         finally:
-            self.is_open = False
+            self._is_open = False
 
-    def takes(self, weight: torch.Tensor) -> bool:
+    def adds(self, node: torch.autograd.graph.Node) -> bool:
+        """Returns whether the backward that runs adds what reaches ``node``, the end of a graph at
+        a weight, to its ``.grad``."""
+        if self._is_private:
+            return True
+        if not self._is_open:
+            return False
+        try:
+            return torch._C._will_engine_execute_node(node)
+        except RuntimeError:
+            # It returns what reaches it.
+            return False
+
+    def takes(self, rows: torch.Tensor, weight: torch.Tensor) -> bool:
         """Returns whether a product that runs now may add to the gradient of ``weight``.
 
-        On a GPU the backward of a product runs on the stream of its forward, and autograd makes the
+        Transforms of ``torch.func`` and forward-mode differentiation take no function of ours. On a GPU the backward of a product runs on the stream of its forward, and autograd makes the
         addition wait for it. Here nothing waits, so all of them run on one stream.
         """
         if not torch.is_grad_enabled() or not weight.requires_grad or not _is_plain(weight):
             return False
-        if torch.is_autocast_enabled(weight.device.type):
+        if type(rows) is not torch.Tensor or rows.dim() < 2 or rows.is_nested:
+            return False
+        if torch.is_autocast_enabled(weight.device.type) or _is_transformed():
             return False
         if self._stream is None:
             return weight.device.type == self._device.type
@@ -61,10 +82,16 @@ def linears_of(model: torch.nn.Module) -> list[torch.nn.Linear]:
         if is_compiled_by_itself(module):
             # A changed forward below it would compile it again.
             continue
-        if type(module) is torch.nn.Linear and "forward" not in vars(module):
+        if type(module) is torch.nn.Linear and _is_torchs(module):
             found.append(module)
         modules += module.children()
     return list(dict.fromkeys(found))
+
+
+def _is_torchs(linear: torch.nn.Linear) -> bool:
+    """Returns whether torch's own forward runs, and no hook sees the gradients of its operation."""
+    is_own = "forward" not in vars(linear) and torch.nn.Linear.forward is _FORWARD
+    return is_own and (not linear._backward_hooks or linear._is_full_backward_hook)
 
 
 @contextlib.contextmanager
@@ -80,10 +107,11 @@ def accumulating(
 
 
 def _forward(linear: torch.nn.Linear, accumulation: Accumulation):
-    def forward(rows: torch.Tensor) -> torch.Tensor:
-        if accumulation.takes(linear.weight):
-            return _Linear.apply(rows, linear.weight, linear.bias, accumulation)
-        return torch.nn.functional.linear(rows, linear.weight, linear.bias)
+    # Named as torch's: a model may pass it by name.
+    def forward(input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        if accumulation.takes(input, linear.weight):
+            return _Linear.apply(input, linear.weight, linear.bias, accumulation)
+        return torch.nn.functional.linear(input, linear.weight, linear.bias)
 
     return forward
 
@@ -104,7 +132,7 @@ class _Linear(torch.autograd.Function):
         of_rows = grad @ weight if ctx.needs_input_grad[0] else None
         of_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         grad, rows = grad.flatten(0, -2), rows.flatten(0, -2)
-        if not (ctx.accumulation.is_open and _is_writable(ctx.leaf)):
+        if not (ctx.accumulation.adds(ctx.next_functions[1][0]) and _is_writable(ctx.leaf)):
             return of_rows, grad.T @ rows, of_bias, None
         ctx.leaf.grad.addmm_(grad.T, rows)
         return of_rows, None, of_bias, None
@@ -112,12 +140,21 @@ class _Linear(torch.autograd.Function):
 
 def _is_plain(weight: torch.Tensor) -> bool:
     """Returns whether a weight is an ordinary leaf. It has no hooks (:func:`.support.check_hooks`)."""
-    return type(weight) is torch.nn.Parameter and weight.is_leaf
+    is_leaf = type(weight) is torch.nn.Parameter and weight.is_leaf
+    return is_leaf and weight.is_floating_point()
+
+
+def _is_transformed() -> bool:
+    """Returns whether a transform of ``torch.func`` or forward-mode differentiation is active."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _is_writable(weight: torch.nn.Parameter) -> bool:
     """Returns whether there is a gradient of a weight that a product can write to."""
     grad = weight.grad
+    # The backward of a gradient with a graph is recorded.
+    if torch.is_grad_enabled() or not weight.requires_grad:
+        return False
     if type(grad) is not torch.Tensor or grad.requires_grad or grad.layout is not torch.strided:
         return False
     return grad.dtype is weight.dtype and grad.is_contiguous()

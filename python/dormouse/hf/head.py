@@ -52,7 +52,7 @@ class Head:
         output = self._kind(last_hidden_state=hidden.unsqueeze(0))
         tokens = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         # Nothing but the step has this graph.
-        accumulation = Accumulation(hidden.device, is_open=True)
+        accumulation = Accumulation(hidden.device, is_private=True)
         with _returning(self._decoder, output), self._accumulating(accumulation):
             found = self._model(input_ids=tokens, use_cache=False)
         return support.logits_of(found)[0]
