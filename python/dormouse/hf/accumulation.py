@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
 
 from ..activations.layers import is_compiled_by_itself
 from . import substitutes
@@ -58,7 +59,8 @@ class Accumulation:
     def takes(self, rows: torch.Tensor, weight: torch.Tensor) -> bool:
         """Returns whether a product that runs now may add to the gradient of ``weight``.
 
-        Transforms of ``torch.func`` and forward-mode differentiation take no function of ours. On a GPU the backward of a product runs on the stream of its forward, and autograd makes the
+        Transforms of ``torch.func`` and forward-mode differentiation take no function of ours. On a
+        GPU the backward of a product runs on the stream of its forward, and autograd makes the
         addition wait for it. Here nothing waits, so all of them run on one stream.
         """
         if not torch.is_grad_enabled() or not weight.requires_grad or not _is_plain(weight):
@@ -74,7 +76,7 @@ class Accumulation:
 
 
 def linears_of(model: torch.nn.Module) -> list[torch.nn.Linear]:
-    """Returns the linear modules whose forward is torch's own, but for those in compiled modules."""
+    """Returns the linear modules whose forward is torch's own; not those in compiled modules."""
     found = []
     modules = [model]
     while modules:
@@ -89,9 +91,26 @@ def linears_of(model: torch.nn.Module) -> list[torch.nn.Linear]:
 
 
 def _is_torchs(linear: torch.nn.Linear) -> bool:
-    """Returns whether torch's own forward runs, and no hook sees the gradients of its operation."""
-    is_own = "forward" not in vars(linear) and torch.nn.Linear.forward is _FORWARD
-    return is_own and (not linear._backward_hooks or linear._is_full_backward_hook)
+    """Returns whether torch's own forward runs, and no hook sees the gradients of its operation or
+    those that reach its weight."""
+    if "forward" in vars(linear) or torch.nn.Linear.forward is not _FORWARD:
+        return False
+    if linear._backward_hooks and not linear._is_full_backward_hook:
+        return False
+    return not (linear.weight.requires_grad and _has_hooks_at_end(linear.weight))
+
+
+def _has_hooks_at_end(weight: torch.nn.Parameter) -> bool:
+    """Returns whether the node that adds to a weight's gradient has hooks. A parameter does not
+    say; but hooks of a node are in one table, which the handle of another hook has."""
+    node = get_gradient_edge(weight).node
+    for register in (node.register_prehook, node.register_hook):
+        handle = register(lambda *gradients: None)
+        count = len(handle.hooks_dict_ref())
+        handle.remove()
+        if count > 1:
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -139,7 +158,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _is_plain(weight: torch.Tensor) -> bool:
-    """Returns whether a weight is an ordinary leaf. It has no hooks (:func:`.support.check_hooks`)."""
+    """Returns whether a weight is an ordinary leaf. It has no hooks of its own
+    (:func:`.support.check_hooks`)."""
     is_leaf = type(weight) is torch.nn.Parameter and weight.is_leaf
     return is_leaf and weight.is_floating_point()
 
