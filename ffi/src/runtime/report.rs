@@ -15,6 +15,8 @@ use crate::convert;
 use crate::dumps;
 use crate::fault::c_text;
 use crate::heap::{Heap, symbols};
+use crate::live;
+use crate::params::Config;
 
 impl Runtime {
     /// Returns the properties of the runtime.
@@ -134,8 +136,8 @@ fn stats_with(heap: &Heap, memory: &Stats) -> c::dormouse_stats_t {
     }
 }
 
-/// Returns the statistics of a heap as live figures.
-pub(crate) fn figures_of(heap: &Heap) -> Figures {
+/// Returns the statistics of a heap and the settings of its runtime as live figures.
+pub(crate) fn figures_of(heap: &Heap, config: &Config) -> Figures {
     let stats = stats_of(heap);
     let engine = heap.engine();
     let rates = engine.as_ref().map(|engine| engine.link_rates()).unwrap_or_default();
@@ -160,6 +162,7 @@ pub(crate) fn figures_of(heap: &Heap) -> Figures {
         tag_count: tags.len() as u64,
         tags: tags.into_iter().take(PAGE_TAGS_MAX).map(tag_figures).collect(),
         last_dump: dumps::last(),
+        settings: live::settings(config),
     }
 }
 
