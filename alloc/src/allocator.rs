@@ -6,7 +6,7 @@ use crate::ladder::Reclaim;
 use crate::marks::Marks;
 use crate::run_ahead::RunAhead;
 use crate::state::{Geometry, Need, State};
-use crate::stats::{Amount, PeakWatch};
+use crate::stats::Amount;
 use crate::streams::{PENDING_ASKED_FROM, PendingRelease};
 use crate::thread_cache::{CLASS_UNITS_MAX, ThreadCache, ThreadShard, class_round};
 use crate::tier_history::TierHistory;
@@ -404,12 +404,6 @@ impl<D: Device> Allocator<D> {
         self.make_pending(closing);
     }
 
-    /// Returns a consistent snapshot of the statistics.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.state.lock().state.settled_stats()
-    }
-
     /// Returns how many more bytes can be in use, awake or reserved to wake, without raising the most ever in use
     /// or reaching the budget: a sixteenth of the smaller one is left to requests.
     #[must_use]
@@ -429,37 +423,6 @@ impl<D: Device> Allocator<D> {
         locked.awake_gauge_peak_bytes = locked.awake_gauge_bytes;
         locked.mapped_gauge_peak_bytes = locked.mapped_gauge_bytes;
         self.unlock(locked);
-    }
-
-    /// Begins an interval: its peak becomes the current value, other peaks stay.
-    pub fn begin_interval(&self) {
-        self.change(|state| {
-            state.settle_thread_cache();
-            state.earlier_peaks.begin_interval(&mut state.stats);
-        });
-    }
-
-    /// Begins a watch of the peak of allocated bytes, whatever others reset.
-    #[must_use = "a watch has to end"]
-    pub fn watch_peak(&self) -> PeakWatch {
-        self.change(|state| {
-            state.settle_thread_cache();
-            state.earlier_peaks.watch(&mut state.stats)
-        })
-    }
-
-    /// Returns the peak of allocated bytes since the last look of this watch, or its begin. Takes time proportional
-    /// to the number of watches.
-    pub fn watched_peak(&self, watch: PeakWatch) -> u64 {
-        self.change(|state| {
-            state.settle_thread_cache();
-            state.earlier_peaks.look(watch, &mut state.stats)
-        })
-    }
-
-    /// Ends a watch.
-    pub fn unwatch_peak(&self, watch: PeakWatch) {
-        self.change(|state| state.earlier_peaks.unwatch(watch));
     }
 
     /// Returns all blocks, those with a deferred free included, in no particular order.

@@ -164,6 +164,7 @@ mod thread_cache;
 mod tier_history;
 mod trim;
 mod types;
+mod watches;
 
 pub use allocator::{Allocator, WHOLE_PAGES_DIVISOR};
 pub use config::{Config, Margin};
@@ -176,7 +177,7 @@ pub use history::{
 pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
 pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
-pub use stats::{Amount, PeakWatch, Stats};
+pub use stats::{Amount, PeakWatch, PoolStats, Stats};
 pub use streams::PENDING_ASKED_FROM;
 pub use thread_cache::ThreadShard;
 pub use tier_history::TierHistory;

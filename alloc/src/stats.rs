@@ -102,6 +102,30 @@ pub struct Stats {
     pub ooms: u64,
 }
 
+/// What the pools of one kind hold, those of small or those of large blocks: a part of [`Stats`] at one moment. Counted by a
+/// walk over large blocks and free ranges, so no peaks and totals are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// The part of [`Stats::allocated_bytes`].
+    pub allocated_bytes: u64,
+    /// The part of [`Stats::active_bytes`].
+    pub active_bytes: u64,
+    /// The part of [`Stats::requested_bytes`].
+    pub requested_bytes: u64,
+    /// The part of [`Stats::mapped_bytes`]. Staged bytes are those of large blocks.
+    pub mapped_bytes: u64,
+    /// The part of [`Stats::inactive_split_bytes`].
+    pub inactive_split_bytes: u64,
+    /// The part of [`Stats::allocations`].
+    pub allocations: u64,
+    /// The part of [`Stats::pending_blocks`].
+    pub pending_blocks: u64,
+    /// The part of [`Stats::segments`].
+    pub segments: u64,
+    /// Number of ranges in `inactive_split_bytes`, blocks of the thread cache included.
+    pub inactive_splits: u64,
+}
+
 /// Identifies a watch of the peak of `allocated_bytes` ([`crate::Allocator::watch_peak`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeakWatch(u64);
@@ -173,6 +197,24 @@ impl EarlierPeaks {
 }
 
 impl Stats {
+    /// Returns what is left beside `other`.
+    pub(crate) const fn beside(&self, other: &PoolStats, inactive_splits: u64) -> PoolStats {
+        const fn rest(all: Amount, other: u64) -> u64 {
+            all.current.saturating_sub(other)
+        }
+        PoolStats {
+            allocated_bytes: rest(self.allocated_bytes, other.allocated_bytes),
+            active_bytes: rest(self.active_bytes, other.active_bytes),
+            requested_bytes: rest(self.requested_bytes, other.requested_bytes),
+            mapped_bytes: rest(self.mapped_bytes, other.mapped_bytes),
+            inactive_split_bytes: rest(self.inactive_split_bytes, other.inactive_split_bytes),
+            allocations: rest(self.allocations, other.allocations),
+            pending_blocks: rest(self.pending_blocks, other.pending_blocks),
+            segments: rest(self.segments, other.segments),
+            inactive_splits,
+        }
+    }
+
     fn reset_peaks(&mut self) {
         for amount in [
             &mut self.allocated_bytes,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_timeline::ClockAnchor;
 use dormouse_timeline::live::{
-    DumpFigures, Figures, Live, LiveError, TagFigures, default_pages, read,
+    DumpFigures, Figures, Live, LiveError, SETTINGS, SettingFigure, TagFigures, default_pages, read,
 };
 use serde::Serialize;
 
@@ -111,6 +111,15 @@ pub(crate) struct State {
     /// The largest tags.
     pub(crate) tags: Vec<TagState>,
     pub(crate) last_dump: Option<DumpState>,
+    /// Settings with a value, by the names of their parameters.
+    pub(crate) settings: BTreeMap<&'static str, SettingState>,
+}
+
+/// A setting that the runtime may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SettingState {
+    pub(crate) value: u64,
+    pub(crate) is_automatic: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -220,6 +229,9 @@ impl State {
             resident_bytes: it.resident_bytes,
             asleep_bytes: it.asleep_bytes,
         };
+        let settings = SETTINGS.iter().zip(&figures.settings).filter(|(_, it)| it.value != 0);
+        let setting =
+            |it: &SettingFigure| SettingState { value: it.value, is_automatic: it.is_automatic };
         Self {
             page: page.to_owned(),
             name: live.process.name.clone(),
@@ -237,6 +249,7 @@ impl State {
             tag_count: figures.tag_count,
             tags: figures.tags.iter().map(tag).collect(),
             last_dump: figures.last_dump.as_ref().map(|it| DumpState::of(it, now.unix_ns)),
+            settings: settings.map(|(name, it)| (*name, setting(it))).collect(),
         }
     }
 

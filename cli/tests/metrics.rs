@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{Folder, dormouse};
-use dormouse_timeline::live::{DumpFigures, Figures, LivePage, TagFigures};
+use dormouse_timeline::live::{DumpFigures, Figures, LivePage, SettingFigure, TagFigures};
 use dormouse_timeline::{Process, now_ns};
 
 /// How long a file or an answer may take on a loaded machine.
@@ -37,6 +37,10 @@ fn page(path: &Path, rank: u32) -> LivePage {
             written_unix_ns: 1_700_000_000_500_000_000,
             reason: "oom".to_owned(),
             path: "/dumps/x.html".to_owned(),
+        }),
+        settings: std::array::from_fn(|at| SettingFigure {
+            value: at as u64,
+            is_automatic: at != 3,
         }),
     };
     LivePage::create(path, &Process::current("a \"quoted\" one", rank), &figures).unwrap()
@@ -123,6 +127,20 @@ fn every_figure_of_a_process_is_a_sample_of_its_family() {
             "dormouse_last_dump_timestamp_seconds",
             ",reason=\"oom\"",
             "1700000000.5",
+        ),
+        (
+            "dormouse_setting",
+            "gauge",
+            "dormouse_setting",
+            ",setting=\"DORMOUSE_OFFLOAD_WINDOW_LAYERS\",source=\"automatic\"",
+            "5",
+        ),
+        (
+            "dormouse_setting",
+            "gauge",
+            "dormouse_setting",
+            ",setting=\"DORMOUSE_OFFLOAD_IO_THREADS\",source=\"set\"",
+            "3",
         ),
     ] {
         assert!(text.contains(&format!("# TYPE {family} {kind}\n")), "{family}: {text}");

@@ -145,6 +145,15 @@
 /// Length of arrays indexed by copy direction.
 #define DORMOUSE_COPY_COUNT 4
 
+/// Pools of small blocks: of up to half a page, 1 MiB by default, as of torch's own allocator.
+#define DORMOUSE_POOL_SMALL 0
+
+/// Pools of large blocks.
+#define DORMOUSE_POOL_LARGE 1
+
+/// Length of arrays indexed by pool.
+#define DORMOUSE_POOL_COUNT 2
+
 /// IEEE binary16.
 #define DORMOUSE_DTYPE_F16 1
 
@@ -503,6 +512,28 @@ typedef struct dormouse_amount_t {
     uint64_t added_total;
 } dormouse_amount_t;
 
+/// What pools of one kind hold at a moment.
+typedef struct dormouse_pool_t {
+    /// Awake allocated memory in bytes.
+    uint64_t allocated_bytes;
+    /// The same, and freed memory that streams can still use, in bytes.
+    uint64_t active_bytes;
+    /// Requested memory in bytes, asleep or awake.
+    uint64_t requested_bytes;
+    /// Mapped memory in bytes; what is staged is counted as large.
+    uint64_t mapped_bytes;
+    /// Free mapped memory in bytes, in segments that also contain memory in use.
+    uint64_t inactive_split_bytes;
+    /// Number of live blocks, asleep or awake.
+    uint64_t allocations;
+    /// Number of live blocks, and of freed ones that streams can still use.
+    uint64_t active_blocks;
+    /// Number of segments.
+    uint64_t segments;
+    /// Number of ranges of `inactive_split_bytes`.
+    uint64_t inactive_splits;
+} dormouse_pool_t;
+
 /// Memory statistics of a runtime.
 typedef struct dormouse_stats_t {
     /// In: size of the struct. Out: number of bytes written.
@@ -569,6 +600,9 @@ typedef struct dormouse_stats_t {
     /// Highest value of `allocated` since creation or the latest `DORMOUSE_STATS_BEGIN_INTERVAL`, in
     /// bytes.
     uint64_t allocated_interval_peak_bytes;
+    /// Parts of the current figures above by pool, `DORMOUSE_POOL_*`. Only `dormouse_torch_get_stats` counts them, block
+    /// by block; else 0. Their sums are the whole figures.
+    struct dormouse_pool_t pools[DORMOUSE_POOL_COUNT];
 } dormouse_stats_t;
 
 /// The block that contains an address.
@@ -2266,7 +2300,7 @@ void dormouse_torch_get_pool_id(const void *ptr,
 void *dormouse_torch_get_base(void *ptr, uintptr_t *bytes_out);
 
 /// Returns the memory statistics and the live blocks of GPU `device`, with or without a runtime.
-/// Figures that only a runtime counts are 0 without one.
+/// Figures that only a runtime counts are 0 without one. Requests of the GPU wait while blocks are counted.
 ///
 /// `stats_out` receives the statistics and may be NULL. `count_out` receives the number of live
 /// blocks, asleep or awake, and may be NULL if no blocks are wanted. `blocks` receives the blocks, in

@@ -160,6 +160,7 @@ const _: () = {
     assert!(size_of::<c::dormouse_gauge_t>() == 24);
     assert!(size_of::<c::dormouse_amount_t>() == 24);
     assert!(size_of::<c::dormouse_copies_t>() == 16);
+    assert!(size_of::<c::dormouse_pool_t>() == 72);
     assert!(size_of::<c::dormouse_block_t>() == 40);
     assert!(size_of::<c::dormouse_range_t>() == 80);
     assert!(size_of::<c::dormouse_memory_event_t>() == 72);

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dormouse_device::with_signals_blocked;
-use dormouse_timeline::live::{Figures, LivePage, remove_ended};
+use dormouse_timeline::live::{Figures, LivePage, SETTINGS, SettingFigure, remove_ended};
 
 use crate::dumps::process;
 use crate::fault::Fault;
@@ -17,6 +17,10 @@ use crate::{log, status};
 
 /// Maximum number of updates per second.
 const UPDATES_PER_S_MAX: u32 = 10;
+
+/// The keys of [`SETTINGS`].
+const SETTING_KEYS: [Key; SETTINGS.len()] =
+    [Key::HostBudget, Key::NvmeFile, Key::NvmeDepth, Key::IoThreads, Key::Inflight, Key::Window];
 
 /// Value of `DORMOUSE_STATS_FILE` for no page.
 const OFF: &str = "off";
@@ -54,6 +58,14 @@ pub(crate) fn create(config: &Config, figures: &Figures) -> Result<Option<LivePa
 /// Whether the page has the path of processes that name none.
 pub(crate) fn is_built_in(config: &Config) -> bool {
     config.setting(Key::StatsFile).provenance == Provenance::BuiltIn
+}
+
+/// Returns the settings of a page.
+pub(crate) fn settings(config: &Config) -> [SettingFigure; SETTINGS.len()] {
+    SETTING_KEYS.map(|key| SettingFigure {
+        value: config.number(key),
+        is_automatic: config.is_automatic(key),
+    })
 }
 
 /// The thread that updates a page. A forked child has no such thread. A drop ends the thread and removes
@@ -108,7 +120,17 @@ impl Drop for Publisher {
 mod tests {
     use dormouse_timeline::live::{DEFAULT_DIR, default_prefix};
 
+    use crate::params::{Choices, Machine};
+
     use super::*;
+
+    #[test]
+    fn a_page_has_every_setting_that_the_runtime_may_choose() {
+        assert_eq!(SETTING_KEYS.map(Key::name), SETTINGS);
+        let automatic = Choices::of(&Machine::read(&Config::built_in())).keys();
+        assert_eq!(automatic.len(), SETTINGS.len());
+        assert!(automatic.iter().all(|key| SETTING_KEYS.contains(key)), "{automatic:?}");
+    }
 
     #[test]
     fn the_built_in_path_is_where_readers_look() {

@@ -44,6 +44,7 @@ NODE_NONE = 0xFFFFFFFF
 
 TIERS = ("device", "host", "nvme")
 ROLES = ("none", "boundary", "boundary_grad", "dormant", "tagged")
+POOLS = ("small_pool", "large_pool")
 COPIES = ("device_to_host", "host_to_device", "nvme_write", "nvme_read")
 MODES = {"linked": 1, "preload": 2}
 TIER_FLAGS = {"host": 1, "nvme": 2, "nvme_buffered": 4}
@@ -203,6 +204,16 @@ class Copies(ctypes.Structure):
     _fields_ = _all(c_uint64, "count", "bytes")
 
 
+class PoolFigures(ctypes.Structure):
+    """``dormouse_pool_t``"""
+
+    _fields_ = _all(
+        c_uint64,
+        *("allocated_bytes", "active_bytes", "requested_bytes", "mapped_bytes"),
+        *("inactive_split_bytes", "allocations", "active_blocks", "segments", "inactive_splits"),
+    )
+
+
 class Stats(_Struct):
     """``dormouse_stats_t``"""
 
@@ -220,6 +231,7 @@ class Stats(_Struct):
         *_all(c_uint64, "mapped_total_bytes", "inactive_split_total_bytes"),
         *_all(c_uint64, "map_calls", "unmap_calls", "stream_waits"),
         *_all(c_uint64, "allocated_interval_peak_bytes"),
+        ("pools", PoolFigures * len(POOLS)),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from alone import alone
+from conftest import run_script
 
 # Imported by name before anything is installed, as trainers do.
 from torch.cuda import _memory_viz, max_memory_allocated, memory_allocated, reset_peak_memory_stats
@@ -92,6 +95,64 @@ def test_the_names_are_torchs_own():
     assert before.is_cuda
     assert ours.keys() - NEW == own.keys() - NEW
     assert ours["max_split_size"] == own["max_split_size"]
+
+
+# Sizes on both sides of torch's limit of small blocks, some freed again.
+POOLS = """
+import json
+import torch
+{install}
+sizes = [1, 513, 700_000, 1 << 20, (1 << 20) + 1, 5 << 20, 30 << 20]
+held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+del held[1], held[-1]
+print(json.dumps(torch.cuda.memory_stats()))
+"""
+
+
+def test_pools_are_told_apart_as_torch_does():
+    own, ours = (
+        json.loads(run_script(POOLS.format(install=install)))
+        for install in ("", "import dormouse; dormouse.install()")
+    )
+    for figure in ("requested_bytes", "allocation", "active"):
+        for pool in ("small_pool", "large_pool"):
+            name = f"{figure}.{pool}.current"
+            assert ours[name] == own[name] > 0, name
+    for figure in ("allocated_bytes", "active_bytes", "reserved_bytes", "segment"):
+        parts = [ours[f"{figure}.{pool}.current"] for pool in ("small_pool", "large_pool")]
+        assert min(parts) > 0 and sum(parts) == ours[f"{figure}.all.current"], figure
+
+
+@alone()
+def test_pools_are_those_of_the_snapshot_and_have_no_past():
+    installed = dormouse.install()
+    held = [filled(1 + 3 * at) for at in range(6)]
+    held += [torch.empty(1000 << at, dtype=torch.uint8, device="cuda") for at in range(14)]
+    del held[::3]
+    stats, segments = torch.cuda.memory_stats(), torch.cuda.memory_snapshot()
+    figures = {
+        "reserved_bytes": "total_size",
+        "allocated_bytes": "allocated_size",
+        "active_bytes": "active_size",
+        "requested_bytes": "requested_size",
+    }
+    for kind in ("small", "large"):
+        of_kind = [each for each in segments if each["segment_type"] == kind]
+        for figure, key in figures.items():
+            name = f"{figure}.{kind}_pool"
+            assert stats[f"{name}.current"] == sum(each[key] for each in of_kind) > 0, name
+        blocks = [block for each in of_kind for block in each["blocks"]]
+        live = sum(block["state"] == "active_allocated" for block in blocks)
+        assert stats[f"allocation.{kind}_pool.current"] == live
+        # As large blocks were freed between others, and small ones.
+        assert stats[f"inactive_split_bytes.{kind}_pool.current"] > 0
+        assert stats[f"inactive_split.{kind}_pool.current"] > 0
+        for name in ("allocated_bytes", "allocation", "segment", "inactive_split"):
+            past = [stats[f"{name}.{kind}_pool.{key}"] for key in ("peak", "allocated", "freed")]
+            assert past == [stats[f"{name}.{kind}_pool.current"], 0, 0]
+    parts = [stats[f"inactive_split.{kind}_pool.current"] for kind in ("small", "large")]
+    assert stats["inactive_split.all.current"] == sum(parts)
+    assert any("small_pool" in reason and "no past" in reason for reason in installed.why)
 
 
 @alone()

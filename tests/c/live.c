@@ -9,6 +9,8 @@
 #define PAGE_WORDS 512
 #define SEQUENCE 8
 #define FIRST 9
+#define FIRST_SETTING 371
+#define SETTINGS 6
 #define WAIT_MS_MAX 20000
 
 static const char *path;
@@ -57,6 +59,31 @@ static void same_as_statistics(dormouse_runtime_t *runtime)
     EXPECT(at[19] == stats.stall_ns && at[20] == stats.alloc_failures);
 }
 
+/* The settings that the runtime may choose are the parameters' values, and say who chose them. */
+static void same_as_parameters(void)
+{
+    static const char *const names[SETTINGS] = {
+        "DORMOUSE_HOST_BUDGET_BYTES",  "DORMOUSE_NVME_FILE_BYTES",        "DORMOUSE_NVME_QUEUE_DEPTH",
+        "DORMOUSE_OFFLOAD_IO_THREADS", "DORMOUSE_OFFLOAD_INFLIGHT_BYTES", "DORMOUSE_OFFLOAD_WINDOW_LAYERS",
+    };
+    const uint64_t *values = &words[FIRST_SETTING];
+    dormouse_param_t param;
+    int found = 0, is_automatic = 0;
+    DORMOUSE_INIT(&param);
+    for (uint32_t index = 0; dormouse_param_get(index, &param) == DORMOUSE_OK; index++) {
+        for (int at = 0; at < SETTINGS; at++) {
+            if (strcmp(param.name, names[at]) == 0) {
+                EXPECT(values[at] != 0 && values[at] == strtoull(param.value, NULL, 10));
+                EXPECT((values[SETTINGS] >> at & 1) == (param.provenance == DORMOUSE_FROM_AUTOMATIC));
+                is_automatic += param.provenance == DORMOUSE_FROM_AUTOMATIC;
+                found++;
+            }
+        }
+    }
+    /* The size of the file is set. */
+    EXPECT(found == SETTINGS && is_automatic == SETTINGS - 1);
+}
+
 /* The parent is stopped, so that an update would be the child's. */
 static int child_of(pid_t parent, dormouse_runtime_t *runtime)
 {
@@ -92,6 +119,7 @@ int main(int argc, char **argv)
     EXPECT(stat(path, &about) == 0 && S_ISREG(about.st_mode) && about.st_size == 4096);
     EXPECT((about.st_mode & 0777) == 0600);
     same_as_statistics(runtime);
+    same_as_parameters();
     EXPECT(memcmp(words, "dormouse", 8) == 0 && words[2] == (uint64_t)getpid());
 
     OK(dormouse_tag_create(runtime, "cache", 0, &tag));

@@ -1,14 +1,14 @@
 //! Live figures: one page of a file that a process updates and other processes read.
 //!
 //! ```text
-//!   byte 0       16    24        32     40     64         72                      256    896         2968
-//!   ┌───────┬─────────┬─────┬─────────┬──────┬──────┬──────────┬───────────────────────┬──────┬───────────┬───┐
-//!   │ magic │ version │ pid │ started │ rank │ name │ sequence │ numbers, 8 bytes each │ tags │ last dump │ 0 │  4096 bytes
-//!   │       │ + size  │     │         │      │      │          │                       │      │           │   │
-//!   └───────┴─────────┴─────┴─────────┴──────┴──────┴──────────┴───────────────────────┴──────┴───────────┴───┘
+//!   byte 0       16    24        32     40     64         72                      256    896         2968       3024
+//!   ┌───────┬─────────┬─────┬─────────┬──────┬──────┬──────────┬───────────────────────┬──────┬───────────┬──────────┬───┐
+//!   │ magic │ version │ pid │ started │ rank │ name │ sequence │ numbers, 8 bytes each │ tags │ last dump │ settings │ 0 │  4096 bytes
+//!   │       │ + size  │     │         │      │      │          │                       │      │           │          │   │
+//!   └───────┴─────────┴─────┴─────────┴──────┴──────┴──────────┴───────────────────────┴──────┴───────────┴──────────┴───┘
 //! ```
-//! The header never changes. Sequence and figures (numbers, tags, last dump) are a slot of the event ring: one sequence lock serves
-//! both. All words are in the byte order of the machine. The writer holds a lock of the file, so a reader
+//! The header never changes. Sequence and figures (numbers, tags, last dump, settings) are a slot of the event ring: one sequence
+//! lock serves both. All words are in the byte order of the machine. The writer holds a lock of the file, so a reader
 //! knows when it has ended, in whatever pid namespace. See `docs/decisions/0021-live-figures.md`.
 
 mod file;
@@ -25,6 +25,16 @@ pub use layout::{
     TAG_NAME_BYTES_MAX,
 };
 pub use places::{DEFAULT_DIR, default_pages, default_prefix, remove_ended};
+
+/// The settings on a page: those that the runtime may choose, by the names of their parameters.
+pub const SETTINGS: [&str; 6] = [
+    "DORMOUSE_HOST_BUDGET_BYTES",
+    "DORMOUSE_NVME_FILE_BYTES",
+    "DORMOUSE_NVME_QUEUE_DEPTH",
+    "DORMOUSE_OFFLOAD_IO_THREADS",
+    "DORMOUSE_OFFLOAD_INFLIGHT_BYTES",
+    "DORMOUSE_OFFLOAD_WINDOW_LAYERS",
+];
 
 /// The figures of one update, those of `dormouse_runtime_get_stats`. Tiers: device, host, NVMe. Links:
 /// device to host, host to device, NVMe write, NVMe read.
@@ -56,6 +66,17 @@ pub struct Figures {
     pub tags: Vec<TagFigures>,
     /// The dump that was written last.
     pub last_dump: Option<DumpFigures>,
+    /// In the order of [`SETTINGS`].
+    pub settings: [SettingFigure; SETTINGS.len()],
+}
+
+/// A setting that the runtime may choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SettingFigure {
+    /// Its current value, in the unit of its name; 0 if it has none, or the page is of a release without settings.
+    pub value: u64,
+    /// Whether the runtime has chosen it.
+    pub is_automatic: bool,
 }
 
 /// The bytes of one tag.

@@ -234,7 +234,7 @@ impl State {
     }
 
     /// Returns the mapped bytes of block `index`.
-    fn awake_bytes(&self, index: u32) -> u64 {
+    pub(super) fn awake_bytes(&self, index: u32) -> u64 {
         let is_asleep = self.records[index as usize].asleep;
         let asleep_bytes = if is_asleep { self.pages_of(index).bytes as u64 } else { 0 };
         self.range_bytes(index) - asleep_bytes

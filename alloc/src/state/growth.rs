@@ -15,7 +15,7 @@ use super::fill::NEAR_DIVISOR;
 use super::{Need, Priority, RANGES_MAX, RangeKind, State, bare_list, cached_list};
 use crate::AllocError;
 use crate::config::Margin;
-use crate::core::{Fit, NONE};
+use crate::core::Fit;
 use crate::history::HistoryAction;
 use crate::types::{Block, Request};
 use dormouse_device::{AddressRange, Fill};
@@ -133,10 +133,7 @@ impl State {
     /// Returns all ranges of the segments of `pool`, used ones included.
     fn ranges_of(&self, pool: u32) -> impl Iterator<Item = u32> {
         let segments = self.segments.iter().flatten().filter(move |it| it.pool == pool);
-        segments.flat_map(|segment| {
-            let after = |&index: &u32| Some(self.ranges.after(index)).filter(|&it| it != NONE);
-            std::iter::successors(Some(segment.first), after)
-        })
+        segments.flat_map(|segment| self.ranges_in(segment))
     }
 
     /// Returns the growth of a block at `start` in the reach of `bare`.

@@ -18,6 +18,7 @@ mod fast_path;
 mod fill;
 mod growth;
 mod history;
+mod kinds;
 mod large;
 mod pools;
 mod quiet;

@@ -267,6 +267,12 @@ impl State {
         enough.checked_next_multiple_of(self.geometry.segment_units)
     }
 
+    /// Returns all ranges of a segment, by address.
+    pub(super) fn ranges_in(&self, segment: &Segment) -> impl Iterator<Item = u32> {
+        let after = |&index: &u32| Some(self.ranges.after(index)).filter(|&it| it != NONE);
+        std::iter::successors(Some(segment.first), after)
+    }
+
     /// Releases all free segments of `pool`.
     pub(super) fn settle_pool(&mut self, pool: u32) {
         for index in (0_u32..).take(self.segments.len()) {

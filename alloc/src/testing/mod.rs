@@ -4,6 +4,7 @@ mod replay;
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
+use crate::history::{MappedRange, RangeUse};
 use crate::state::ReleaseSubject;
 use crate::stats::Stats;
 use crate::types::Request;
@@ -35,6 +36,7 @@ impl<D: Device> Allocator<D> {
         locked.state.settle_thread_cache();
         locked.state.check()?;
         Self::check_reading(&locked)?;
+        Self::check_kinds(&mut locked)?;
         Self::check_pending(&locked)
     }
 
@@ -47,6 +49,41 @@ impl<D: Device> Allocator<D> {
             return Err(format!("{found} bytes in ranges, {mapped_bytes:?}, {staged_bytes:?}"));
         }
         replay::check_reading(&reading)
+    }
+
+    /// Checks that the statistics of small and of large blocks are those of a reading, and their parts of the whole.
+    fn check_kinds(locked: &mut Locked<D>) -> Result<(), String> {
+        let ranges = locked.state.unrecorded_reading(false).ranges;
+        let blocks = locked.state.live_by_kind();
+        let (stats, [small, large]) = locked.state.stats_by_kind();
+        let staged = [0, stats.staged_bytes.current];
+        for (at, kind) in [&small, &large].into_iter().enumerate() {
+            let of_kind = |it: &&MappedRange| it.is_small == (at == 0);
+            let sum = |uses: &[RangeUse]| -> u64 {
+                let used = ranges.iter().filter(of_kind).filter(|it| uses.contains(&it.usage));
+                used.map(|it| it.range.bytes as u64).sum()
+            };
+            let active = sum(&[RangeUse::Allocated, RangeUse::PendingFree]);
+            let allocated = sum(&[RangeUse::Allocated]);
+            let mapped = active + sum(&[RangeUse::Free]) + staged[at];
+            let (allocations, requested) = blocks[at];
+            let found = (allocated, active, mapped, allocations, requested);
+            let told = (kind.allocated_bytes, kind.active_bytes, kind.mapped_bytes);
+            let told = (told.0, told.1, told.2, kind.allocations, kind.requested_bytes);
+            if told != found {
+                return Err(format!("kind {at}: {told:?} told, {found:?} found"));
+            }
+        }
+        for (name, all, parts) in [
+            ("split", stats.inactive_split_bytes, [small, large].map(|it| it.inactive_split_bytes)),
+            ("pending", stats.pending_blocks, [small, large].map(|it| it.pending_blocks)),
+            ("segments", stats.segments, [small, large].map(|it| it.segments)),
+        ] {
+            if parts.iter().sum::<u64>() != all.current {
+                return Err(format!("{name}: {parts:?} of {all:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that pending releases are listed once. (They are not listed during their queries.)

@@ -2,7 +2,7 @@
 
 use crate::common::{BASE, Fake, Fault, PAGE, with_contents};
 use dormouse_alloc::{
-    AllocError, Allocator, BlockId, Cause, Config, Freed, Request, WHOLE_PAGES_DIVISOR,
+    AllocError, Allocator, BlockId, Cause, Config, Freed, PoolStats, Request, WHOLE_PAGES_DIVISOR,
 };
 use dormouse_device::AddressRange;
 use std::sync::Arc;
@@ -70,6 +70,62 @@ fn a_short_segment_ends_with_a_page() {
     let AllocError::OutOfMemory(report) = refused else { panic!("{refused}") };
     assert_eq!(report.cause, Cause::AddressSpace);
     assert_eq!(device.violations(), Vec::<String>::new());
+}
+
+/// Pools of small blocks, up to half a page, and of large ones have their figures; what is asleep is requested alone.
+#[test]
+fn small_and_large_blocks_are_counted_apart() {
+    let (_, allocator) = packed(64, 16, 8);
+    let unit = PAGE / 8;
+    let [small, _, large, page] = [2 * unit, 3 * unit - 1, 24 * unit - 5, 8 * unit].map(|bytes| {
+        let request = Request { whole_pages: bytes == 8 * unit, ..Request::new(bytes) };
+        allocator.allocate(&request).unwrap()
+    });
+    let of = |units: usize| (units * unit) as u64;
+    let stats = PoolStats { segments: 1, ..PoolStats::default() };
+    let small_stats = PoolStats {
+        allocated_bytes: of(5),
+        active_bytes: of(5),
+        requested_bytes: of(5) - 1,
+        mapped_bytes: of(8),
+        inactive_split_bytes: of(3),
+        allocations: 2,
+        inactive_splits: 1,
+        ..stats
+    };
+    let large_stats = PoolStats {
+        allocated_bytes: of(32),
+        active_bytes: of(32),
+        requested_bytes: of(32) - 5,
+        mapped_bytes: of(32),
+        allocations: 2,
+        ..stats
+    };
+    assert_eq!(allocator.stats_by_kind(), (allocator.stats(), [small_stats, large_stats]));
+    allocator.claim(page.range.start, 1).unwrap();
+    allocator.set_asleep(page.id).unwrap();
+    let [_, seen] = allocator.stats_by_kind().1;
+    let (awake, pages) = (of(24), of(24));
+    let asleep = PoolStats {
+        allocated_bytes: awake,
+        active_bytes: awake,
+        mapped_bytes: pages,
+        ..large_stats
+    };
+    assert_eq!(seen, asleep);
+    free(&allocator, 8, (small.range.start - BASE) / unit);
+    free(&allocator, 8, (large.range.start - BASE) / unit);
+    let [small_seen, large_seen] = allocator.stats_by_kind().1;
+    assert_eq!(
+        (small_seen.inactive_split_bytes, small_seen.inactive_splits, small_seen.allocations),
+        (of(5), 2, 1)
+    );
+    // What sleeps keeps its segment in use.
+    assert_eq!(
+        (large_seen.inactive_split_bytes, large_seen.inactive_splits, large_seen.allocations),
+        (of(24), 1, 1)
+    );
+    assert_eq!((large_seen.allocated_bytes, large_seen.requested_bytes), (0, of(8)));
 }
 
 /// The shortest gap is taken first, but no request is refused that a longer one has the pages for.

@@ -1,11 +1,11 @@
 //! The OpenMetrics page of running trainers (OpenMetrics 1.0).
 //!
 //! A family has one type, unit and help; its samples differ by labels. Labels are bounded: process, tier,
-//! link, and at most eight tags of a process at a time.
+//! link, setting, and at most eight tags of a process at a time.
 
 use std::fmt::Write;
 
-use crate::live::{LinkState, State, States, Status, TagState, TierState};
+use crate::live::{LinkState, SettingState, State, States, Status, TagState, TierState};
 
 /// Media type of the page.
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -124,6 +124,13 @@ const FAMILIES: &[Family] = &[
         help: "Unix time of the last dump, by its reason.",
         samples: last_dump,
     },
+    Family {
+        name: "dormouse_setting",
+        kind: Kind::Gauge,
+        unit: "",
+        help: "Current value of a setting that the runtime may choose, in the unit of its name.",
+        samples: settings,
+    },
 ];
 
 /// Returns the page of these processes.
@@ -180,6 +187,15 @@ fn per_tag(state: &State, value: fn(&TagState) -> u64) -> Vec<(String, f64)> {
 fn last_dump(state: &State) -> Vec<(String, f64)> {
     let dump = state.last_dump.iter();
     dump.map(|it| (format!(",reason=\"{}\"", escaped(&it.reason)), it.written_unix_s)).collect()
+}
+
+fn settings(state: &State) -> Vec<(String, f64)> {
+    let settings = state.settings.iter();
+    let sample = |(name, it): (&&str, &SettingState)| {
+        let source = if it.is_automatic { "automatic" } else { "set" };
+        (format!(",setting=\"{name}\",source=\"{source}\""), it.value as f64)
+    };
+    settings.map(sample).collect()
 }
 
 /// Escapes the value of a label.

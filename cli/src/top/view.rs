@@ -2,13 +2,15 @@
 
 use dormouse_parallel::draw::{bytes, percent};
 
-use crate::live::{DumpState, LinkState, State, States, Status, TagState, TierState};
+use crate::live::{DumpState, LinkState, SettingState, State, States, Status, TagState, TierState};
 use crate::text::{self, seconds, things};
 
 /// Columns of a bar.
 const BAR: usize = 24;
 /// Maximum number of tags of a process.
 const TAGS_SHOWN: usize = 3;
+/// Settings in a line, which then has at most 80 columns.
+const SETTINGS_PER_LINE: usize = 3;
 
 /// Formats the processes as lines of at most `width` characters.
 pub(super) fn frame(states: &States, width: usize) -> Vec<String> {
@@ -63,7 +65,28 @@ fn process(state: &State) -> Vec<String> {
         lines.push(format!("  {}", things(hidden, "more tag", "more tags")));
     }
     lines.extend(state.last_dump.as_ref().map(of_dump));
+    lines.extend(settings(state, "automatic", true));
+    lines.extend(settings(state, "set", false));
     lines
+}
+
+/// The settings that the runtime has chosen, or those that are set.
+fn settings(state: &State, heading: &str, is_automatic: bool) -> Vec<String> {
+    let shown = state.settings.iter().filter(|(_, it)| it.is_automatic == is_automatic);
+    let texts: Vec<String> = shown.map(|(name, setting)| of_setting(name, *setting)).collect();
+    let mut headings = std::iter::once(heading).chain(std::iter::repeat(""));
+    let lines = texts.chunks(SETTINGS_PER_LINE).map(|line| line.join(", "));
+    lines.map(|line| format!("  {:9}  {line}", headings.next().unwrap_or_default())).collect()
+}
+
+/// A setting in the words of its parameter's name: its tier or purpose, and its unit if that is a count.
+fn of_setting(name: &str, setting: SettingState) -> String {
+    let name = name.trim_start_matches("DORMOUSE_").trim_start_matches("OFFLOAD_");
+    let words = |name: &str| name.to_lowercase().replace('_', " ");
+    match name.strip_suffix("_BYTES") {
+        Some(name) => format!("{} {}", words(name), bytes(setting.value)),
+        None => format!("{} {}", words(name), setting.value),
+    }
 }
 
 fn of_tag(tag: &TagState) -> String {
@@ -125,6 +148,7 @@ mod tests {
             bytes_per_s,
             measured_bytes_per_s,
         };
+        let chosen = |value| SettingState { value, is_automatic: true };
         State {
             page: PathBuf::from("/dev/shm/page"),
             name: "python".to_owned(),
@@ -161,6 +185,13 @@ mod tests {
                 written_unix_s: 1e9,
                 age_s: 90.5,
             }),
+            settings: BTreeMap::from([
+                ("DORMOUSE_HOST_BUDGET_BYTES", chosen(12 << 30)),
+                ("DORMOUSE_NVME_FILE_BYTES", chosen(4 << 30)),
+                ("DORMOUSE_NVME_QUEUE_DEPTH", SettingState { is_automatic: false, ..chosen(8) }),
+                ("DORMOUSE_OFFLOAD_INFLIGHT_BYTES", chosen(256 << 20)),
+                ("DORMOUSE_OFFLOAD_WINDOW_LAYERS", chosen(3)),
+            ]),
         }
     }
 
@@ -182,7 +213,10 @@ rank 3  python  pid 42  running
   tag optimizer            0 B on the device, 5 GiB asleep
   tag kv                   1 GiB on the device, 1 GiB asleep
   2 more tags
-  last dump (oom) 90.500 s ago: /dumps/a-oom.html";
+  last dump (oom) 90.500 s ago: /dumps/a-oom.html
+  automatic  host budget 12 GiB, nvme file 4 GiB, inflight 256 MiB
+             window layers 3
+  set        nvme queue depth 8";
         assert_eq!(frame(&states, 100).join("\n"), wanted);
     }
 

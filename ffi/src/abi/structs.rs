@@ -73,6 +73,13 @@ pub const DORMOUSE_COPY_NVME_READ: i32 = 3;
 /// Length of arrays indexed by copy direction.
 pub const DORMOUSE_COPY_COUNT: usize = 4;
 
+/// Pools of small blocks: of up to half a page, 1 MiB by default, as of torch's own allocator.
+pub const DORMOUSE_POOL_SMALL: i32 = 0;
+/// Pools of large blocks.
+pub const DORMOUSE_POOL_LARGE: i32 = 1;
+/// Length of arrays indexed by pool.
+pub const DORMOUSE_POOL_COUNT: usize = 2;
+
 /// IEEE binary16.
 pub const DORMOUSE_DTYPE_F16: i32 = 1;
 /// bfloat16.
@@ -254,6 +261,30 @@ pub struct dormouse_copies_t {
     pub bytes: u64,
 }
 
+/// What pools of one kind hold at a moment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct dormouse_pool_t {
+    /// Awake allocated memory in bytes.
+    pub allocated_bytes: u64,
+    /// The same, and freed memory that streams can still use, in bytes.
+    pub active_bytes: u64,
+    /// Requested memory in bytes, asleep or awake.
+    pub requested_bytes: u64,
+    /// Mapped memory in bytes; what is staged is counted as large.
+    pub mapped_bytes: u64,
+    /// Free mapped memory in bytes, in segments that also contain memory in use.
+    pub inactive_split_bytes: u64,
+    /// Number of live blocks, asleep or awake.
+    pub allocations: u64,
+    /// Number of live blocks, and of freed ones that streams can still use.
+    pub active_blocks: u64,
+    /// Number of segments.
+    pub segments: u64,
+    /// Number of ranges of `inactive_split_bytes`.
+    pub inactive_splits: u64,
+}
+
 /// Memory statistics of a runtime.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -322,6 +353,9 @@ pub struct dormouse_stats_t {
     /// Highest value of `allocated` since creation or the latest `DORMOUSE_STATS_BEGIN_INTERVAL`, in
     /// bytes.
     pub allocated_interval_peak_bytes: u64,
+    /// Parts of the current figures above by pool, `DORMOUSE_POOL_*`. Only `dormouse_torch_get_stats` counts them, block
+    /// by block; else 0. Their sums are the whole figures.
+    pub pools: [dormouse_pool_t; DORMOUSE_POOL_COUNT],
 }
 
 /// The block that contains an address.

@@ -20,7 +20,7 @@ use super::c::*;
 use crate::boundary::{Elements, Out, RawStream, enter};
 use crate::fault::Fault;
 use crate::heap::Heap;
-use crate::runtime::report::stats_of;
+use crate::runtime::report::stats_by_pool;
 use crate::status::dormouse_status_t;
 use crate::stderr::guarded;
 use crate::torch::{self, captures, profiler, request_flags};
@@ -293,7 +293,7 @@ pub unsafe extern "C" fn dormouse_torch_get_base(
 }
 
 /// Returns the memory statistics and the live blocks of GPU `device`, with or without a runtime.
-/// Figures that only a runtime counts are 0 without one.
+/// Figures that only a runtime counts are 0 without one. Requests of the GPU wait while blocks are counted.
 ///
 /// `stats_out` receives the statistics and may be NULL. `count_out` receives the number of live
 /// blocks, asleep or awake, and may be NULL if no blocks are wanted. `blocks` receives the blocks, in
@@ -325,7 +325,7 @@ pub unsafe extern "C" fn dormouse_torch_get_stats(
         };
         let heap = Heap::existing_gpu(device)?;
         if let Some(stats) = stats {
-            stats.fill(stats_of(heap));
+            stats.fill(stats_by_pool(heap));
         }
         if let Some(count) = count {
             count.array(&blocks_of(heap), &blocks)?;

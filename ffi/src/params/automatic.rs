@@ -113,6 +113,11 @@ impl Choices {
         config.with(choices.map(|(key, choice)| (*key, choice.value, choice.reason.as_str())))
     }
 
+    #[cfg(test)]
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        self.list.iter().map(|(key, _)| *key).collect()
+    }
+
     /// Replaces values by what was measured since.
     pub(crate) fn revise(&mut self, revised: impl IntoIterator<Item = (Key, Chosen)>) {
         for (key, chosen) in revised {

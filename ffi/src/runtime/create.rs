@@ -129,7 +129,7 @@ impl Runtime {
         if has_page && !live::is_built_in(&config) {
             tracing::warn!(target: "ffi", "DORMOUSE_STATS_FILE shows the first runtime only");
         }
-        let page = if has_page { None } else { live::create(&config, &figures_of(heap))? };
+        let page = if has_page { None } else { live::create(&config, &figures_of(heap, &config))? };
         if options.kind == DeviceKind::Host {
             // Not when the heap is created, since nothing sleeps without a runtime: the handlers that the program has
             // installed by now, such as Python's `faulthandler`, come behind ours.
@@ -142,17 +142,19 @@ impl Runtime {
             .map_err(|error| explain(error, &config, file_bytes))?;
         heap.set_budget(&config)?;
         heap.set_engine(Some(Arc::clone(&engine)));
-        let live = page.and_then(|page| Publisher::start(page, || figures_of(heap))).into();
+        let revised = Arc::downgrade(&engine);
+        let current = move || {
+            let mut choices = choices.clone();
+            let revised = revised.upgrade().map(|engine| engine.revised()).unwrap_or_default();
+            choices.revise(by_key(revised));
+            choices
+        };
+        params::show_live(current.clone());
+        let figures = move || figures_of(heap, &current().apply(&loaded));
+        let live = page.and_then(|page| Publisher::start(page, figures)).into();
         let rescuer = rescuer(&engine, options.kind, &config).into();
         dumps::watch(&config, heap.dumped());
         allocation_log::watch(&config, &heap.dumped(), heap.allocator());
-        let shown = Arc::downgrade(&engine);
-        params::show_live(move || {
-            let mut choices = choices.clone();
-            let revised = shown.upgrade().map(|engine| engine.revised()).unwrap_or_default();
-            choices.revise(by_key(revised));
-            choices
-        });
         let runtime = Self { heap, engine, config, live, rescuer, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 
-use dormouse_alloc::Amount;
+use dormouse_alloc::{Amount, PoolStats, Stats};
 use dormouse_device::{Device, DeviceKind};
 use dormouse_offload::{Level, Role, TagStats, TierStats};
 use dormouse_timeline::live::{Figures, PAGE_TAGS_MAX, TagFigures};
@@ -15,6 +15,8 @@ use crate::convert;
 use crate::dumps;
 use crate::fault::c_text;
 use crate::heap::{Heap, symbols};
+use crate::live;
+use crate::params::Config;
 
 impl Runtime {
     /// Returns the properties of the runtime.
@@ -63,7 +65,19 @@ impl Runtime {
 
 /// Returns the statistics of a heap. Figures of the offload engine are 0 without a runtime.
 pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
-    let memory = heap.allocator().stats();
+    stats_with(heap, &heap.allocator().stats())
+}
+
+/// As [`stats_of`], with the figures of the pools, for which every block is counted.
+pub(crate) fn stats_by_pool(heap: &Heap) -> c::dormouse_stats_t {
+    let (memory, [small, large]) = heap.allocator().stats_by_kind();
+    let mut stats = stats_with(heap, &memory);
+    stats.pools[c::DORMOUSE_POOL_SMALL as usize] = pool(small);
+    stats.pools[c::DORMOUSE_POOL_LARGE as usize] = pool(large);
+    stats
+}
+
+fn stats_with(heap: &Heap, memory: &Stats) -> c::dormouse_stats_t {
     let engine = heap.engine().map(|engine| engine.stats()).unwrap_or_default();
     let [device, host, nvme] = engine.tiers;
     let mut roles = [c::dormouse_gauge_t::default(); c::DORMOUSE_ROLE_COUNT];
@@ -122,8 +136,8 @@ pub(crate) fn stats_of(heap: &Heap) -> c::dormouse_stats_t {
     }
 }
 
-/// Returns the statistics of a heap as live figures.
-pub(crate) fn figures_of(heap: &Heap) -> Figures {
+/// Returns the statistics of a heap and the settings of its runtime as live figures.
+pub(crate) fn figures_of(heap: &Heap, config: &Config) -> Figures {
     let stats = stats_of(heap);
     let engine = heap.engine();
     let rates = engine.as_ref().map(|engine| engine.link_rates()).unwrap_or_default();
@@ -148,6 +162,7 @@ pub(crate) fn figures_of(heap: &Heap) -> Figures {
         tag_count: tags.len() as u64,
         tags: tags.into_iter().take(PAGE_TAGS_MAX).map(tag_figures).collect(),
         last_dump: dumps::last(),
+        settings: live::settings(config),
     }
 }
 
@@ -162,6 +177,20 @@ fn gauge(amount: Amount, count: u64) -> c::dormouse_gauge_t {
 fn amount(amount: Amount) -> c::dormouse_amount_t {
     let Amount { current, peak, added_total } = amount;
     c::dormouse_amount_t { current, peak, added_total }
+}
+
+fn pool(pool: PoolStats) -> c::dormouse_pool_t {
+    c::dormouse_pool_t {
+        allocated_bytes: pool.allocated_bytes,
+        active_bytes: pool.active_bytes,
+        requested_bytes: pool.requested_bytes,
+        mapped_bytes: pool.mapped_bytes,
+        inactive_split_bytes: pool.inactive_split_bytes,
+        allocations: pool.allocations,
+        active_blocks: pool.allocations + pool.pending_blocks,
+        segments: pool.segments,
+        inactive_splits: pool.inactive_splits,
+    }
 }
 
 fn gauge_of_level(level: Level) -> c::dormouse_gauge_t {

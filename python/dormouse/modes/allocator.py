@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _native as native
-from . import exports, history, profiling
+from . import exports, history, profiling, stats
 
 RECORD_STREAM = "set_record_stream_fn"
 
@@ -77,7 +77,10 @@ def activate() -> list[str]:
     # From here on dormouse queries the capture state only after torch has announced a capture.
     native.library().dormouse_torch_set_graph_hooks(int(not missing))
     refused = "unavailable with any pluggable allocator of torch: " + "; ".join(REFUSED)
-    return [*lost, *exports.notice(), *profiling.notice(), history.notice(), refused]
+    return [
+        *(*lost, *exports.notice(), *profiling.notice()),
+        *(stats.notice(), history.notice(), refused),
+    ]
 
 
 def pluggable(malloc: str, free: str) -> torch.cuda.memory.CUDAPluggableAllocator:

@@ -22,23 +22,40 @@ _before: dict[int, native.Stats] = {}
 
 # Torch's figures of bytes, and dormouse's name for each.
 _GAUGES = {
-    "allocated_bytes": "allocated",
-    "active_bytes": "active",
-    "requested_bytes": "requested",
-    "reserved_bytes": "mapped",
-    "inactive_split_bytes": "inactive_split",
+    "allocated": "allocated",
+    "active": "active",
+    "requested": "requested",
+    "reserved": "mapped",
+    "inactive_split": "inactive_split",
+}
+
+# Torch's figures of counts, and dormouse's name for each of a pool.
+_COUNTS = {
+    "allocation": "allocations",
+    "active": "active_blocks",
+    "segment": "segments",
+    "inactive_split": "inactive_splits",
 }
 
 _FIGURE = ("current", "peak", "allocated", "freed")
-_POOLS = ("all", "large_pool", "small_pool")
+
+
+def notice() -> str:
+    """Returns a sentence about what torch's memory statistics lack."""
+    return (
+        "torch's memory statistics keep no past of small_pool, large_pool and the number of "
+        "inactive split blocks: peak repeats current, allocated and freed are 0"
+    )
 
 
 def nested(ordinal: int) -> dict:
     """Returns memory statistics of GPU ``ordinal`` in bytes and counts, shaped like
     ``torch.cuda.memory_stats_as_nested_dict``, with all of its keys.
 
-    Zero, because dormouse has no figure for it: everything of ``large_pool`` and ``small_pool``,
-    the number of inactive split blocks, everything oversize, and ``num_oom_rejections``.
+    ``small_pool`` has blocks of up to half a page, 1 MiB, as torch's. It, ``large_pool`` and the
+    number of inactive split blocks are counted here and have no past: ``peak`` repeats
+    ``current``; ``allocated`` and ``freed`` are 0. Zero too: ``num_oom_rejections``, and everything
+    oversize, as in torch without a ``max_split_size``.
 
     ``active_bytes`` counts allocated blocks and freed blocks that another stream may still use; the
     peak of their number is that of the allocated blocks, or the current number if that is higher.
@@ -46,15 +63,21 @@ def nested(ordinal: int) -> dict:
     ``freed`` of bytes count a sleep as freed and a wake as allocated. Any-thread.
     """
     stats, before = _stats(ordinal), _before.get(ordinal, native.Stats())
-    figures = {name: _gauge(stats, before, field) for name, field in _GAUGES.items()}
+    figures = {
+        f"{name}_bytes": _with_pools(_gauge(stats, before, field), stats, f"{field}_bytes")
+        for name, field in _GAUGES.items()
+    }
     blocks, active = stats.allocations, stats.active.count
     active_blocks = native.Amount(active, max(active, blocks.peak), blocks.added_total)
     before_active = native.Amount(before.active.count, 0, before.allocations.added_total)
+    counts = {
+        "allocation": _figure(blocks, before.allocations),
+        "active": _figure(active_blocks, before_active),
+        "segment": _figure(stats.segments, before.segments),
+        "inactive_split": _without_past(sum(pool.inactive_splits for pool in stats.pools)),
+    }
+    figures |= {name: _with_pools(counts[name], stats, field) for name, field in _COUNTS.items()}
     return figures | {
-        "allocation": _pools(_figure(blocks, before.allocations)),
-        "active": _pools(_figure(active_blocks, before_active)),
-        "segment": _pools(_figure(stats.segments, before.segments)),
-        "inactive_split": _pools(dict.fromkeys(_FIGURE, 0)),
         "oversize_allocations": dict.fromkeys(_FIGURE, 0),
         "oversize_segments": dict.fromkeys(_FIGURE, 0),
         "max_split_size": -1,
@@ -83,7 +106,7 @@ def _gauge(stats: native.Stats, before: native.Stats, field: str) -> dict:
         total = getattr(of, f"{field}_total_bytes")
         return native.Amount(gauge.current_bytes, gauge.peak_bytes, total)
 
-    return _pools(_figure(amount(stats), amount(before)))
+    return _figure(amount(stats), amount(before))
 
 
 def _figure(now: native.Amount, before: native.Amount) -> dict[str, int]:
@@ -93,8 +116,13 @@ def _figure(now: native.Amount, before: native.Amount) -> dict[str, int]:
     return dict(zip(_FIGURE, (now.current, now.peak, allocated, freed), strict=True))
 
 
-def _pools(figure: dict[str, int]) -> dict:
-    return {pool: figure if pool == "all" else dict.fromkeys(_FIGURE, 0) for pool in _POOLS}
+def _with_pools(figure: dict[str, int], stats: native.Stats, field: str) -> dict:
+    named = zip(native.POOLS, stats.pools, strict=True)
+    return {"all": figure} | {name: _without_past(getattr(pool, field)) for name, pool in named}
+
+
+def _without_past(current: int) -> dict[str, int]:
+    return dict(zip(_FIGURE, (current, current, 0, 0), strict=True))
 
 
 def _stats(ordinal: int) -> native.Stats:

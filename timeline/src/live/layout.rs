@@ -1,11 +1,12 @@
 //! The words of a live page: pure encoding and decoding.
 
-use super::{DumpFigures, Figures, LiveError, TagFigures};
+use super::{DumpFigures, Figures, LiveError, SETTINGS, SettingFigure, TagFigures};
 use crate::snapshot::Process;
 
 /// Size of a live page, in bytes.
 pub const PAGE_BYTES: usize = 4096;
-/// Version of the layout. It changes with the meaning, order or number of words.
+/// Version of the layout. It changes with the meaning or order of words. New words come last: a reader of an earlier release
+/// passes over them, and in a page of one they are 0.
 pub const LAYOUT_VERSION: u32 = 3;
 /// Maximum number of tags on a page.
 pub const PAGE_TAGS_MAX: usize = 8;
@@ -29,8 +30,11 @@ const REASON_WORDS: usize = 2;
 const PATH_WORDS: usize = 256;
 /// Words of the last dump: time, reason, path.
 const DUMP_WORDS: usize = 1 + REASON_WORDS + PATH_WORDS;
+/// Words of the settings: their values, and a bit for each automatic one.
+const SETTING_WORDS: usize = SETTINGS.len() + 1;
 /// Words of [`Figures`].
-pub(super) const FIGURE_WORDS: usize = NUMBER_WORDS + PAGE_TAGS_MAX * TAG_WORDS + DUMP_WORDS;
+pub(super) const FIGURE_WORDS: usize =
+    NUMBER_WORDS + PAGE_TAGS_MAX * TAG_WORDS + DUMP_WORDS + SETTING_WORDS;
 /// Words of the name of a process: 16 bytes, as Linux keeps it.
 const NAME_WORDS: usize = 2;
 /// The sequence of a slot whose update 0 is complete.
@@ -81,7 +85,8 @@ impl Figures {
     pub(super) fn words(&self) -> [u64; FIGURE_WORDS] {
         let mut words = [0; FIGURE_WORDS];
         let (numbers, rest) = words.split_at_mut(NUMBER_WORDS);
-        let (tags, dump) = rest.split_at_mut(PAGE_TAGS_MAX * TAG_WORDS);
+        let (tags, rest) = rest.split_at_mut(PAGE_TAGS_MAX * TAG_WORDS);
+        let (dump, settings) = rest.split_at_mut(DUMP_WORDS);
         let last = [self.asleep_bytes, self.cached_bytes, self.stall_ns, self.alloc_failures];
         let parts: [&[u64]; 8] = [
             &[self.updated_ns],
@@ -109,12 +114,17 @@ impl Figures {
             path.copy_from_slice(&text_words::<PATH_WORDS>(&last.path[cut..]));
             dump[0] = last.written_unix_ns;
         }
+        for (at, setting) in self.settings.iter().enumerate() {
+            settings[at] = setting.value;
+            settings[SETTINGS.len()] |= u64::from(setting.is_automatic) << at;
+        }
         words
     }
 
     pub(super) fn from_words(words: [u64; FIGURE_WORDS]) -> Self {
         let (numbers, rest) = words.split_at(NUMBER_WORDS);
-        let (tags, dump) = rest.split_at(PAGE_TAGS_MAX * TAG_WORDS);
+        let (tags, rest) = rest.split_at(PAGE_TAGS_MAX * TAG_WORDS);
+        let (dump, settings) = rest.split_at(DUMP_WORDS);
         let mut numbers = numbers.iter().copied();
         let mut next = |_: usize| numbers.next().unwrap_or(0);
         let tag = |words: &[u64; TAG_WORDS]| TagFigures {
@@ -139,6 +149,10 @@ impl Figures {
             tag_count: next(0),
             tags: tags.as_chunks().0.iter().map(tag).filter(|it| !it.name.is_empty()).collect(),
             last_dump: Some(last_dump).filter(|it| it.written_unix_ns != 0),
+            settings: std::array::from_fn(|at| SettingFigure {
+                value: settings[at],
+                is_automatic: settings[SETTINGS.len()] >> at & 1 == 1,
+            }),
         }
     }
 }

@@ -54,7 +54,7 @@ fn the_layout_is_fixed() {
         assert_eq!(word_at(&bytes, 72 + 8 * at), 100 + at as u64);
     }
     assert!(bytes[256..].iter().all(|byte| *byte == 0));
-    assert_eq!((HEADER_WORDS, FIGURE_WORDS), (8, 362));
+    assert_eq!((HEADER_WORDS, FIGURE_WORDS), (8, 369));
 }
 
 #[test]
@@ -71,6 +71,22 @@ fn every_figure_has_its_word() {
     assert_eq!(rest, [18, 19, 20]);
     assert_eq!((figures.alloc_failures, figures.tag_count), (21, 22));
     assert_eq!((figures.tags, figures.last_dump), (Vec::new(), None));
+    assert_eq!(figures.settings, [SettingFigure::default(); 6]);
+}
+
+/// They are behind all that earlier releases read, so those read the page as before.
+#[test]
+fn settings_come_last() {
+    let setting =
+        |at: usize| SettingFigure { value: 10 + at as u64, is_automatic: at == 1 || at == 5 };
+    let figures = Figures { settings: std::array::from_fn(setting), ..numbered(100) };
+    let bytes = first_page(&process(), 9, &figures);
+    for at in 0..6 {
+        assert_eq!(word_at(&bytes, 2968 + 8 * at), 10 + at as u64);
+    }
+    assert_eq!(word_at(&bytes, 3016), 0b10_0010);
+    assert!(bytes[256..2968].iter().chain(&bytes[3024..]).all(|byte| *byte == 0));
+    assert_eq!(Figures::from_words(figures.words()), figures);
 }
 
 fn tag(name: &str, resident_bytes: u64, asleep_bytes: u64) -> TagFigures {

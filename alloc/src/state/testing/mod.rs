@@ -57,6 +57,18 @@ impl State {
         places.into_iter().filter_map(|place| self.member_if_any(family, place)).collect()
     }
 
+    /// Returns the number and requested bytes of the blocks that are not freed, in pools of small and of large blocks.
+    pub(crate) fn live_by_kind(&self) -> [(u64, u64); 2] {
+        let mut found = [(0, 0); 2];
+        for block in self.live_blocks().filter(|it| !it.free_deferred) {
+            let is_small = self.pools[self.pool_at(block.id.index) as usize].is_small;
+            let (count, requested) = &mut found[usize::from(!is_small)];
+            *count += 1;
+            *requested += block.requested_bytes as u64;
+        }
+        found
+    }
+
     /// Whether `arena` accepts requests.
     pub(crate) fn is_open(&self, arena: ArenaId) -> bool {
         self.family_of(Some(arena)).is_ok()
