@@ -5,10 +5,12 @@ Every case runs plainly, shared, and in FP64 plainly, which is the truth (docs/m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 from dataclasses import dataclass, field
 from functools import partial
+from unittest import mock
 
 import conftest
 import counted
@@ -40,6 +42,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 import dormouse.megatron
+from dormouse.megatron.context_shards import RING, plan_of_readers
 from dormouse.megatron.refusals import unwrapped
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
@@ -75,6 +78,8 @@ class Case:
     """Of dormouse.megatron.share."""
     prompt_tokens: int = PROMPT_TOKENS
     """Of the longer prompt. Long ones sleep: pages leave whole."""
+    ring: bool = False
+    """Whether there is only room for K and V that pass round context-parallel ranks."""
 
     @property
     def is_balanced(self) -> bool:
@@ -301,6 +306,31 @@ CASES = {
         prompt_tokens=LONG_TOKENS,
     ),
     "context on four ranks": Case(4, context_parallel=4),
+    "context on two ranks, ring": Case(
+        2, context_parallel=2, share={"microbatch_tokens": 9}, ring=True
+    ),
+    "context on two ranks, ring, long prompts": Case(
+        2,
+        context_parallel=2,
+        config={"calculate_per_token_loss": True, "num_query_groups": 4},
+        per_token=True,
+        prompt_tokens=LONG_TOKENS,
+        ring=True,
+    ),
+    "context on two ranks, ring, two parts of a sequence": Case(
+        4, 2, context_parallel=2, config={"sequence_parallel": True}, ring=True
+    ),
+    "context on four ranks, ring": Case(
+        4, context_parallel=4, share={"microbatch_tokens": 9}, ring=True
+    ),
+    "context on two ranks, ring, experts on four": Case(
+        4,
+        expert_parallel=4,
+        context_parallel=2,
+        config=EXPERTS,
+        share={"microbatch_tokens": 9},
+        ring=True,
+    ),
     "context on two ranks, experts": Case(2, context_parallel=2, config=EXPERTS),
     "context on two ranks, experts on both": Case(
         2,
@@ -629,21 +659,42 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
     ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
     asleep: list[int] = []
+    held: list[tuple[int, int]] = []
+    gpt = unwrapped(ddp[0])
     if runtime is not None:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS):
         batches = batches_of(call, case.prompt_tokens, case.columns, replica)
-        with counted.of_call(bytes_sent, asleep):
+        with counted.of_call(gpt, bytes_sent, asleep, held), room_of(case, gpt):
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
         found["balance"].append(balance(ddp))
     if runtime is not None:
         found["sharing"] = function.sharing
-        found["bytes"], found["asleep"] = bytes_sent, asleep
+        found["bytes"], found["asleep"], found["held"] = bytes_sent, asleep, held
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
+
+
+def room_of(case: Case, gpt: GPTModel) -> contextlib.AbstractContextManager:
+    """Returns the context in which budgets are as a case says."""
+    if not case.ring or case.context_parallel == 1:
+        return contextlib.nullcontext()
+    # The last token of a prompt runs with the responses.
+    prices = plan_of_readers(gpt, case.prompt_tokens - 1)["exchange"]["prices"]
+    return budget_of(*(each["held_bytes"] for each in prices if each["way"] == RING))
+
+
+def budget_of(room_bytes: int) -> contextlib.AbstractContextManager:
+    """Returns the context in which runtimes say that they have this budget."""
+    own = dormouse.Runtime.info
+
+    def info(self):
+        return own(self) | {"alloc_budget_bytes": room_bytes}
+
+    return mock.patch.object(dormouse.Runtime, "info", info)
 
 
 def join(case: Case = Case()) -> None:
