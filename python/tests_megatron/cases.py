@@ -5,12 +5,10 @@ Every case runs plainly, shared, and in FP64 plainly, which is the truth (docs/m
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import socket
 from dataclasses import dataclass, field
 from functools import partial
-from unittest import mock
 
 import conftest
 import counted
@@ -42,8 +40,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 import dormouse.megatron
-from dormouse.megatron.context_shards import RING, plan_of_readers
 from dormouse.megatron.refusals import unwrapped
+from rooms import room_of
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
 PROMPT_TOKENS, LONG_TOKENS = 21, 300
@@ -667,7 +665,8 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
     moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS):
         batches = batches_of(call, case.prompt_tokens, case.columns, replica)
-        with counted.of_call(gpt, bytes_sent, asleep, held), room_of(case, gpt):
+        room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
+        with counted.of_call(gpt, bytes_sent, asleep, held), room:
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
         found["balance"].append(balance(ddp))
@@ -676,25 +675,6 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
         found["bytes"], found["asleep"], found["held"] = bytes_sent, asleep, held
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
-
-
-def room_of(case: Case, gpt: GPTModel) -> contextlib.AbstractContextManager:
-    """Returns the context in which budgets are as a case says."""
-    if not case.ring or case.context_parallel == 1:
-        return contextlib.nullcontext()
-    # The last token of a prompt runs with the responses.
-    prices = plan_of_readers(gpt, case.prompt_tokens - 1)["exchange"]["prices"]
-    return budget_of(*(each["held_bytes"] for each in prices if each["way"] == RING))
-
-
-def budget_of(room_bytes: int) -> contextlib.AbstractContextManager:
-    """Returns the context in which runtimes say that they have this budget."""
-    own = dormouse.Runtime.info
-
-    def info(self):
-        return own(self) | {"alloc_budget_bytes": room_bytes}
-
-    return mock.patch.object(dormouse.Runtime, "info", info)
 
 
 def join(case: Case = Case()) -> None:

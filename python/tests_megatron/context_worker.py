@@ -32,6 +32,7 @@ from dormouse.megatron import context_shards
 from dormouse.megatron.context_ring import ShardRing
 from dormouse.megatron.refusals import unwrapped
 from failing_worker import in_place_of, joined, other_options, raises, shared
+from rooms import budget_of, room_of
 
 CASE = cases.Case(
     2,
@@ -176,7 +177,7 @@ def counted_twice():
 
 def little_room():
     """Room for no block of K and V."""
-    return cases.budget_of(ROOM_BYTES)
+    return budget_of(ROOM_BYTES)
 
 
 def failing_within_collect():
@@ -263,7 +264,7 @@ def room_of_one_rank(case: cases.Case, model) -> contextlib.AbstractContextManag
     """Returns the context in which the budget of the last rank is as a case says."""
     if dist.get_rank() < case.ranks - 1:
         return contextlib.nullcontext()
-    return cases.room_of(case, unwrapped(model[0]))
+    return room_of(unwrapped(model[0]), case.prompt_tokens, is_ring=case.ring)
 
 
 def total(logged: list) -> float:

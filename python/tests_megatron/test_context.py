@@ -38,7 +38,7 @@ ERRORS = {
     "one rank fails": "WorkError: of one rank",
     "one rank fails as K and V pass": "WorkError: of one rank",
     "one rank fails as gradients pass": "WorkError: of one rank",
-    "graphs are kept": "UnsupportedTrainerError: graphs is 'kept' with K and V of prompts that pass",
+    "graphs are kept": "UnsupportedTrainerError: graphs is 'kept' with K and V of prompts",
 }
 
 

@@ -1,5 +1,5 @@
-"""K and V of prompts on three context-parallel ranks: what each has, gathers, passes on, sends, gets
-back, and the attention of what passes."""
+"""K and V of prompts on three context-parallel ranks: what each has, gathers, passes on, sends,
+gets back, and the attention of what passes."""
 
 from __future__ import annotations
 

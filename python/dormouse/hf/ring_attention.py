@@ -27,7 +27,7 @@ from .attention import (
 )
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""K and V of a block, or their accumulators, ``[1, kv_heads, rows, width]``, stored tokens-first."""
+"""K and V of a block, or sums of their gradients, ``[1, kv_heads, rows, width]``."""
 
 
 class Ring(Protocol):

@@ -106,4 +106,4 @@ def _tokens_first(block: torch.Tensor) -> torch.Tensor:
 
 def _zero_sums(block: torch.Tensor) -> torch.Tensor:
     wide = torch.promote_types(block.dtype, torch.float32)
-    return torch.zeros_like(block.transpose(1, 2), dtype=wide, memory_format=torch.contiguous_format)
+    return block.new_zeros(block.transpose(1, 2).shape, dtype=wide)

@@ -38,8 +38,8 @@ class Shards:
 
 
 def choose_way(gpt: GPTModel, tokens: int, room_bytes: int) -> str:
-    """Returns the planner's way for K and V of prompts of at most ``tokens`` tokens. ``room_bytes``:
-    what each rank has for them and their gradients.
+    """Returns the planner's way for K and V of prompts of at most ``tokens`` tokens.
+    ``room_bytes``: what each rank has for them and their gradients.
 
     Raises :class:`UnsupportedTrainerError` if they fit in none.
     """
@@ -49,7 +49,7 @@ def choose_way(gpt: GPTModel, tokens: int, room_bytes: int) -> str:
         ways = ", ".join(f"{size} as {way!r}" for way, size in held_bytes.items())
         raise UnsupportedTrainerError(
             f"K and V of a prompt of {tokens} tokens on {gpt.pg_collection.cp.size()} "
-            f"context-parallel ranks, and their gradients, take of each rank, beside its own part, "
+            f"context-parallel ranks, and their gradients, take of each, beside its own part, "
             f"{ways} bytes; accepted: {room_bytes}, the smallest alloc_budget_bytes of a rank"
         )
     return exchange["way"]
