@@ -150,16 +150,18 @@ def context(
     gathered: str = "kept",
     reduced: str = "each_microbatch",
     room_bytes: int | None = None,
+    way: str | None = None,
 ) -> dict:
     """Shards prefix and microbatch over ``ranks`` context-parallel ranks, prices the ways of their exchange
-    and lists that of the all-gather. ``room_bytes``: of a rank; None: enough."""
+    and lists one. ``room_bytes``: of a rank; None: enough. ``way``: "all_gather" or "ring"; None: chosen by
+    the prices."""
     return query(
         "context",
         prefix=prefix,
         microbatch=microbatch,
         shards={"ranks": ranks, "cut": cut, "multiple": multiple},
         kv=kv,
-        exchange={"gathered": gathered, "reduced": reduced, "room_bytes": room_bytes},
+        exchange={"gathered": gathered, "reduced": reduced, "room_bytes": room_bytes, "way": way},
     )
 
 

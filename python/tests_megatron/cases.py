@@ -41,6 +41,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 
 import dormouse.megatron
 from dormouse.megatron.refusals import unwrapped
+from rooms import room_of
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
 PROMPT_TOKENS, LONG_TOKENS = 21, 300
@@ -75,6 +76,8 @@ class Case:
     """Of dormouse.megatron.share."""
     prompt_tokens: int = PROMPT_TOKENS
     """Of the longer prompt. Long ones sleep: pages leave whole."""
+    ring: bool = False
+    """Whether there is only room for K and V that pass round context-parallel ranks."""
 
     @property
     def is_balanced(self) -> bool:
@@ -301,6 +304,31 @@ CASES = {
         prompt_tokens=LONG_TOKENS,
     ),
     "context on four ranks": Case(4, context_parallel=4),
+    "context on two ranks, ring": Case(
+        2, context_parallel=2, share={"microbatch_tokens": 9}, ring=True
+    ),
+    "context on two ranks, ring, long prompts": Case(
+        2,
+        context_parallel=2,
+        config={"calculate_per_token_loss": True, "num_query_groups": 4},
+        per_token=True,
+        prompt_tokens=LONG_TOKENS,
+        ring=True,
+    ),
+    "context on two ranks, ring, two parts of a sequence": Case(
+        4, 2, context_parallel=2, config={"sequence_parallel": True}, ring=True
+    ),
+    "context on four ranks, ring": Case(
+        4, context_parallel=4, share={"microbatch_tokens": 9}, ring=True
+    ),
+    "context on two ranks, ring, experts on four": Case(
+        4,
+        expert_parallel=4,
+        context_parallel=2,
+        config=EXPERTS,
+        share={"microbatch_tokens": 9},
+        ring=True,
+    ),
     "context on two ranks, experts": Case(2, context_parallel=2, config=EXPERTS),
     "context on two ranks, experts on both": Case(
         2,
@@ -629,19 +657,22 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
     ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
     asleep: list[int] = []
+    held: list[tuple[int, int]] = []
+    gpt = unwrapped(ddp[0])
     if runtime is not None:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS):
         batches = batches_of(call, case.prompt_tokens, case.columns, replica)
-        with counted.of_call(bytes_sent, asleep):
+        room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
+        with counted.of_call(gpt, bytes_sent, asleep, held), room:
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
         found["balance"].append(balance(ddp))
     if runtime is not None:
         found["sharing"] = function.sharing
-        found["bytes"], found["asleep"] = bytes_sent, asleep
+        found["bytes"], found["asleep"], found["held"] = bytes_sent, asleep, held
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
 

@@ -26,9 +26,13 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 import cases
 import dormouse
 from dormouse.hf.prefix import PlannedForward
+from dormouse.hf.ring_attention import RingAttention
 from dormouse.hf.row_ranges import RangeAttention
 from dormouse.megatron import context_shards
-from failing_worker import in_place_of, joined, other_options, shared
+from dormouse.megatron.context_ring import ShardRing
+from dormouse.megatron.refusals import unwrapped
+from failing_worker import in_place_of, joined, other_options, raises, shared
+from rooms import budget_of, room_of
 
 CASE = cases.Case(
     2,
@@ -37,7 +41,7 @@ CASE = cases.Case(
     per_token=True,
     share={"microbatch_tokens": 9, "graphs": "twice"},
 )
-ROOM_BYTES = 1 << 10
+ROOM_BYTES = 1 << 6
 Change = Callable[[dict], dict]
 
 
@@ -102,9 +106,15 @@ class Rows:
 EXPERTS = dataclasses.replace(
     CASE, expert_parallel=2, config=CASE.config | cases.EXPERTS, share={"microbatch_tokens": 9}
 )
+RING = dataclasses.replace(CASE, ring=True)
 EXPERTS_OF_REPLICAS = dataclasses.replace(EXPERTS, ranks=4, expert_parallel=4)
 ROWS = {
     **{name: Rows(CASE, change) for name, change in CHANGES.items()},
+    "ring, no prompt is shared": Rows(RING, unshared),
+    "ring, one row has a loss": Rows(RING, one_row),
+    "ring, prompts of two tokens": Rows(
+        dataclasses.replace(RING, prompt_tokens=2), CHANGES["prompts of two tokens"]
+    ),
     "experts on both, no prompt is shared": Rows(EXPERTS, unshared),
     "experts on both, one row has a loss": Rows(EXPERTS, one_row),
     "replica 1 has no loss": Rows(EXPERTS_OF_REPLICAS, CHANGES["no loss"], (1,)),
@@ -112,6 +122,12 @@ ROWS = {
     "replica 1 has less to do": Rows(
         EXPERTS_OF_REPLICAS, CHANGES["the second microbatch has no loss"], (1,)
     ),
+}
+
+
+AFTER_ALL = {
+    "after all": ROWS["as they are"],
+    "after all, ring": Rows(RING, CHANGES["as they are"]),
 }
 
 
@@ -130,6 +146,7 @@ class Refused:
     """Of the schedule."""
     comes_first: bool = False
     """Whether it is the model's first call, which checks it."""
+    case: cases.Case = CASE
 
 
 def cut(batch: dict, columns: int) -> dict:
@@ -159,13 +176,23 @@ def counted_twice():
 
 
 def little_room():
-    """Room for less than K and V of a prompt in one layer."""
-    own = dormouse.Runtime.info
+    """Room for no block of K and V."""
+    return budget_of(ROOM_BYTES)
 
-    def info(self):
-        return own(self) | {"alloc_budget_bytes": ROOM_BYTES}
 
-    return mock.patch.object(dormouse.Runtime, "info", info)
+def failing_within_collect():
+    """Fails behind the first hop: the other rank has sent, and waits."""
+    own = ShardRing.collect
+
+    def collect(self, block, add):
+        def failing(rank, *args):
+            if rank != dist.get_rank():
+                raises()
+            add(rank, *args)
+
+        return own(self, block, failing)
+
+    return mock.patch.object(ShardRing, "collect", collect)
 
 
 REFUSED = {
@@ -188,6 +215,15 @@ REFUSED = {
         enter=in_place_of(PlannedForward, "forward"), ranks=(0,), comes_first=True
     ),
     "one rank fails": Refused(enter=in_place_of(PlannedForward, "forward"), ranks=(0,)),
+    "one rank fails as K and V pass": Refused(
+        enter=in_place_of(RingAttention, "forward"), ranks=(0,), case=RING
+    ),
+    "one rank fails as gradients pass": Refused(
+        enter=failing_within_collect, ranks=(1,), case=RING
+    ),
+    "graphs are kept": Refused(
+        case=dataclasses.replace(RING, share=CASE.share | {"graphs": "kept"}), comes_first=True
+    ),
 }
 
 
@@ -210,16 +246,25 @@ def distance_of(rows: Rows, runtime) -> dict:
     cases.join(case)
     model, function = cases.chunks_of(case), shared(case, runtime)
     own = list(map(cases.part_of, whole))
-    found = {"wanted": total(logged), "loss": total(cases.run(case, function, model, own))}
-    gradients = cases.gradients(model)
+    with room_of_one_rank(case, model):
+        found = {"wanted": total(logged), "loss": total(cases.run(case, function, model, own))}
+        gradients = cases.gradients(model)
+        found["loss_without_gradients"] = total(
+            cases.run(case, function, model, own, forward_only=True)
+        )
+    found["ways"] = [way for _, way in function._models]
     found["largest"] = max(float(each.abs().max()) for each in wanted.values())
     found["difference"] = max(
         float((gradients[name] - each).abs().max()) for name, each in wanted.items()
     )
-    found["loss_without_gradients"] = total(
-        cases.run(case, function, model, own, forward_only=True)
-    )
     return found
+
+
+def room_of_one_rank(case: cases.Case, model) -> contextlib.AbstractContextManager:
+    """Returns the context in which the budget of the last rank is as a case says."""
+    if dist.get_rank() < case.ranks - 1:
+        return contextlib.nullcontext()
+    return room_of(unwrapped(model[0]), case.prompt_tokens, is_ring=case.ring)
 
 
 def total(logged: list) -> float:
@@ -227,20 +272,22 @@ def total(logged: list) -> float:
 
 
 def error_of(refused: Refused, runtime) -> dict:
-    cases.join(CASE.alone)
+    case = refused.case
+    cases.join(case.alone)
     whole = whole_rows(refused.change)
-    cases.join(CASE)
-    model, function = cases.chunks_of(CASE), shared(CASE, runtime)
+    cases.join(case)
+    model, function = cases.chunks_of(case), shared(case, runtime)
     own, applies = list(map(cases.part_of, whole)), dist.get_rank() in refused.ranks
-    if not refused.comes_first:
-        cases.run(CASE, function, model, cases.batches_of())
-    if applies:
-        own = list(map(refused.own_change, own))
-    try:
-        with refused.enter() if applies else contextlib.nullcontext():
-            cases.run(CASE, function, model, own, **refused.arguments if applies else {})
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+    with room_of_one_rank(case, model):
+        if not refused.comes_first:
+            cases.run(case, function, model, cases.batches_of())
+        if applies:
+            own = list(map(refused.own_change, own))
+        try:
+            with refused.enter() if applies else contextlib.nullcontext():
+                cases.run(case, function, model, own, **refused.arguments if applies else {})
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
     return {"error": None}
 
 
@@ -255,8 +302,9 @@ def main(directory: Path) -> None:
                 with joined(directory / name, CASE.alone):
                     found[name] = work(each, runtime)
                 found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
-        with joined(directory / "after all", CASE.alone):
-            found["after all"] = distance_of(ROWS["as they are"], runtime)
+        for name in AFTER_ALL:
+            with joined(directory / name, CASE.alone):
+                found[name] = distance_of(AFTER_ALL[name], runtime)
     torch.save(found, directory / f"{os.environ['RANK']}.pt")
 
 

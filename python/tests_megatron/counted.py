@@ -9,9 +9,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
 
-from dormouse.hf.step import LivePrefix
-from dormouse.megatron.context_shards import Shard
+from dormouse.hf.step import LivePrefix, Step
+from dormouse.megatron.context import is_context_parallel
+from dormouse.megatron.context_ring import ShardRing, _Passing
+from dormouse.megatron.context_shards import RING, Shard, plan_of_readers
 from dormouse.megatron.mixers import GPTMixers
 from dormouse.megatron.stage import Stage
 
@@ -28,11 +31,14 @@ SENT_ARGUMENT = {"all_gather_into_tensor": 1, "all_to_all_single": 1, "all_reduc
 
 
 @contextlib.contextmanager
-def of_call(sent: list[tuple[int, int]], asleep: list[int]) -> Iterator[None]:
-    """Context of a call.
+def of_call(
+    gpt: GPTModel, sent: list[tuple[int, int]], asleep: list[int], held: list[tuple[int, int]]
+) -> Iterator[None]:
+    """Context of a call of a model, or of its first part.
 
     ``sent``: gets the bytes planned and sent, of a stage in its list, of a context-parallel rank in
-    each pass of a prompt. ``asleep``: the most bytes asleep of each prefix.
+    each pass of a prompt, and of a microbatch round whose ranks K and V pass. ``asleep``: the most
+    bytes asleep of each prefix. ``held``: the bytes planned and held each time K and V pass.
     """
     own = Stage.backward, LivePrefix.backward, GPTMixers._sharded
 
@@ -62,13 +68,85 @@ def of_call(sent: list[tuple[int, int]], asleep: list[int]) -> Iterator[None]:
         mock.patch.object(Stage, "backward", of_stage),
         mock.patch.object(LivePrefix, "backward", of_prefix),
         mock.patch.object(GPTMixers, "_sharded", of_forward),
+        _of_readers(gpt, sent),
+        _of_rings(gpt, held),
     ):
         yield
 
 
+@contextlib.contextmanager
+def _of_readers(gpt: GPTModel, sent: list[tuple[int, int]]) -> Iterator[None]:
+    """Context that counts microbatches whose responses read K and V that pass by."""
+    own = Step._microbatch, Step._dummy_microbatch, GPTMixers._behind
+
+    def count(mixers: GPTMixers, tokens: int, find: Callable[[dict], int], found: list) -> None:
+        if is_context_parallel(gpt) and mixers._shards.of(tokens).ring is not None:
+            sent.append((find(_of_readers_of(gpt, tokens)), round(sum(found))))
+
+    def of_step(run: Callable) -> Callable:
+        def microbatch(self, read, *args):
+            forward = self._live[getattr(read, "reads", read)].forward
+            with _sent_to_others() as found:
+                run(self, read, *args)
+            count(forward.mixers, forward.end, lambda each: each["microbatch_bytes"], found)
+
+        return microbatch
+
+    @contextlib.contextmanager
+    def of_forward(self, tokens):
+        with _sent_to_others() as found, own[2](self, tokens):
+            yield
+        count(self, tokens, lambda each: _of_pass(each, FORWARD), found)
+
+    with (
+        mock.patch.object(Step, "_microbatch", of_step(own[0])),
+        mock.patch.object(Step, "_dummy_microbatch", of_step(own[1])),
+        mock.patch.object(GPTMixers, "_behind", of_forward),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _of_rings(gpt: GPTModel, held: list[tuple[int, int]]) -> Iterator[None]:
+    """Context that counts what is held while K and V pass, beside the rank's own block."""
+    own = ShardRing.visit, ShardRing.collect, _Passing.__init__
+    bytes_of: list[int] = []
+
+    def passing(self, sent, rooms, *, keeps_first=False):
+        own[2](self, sent, rooms, keeps_first=keeps_first)
+        pairs = rooms if keeps_first else [sent, *rooms]
+        bytes_of.append(sum(each.nbytes for pair in pairs for each in pair))
+
+    def of(run: Callable) -> Callable:
+        def passed(self, *args):
+            bytes_of.clear()
+            found = run(self, *args)
+            tokens = max(each.stop for ranges in self._of_ranks for each in ranges)
+            _, ring = _of_readers_of(gpt, tokens)["prices"]
+            held.append((ring["held_bytes"], sum(bytes_of)))
+            return found
+
+        return passed
+
+    with (
+        mock.patch.object(ShardRing, "visit", of(own[0])),
+        mock.patch.object(ShardRing, "collect", of(own[1])),
+        mock.patch.object(_Passing, "__init__", passing),
+    ):
+        yield
+
+
+def _of_readers_of(gpt: GPTModel, tokens: int) -> dict:
+    return plan_of_readers(gpt, tokens, RING)["exchange"]
+
+
 def planned_bytes(shard: Shard, direction: str) -> int:
     """Returns the bytes of the planner's transfers of a pass. A rank sends what it receives."""
-    transfers = shard.plan["exchange"]["transfers"]
+    return _of_pass(shard.plan["exchange"], direction)
+
+
+def _of_pass(exchange: dict, direction: str) -> int:
+    transfers = exchange["transfers"]
     passed = (each for each in transfers if each["issue"]["pass"] == direction)
     return sum(each["received_bytes"] for each in passed)
 
@@ -90,7 +168,16 @@ def _sent_to_others() -> Iterator[list[float]]:
 
         return collective
 
+    def batch(operations: list[dist.P2POp], own=dist.batch_isend_irecv):
+        found.extend(
+            each.tensor.nbytes
+            for each in operations
+            if each.op is dist.isend and each.group is group
+        )
+        return own(operations)
+
     with contextlib.ExitStack() as stack:
         for name in SENT:
             stack.enter_context(mock.patch.object(dist, name, counting(name)))
+        stack.enter_context(mock.patch.object(dist, "batch_isend_irecv", batch))
         yield found

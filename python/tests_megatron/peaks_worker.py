@@ -20,6 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 import cases
 import dormouse.megatron
 import long_rows
+from dormouse.megatron.context_shards import ALL_GATHER
 from dormouse.megatron.held import Held
 from dormouse.megatron.refusals import unwrapped
 from models import distance
@@ -48,7 +49,7 @@ def figures_of(case: cases.Case, runtime) -> dict:
     run = functools.partial(cases.run, case, ddp=chunks, batches=batches, **shape)
     with read_peaks(runtime) as free:
         run(shared)
-        held = shared._models[unwrapped(chunks[0])].held
+        held = shared._models[unwrapped(chunks[0]), ALL_GATHER].held
         found = {"bytes": dataclasses.asdict(held.bytes)}
         run(shared)
     with read_peaks(runtime, within_plan=True) as within:

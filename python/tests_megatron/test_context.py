@@ -11,7 +11,7 @@ import pytest
 import torch
 from rank_workers import RANKS, run_ranks
 
-from context_worker import REFUSED, ROWS
+from context_worker import AFTER_ALL, REFUSED, ROWS
 
 WORKER = Path(__file__).with_name("context_worker.py")
 SECONDS_MAX = 600
@@ -36,6 +36,9 @@ ERRORS = {
     "a pass of one rank's check fails": "UnsupportedModelError: ",
     "one rank's check fails": "WorkError: of one rank",
     "one rank fails": "WorkError: of one rank",
+    "one rank fails as K and V pass": "WorkError: of one rank",
+    "one rank fails as gradients pass": "WorkError: of one rank",
+    "graphs are kept": "UnsupportedTrainerError: graphs is 'kept' with K and V of prompts",
 }
 
 
@@ -88,6 +91,14 @@ def test_a_call_that_cannot_run_ends_on_both_ranks(name, found):
     assert all(each[name]["asleep"] == 0 for each in found)
 
 
-def test_the_call_after_all_is_right(found):
-    for own in (each["after all"] for each in found):
+@pytest.mark.parametrize("name", ROWS)
+def test_ranks_take_one_way(name, left_by):
+    """Room is that of the rank with the least."""
+    for own in (each[name] for each in left_by(ROWS[name].case.ranks)):
+        assert own["ways"] == ["ring" if ROWS[name].case.ring else "all_gather"]
+
+
+@pytest.mark.parametrize("name", AFTER_ALL)
+def test_the_call_after_all_is_right(name, found):
+    for own in (each[name] for each in found):
         assert own["difference"] <= EXACT * own["largest"]

@@ -1,4 +1,5 @@
-"""K and V of prompts on three context-parallel ranks: what each has, gathers, sends, gets back."""
+"""K and V of prompts on three context-parallel ranks: what each has, gathers, passes on, sends,
+gets back, and the attention of what passes."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from shards_worker import MULTIPLE, TOKENS, gradients_of, whole
 WORKER = Path(__file__).with_name("shards_worker.py")
 SECONDS_MAX = 300
 RANKS = 3
+EXACT = 1e-12
 # Of headers, and of two barriers.
 SENT_BESIDE_BYTES_MAX = 10_000
 
@@ -62,9 +64,31 @@ def test_an_owner_adds_the_gradients_of_all_ranks_in_fp32(tokens, found):
             assert not gradient[len(rows) :].any()
 
 
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_each_block_passes_all_ranks_and_its_sums_come_home(tokens, found):
+    of_ranks = [gradients_of(rank, found[0][tokens]["rows"]) for rank in range(RANKS)]
+    for own in (each[tokens]["passed"] for each in found):
+        assert sorted(own["seen"]) == list(range(RANKS))
+        for rank, blocks in own["seen"].items():
+            assert all(map(torch.equal, blocks, found[rank][tokens]["passed"]["own"]))
+        for number, sums in enumerate(own["sums"]):
+            wanted = sum(each[number].float() for each in of_ranks).permute(1, 2, 0, 3)
+            assert sums.dtype is torch.float32 and torch.equal(sums, wanted)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_attention_of_what_passes_is_that_of_whole_sequences(tokens, found):
+    for own in (each[tokens]["attended"] for each in found):
+        # Of the prompt, of two responses, and of the prompt's gradients by all responses.
+        assert len(own) == 4 + 2 * 4 + 2
+        for ours, wanted in own.values():
+            torch.testing.assert_close(ours, wanted, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("way", ("exchanged", "ring exchanged"))
 @pytest.mark.parametrize("direction", (FORWARD, BACKWARD))
-def test_sockets_send_what_is_planned(direction, found):
+def test_sockets_send_what_is_planned(direction, way, found):
     for own in found:
-        planned, sent = own["exchanged"][direction]
+        planned, sent = own[way][direction]
         assert planned > 20 * SENT_BESIDE_BYTES_MAX
         assert planned <= sent < planned + SENT_BESIDE_BYTES_MAX

@@ -133,6 +133,14 @@ def test_context_parallel_ranks_send_what_is_planned(run_of, name):
             assert planned == sent > 0
 
 
+@pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if case.ring])
+def test_context_parallel_ranks_hold_what_is_planned(run_of, name):
+    for found in run_of(name, torch.float32):
+        # The forward holds K and V alone.
+        assert all(0 < held <= planned for planned, held in found["shared"]["held"])
+        assert any(held == planned for planned, held in found["shared"]["held"])
+
+
 def _logged(losses) -> torch.Tensor:
     return torch.tensor([_number(each["loss"]) for call in losses for each in call])
 

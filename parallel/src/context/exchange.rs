@@ -2,7 +2,8 @@
 //!
 //! A layer's attention needs K and V of all ranks. The prefix's exist before the microbatch begins, so their
 //! gather is issued one layer ahead; the microbatch's own exist once the layer has computed them. In the
-//! backward, gradients return to the owners.
+//! backward, gradients return to the owners. A ring passes each rank's block by in the layer that reads it, and
+//! holds two.
 //!
 //! ```text
 //!   forward     layer l−1 ─────────────────► layer l: K, V made ► attention
@@ -22,6 +23,10 @@ pub struct KvShape {
     /// Bytes of one row's gK and gV in one layer, as sent: those of FP32 accumulators, or fewer if each rank
     /// sends what it has and the owner adds in FP32.
     pub gradient_row_bytes: u64,
+    /// Bytes of their FP32 accumulators, which go round a ring, or wait for C on every rank; none:
+    /// `gradient_row_bytes`.
+    #[serde(default)]
+    pub accumulator_row_bytes: Option<u64>,
 }
 
 /// Lifetime of a gathered layer.
@@ -56,6 +61,9 @@ pub struct KvExchangeOptions {
     /// Bytes that a rank has for what [`KvPrice::held_bytes`] counts; none: enough for all of it.
     #[serde(default)]
     pub room_bytes: Option<u64>,
+    /// The way; none: chosen by the prices.
+    #[serde(default)]
+    pub way: Option<KvWay>,
 }
 
 /// How K and V of all ranks meet the queries of each.
@@ -132,9 +140,17 @@ pub enum KvTransferKind {
     ReducePrefix,
     /// gK and gV of the microbatch's own rows, summed at their owners.
     ReduceOwn,
+    /// The prefix's K and V, round the ring.
+    RingPrefix,
+    /// The microbatch's own K and V, round the ring.
+    RingOwn,
+    /// Accumulators of the prefix's gK and gV, round the ring to their owners.
+    ReturnPrefix,
+    /// Those of the microbatch's own rows.
+    ReturnOwn,
 }
 
-/// One collective of the context group.
+/// One collective of the context group: of a ring, all hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvTransfer {
     /// Layer number.
@@ -160,6 +176,8 @@ pub struct Flow {
     pub kv_bytes_sent: u64,
     /// Bytes of gK and gV reduced at each rank, with padding.
     pub gradient_bytes_sent: u64,
+    /// Bytes of the accumulators of each rank's rows, with padding.
+    pub accumulator_bytes: u64,
 }
 
 /// Exchanges of a context-parallel group for one microbatch.
@@ -169,10 +187,10 @@ pub struct KvExchange {
     pub prefix: Flow,
     /// K and V of the microbatch in one layer.
     pub own: Flow,
-    /// The way with the fewest received bytes among those that `room_bytes` holds; if it holds none, the one
-    /// with the fewest held bytes.
+    /// The way asked for. Otherwise the one with the fewest received bytes among those that `room_bytes`
+    /// holds; if it holds none, the one with the fewest held bytes.
     pub way: KvWay,
-    /// Both ways. Everything below is of the all-gather.
+    /// Both ways. Everything below is of `way`.
     pub prices: Vec<KvPrice>,
     /// Collectives of a microbatch, in issue order.
     pub transfers: Vec<KvTransfer>,
@@ -180,8 +198,8 @@ pub struct KvExchange {
     pub before_c: Vec<KvTransfer>,
     /// Bytes one rank receives per microbatch, without `before_c`.
     pub microbatch_bytes: u64,
-    /// Peak bytes of gathered K and V on one rank.
+    /// Peak bytes of K and V on one rank that are gathered, or pass by.
     pub gathered_peak_bytes: u64,
-    /// Peak bytes of gK and gV of gathered layers on one rank, without its shard's accumulator.
+    /// Peak bytes of gK and gV of these on one rank, without its shard's accumulator.
     pub gradient_peak_bytes: u64,
 }

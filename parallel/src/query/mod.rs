@@ -226,12 +226,14 @@ const QUERIES: &[Query] = &[
     (
         "context",
         "Shards a prefix and a microbatch over a context-parallel group and lists the exchange of \
-         K, V and gradients. An empty `prefix` means that the microbatch reads none. `cut` is \
+         K, V and gradients. An empty `prefix` means that the microbatch reads none, an empty \
+         `microbatch` that its sequences are whole on their ranks and read the prefix. `cut` is \
          `\"contiguous\"`, `\"zigzag\"` or `{\"balanced\": {\"chunks\": 4}}`. `exchange` is \
          optional (`gathered`: `\"kept\"` or `\"again\"`; `reduced`: `\"each_microbatch\"` or \
-         `\"before_c\"`; `room_bytes` for K, V and gradients, without it enough). The answer \
-         prices an all-gather and a ring, and names the way that receives the fewest bytes of \
-         those that the room holds; the transfers that it lists are of the all-gather.",
+         `\"before_c\"`; `room_bytes` for K, V and gradients, without it enough; `way`: \
+         `\"all_gather\"` or `\"ring\"`, without it chosen). The answer prices an all-gather and a \
+         ring, names the way that receives the fewest bytes of those that the room holds, and lists \
+         its transfers.",
         &["prefix", "microbatch", "shards", "kv", "exchange"],
         |q| {
             #[derive(Serialize)]
@@ -245,7 +247,10 @@ const QUERIES: &[Query] = &[
                 [] => Shards::none(shards.ranks)?,
                 pieces => Shards::of(pieces, &shards)?,
             };
-            let microbatch = Shards::of(&q.get::<Vec<Piece>>("microbatch")?, &shards)?;
+            let microbatch = match &q.get::<Vec<Piece>>("microbatch")?[..] {
+                [] if prefix.rows > 0 => Shards::none(shards.ranks)?,
+                pieces => Shards::of(pieces, &shards)?,
+            };
             let options = q.get_or("exchange", KvExchangeOptions::default())?;
             let exchange = KvExchange::of(&prefix, &microbatch, &q.get("kv")?, &options)?;
             reply(Answer { prefix, microbatch, exchange })

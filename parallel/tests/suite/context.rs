@@ -1,8 +1,8 @@
 //! Context shards row by row, and a microbatch's collectives replayed moment by moment.
 
 use dormouse_parallel::context::{
-    ContextError, Gathered, KvExchange, KvExchangeOptions, KvPrice, KvShape, KvTransferKind, KvWay,
-    Mark, OpEdge, Pass, Reduced, ShardCut, ShardOptions, Shards,
+    ContextError, Gathered, KvExchange, KvExchangeOptions, KvPrice, KvShape, KvTransfer,
+    KvTransferKind, KvWay, Mark, OpEdge, Pass, Reduced, ShardCut, ShardOptions, Shards,
 };
 use dormouse_schedule::layout::Piece;
 use dormouse_schedule::{NodeId, Span, TOKENS_MAX};
@@ -107,21 +107,32 @@ proptest! {
     #[test]
     fn a_microbatch_gathers_before_it_attends_and_reduces_after(
         layers in 1u32..6, ranks in 1u32..5, again in any::<bool>(), once in any::<bool>(),
-        prefix in 0u64..60, microbatch in pieces(), room_bytes in proptest::option::of(0u64..20_000),
+        prefix in 0u64..60, microbatch in pieces(), is_whole in any::<bool>(), wide in any::<bool>(),
+        room_bytes in proptest::option::of(0u64..20_000),
     ) {
         let options = ShardOptions { ranks, cut: ShardCut::Zigzag, multiple: 1 };
         let prefix = match prefix {
             0..20 => Shards::none(ranks).unwrap(),
             rows => Shards::of(&[piece(0, rows)], &options).unwrap(),
         };
-        let microbatch = Shards::of(&microbatch, &options).unwrap();
-        let shape = KvShape { layers, row_bytes: 10, gradient_row_bytes: 20 };
+        let microbatch = if is_whole && prefix.rows > 0 {
+            Shards::none(ranks).unwrap()
+        } else {
+            Shards::of(&microbatch, &options).unwrap()
+        };
+        let accumulator_row_bytes = wide.then_some(40);
+        let shape = KvShape { layers, row_bytes: 10, gradient_row_bytes: 20, accumulator_row_bytes };
         let options = KvExchangeOptions {
             gathered: if again { Gathered::Again } else { Gathered::Kept },
             reduced: if once { Reduced::BeforeC } else { Reduced::EachMicrobatch },
             room_bytes,
+            way: None,
         };
-        let exchange = KvExchange::of(&prefix, &microbatch, &shape, &options).unwrap();
+        let of = |way| {
+            let options = KvExchangeOptions { way, ..options };
+            KvExchange::of(&prefix, &microbatch, &shape, &options).unwrap()
+        };
+        let exchange = of(None);
         check_flow(&prefix, &exchange.prefix.kv_bytes_from, &exchange.prefix.gradient_bytes_to);
         check_flow(&microbatch, &exchange.own.kv_bytes_from, &exchange.own.gradient_bytes_to);
         if ranks == 1 {
@@ -130,25 +141,76 @@ proptest! {
             prop_assert!(exchange.prices.is_empty() && exchange.way == KvWay::AllGather);
             return Ok(());
         }
-        replay(&exchange, layers, &options);
-        let received = |one: &dormouse_parallel::context::KvTransfer| {
+        let gathered = of(Some(KvWay::AllGather));
+        replay(&gathered, layers, &options);
+        let received = |one: &KvTransfer| {
             let (rows, bytes) = match one.kind {
                 KvTransferKind::GatherPrefix => (prefix.rank_rows, 10),
                 KvTransferKind::GatherOwn => (microbatch.rank_rows, 10),
                 KvTransferKind::ReducePrefix => (prefix.rank_rows, 20),
                 KvTransferKind::ReduceOwn => (microbatch.rank_rows, 20),
+                other => panic!("{other:?} of an all-gather"),
             };
             rows * bytes * u64::from(ranks - 1)
         };
-        for one in exchange.transfers.iter().chain(&exchange.before_c) {
+        for one in gathered.transfers.iter().chain(&gathered.before_c) {
             prop_assert_eq!(one.received_bytes, received(one));
         }
-        prop_assert_eq!(exchange.microbatch_bytes, exchange.transfers.iter().map(received).sum::<u64>());
-        let (kv, accumulators) = received_in_ring(ranks as usize);
-        let block_rows = prefix.rank_rows + microbatch.rank_rows;
-        let ring = block_rows * (kv * 10 + accumulators * 20) * u64::from(layers);
-        check_way(&exchange, ring, room_bytes);
+        prop_assert_eq!(gathered.microbatch_bytes, gathered.transfers.iter().map(received).sum::<u64>());
+        let accumulator = if wide { 40 } else { 20 };
+        if once {
+            let rows = prefix.rank_rows * accumulator * u64::from(layers) + microbatch.rank_rows * 20;
+            prop_assert_eq!(gathered.gradient_peak_bytes, rows * u64::from(ranks));
+        }
+        let ring = of(Some(KvWay::Ring));
+        check_ring(&ring, layers, &prefix, &microbatch, accumulator);
+        check_way(&exchange, &gathered, &ring, room_bytes);
     }
+}
+
+/// Plays a ring hop by hop.
+fn check_ring(
+    ring: &KvExchange,
+    layers: u32,
+    prefix: &Shards,
+    microbatch: &Shards,
+    accumulator: u64,
+) {
+    let ranks = prefix.ranks.len();
+    let moments = moments(layers);
+    let when = |mark: Mark| moments.iter().position(|at| *at == mark).unwrap();
+    let issues: Vec<usize> = ring.transfers.iter().map(|one| when(one.issue)).collect();
+    assert!(issues.is_sorted() && ring.before_c.is_empty());
+    assert!(ring.transfers.iter().all(|one| when(one.issue) < when(one.due)));
+    let (kv, accumulators) = received_in_ring(ranks);
+    let mut rows = [(Pass::Forward, 0), (Pass::Backward, 0)];
+    for (at, kind) in [
+        (0, KvTransferKind::RingPrefix),
+        (1, KvTransferKind::RingOwn),
+        (0, KvTransferKind::ReturnPrefix),
+        (1, KvTransferKind::ReturnOwn),
+    ] {
+        let of_rank = [prefix.rank_rows, microbatch.rank_rows][at];
+        let returns = matches!(kind, KvTransferKind::ReturnPrefix | KvTransferKind::ReturnOwn);
+        for (pass, total) in &mut rows {
+            let found =
+                ring.transfers.iter().filter(|one| one.kind == kind && one.issue.pass == *pass);
+            let found: Vec<(u32, u64)> = found.map(|one| (one.layer, one.received_bytes)).collect();
+            let is_sent = of_rank > 0 && !(returns && *pass == Pass::Forward);
+            let bytes = of_rank * if returns { accumulators * accumulator } else { kv / 2 * 10 };
+            let mut wanted: Vec<(u32, u64)> = (0..layers).map(|layer| (layer, bytes)).collect();
+            if *pass == Pass::Backward {
+                wanted.reverse();
+            }
+            assert_eq!(found, if is_sent { wanted } else { Vec::new() }, "{kind:?} {pass:?}");
+            *total += found.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        }
+    }
+    assert_eq!(ring.microbatch_bytes, rows[0].1 + rows[1].1);
+    // The block that is read and the one that arrives, of two ranks one: the other is the rank's own.
+    let block_rows = prefix.rank_rows + microbatch.rank_rows;
+    assert_eq!(ring.gathered_peak_bytes, block_rows * 10 * (ranks as u64 - 1).min(2));
+    assert_eq!(ring.gradient_peak_bytes, block_rows * accumulator * 2);
 }
 
 /// Blocks of K and V, and accumulators of their gradients, that a rank of a ring receives in both passes of
@@ -176,17 +238,23 @@ fn received_in_ring(ranks: usize) -> (u64, u64) {
     received
 }
 
-fn check_way(exchange: &KvExchange, ring_bytes: u64, room_bytes: Option<u64>) {
-    let [all_gather, ring] = exchange.prices[..] else { panic!("{:?}", exchange.prices) };
-    let held_bytes = exchange.gathered_peak_bytes + exchange.gradient_peak_bytes;
-    let received_bytes = exchange.microbatch_bytes;
-    assert_eq!(all_gather, KvPrice { way: KvWay::AllGather, received_bytes, held_bytes });
-    assert_eq!((ring.way, ring.received_bytes), (KvWay::Ring, ring_bytes));
-    assert!(ring.received_bytes > all_gather.received_bytes, "accumulators take a hop more");
-    assert!(ring.held_bytes <= all_gather.held_bytes, "two blocks are never more than all");
-    let fits = room_bytes.is_none_or(|room| all_gather.held_bytes <= room);
-    let is_smaller = ring.held_bytes < all_gather.held_bytes;
-    assert_eq!(exchange.way == KvWay::Ring, !fits && is_smaller);
+fn check_way(
+    exchange: &KvExchange,
+    gathered: &KvExchange,
+    ring: &KvExchange,
+    room_bytes: Option<u64>,
+) {
+    let prices = [gathered, ring].map(|each| KvPrice {
+        way: each.way,
+        received_bytes: each.microbatch_bytes,
+        held_bytes: each.gathered_peak_bytes + each.gradient_peak_bytes,
+    });
+    let [of_gather, of_ring] = prices;
+    assert!(of_ring.received_bytes > of_gather.received_bytes, "accumulators take a hop more");
+    let fits = room_bytes.is_none_or(|room| of_gather.held_bytes <= room);
+    let is_ring = !fits && of_ring.held_bytes < of_gather.held_bytes;
+    assert_eq!(exchange, if is_ring { ring } else { gathered });
+    assert!([exchange, gathered, ring].iter().all(|each| each.prices == prices));
 }
 
 /// The smallest maximum pair over all perfect matchings.
@@ -228,6 +296,7 @@ fn replay(exchange: &KvExchange, layers: u32, options: &KvExchangeOptions) {
     assert!(issues.is_sorted(), "every rank issues collectives in one order");
     // A prefix without rows is not exchanged.
     let read = exchange.prefix.kv_bytes_sent > 0;
+    let has_own = exchange.own.kv_bytes_sent > 0;
     let mut held = vec![[false; 2]; layers as usize]; // the prefix's, its own
     let (mut most, mut reduced) = (0, vec![[0; 2]; layers as usize]);
     let bytes = [exchange.prefix.kv_bytes_sent, exchange.own.kv_bytes_sent]
@@ -254,6 +323,7 @@ fn replay(exchange: &KvExchange, layers: u32, options: &KvExchangeOptions) {
                     assert_eq!((*at, at.pass), (made, Pass::Backward), "gradients exist");
                     reduced[layer][side] += 1;
                 }
+                other => panic!("{other:?} of an all-gather"),
             }
         }
         let alive = held.iter().flat_map(|held| held.iter().zip(bytes));
@@ -261,11 +331,11 @@ fn replay(exchange: &KvExchange, layers: u32, options: &KvExchangeOptions) {
         let layer = at.layer as usize;
         match (at.pass, at.edge) {
             (_, OpEdge::Attention) => {
-                assert_eq!(held[layer], [read, true], "{at:?} needs its keys")
+                assert_eq!(held[layer], [read, has_own], "{at:?} needs its keys")
             }
             (Pass::Forward, OpEdge::End) => {
                 let kept = options.gathered == Gathered::Kept || at.layer + 1 == layers;
-                held[layer] = [kept && read, kept];
+                held[layer] = [kept && read, kept && has_own];
             }
             (Pass::Backward, OpEdge::AttentionDone) => held[layer] = [false; 2],
             _ => {}
@@ -273,7 +343,7 @@ fn replay(exchange: &KvExchange, layers: u32, options: &KvExchangeOptions) {
     }
     assert_eq!(exchange.gathered_peak_bytes, most);
     let each_microbatch = usize::from(options.reduced == Reduced::EachMicrobatch);
-    let wanted = [if read { each_microbatch } else { 0 }, 1];
+    let wanted = [if read { each_microbatch } else { 0 }, usize::from(has_own)];
     assert!(reduced.iter().all(|seen| *seen == wanted), "{reduced:?}");
     let after: Vec<u32> = exchange.before_c.iter().map(|one| one.layer).collect();
     let wanted: Vec<u32> = (0..layers).rev().collect();
@@ -325,7 +395,8 @@ fn refuses_values_out_of_range_and_different_groups() {
     assert_eq!(two.ranks[0].pairs + two.ranks[1].pairs, TOKENS_MAX * (TOKENS_MAX + 1) / 2);
     assert!(Shards::none(0).unwrap_err().to_string().starts_with("context ranks is 0"));
     let three = Shards::of(&[piece(0, 9)], &ShardOptions { ranks: 3, ..ok }).unwrap();
-    let shape = KvShape { layers: 1, row_bytes: 1, gradient_row_bytes: 1 };
+    let shape =
+        KvShape { layers: 1, row_bytes: 1, gradient_row_bytes: 1, accumulator_row_bytes: None };
     let options = KvExchangeOptions::default();
     assert_eq!(
         KvExchange::of(&two, &three, &shape, &options),
@@ -335,13 +406,15 @@ fn refuses_values_out_of_range_and_different_groups() {
         KvShape { layers: 0, ..shape },
         KvShape { row_bytes: 0, ..shape },
         KvShape { gradient_row_bytes: u64::MAX, ..shape },
+        KvShape { accumulator_row_bytes: Some(0), ..shape },
     ] {
         assert!(matches!(
             KvExchange::of(&two, &two, &shape, &options),
             Err(ContextError::Count(_))
         ));
     }
-    let largest = KvShape { layers: 4096, row_bytes: 1 << 30, gradient_row_bytes: 1 << 30 };
+    let largest =
+        KvShape { layers: 4096, row_bytes: 1 << 30, gradient_row_bytes: 1 << 30, ..shape };
     let exchange = KvExchange::of(&two, &two, &largest, &options).unwrap();
     assert_eq!(exchange.gathered_peak_bytes, u64::MAX, "bytes saturate at 64 bits");
 }

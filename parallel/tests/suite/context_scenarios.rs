@@ -13,7 +13,7 @@ use crate::{lines, number, scenarios};
 
 #[test]
 fn context_scenarios() {
-    scenarios("context", 7, run);
+    scenarios("context", 8, run);
 }
 
 fn run(input: &str) -> String {
@@ -21,6 +21,7 @@ fn run(input: &str) -> String {
     let (mut microbatch_cut, mut layers) = (ShardCut::Balanced { chunks: 2 }, 0);
     let mut exchange = KvExchangeOptions::default();
     let (mut prefix, mut microbatch) = (Vec::new(), Vec::new());
+    let (mut accumulator_row_bytes, mut are_whole) = (None, false);
     for (key, words) in lines(input) {
         match key {
             "ranks" => options.ranks = number(&words, 0),
@@ -33,6 +34,8 @@ fn run(input: &str) -> String {
             "gather_again" => exchange.gathered = Gathered::Again,
             "reduce_once" => exchange.reduced = Reduced::BeforeC,
             "room_bytes" => exchange.room_bytes = Some(number(&words, 0)),
+            "accumulator_row_bytes" => accumulator_row_bytes = Some(number(&words, 0)),
+            "whole_sequences" => are_whole = true,
             other => panic!("unknown line {other:?}"),
         }
     }
@@ -44,8 +47,10 @@ fn run(input: &str) -> String {
         &microbatch,
         &ShardOptions { cut: microbatch_cut, ..options },
     );
+    let none = || Shards::none(options.ranks).unwrap();
+    let microbatch = if are_whole { Some(none()) } else { microbatch };
     if let (Some(prefix), Some(microbatch), 1..) = (prefix, microbatch, layers) {
-        let shape = KvShape { layers, row_bytes: 8, gradient_row_bytes: 16 };
+        let shape = KvShape { layers, row_bytes: 8, gradient_row_bytes: 16, accumulator_row_bytes };
         transfers(&mut text, &KvExchange::of(&prefix, &microbatch, &shape, &exchange).unwrap());
     }
     text

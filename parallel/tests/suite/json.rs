@@ -49,7 +49,8 @@ fn rows(recorded: &mut Recorded) {
     recorded.keep("padded_microbatches", &microbatches);
     let cut = ShardCut::Balanced { chunks: 2 };
     let shards = Shards::of(&[piece], &ShardOptions { ranks: 2, cut, multiple: 1 }).unwrap();
-    let shape = KvShape { layers: 1, row_bytes: 4, gradient_row_bytes: 8 };
+    let shape =
+        KvShape { layers: 1, row_bytes: 4, gradient_row_bytes: 8, accumulator_row_bytes: None };
     let options = KvExchangeOptions::default();
     recorded.keep("exchange", &KvExchange::of(&shards, &shards, &shape, &options).unwrap());
     recorded.keep("shards", &shards);

@@ -141,12 +141,12 @@ def packed_forward(
     out, lse = _own_forward(query, key, value, packed.parts(query, rules, start), rules)
     outs, lses = [out], [lse]
     for part in _parts_of_path(past):
-        past_out, past_lse = _past_forward(
+        past_out, past_lse = past_forward(
             query, *part.pair(past), part.place, packed, rules
         )
         outs.append(past_out)
         lses.append(past_lse)
-    weights = _Weights(lses, sinks)
+    weights = Weights(lses, sinks)
     if past:
         out = _merged(outs, weights)
     if sinks is not None:
@@ -170,11 +170,11 @@ def packed_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the gradients of query, key, value and sinks of :class:`PackedAttention`; those of
     ``past`` go to ``add``. ``own_backward``: runs the part of the rows' own keys."""
-    weights = _Weights(lses, sinks)
+    weights = Weights(lses, sinks)
     grad_query = torch.empty_like(query).zero_() if not past else None
     for index, part in enumerate(_parts_of_path(past)):
         part_grad, part_lse = weights.seen_by(index + 1, grad)
-        part_query, *past_grads = _past_backward(
+        part_query, *past_grads = past_backward(
             part_grad,
             query,
             *part.pair(past),
@@ -276,7 +276,7 @@ def _parts_of_path(past: Past) -> list[PathPart]:
     return parts
 
 
-class _Weights:
+class Weights:
     """Weights of the parts in the merged softmax, ``[1, heads, rows, 1]``.
 
     They are functions of differences of log-sum-exps, so that they add up to one however large the
@@ -361,7 +361,7 @@ def _tokens_first(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _merged(outs: list[torch.Tensor], weights: _Weights) -> torch.Tensor:
+def _merged(outs: list[torch.Tensor], weights: Weights) -> torch.Tensor:
     """Returns the weighted sum of the parts' outputs, at least two, laid out as the first. BF16 and
     FP16 outputs are added in FP32 and rounded once."""
     merged = outs[0] * weights.of(0)
@@ -372,7 +372,7 @@ def _merged(outs: list[torch.Tensor], weights: _Weights) -> torch.Tensor:
     return torch.addcmul(merged, outs[-1], weights.of(len(outs) - 1), out=out)
 
 
-def _past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
+def past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
     """Attention of every row over a prefix's keys; returns out and log-sum-exp, which is -inf for
     rows that see none."""
     first, mask = packed.past_mask(place, rules)
@@ -396,7 +396,7 @@ def _past_forward(query, key, value, place: Place, packed: Packed, rules: Rules)
     return out, lse
 
 
-def _past_backward(
+def past_backward(
     grad, query, key, value, out, lse, place: Place, packed: Packed, rules: Rules
 ):
     """Runs the backward of a prefix's part in equal parts that occupy all threads.

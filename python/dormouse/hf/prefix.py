@@ -31,6 +31,7 @@ from .mixers import Handlers
 from .outputs import PLAIN, Request
 from .probe import Probe, TouchRecorder
 from .prompt_rows import HeadInput, PromptRows
+from .ring_attention import RingAttention, rows_behind, rows_of_ranges
 from .row_ranges import RangeAttention
 from .sharding import PrefixDone, ReplicatedWeights
 
@@ -81,6 +82,9 @@ class PrefixForward:
     def attend(self, call: registry.Call) -> torch.Tensor:
         """Attention function during A."""
         key, value = self._keep(call.module, call.key, call.value)
+        if call.ring is not None:
+            rows = rows_of_ranges(call.ring, call.ranges)
+            return RingAttention.apply(call.query, key, value, call.rules, rows, call.ring)
         if call.ranges is not None:
             return RangeAttention.apply(call.query, key, value, call.rules, call.ranges)
         if not self.path:
@@ -296,6 +300,11 @@ def over_path(
 ) -> torch.Tensor:
     """Attention of packed rows over the prefixes of a path and over themselves; their gradients go
     to :meth:`PrefixForward.accumulate`."""
+    if call.ring is not None:
+        (prefix,) = path
+        rows = rows_behind(call.ring, packed, prefix.end)
+        own = call.query, call.key, call.value, call.rules, rows, call.ring
+        return RingAttention.apply(*own, prefix.leaves[layer], _adder(path, layer))
     return attention.PackedAttention.apply(
         call.query,
         call.key,

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 from .attention import Rules
 from .masks import Chunk, Window
+from .ring_attention import Ring
 from .support import UnsupportedModelError
 
 NAME = "dormouse"
@@ -48,6 +49,9 @@ class Call(NamedTuple):
     """One logit per head, ``[heads]``."""
     ranges: tuple[range, ...] | None = None
     """In phase A: of the queries, among the rows of the keys; None: all."""
+    ring: Ring | None = None
+    """By which K and V of the prompt pass; those of the call are a block of it in phase A. None:
+    they are whole."""
 
 
 Attend = Callable[[Call], torch.Tensor]

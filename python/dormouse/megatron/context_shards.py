@@ -11,11 +11,11 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 
 from .. import queries
-from ..runtime import Runtime
 from ..trainers.refusals import UnsupportedTrainerError
+from .context_ring import ShardRing
 
-# The planner's way that ranks carry out.
-ALL_GATHER = "all_gather"
+# The planner's ways.
+ALL_GATHER, RING = "all_gather", "ring"
 # Of as many lengths of prompts.
 PLANS_MAX = 64
 
@@ -23,57 +23,95 @@ PLANS_MAX = 64
 class Shards:
     """Cuts prompts for the ranks of a context-parallel group."""
 
-    def __init__(self, gpt: GPTModel, runtime: Runtime):
-        """``runtime``: its budget is the room for K and V of a prompt and their gradients."""
-        self._gpt, self._runtime = gpt, runtime
+    def __init__(self, gpt: GPTModel, way: str):
+        """``way``: in which K and V of prompts are exchanged."""
+        self._gpt, self._way = gpt, way
 
     def of(self, tokens: int) -> Shard:
-        """Returns this rank's part of a prompt.
+        """Returns this rank's part of a prompt."""
+        sizes = _sizes(self._gpt)
+        if self._way == RING:
+            # Rows of a prompt end at K and V of the last layer.
+            sizes |= {"layers": max(1, sizes["layers"] - 1)}
+        plan = _plan(None, tokens, way=self._way, room_bytes=None, **sizes)
+        return Shard(tokens, self._gpt.pg_collection.cp, plan)
 
-        Raises :class:`UnsupportedTrainerError` if gathered K and V do not fit.
-        """
-        gpt, layers = self._gpt, self._gpt.decoder.layers
-        own = layers[0].self_attention
-        numbers = own.num_query_groups_per_partition * own.hidden_size_per_attention_head
-        group, room_bytes = gpt.pg_collection.cp, self._runtime.info()["alloc_budget_bytes"]
-        plan = _plan(
-            tokens,
-            ranks=group.size(),
-            multiple=gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1,
-            layers=len(layers),
-            # K and V. A pass may run with other weights than the trainer's.
-            row_bytes=2 * numbers * next(layers[0].parameters()).dtype.itemsize,
-            room_bytes=room_bytes,
+
+def choose_way(gpt: GPTModel, tokens: int, room_bytes: int) -> str:
+    """Returns the planner's way for K and V of prompts of at most ``tokens`` tokens.
+    ``room_bytes``: what each rank has for them and their gradients.
+
+    Raises :class:`UnsupportedTrainerError` if they fit in none.
+    """
+    exchange = plan_of_readers(gpt, tokens, room_bytes=room_bytes)["exchange"]
+    held_bytes = {price["way"]: price["held_bytes"] for price in exchange["prices"]}
+    if held_bytes[exchange["way"]] > room_bytes:
+        ways = ", ".join(f"{size} as {way!r}" for way, size in held_bytes.items())
+        raise UnsupportedTrainerError(
+            f"K and V of a prompt of {tokens} tokens on {gpt.pg_collection.cp.size()} "
+            f"context-parallel ranks, and their gradients, take of each, beside its own part, "
+            f"{ways} bytes; accepted: {room_bytes}, the smallest alloc_budget_bytes of a rank"
         )
-        exchange = plan["exchange"]
-        if exchange["way"] != ALL_GATHER:
-            prices = "; ".join(
-                f"{price['way']}: {price['held_bytes']} held, {price['received_bytes']} received"
-                for price in exchange["prices"]
-            )
-            raise UnsupportedTrainerError(
-                f"K and V of a prompt of {tokens} tokens on {group.size()} context-parallel ranks "
-                f"have {room_bytes} bytes of room on each, where the planner chooses "
-                f"{exchange['way']!r} (bytes of a rank: {prices}); accepted: room for "
-                f"{ALL_GATHER!r}, by a larger alloc_budget_bytes, shorter prompts or more "
-                "tensor-parallel ranks"
-            )
-        return Shard(tokens, group, plan)
+    return exchange["way"]
+
+
+def plan_of_readers(
+    gpt: GPTModel, tokens: int, way: str | None = None, room_bytes: int | None = None
+) -> dict:
+    """Returns the planner's answer for microbatches of whole responses that read a prompt.
+    ``way``: None: chosen. ``room_bytes``: None: enough."""
+    return _plan(tokens, None, way=way, room_bytes=room_bytes, **_sizes(gpt))
+
+
+def _sizes(gpt: GPTModel) -> dict[str, int]:
+    layers, own = gpt.decoder.layers, gpt.decoder.layers[0].self_attention
+    # K and V. A pass may run with other weights than the trainer's.
+    dtype = next(layers[0].parameters()).dtype
+    numbers = 2 * own.num_query_groups_per_partition * own.hidden_size_per_attention_head
+    return {
+        "ranks": gpt.pg_collection.cp.size(),
+        "multiple": gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1,
+        "layers": len(layers),
+        "row_bytes": numbers * dtype.itemsize,
+        "accumulator_row_bytes": numbers * torch.promote_types(dtype, torch.float32).itemsize,
+    }
 
 
 @functools.lru_cache(PLANS_MAX)
 def _plan(
-    tokens: int, *, ranks: int, multiple: int, layers: int, row_bytes: int, room_bytes: int
+    prefix: int | None,
+    microbatch: int | None,
+    *,
+    ranks: int,
+    multiple: int,
+    layers: int,
+    row_bytes: int,
+    accumulator_row_bytes: int,
+    way: str | None,
+    room_bytes: int | None,
 ) -> dict:
-    no_labels = {"begin": 0, "end": 0}
-    prompt = {"sequence": 0, "first_position": 0, "rows": tokens, "prefix": None}
+    """``prefix``, ``microbatch``: rows of a prompt that is read, and of one that runs."""
+
+    def pieces(rows: int | None) -> list[dict]:
+        no_labels = {"begin": 0, "end": 0}
+        prompt = {"sequence": 0, "first_position": 0, "rows": rows, "prefix": None}
+        return [] if rows is None else [prompt | {"labels": no_labels}]
+
     return queries.context(
-        [],
-        [prompt | {"labels": no_labels}],
+        pieces(prefix),
+        pieces(microbatch),
         ranks=ranks,
         multiple=multiple,
-        # Gradients are sent as they are, and added in FP32 by their owner.
-        kv={"layers": layers, "row_bytes": row_bytes, "gradient_row_bytes": row_bytes},
+        kv={
+            "layers": layers,
+            "row_bytes": row_bytes,
+            # To their owner gradients are sent as they are, and added in FP32 there.
+            "gradient_row_bytes": row_bytes,
+            "accumulator_row_bytes": accumulator_row_bytes,
+        },
+        # Gathered K and V of all layers wait for C, and accumulators on each rank.
+        reduced="before_c",
+        way=way,
         room_bytes=room_bytes,
     )
 
@@ -87,6 +125,12 @@ class Shard:
     group: dist.ProcessGroup
     plan: dict
     """The planner's answer."""
+
+    @functools.cached_property
+    def ring(self) -> ShardRing | None:
+        """By which K and V pass; None if they are gathered."""
+        is_ring = self.plan["exchange"]["way"] == RING
+        return ShardRing(self.group, self._of_ranks) if is_ring else None
 
     @functools.cached_property
     def _of_ranks(self) -> list[tuple[range, ...]]:
@@ -125,6 +169,13 @@ class Shard:
                 found[each.start : each.stop] = torch.arange(place, place + len(each))
                 place += len(each)
         return found
+
+    def boundary(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what this rank keeps of K and V of a layer, of which it has its rows: each in
+        memory of its own."""
+        if self.ring is not None:
+            return key.contiguous(), value.contiguous()
+        return self.gathered(key, value)
 
     def gathered(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns K and V of the prompt, from those of each rank's rows, differentiable: shapes

@@ -24,10 +24,11 @@ from .balancing import Balancing, balances
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
 from .context import Context
+from .context_shards import ALL_GATHER, RING, choose_way
 from .pipelined import run_pipelined
 from .plans import all_share, compare_plans, compare_shapes, joint_places
 from .refusals import chunks_of
-from .shared_gpt import SharedGPT, is_expert_parallel
+from .shared_gpt import SharedGPT, is_expert_parallel, largest
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class SharedForwardBackward:
         functools.update_wrapper(self, own)
         self._own, self._runtime, self._read = own, runtime, read
         self._sleep, self._score_options = sleep, score_options
-        self._models: dict[GPTModel, SharedGPT] = {}
+        # By the way of K and V, too: each has a check and probes of its own.
+        self._models: dict[tuple[GPTModel, str], SharedGPT] = {}
         self._noticed = self._is_within = False
         self.sharing = Sharing()
         """Counts since the construction."""
@@ -118,12 +120,13 @@ class SharedForwardBackward:
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
-        shared = list(map(self._shared, chunks))
+        way = ALL_GATHER if context.ways == 1 else self._way(chunks[0], places)
+        shared = [self._shared(each, way) for each in chunks]
         if chunks[0].config.pipeline_model_parallel_size > 1:
             result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
         else:
             calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
-            arguments = (places, microbatches, whole, options, named)
+            arguments = (places, microbatches, whole, way, options, named)
             result = self._run_whole(shared[0], chunks[0], context, calls, *arguments)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)
@@ -138,23 +141,29 @@ class SharedForwardBackward:
         places: list[Places],
         microbatches: list[Microbatch],
         is_balanced: bool,
+        way: str,
         options: dict,
         named: dict,
     ):
         """Returns what the schedule returns for a model that is not cut into stages.
 
         ``calls_of``: makes what gives the trainer its losses. ``microbatches``: with whole rows.
+        ``way``: of K and V of prompts.
         """
         shape, has_graph = shape_of(microbatches), not named["forward_only"]
         if context.ways > 1:
             rows, columns = shape
             # The last row is that of dummies.
             places, shape = context.dealt(places, rows), (rows + 1, columns)
-        if is_expert_parallel(gpt):
+        if is_expert_parallel(gpt) or way == RING:
+            # Each microbatch waits for those of other ranks.
+            why = "K and V of prompts that pass round a ring"
+            if is_expert_parallel(gpt):
+                why = "expert_model_parallel_size above 1"
             refuse(
                 (
                     options.get("graphs") == KEPT,
-                    "graphs is 'kept' with expert_model_parallel_size above 1",
+                    f"graphs is 'kept' with {why}",
                     "'auto' or 'twice'",
                 )
             )
@@ -205,11 +214,26 @@ class SharedForwardBackward:
                 tokens[of_row[row]] += len(response)
         return {"microbatch_tokens": -(-max(tokens) // ways), **self._score_options}
 
-    def _shared(self, gpt: GPTModel) -> SharedGPT:
-        if gpt not in self._models:
-            runtime = self._runtime or runtime_of(next(gpt.parameters()).device)
-            self._models[gpt] = SharedGPT(gpt, runtime, sleep=self._sleep)
-        return self._models[gpt]
+    def _way(self, gpt: GPTModel, places: list[Places]) -> str:
+        """Returns the way of K and V of all prompts. Collective of the ranks that decide together.
+
+        Raises :class:`UnsupportedTrainerError` if they fit in none.
+        """
+        room_bytes = self._runtime_of(gpt).info()["alloc_budget_bytes"]
+        lengths = (len(each.group.prompt) for each in places)
+        # Its last token runs with the responses. Without any, a dummy runs.
+        tokens = max(lengths, default=PROMPT_TOKENS_MIN) - 1
+        tokens, room_bytes = largest(gpt, [tokens, -room_bytes])
+        return choose_way(gpt, tokens, -room_bytes)
+
+    def _shared(self, gpt: GPTModel, way: str) -> SharedGPT:
+        if (gpt, way) not in self._models:
+            runtime = self._runtime_of(gpt)
+            self._models[gpt, way] = SharedGPT(gpt, runtime, sleep=self._sleep, way=way)
+        return self._models[gpt, way]
+
+    def _runtime_of(self, gpt: GPTModel) -> Runtime:
+        return self._runtime or runtime_of(next(gpt.parameters()).device)
 
 
 def _all_places(microbatches: list[Microbatch], context: Context) -> list[Places]:

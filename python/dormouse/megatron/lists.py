@@ -16,7 +16,7 @@ RunOp = Callable[[dict, torch.Tensor | None], torch.Tensor | None]
 
 
 class Message(NamedTuple):
-    """One tensor to or from another stage."""
+    """One tensor to or from another rank."""
 
     peer: int
     tensor: torch.Tensor
@@ -24,7 +24,7 @@ class Message(NamedTuple):
 
 
 class Neighbours:
-    """Point-to-point messages with other stages of a pipeline. Counts the bytes sent."""
+    """Point-to-point messages with other ranks of a group. Counts the bytes sent."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
@@ -32,6 +32,11 @@ class Neighbours:
 
     def exchange(self, messages: list[Message]) -> None:
         """Sends and receives the messages of one meeting; returns when all have arrived."""
+        for request in self.post(messages):
+            request.wait()
+
+    def post(self, messages: list[Message]) -> list[dist.Work]:
+        """Begins to send and to receive the messages of one meeting; returns what to wait for."""
         operations = []
         for message in messages:
             function = dist.isend if message.is_send else dist.irecv
@@ -39,9 +44,7 @@ class Neighbours:
             operations.append(dist.P2POp(function, message.tensor, peer, self._group))
             if message.is_send:
                 self.sent_bytes += message.tensor.nbytes
-        if operations:
-            for request in dist.batch_isend_irecv(operations):
-                request.wait()
+        return dist.batch_isend_irecv(operations) if operations else []
 
 
 def carry_out(

@@ -14,6 +14,7 @@ from ..hf import registry, substitutes
 from ..hf.attention import Packed, Rules
 from ..hf.mixers import Handlers, Route
 from .context import is_context_parallel
+from .context_ring import ShardRing
 from .context_shards import Shard, Shards
 from .routers import LastRouter, Routers
 
@@ -28,6 +29,8 @@ class GPTMixers:
     def __init__(self, gpt: GPTModel, routers: Routers, shards: Shards):
         """``shards``: of prompts, with context parallelism."""
         self._gpt, self.routers, self._shards = gpt, routers, shards
+        # Of the prompt that a microbatch follows.
+        self._ring: ShardRing | None = None
         self._cores = [layer.self_attention.core_attention for layer in gpt.decoder.layers]
         self._rows_of_shards = gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1
         self._rows = 0
@@ -78,6 +81,7 @@ class GPTMixers:
                 stack.enter_context(substitutes.forward(core, forward))
             if packed is not None:
                 stack.enter_context(self._rotary(lambda: prefix_tokens + packed.offsets))
+                stack.enter_context(self._behind(prefix_tokens))
             elif is_context_parallel(self._gpt):
                 stack.enter_context(self._sharded())
             # Otherwise Megatron's own positions, from 0 on, are right.
@@ -106,20 +110,30 @@ class GPTMixers:
         finally:
             self._is_sharded, self._shard = False, None
 
+    @contextlib.contextmanager
+    def _behind(self, prefix_tokens: int) -> Iterator[None]:
+        """Context of a microbatch's pass, which reads the K and V of a prompt."""
+        if is_context_parallel(self._gpt):
+            self._ring = self._shards.of(prefix_tokens).ring
+        try:
+            yield
+        finally:
+            self._ring = None
+
     def _attention(self, core: torch.nn.Module, attend: registry.Attend) -> Callable:
         rules = Rules(core.softmax_scale * (core.scale_mask_softmax.scale or 1.0))
 
         def forward(query, key, value, attention_mask, **named):
             """Shapes are Megatron's: ``[tokens, 1, heads, head_dim]``."""
-            room, ranges = query.shape[0] - self._rows, None
+            room, ranges, ring = query.shape[0] - self._rows, None, self._ring
             if self._shard is not None:
                 # Padding is part of that attention.
-                room, ranges = 0, self._shard.ranges
-                key, value = self._shard.gathered(key, value)
+                room, ranges, ring = 0, self._shard.ranges, self._shard.ring
+                key, value = self._shard.boundary(key, value)
             else:
                 query, key, value = (x[: self._rows] for x in (query, key, value))
             columns = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-            out = attend(registry.Call(core, *columns, rules, None, ranges))
+            out = attend(registry.Call(core, *columns, rules, None, ranges, ring))
             out = out.permute(2, 0, 1, 3).flatten(2)
             return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, room)) if room else out
 

@@ -25,12 +25,13 @@ from ..hf.sharding import ReplicatedWeights
 from ..hf.support import UnsupportedModelError
 from ..hf.trial import Trial
 from ..hf.window import Window
+from ..runtime import Runtime
 from ..schedule import Plan
 from ..trainers.own_forward import own_forward
 from ..trainers.refusals import refuse
 from .balancing import Balancing, balances
 from .context import Context, is_context_parallel
-from .context_shards import Shards
+from .context_shards import ALL_GATHER, Shards
 from .held import Held
 from .part import Part
 from .refusals import check_model
@@ -42,6 +43,11 @@ from .view import view_of
 class SharedGPT(ScoredModel):
     """Ranks whose passes wait for each other decide together: those of a model, of a
     context-parallel group, and the replicas of an expert-parallel group."""
+
+    def __init__(self, gpt: GPTModel, runtime: Runtime, *, sleep: bool, way: str = ALL_GATHER):
+        """``way``: in which context-parallel ranks exchange K and V of prompts."""
+        self._way = way
+        super().__init__(gpt, runtime, sleep=sleep)
 
     def microbatches(self, places: list[Places], microbatch_tokens: int) -> list[int]:
         """Returns the number of microbatches of each group."""
@@ -68,7 +74,7 @@ class SharedGPT(ScoredModel):
             with own_forward(self._model), self._routers.of(balancing):
                 yield
 
-        own = (lambda: places, (shape, shape), graphs, context)
+        own = (lambda: places, (shape, shape), graphs, None, context)
         scores = self._call(*own, 1.0, Asked(), microbatch_tokens)
         values = Context(self._model).joined(scores.log_probabilities)
         scores = dataclasses.replace(scores, log_probabilities=values)
@@ -114,7 +120,7 @@ class SharedGPT(ScoredModel):
 
     def _resolve(self):
         check_model(self._model)
-        return view_of(self._model, self._routers, Shards(self._model, self._runtime))
+        return view_of(self._model, self._routers, Shards(self._model, self._way))
 
     def _refuse_known_causes(self):
         check_model(self._model)
