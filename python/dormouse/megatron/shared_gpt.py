@@ -74,7 +74,7 @@ class SharedGPT(ScoredModel):
             with own_forward(self._model), self._routers.of(balancing):
                 yield
 
-        own = (lambda: places, (shape, shape), graphs, None, context)
+        own = (lambda: places, (shape, shape), graphs, context)
         scores = self._call(*own, 1.0, Asked(), microbatch_tokens)
         values = Context(self._model).joined(scores.log_probabilities)
         scores = dataclasses.replace(scores, log_probabilities=values)
