@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist, mean, median
+from statistics import NormalDist, mean, median, stdev
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -225,6 +225,12 @@ def over_seeds(figure: Callable[[int], object], seeds: int) -> list:
         return list(pool.map(figure, range(seeds)))
 
 
+def spread(ratios: list[float]) -> str:
+    """The least and the greatest ratio, and the standard error of their mean."""
+    error = stdev(ratios) / math.sqrt(len(ratios))
+    return f"{min(ratios):.3f} to {max(ratios):.3f}, standard error {error:.4f}"
+
+
 def assignment_row(name: str, law: str, correlation: float, measured: bool) -> Row:
     row = Row(name, "ratio", HIGHER, f"{SEEDS} seeds of {STEPS} steps, {WORKERS} workers")
     every = over_seeds(partial(ratios, law, correlation, measured), SEEDS)
@@ -234,7 +240,7 @@ def assignment_row(name: str, law: str, correlation: float, measured: bool) -> R
     if law == "heavy" and correlation >= 0.75 and not measured:
         row.bar = 1.5
     ours = [each["ours"] for each in every]
-    row.how += f"; {min(ours):.3f} to {max(ours):.3f}"
+    row.how += f"; {spread(ours)}"
     return row
 
 
@@ -245,7 +251,7 @@ def migration_row(name: str, law: str, correlation: float, measured: bool) -> Ro
     ours = [ratio for ratio, _ in every]
     row.ours = mean(ours)
     moved = mean(share for _, share in every)
-    row.how += f"; {min(ours):.3f} to {max(ours):.3f}; {moved:.1%} of rollouts migrated"
+    row.how += f"; {spread(ours)}; {moved:.1%} of rollouts migrated"
     return row
 
 

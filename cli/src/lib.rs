@@ -62,6 +62,7 @@ use std::process::ExitCode;
 
 use dormouse_parallel::balance::BalanceError;
 use dormouse_parallel::pipeline::PipelineError;
+use dormouse_parallel::rollout::RolloutError;
 use dormouse_schedule::PlanError;
 
 use args::Command;
@@ -72,7 +73,7 @@ pub use merge::MergeError;
 pub use model::{Model, Parameters};
 pub use plan::{
     BatchReport, OpCounts, PipelineReport, PlanReport, RankReport, RanksReport, Report,
-    ResidencyCounts,
+    ResidencyCounts, RolloutWorkerReport, RolloutsReport,
 };
 use progress::Progress;
 pub use read::ReadError;
@@ -107,9 +108,15 @@ pub enum Error {
     /// An error of the pipeline.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// `--unit group` for sequences without groups.
-    #[error("no sequence has a group; accepted with --unit group: a group per sequence")]
-    NoGroups,
+    /// Sequences without groups, for an argument that needs them.
+    #[error("no sequence has a group; accepted with {with}: a group per sequence")]
+    NoGroups {
+        /// The argument.
+        with: &'static str,
+    },
+    /// An error of the assignment of rollouts.
+    #[error(transparent)]
+    Rollouts(#[from] RolloutError),
     /// More parts than layers.
     #[error("{seen} parts for {layers} layers; accepted: at most one part per layer")]
     Parts {

@@ -158,6 +158,7 @@ pub struct Sequences {
     vocab: u32,
     tokens: Option<Tokens>,
     scoring: Vec<Scoring>,
+    response_tokens: Vec<u64>,
     groups: Groups,
     kinds: Vec<u64>,
     names: Vec<Name<'static>>,
@@ -183,6 +184,7 @@ impl Sequences {
             vocab,
             tokens: None,
             scoring: Vec::new(),
+            response_tokens: Vec::new(),
             groups,
             kinds: Vec::new(),
             names: Vec::new(),
@@ -206,6 +208,12 @@ impl Sequences {
     #[must_use]
     pub fn scoring(&self) -> &[Scoring] {
         &self.scoring
+    }
+
+    /// Returns the tokens of each response: of the whole sequence, if its prompt is not known.
+    #[must_use]
+    pub fn response_tokens(&self) -> &[u64] {
+        &self.response_tokens
     }
 
     /// Returns the group of each sequence, numbered by first occurrence; empty if no sequence has one.
@@ -244,6 +252,7 @@ impl Sequences {
         }
         let loss = loss(row.loss.as_ref(), tokens, prompt)?;
         self.scoring.push(Scoring { loss, weight });
+        self.response_tokens.push(tokens - prompt.unwrap_or(0));
         if row.kind.is_some() && self.kinds.is_empty() {
             self.kinds.resize(number, 0);
         }

@@ -33,7 +33,7 @@ _ENDED_STEPS_KEPT = 8
 # Of migrations; the tail is a tenth, as published.
 _TAIL_PERMILLE, _GROWTH_PERMILLE, _BATCH_MAX = 100, 1500, (1 << 32) - 1
 # A later end of a step costs much, as it holds back the step after the next.
-_LATE_PERMILLE = 20_000
+_LATE_PERMILLE = 5_000
 # Mean shift of ranks from which predictions are hardly better than chance, whose shift is a third.
 # What outgrows them says nothing then, and nothing moves.
 _RANK_SHIFT_MAX = 0.3
@@ -149,6 +149,7 @@ class Rollouts:
             "recompute_permille": recompute_permille,
             "late_permille": late_permille,
             "next_step": next_step,
+            "predictor": self._predictor,
         }
         self._history = {each["prompt"]: [list(step) for step in each["steps"]] for each in history}
         self._steps: dict[int, _Step] = {}

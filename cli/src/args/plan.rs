@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, value_parser};
 use dormouse_parallel::balance::{BalanceUnit, RANKS_MAX};
 use dormouse_parallel::pipeline::{CHUNKS_MAX, PipelineOrder, STAGES_MAX, VIRTUAL_STAGES_MAX};
+use dormouse_parallel::rollout::WORKERS_MAX;
 use dormouse_schedule::{LAYERS_MAX, TOKENS_MAX};
 
 use super::choice;
@@ -15,6 +16,7 @@ const FILES: &str = "Columns";
 const PLAN: &str = "Plan";
 const RANKS: &str = "Data-parallel ranks";
 const STAGES: &str = "Pipeline stages";
+const ROLLOUTS: &str = "Rollouts";
 const OUTPUT: &str = "Output";
 /// Width of the list of models.
 const TAIL_WIDTH: usize = 76;
@@ -127,6 +129,12 @@ pub struct PlanArgs {
     /// A send blocks its stage until it is received.
     #[arg(long, requires = "stages", help_heading = STAGES, verbatim_doc_comment)]
     pub blocking: bool,
+    /// Draw two steps of rollouts on N workers. Each file has
+    /// the responses of one earlier step, by group, from which
+    /// the lengths of the next ones are predicted.
+    #[arg(long, value_name = "N", help_heading = ROLLOUTS, verbatim_doc_comment)]
+    #[arg(value_parser = value_parser!(u32).range(1..=WORKERS_MAX.into()))]
+    pub rollout_workers: Option<u32>,
     /// Print the report as JSON instead of a table.
     #[arg(short, long, help_heading = OUTPUT, verbatim_doc_comment)]
     pub json: bool,

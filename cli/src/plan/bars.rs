@@ -8,10 +8,11 @@ const ROWS_MAX: usize = 16;
 const BAR_MIN: usize = 8;
 const BAR_MAX: usize = 40;
 
-/// One row: a bar of `used` of the whole, the rest of which is idle.
-#[derive(Debug)]
+/// One row: a bar of `used` and `then` of the whole, the rest of which is idle.
+#[derive(Debug, Default)]
 pub(super) struct Bar {
     pub(super) used: f64,
+    pub(super) then: f64,
     pub(super) cells: Vec<String>,
 }
 
@@ -43,7 +44,11 @@ pub(super) fn table(
     let mut lines = vec![line(name, "", heads)];
     for (at, bar) in shown.iter().enumerate() {
         let cells: Vec<&str> = bar.cells.iter().map(String::as_str).collect();
-        lines.push(line(&at.to_string(), &drawn(bar.used / whole, width), &cells));
+        lines.push(line(
+            &at.to_string(),
+            &drawn(bar.used / whole, bar.then / whole, width),
+            &cells,
+        ));
     }
     if bars.len() > ROWS_MAX {
         lines.push(format!("… {} more {plural}; --json lists all", bars.len() - ROWS_MAX));
@@ -51,12 +56,14 @@ pub(super) fn table(
     lines
 }
 
-/// Returns a bar: `█` for the used share, `░` for the rest. A used share below half a cell is drawn as one.
-fn drawn(share: f64, width: usize) -> String {
+/// Returns a bar: `█` for the used share, `▒` for the next one, `░` for the rest. A used share below half a cell is
+/// drawn as one.
+fn drawn(used: f64, then: f64, width: usize) -> String {
     // A float cast saturates, and is 0 for NaN.
-    let used = ((share * width as f64).round() as usize).min(width);
-    let used = if share > 0.0 { used.max(1) } else { used };
-    "█".repeat(used) + &"░".repeat(width - used)
+    let cells = |share: f64| ((share * width as f64).round() as usize).min(width);
+    let first = if used > 0.0 { cells(used).max(1) } else { cells(used) };
+    let second = cells(used + then).max(first);
+    "█".repeat(first) + &"▒".repeat(second - first) + &"░".repeat(width - second)
 }
 
 #[cfg(test)]
@@ -64,7 +71,7 @@ mod tests {
     use super::*;
 
     fn bar(used: f64, cell: &str) -> Bar {
-        Bar { used, cells: vec![cell.to_owned(), "1".to_owned()] }
+        Bar { used, cells: vec![cell.to_owned(), "1".to_owned()], ..Bar::default() }
     }
 
     #[test]

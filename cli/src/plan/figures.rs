@@ -6,7 +6,10 @@ use dormouse_parallel::draw::{bytes, percent};
 use dormouse_schedule::{Prediction, Verdict};
 
 use super::bars::{self, Bar};
-use super::report::{BatchReport, PipelineReport, PlanReport, RankReport, RanksReport, Report};
+use super::report::{
+    BatchReport, PipelineReport, PlanReport, RankReport, RanksReport, Report, RolloutWorkerReport,
+    RolloutsReport,
+};
 use crate::text::{count, operations, seconds, things, wrapped};
 
 /// Width of the report in columns.
@@ -16,6 +19,7 @@ const INDENT: usize = 18;
 /// Legend of bars.
 const OF_RANKS: &str = "█ works  ░ waits for other ranks";
 const OF_WORK: &str = "█ work  ░ less than the rank with the most";
+const OF_ROLLOUTS: &str = "█ first step  ▒ second  ░ idle";
 const OF_STAGES: &str = "█ works  ░ idle";
 const NANOSECONDS: f64 = 1e9;
 
@@ -64,6 +68,9 @@ pub(super) fn sections(report: &Report, trees: &[String]) -> Vec<Section> {
     }
     if let Some(it) = &report.pipeline {
         sections.push(section("Pipeline", pipeline(it), stage_bars(it)));
+    }
+    if let Some(it) = &report.rollouts {
+        sections.push(section("Rollouts", rollouts(it), rollout_bars(it)));
     }
     sections
 }
@@ -247,7 +254,7 @@ fn rank_bars(it: &RanksReport) -> Vec<String> {
             count(rank.rows),
         ];
         cells.extend(has_dummies.then(|| count(rank.dummy_ops)));
-        Bar { used: rank.busy_s.unwrap_or(rank.of_even), cells }
+        Bar { used: rank.busy_s.unwrap_or(rank.of_even), cells, ..Bar::default() }
     };
     let whole = it.largest_s.filter(|_| is_timed).unwrap_or(it.imbalance);
     let bars: Vec<Bar> = it.ranks.iter().map(bar).collect();
@@ -303,10 +310,49 @@ fn stage_bars(it: &PipelineReport) -> Vec<String> {
             count(peak.in_flight.into()),
             bytes(peak.bytes),
         ],
+        ..Bar::default()
     };
     let bars: Vec<Bar> = it.peaks.iter().zip(&it.busy_ns).map(bar).collect();
     let heads = ["busy", "groups", "microbatches", "device"];
     let mut lines = bars::table("stage", "stages", &heads, &bars, it.end_ns as f64);
     lines.push(format!("{OF_STAGES}; groups and microbatches: at most at a time"));
+    lines
+}
+
+fn rollouts(it: &RolloutsReport) -> Vec<Figure> {
+    let idle = |tokens: u64| {
+        let busy: u64 = it.workers.iter().flat_map(|worker| worker.tokens).sum();
+        percent(1.0 - busy as f64 / (tokens.max(1) * it.workers.len().max(1) as u64) as f64)
+    };
+    let time =
+        |tokens: u64| format!("{}, {} idle", things(tokens, "token", "tokens"), idle(tokens));
+    vec![
+        figure(
+            "each step",
+            format!(
+                "{} to {} in {}",
+                things(it.responses, "response", "responses"),
+                things(it.prompts, "prompt", "prompts"),
+                things(it.groups, "group", "groups")
+            ),
+        ),
+        figure("predicted from", things(it.earlier_steps, "earlier step", "earlier steps")),
+        figure("two steps", time(it.tokens)),
+        figure("in one order", time(it.same_order_tokens)),
+    ]
+}
+
+/// The first of two steps and, for the worker that is free first, the longest share of the second.
+fn rollout_bars(it: &RolloutsReport) -> Vec<String> {
+    let both = |[one, other]: [String; 2]| format!("{one}, {other}");
+    let bar = |worker: &RolloutWorkerReport| Bar {
+        used: worker.tokens[0] as f64,
+        then: worker.tokens[1] as f64,
+        cells: vec![both(worker.groups.map(|it| it.to_string())), both(worker.tokens.map(count))],
+    };
+    let bars: Vec<Bar> = it.workers.iter().map(bar).collect();
+    let heads = ["groups", "longest tokens"];
+    let mut lines = bars::table("worker", "workers", &heads, &bars, it.tokens as f64);
+    lines.push(format!("{OF_ROLLOUTS}; the first free worker takes the longest share"));
     lines
 }

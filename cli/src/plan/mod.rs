@@ -8,6 +8,7 @@ mod memory;
 mod out;
 mod ranks;
 mod report;
+mod rollouts;
 mod stages;
 mod tree_picture;
 
@@ -22,7 +23,7 @@ use serde_json::Value;
 pub(crate) use flat::TOKENS_MIN as STAGED_TOKENS_MIN;
 pub use report::{
     BatchReport, OpCounts, PipelineReport, PlanReport, RankReport, RanksReport, Report,
-    ResidencyCounts,
+    ResidencyCounts, RolloutWorkerReport, RolloutsReport,
 };
 
 use crate::files::{fields, object};
@@ -66,13 +67,16 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
     let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
     let progress = Progress::new("reading", args.json);
     let mut sequences = Sequences::new(vocab);
+    let mut ends = Vec::with_capacity(args.files.len());
     for file in &args.files {
         let bytes = fs::metadata(file).map_or(0, |it| it.len());
         progress.begin_file("reading", bytes);
         read_with(file, &args.names(), &mut sequences, &progress)?;
+        ends.push(sequences.count());
     }
     progress.begin("planning");
-    let made = make(args, model, machine, sequences).map_err(|error| in_file(error, args))?;
+    let made =
+        make(args, model, machine, sequences, &ends).map_err(|error| in_file(error, args))?;
     drop(progress);
     let mut text =
         if args.json { as_json(&made.report) } else { figures::table(&made.report, &made.trees) };
@@ -121,9 +125,11 @@ fn make(
     model: Option<Model>,
     machine: Option<Machine>,
     sequences: Sequences,
+    ends: &[usize],
 ) -> Result<Made, Error> {
     let vocab = model.as_ref().map_or(VOCAB_MAX, |model| model.vocab);
     let forest = forest::of(&sequences, vocab)?;
+    let rollouts = args.rollout_workers.map(|workers| rollouts::report(&sequences, ends, workers));
     let described = sequences.without_tokens();
     let (scoring, groups) = (&described.scoring[..], &described.groups[..]);
     let mut made = Made {
@@ -136,6 +142,7 @@ fn make(
         stages: None,
         memory: None,
     };
+    made.report.rollouts = rollouts.transpose()?;
     let Some(model) = model else { return Ok(made) };
     let setting = Setting { args, model: &model, machine };
     let plan = Plan::new(&forest, scoring, &setting.options())?;

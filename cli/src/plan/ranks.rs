@@ -132,7 +132,7 @@ fn shares(
     let machine = machine.unwrap_or_default();
     let Batch { forest, groups, .. } = *batch;
     if args.unit == Some(BalanceUnit::Group) && groups.is_empty() {
-        return Err(Error::NoGroups);
+        return Err(Error::NoGroups { with: "--unit group" });
     }
     let options = BalanceOptions {
         ranks,

@@ -27,6 +27,37 @@ pub struct Report {
     pub ranks: Option<RanksReport>,
     /// Pipeline stages, if requested.
     pub pipeline: Option<PipelineReport>,
+    /// Two steps of rollouts, if requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollouts: Option<RolloutsReport>,
+}
+
+/// Two steps of rollouts. A worker's tokens are those of the longest response of its share, as predicted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RolloutsReport {
+    /// Earlier steps from which lengths are predicted: one per file.
+    pub earlier_steps: u64,
+    /// Prompts of a step.
+    pub prompts: u64,
+    /// Responses of a step.
+    pub responses: u64,
+    /// Groups of prompts of similar length.
+    pub groups: u64,
+    /// Tokens of both steps of the worker that ends last.
+    pub tokens: u64,
+    /// The same if every worker had the same share in both steps.
+    pub same_order_tokens: u64,
+    /// One per worker.
+    pub workers: Vec<RolloutWorkerReport>,
+}
+
+/// One worker's shares, in the first step and in the second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolloutWorkerReport {
+    /// Group of prompts, from 0, the shortest.
+    pub groups: [u32; 2],
+    /// Tokens of its longest response.
+    pub tokens: [u64; 2],
 }
 
 /// Size and sharing of a batch.

@@ -31,6 +31,5 @@ mod vectors;
 
 pub use entry::{Entry, NewEntry};
 pub use shared::{Dialogue, DialogueOptions, DialogueStats, Found};
-pub use vectors::attention;
 #[cfg(test)]
 mod tests;

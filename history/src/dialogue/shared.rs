@@ -10,7 +10,7 @@ use super::index::Row;
 use super::log::Log;
 use super::record::entry_bytes;
 use super::state::{Scored, Search, State, Weighing};
-use super::vectors::{attention, normalise};
+use super::vectors::normalise;
 use crate::error::HistoryError;
 use crate::limits::{
     CHAIN_ENTRIES_MAX, CHAIN_RELEVANCE_MIN, DIMENSION_MAX, ENTRIES_MAX, RECORDED_ENTRIES_MAX,
@@ -276,38 +276,6 @@ impl Dialogue {
             normalise(&mut query);
         }
         Ok(state.found(&chain))
-    }
-
-    /// Returns the [`attention`] of a query over passages of the caller, `passages` being their embeddings, one after
-    /// the other, and then over entries. Entries that are no longer there weigh 0.
-    ///
-    /// # Errors
-    /// `Length`, `Number`.
-    pub fn fuse(
-        &self,
-        query: &[f32],
-        passages: &[f32],
-        entries: &[u64],
-    ) -> Result<Vec<f32>, HistoryError> {
-        let dimension = self.options.dimension;
-        check_embedding(query, dimension)?;
-        if !passages.len().is_multiple_of(dimension) {
-            check_embedding(passages, dimension)?;
-        }
-        passages.chunks_exact(dimension).try_for_each(|it| check_embedding(it, dimension))?;
-        let state = self.state.read();
-        let mut candidates = passages.to_vec();
-        let mut present = vec![true; passages.len() / dimension];
-        for id in entries {
-            let row = state.index.get(*id);
-            present.push(row.is_some());
-            candidates.extend_from_slice(row.map_or(&[], |row| row.embedding));
-        }
-        let mut weights = attention(query, &candidates).into_iter();
-        Ok(present
-            .iter()
-            .map(|it| if *it { weights.next() } else { None }.unwrap_or(0.0))
-            .collect())
     }
 
     /// Returns an entry, if it is there.

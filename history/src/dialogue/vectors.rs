@@ -26,16 +26,3 @@ pub(crate) fn normalise(vector: &mut [f32]) {
         }
     }
 }
-
-/// Returns the softmax of `query · W · embedding` over candidates, by which their texts are weighed. `query`: the
-/// query's embedding times W, which is the caller's; the authors' code has none. `candidates`: embeddings, one after
-/// the other, of passages and of entries alike. The weights sum to 1; there are none without candidates.
-#[must_use]
-pub fn attention(query: &[f32], candidates: &[f32]) -> Vec<f32> {
-    let rows = candidates.chunks_exact(query.len().max(1));
-    let scores: Vec<f64> = rows.map(|row| f64::from(dot(query, row))).collect();
-    let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let powers: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
-    let sum: f64 = powers.iter().sum();
-    powers.iter().map(|power| (power / sum) as f32).collect()
-}

@@ -307,7 +307,8 @@ const QUERIES: &[Query] = &[
         "rollout_migrate",
         "Proposes migrations of rollouts that have outgrown their prediction, where they are predicted to \
          save more than they cost. `options` is optional, and in it `curve`, `recompute_permille`, \
-         `late_permille` and `next_step`. So is `history`, which says how much longer a rollout goes on that has reached its prediction.",
+         `late_permille`, `next_step` and `predictor`, that of the assignment. So is `history`, which says how much \
+         longer rollouts with such predictions went on.",
         &["assignment", "requests", "history", "progress", "options"],
         |q| {
             let (assignment, requests) = (q.get("assignment")?, q.get::<Vec<_>>("requests")?);

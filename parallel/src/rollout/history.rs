@@ -85,7 +85,7 @@ impl LengthPredictor {
             .collect())
     }
 
-    fn check(&self, requests: &[RolloutRequest]) -> Result<(), RolloutError> {
+    pub(super) fn check(&self, requests: &[RolloutRequest]) -> Result<(), RolloutError> {
         check_range("last_steps", self.last_steps, 1, u32::MAX)?;
         check_range("quantile_permille", self.quantile_permille, 0, PERMILLE)?;
         check_range("unknown_tokens", self.unknown_tokens, 1, TOKENS_MAX)?;
@@ -121,6 +121,12 @@ impl LengthPredictor {
         let others = recent.iter().enumerate().filter(|(step, _)| *step != held);
         let tokens = self.quantile(others.flat_map(|(_, lengths)| lengths).copied().collect())?;
         (!recent[held].is_empty()).then_some((tokens.max(1), &recent[held]))
+    }
+
+    /// Returns the newest lengths of a prompt, and their own quantile. `None` if it has none.
+    pub(super) fn of_step<'a>(&self, one: &'a PromptHistory) -> Option<(u64, &'a [u64])> {
+        let lengths = one.steps.iter().rev().find(|lengths| !lengths.is_empty())?;
+        self.quantile(lengths.clone()).map(|tokens| (tokens.max(1), &lengths[..]))
     }
 
     /// Returns the nearest-rank quantile.

@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::remaining::{DRAWS, Drawn, Remaining};
 use super::{
-    Assignment, Curve, HISTORY_PROMPTS_MAX, History, PERMILLE, Progress, Rollout, RolloutError,
+    Assignment, Curve, History, LengthPredictor, PERMILLE, Progress, Rollout, RolloutError,
     RolloutRequest, curve::busy,
 };
-use dormouse_schedule::{TOKENS_MAX, check_range};
+use dormouse_schedule::check_range;
 
 /// Maximum destinations that are compared: the busy workers that end last.
 const DESTINATIONS_MAX: usize = 16;
@@ -36,6 +37,9 @@ pub struct MigrationOptions {
     /// Whether rollouts may wait for the next step.
     #[serde(default = "next_step")]
     pub next_step: bool,
+    /// How the assignment's lengths were predicted.
+    #[serde(default)]
+    pub predictor: LengthPredictor,
 }
 
 fn recompute_permille() -> u32 {
@@ -60,6 +64,7 @@ impl Default for MigrationOptions {
             recompute_permille: recompute_permille(),
             late_permille: late_permille(),
             next_step: next_step(),
+            predictor: LengthPredictor::default(),
         }
     }
 }
@@ -93,11 +98,11 @@ pub struct Migration {
 
 /// Proposes migrations of rollouts in their worker's tail that exceed their prediction.
 ///
-/// A rollout that has reached its prediction is expected to go on as the longer responses of `history` did, in
-/// the mean; to end, if none was longer; without lengths in `history`, to grow by `growth_permille`. The time
-/// of a step is that of all workers, and that of its end for each of them, by `late_permille`.
-/// What has outgrown its prediction leaves a worker together, if that lowers the predicted time, with the K and
-/// V that destinations recompute. A destination is a busy worker. If there is none, rollouts are deferred for
+/// A rollout may go on as responses of `history` did that were longer and had nearly its prediction; it ends, if
+/// none was longer; without lengths in `history`, it grows by `growth_permille`. The time of a step is that of all
+/// workers, and that of its end for each of them, by `late_permille`; it is predicted in the mean of what rollouts
+/// may have left. What has outgrown its prediction leaves a worker together, if that lowers the predicted time, with
+/// the K and V that destinations recompute. A destination is a busy worker. If there is none, rollouts are deferred for
 /// which only their worker keeps the step, if the step is predicted to end earlier by more than the
 /// recomputation. Workers with the fewest unfinished rollouts choose first; no worker both migrates and receives.
 ///
@@ -116,11 +121,9 @@ pub fn migrate(
     options.curve.as_ref().map_or(Ok(()), Curve::check)?;
     let placed = assignment.placed.len() as u64;
     check_range("requests", requests.len() as u64, placed, placed)?;
-    for request in requests {
-        check_range("prompt_tokens", request.prompt_tokens, 0, TOKENS_MAX)?;
-    }
+    options.predictor.check(requests)?;
     progress.check(assignment)?;
-    let remaining = Remaining::of(history, options)?;
+    let remaining = Remaining::of(history, &options.predictor, options.growth_permille)?;
     let mut load = Load::of(assignment, requests, &remaining, progress, options);
     let mut sources: Vec<usize> =
         (0..load.workers.len()).filter(|&worker| load.workers[worker].in_tail(options)).collect();
@@ -134,50 +137,12 @@ pub fn migrate(
     Ok(migrations)
 }
 
-/// Tokens that a rollout is expected to have left.
-struct Remaining {
-    /// Earlier lengths, ascending, with the sum of each and those after it.
-    lengths: Vec<(u64, u64)>,
-    growth_permille: u32,
-}
-
-impl Remaining {
-    fn of(history: &History, options: &MigrationOptions) -> Result<Self, RolloutError> {
-        check_range("prompts of a history", history.prompts.len() as u64, 0, HISTORY_PROMPTS_MAX)?;
-        let all = history.prompts.iter().flat_map(|one| one.steps.iter().flatten());
-        let mut lengths: Vec<(u64, u64)> = all.map(|length| (*length, 0)).collect();
-        for (length, _) in &lengths {
-            check_range("tokens of an earlier response", *length, 0, TOKENS_MAX)?;
-        }
-        lengths.sort_unstable();
-        let mut sum = 0_u64;
-        for (length, from) in lengths.iter_mut().rev() {
-            sum = sum.saturating_add(*length);
-            *from = sum;
-        }
-        Ok(Self { lengths, growth_permille: options.growth_permille })
-    }
-
-    fn tokens(&self, predicted: u64, tokens: u64) -> u64 {
-        if predicted > tokens {
-            return predicted - tokens;
-        }
-        if self.lengths.is_empty() {
-            let growth = u128::from(self.growth_permille - PERMILLE);
-            return ((u128::from(tokens) * growth / u128::from(PERMILLE)) as u64).max(1);
-        }
-        let longer = self.lengths.partition_point(|(length, _)| *length <= tokens);
-        let count = (self.lengths.len() - longer) as u64;
-        self.lengths.get(longer).map_or(1, |(_, sum)| (sum / count).saturating_sub(tokens).max(1))
-    }
-}
-
 /// An unfinished rollout.
 #[derive(Clone, Copy)]
 struct Unfinished<'a> {
     rollout: &'a Rollout,
     grown: bool,
-    remaining_tokens: u64,
+    remaining_tokens: Drawn<u64>,
     recompute_tokens: u64,
 }
 
@@ -203,7 +168,7 @@ impl Worker<'_> {
 /// The workers, and the time that they are predicted to take from now.
 struct Load<'a> {
     workers: Vec<Worker<'a>>,
-    ends: Vec<f64>,
+    ends: Vec<Drawn<f64>>,
     options: &'a MigrationOptions,
 }
 
@@ -229,13 +194,13 @@ impl<'a> Load<'a> {
             worker.unfinished.push(Unfinished {
                 rollout: one,
                 grown: tokens * whole > u128::from(predicted) * growth,
-                remaining_tokens: remaining.tokens(predicted, one.tokens),
+                remaining_tokens: remaining.tokens(predicted, one),
                 recompute_tokens: requests[one.request as usize]
                     .prompt_tokens
                     .saturating_add(one.tokens),
             });
         }
-        let mut load = Self { ends: vec![0.0; workers.len()], workers, options };
+        let mut load = Self { ends: vec![[0.0; DRAWS]; workers.len()], workers, options };
         for worker in 0..load.workers.len() {
             load.ends[worker] = load.end(worker);
         }
@@ -243,16 +208,19 @@ impl<'a> Load<'a> {
     }
 
     /// The time of a worker with these unfinished rollouts.
-    fn time<'b>(&self, unfinished: impl Iterator<Item = &'b Unfinished<'b>>) -> f64 {
-        let mut lengths: Vec<(u64, u32)> =
-            unfinished.map(|one| (one.remaining_tokens, 1)).collect();
-        lengths.sort_unstable_by(|one, other| other.cmp(one));
-        busy(self.options.curve.as_ref(), &lengths)
+    fn time<'b>(&self, unfinished: impl Iterator<Item = &'b Unfinished<'b>>) -> Drawn<f64> {
+        let unfinished: Vec<&Unfinished<'_>> = unfinished.collect();
+        std::array::from_fn(|draw| {
+            let left = unfinished.iter().map(|one| (one.remaining_tokens[draw], 1));
+            let mut lengths: Vec<(u64, u32)> = left.collect();
+            lengths.sort_unstable_by(|one, other| other.cmp(one));
+            busy(self.options.curve.as_ref(), &lengths)
+        })
     }
 
-    fn end(&self, worker: usize) -> f64 {
+    fn end(&self, worker: usize) -> Drawn<f64> {
         let worker = &self.workers[worker];
-        worker.recompute + self.time(worker.unfinished.iter())
+        self.time(worker.unfinished.iter()).map(|time| worker.recompute + time)
     }
 
     /// Time of the step for each unit of time by which it ends later.
@@ -276,11 +244,11 @@ impl<'a> Load<'a> {
         }
         let (before, after) = (self.ends[from], self.time(staying.iter()));
         let others = (0..self.ends.len()).filter(|worker| *worker != from);
-        let rest = others.map(|worker| self.ends[worker]).fold(after, f64::max);
-        let earlier = (before - rest).max(0.0);
-        let saved = before - after + earlier * self.late();
+        let rest = others.fold(after, |rest, other| latest(&rest, &self.ends[other]));
+        let earlier = mean(|draw| (before[draw] - rest[draw]).max(0.0));
+        let saved = mean(|draw| before[draw] - after[draw]) + earlier * self.late();
         let recompute: f64 = leaving.iter().map(|one| self.recompute(one)).sum();
-        let to: Vec<Destination> = match self.destinations(from, &leaving, saved, rest) {
+        let to: Vec<Destination> = match self.destinations(from, &leaving, saved, &rest) {
             Some(chosen) => {
                 for (one, to) in leaving.iter().zip(&chosen) {
                     self.receive(*to, *one);
@@ -322,30 +290,33 @@ impl<'a> Load<'a> {
         from: usize,
         leaving: &[Unfinished<'a>],
         saved: f64,
-        rest: f64,
+        rest: &Drawn<f64>,
     ) -> Option<Vec<usize>> {
         let mut busy: Vec<usize> = (0..self.workers.len())
             .filter(|&to| to != from && !self.workers[to].migrated)
             .filter(|&to| !self.workers[to].unfinished.is_empty())
             .collect();
-        busy.sort_by(|one, other| self.ends[*other].total_cmp(&self.ends[*one]));
+        let end = |worker: usize| mean(|draw| self.ends[worker][draw]);
+        busy.sort_by(|one, other| end(*other).total_cmp(&end(*one)));
         busy.truncate(DESTINATIONS_MAX);
         let mut received: Vec<Vec<Unfinished<'a>>> = vec![Vec::new(); busy.len()];
         let mut chosen = Vec::with_capacity(leaving.len());
-        let (mut added, mut last) = (0.0, rest);
+        let (mut added, mut last) = (0.0, *rest);
         for one in leaving {
             let end = |slot: usize, extra: &[Unfinished<'a>]| {
                 let worker = &self.workers[busy[slot]];
                 let new = || received[slot].iter().chain(extra);
                 let recompute: f64 = new().map(|one| self.recompute(one)).sum();
-                worker.recompute + recompute + self.time(worker.unfinished.iter().chain(new()))
+                let time = self.time(worker.unfinished.iter().chain(new()));
+                time.map(|time| worker.recompute + recompute + time)
             };
             let left =
                 |slot: usize| self.workers[busy[slot]].unfinished.len() + received[slot].len();
             let cost = |slot: usize| {
-                let end_with = end(slot, &[*one]);
-                let later = (end_with - last).max(0.0) * self.late();
-                (end_with - end(slot, &[]) + later, end_with, slot)
+                let (end_with, end) = (end(slot, &[*one]), end(slot, &[]));
+                let later = mean(|draw| (end_with[draw] - last[draw]).max(0.0));
+                let longer = mean(|draw| end_with[draw] - end[draw]);
+                (longer + later * self.late(), end_with, slot)
             };
             let (least, end_with, slot) = (0..busy.len())
                 .filter(|&slot| left(slot) < self.options.batch_max as usize)
@@ -354,10 +325,18 @@ impl<'a> Load<'a> {
                     one.total_cmp(other).then(left(*b).cmp(&left(*a)))
                 })?;
             added += least;
-            last = last.max(end_with);
+            last = latest(&last, &end_with);
             received[slot].push(*one);
             chosen.push(busy[slot]);
         }
         (added < saved).then_some(chosen)
     }
+}
+
+fn mean(of: impl Fn(usize) -> f64) -> f64 {
+    (0..DRAWS).map(of).sum::<f64>() / DRAWS as f64
+}
+
+fn latest(ends: &Drawn<f64>, others: &Drawn<f64>) -> Drawn<f64> {
+    std::array::from_fn(|draw| ends[draw].max(others[draw]))
 }

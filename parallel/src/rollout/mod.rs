@@ -9,7 +9,8 @@
 //!
 //! # Invariants
 //! - **R1** Every prompt has one group and one worker; groups ascend by predicted length.
-//! - **R2** Migrations neither lose nor duplicate a rollout, and each is predicted to save more than it costs.
+//! - **R2** Migrations neither lose nor duplicate a rollout, and each is predicted to save more than it costs, in the
+//!   mean of what rollouts may have left.
 //! - **R3** Ties are broken by number: the same data gives the same assignment on every rank.
 //! - **R4** In the trials, tiers that were chosen take no longer than equal ones.
 //!
@@ -26,6 +27,7 @@ mod curve;
 mod history;
 mod migrate;
 mod progress;
+mod remaining;
 mod report;
 mod tiers;
 mod trial;

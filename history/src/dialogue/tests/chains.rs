@@ -1,7 +1,7 @@
-//! Chains and fused weights.
+//! Chains.
 
-use super::{DIMENSION, embedding, options, record_one};
-use crate::dialogue::{Dialogue, attention};
+use super::{DIMENSION, options, record_one};
+use crate::dialogue::Dialogue;
 
 /// The direction at an angle in the plane of the first two axes.
 fn at(degrees: f32) -> Vec<f32> {
@@ -27,24 +27,6 @@ fn a_chain_goes_on_from_what_it_found() {
         assert!((own.weight - wanted).abs() < 1e-5, "{own:?}");
     }
     assert_eq!(dialogue.chain(&at(0.0), 9.0, 1).unwrap().len(), 1);
-    assert!(dialogue.chain(&at(-20.0), 9.0, 5).unwrap().is_empty(), "none is near");
+    assert!(dialogue.chain(&at(-10.0), 9.0, 5).unwrap().is_empty(), "0.34 is not near");
     assert!(dialogue.chain(&at(0.0), 9.0, 65).is_err());
-}
-
-#[test]
-fn fused_weights_are_a_softmax_over_passages_and_entries() {
-    let dialogue = Dialogue::new(options()).unwrap();
-    let id = record_one(&dialogue, &at(0.0), 0.0);
-    let query: Vec<f32> = embedding(5);
-    let passage = embedding(6);
-    let product: f64 = query.iter().zip(&passage).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-    let scores = [product.exp(), f64::from(query[0]).exp()];
-    let weights = dialogue.fuse(&query, &passage, &[id, 77]).unwrap();
-    for (own, score) in weights.iter().zip(scores) {
-        assert!((f64::from(*own) - score / (scores[0] + scores[1])).abs() < 1e-6);
-    }
-    assert_eq!((weights.len(), weights[2]), (3, 0.0), "an entry that is not there weighs nothing");
-    assert!(dialogue.fuse(&query, &passage[1..], &[]).is_err());
-    assert_eq!(attention(&[1e4, 0.0], &[1e4, 0.0, 0.0, 1.0]), [1.0, 0.0]);
-    assert!(attention(&query, &[]).is_empty());
 }

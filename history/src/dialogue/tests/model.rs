@@ -146,6 +146,14 @@ fn all_levels_scanned_are_exact_and_some_find_nearly_all() {
 }
 
 #[test]
+fn of_equal_weights_the_later_entry_comes_first() {
+    let dialogue = Dialogue::new(options()).unwrap();
+    let ids = [1.0; 3].map(|time_s| record_one(&dialogue, &embedding(1), time_s));
+    let found = dialogue.retrieve(&embedding(1), 1.0, 2).unwrap();
+    assert_eq!([found[0].entry.id, found[1].entry.id], [ids[2], ids[1]]);
+}
+
+#[test]
 fn the_last_entries_are_looked_at_wherever_they_are() {
     let options = DialogueOptions { scanned_entries: 1, alpha: 0.0, decay_s: 1.0, ..options() };
     let (dialogue, known) = many(&options, 4000);
