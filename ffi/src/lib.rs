@@ -62,7 +62,8 @@ mod stderr;
 mod system;
 mod torch;
 
-#[global_allocator]
+// A sanitizer has to see when memory is used again: then the library's own is `malloc`'s.
+#[cfg_attr(not(sanitized), global_allocator)]
 static SYSTEM: system::System = system::System;
 
 /// Version of the crate: major * 1000000 + minor * 1000 + patch.

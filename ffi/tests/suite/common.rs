@@ -82,6 +82,7 @@ pub(crate) fn compile_with(
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu99", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"])
         .args(options)
+        .args(std::env::var(OPTIONS_VARIABLE).unwrap_or_default().split_whitespace())
         .arg("-I")
         .arg(root().join("ffi/include"))
         .arg("-o")
@@ -103,6 +104,8 @@ pub(crate) fn test_program(name: &str, into: &Path, links: Links) -> PathBuf {
     compile(&root().join("tests/c").join(format!("{name}.c")), into, links)
 }
 
+/// Options of the C compiler for each program, as a sanitizer of the libraries needs (`scripts/sanitize`). Not set: none.
+const OPTIONS_VARIABLE: &str = "DORMOUSE_TEST_CC_OPTIONS";
 /// Words of a command that runs each program, as valgrind does (`scripts/sanitize`). Not set: none.
 const RUNNER_VARIABLE: &str = "DORMOUSE_TEST_RUNNER";
 
