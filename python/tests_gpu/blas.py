@@ -21,9 +21,13 @@ def _addmm(bias, a, b, *, beta=1, alpha=1):
     return _mm(a, b)
 
 
+def _add_in_place(to, a, b, *, beta=1, alpha=1):
+    return to
+
+
 def _bmm(a, b):
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
 
 
-for _name, _function in {"mm": _mm, "addmm": _addmm, "bmm": _bmm}.items():
+for _name, _function in {"mm": _mm, "addmm": _addmm, "addmm_": _add_in_place, "bmm": _bmm}.items():
     _library.impl(_name, _function, "CUDA")
