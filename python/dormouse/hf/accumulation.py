@@ -1,8 +1,8 @@
 """Products that add to the gradient of a weight in place.
 
 Autograd computes a gradient as large as the weight, and then adds it to ``.grad``: for each
-microbatch of a step five passes over the memory of the weight. A matrix product that adds to what
-is there takes two. Below FP32 it also rounds once in the place of twice.
+microbatch of a step five passes over the memory of the weight. A matrix product that adds to
+``.grad`` takes two. Below FP32 it also rounds once instead of twice.
 """
 
 from __future__ import annotations
@@ -113,16 +113,12 @@ def _has_hooks_at_end(weight: torch.nn.Parameter) -> bool:
     return False
 
 
-@contextlib.contextmanager
 def accumulating(
     linears: Sequence[torch.nn.Linear], accumulation: Accumulation
-) -> Iterator[None]:
-    """Context of a forward whose backward adds the gradients of these modules' weights to
+) -> substitutes.ForwardSubstitutes:
+    """Returns forwards of these modules whose backward adds the gradients of their weights to
     ``.grad`` in place, where ``accumulation`` takes them."""
-    with contextlib.ExitStack() as stack:
-        for linear in linears:
-            stack.enter_context(substitutes.forward(linear, _forward(linear, accumulation)))
-        yield
+    return substitutes.ForwardSubstitutes({each: _forward(each, accumulation) for each in linears})
 
 
 def _forward(linear: torch.nn.Linear, accumulation: Accumulation):

@@ -60,7 +60,8 @@ class Head:
     def _accumulating(self, accumulation: Accumulation) -> contextlib.AbstractContextManager:
         """Returns the context in which the output embedding adds to its gradient in place."""
         embedding = self._model.get_output_embeddings()
-        return accumulating([] if embedding is None else linears_of(embedding), accumulation)
+        linears = [] if embedding is None else linears_of(embedding)
+        return accumulating(linears, accumulation).in_place()
 
     def agrees(self, view: support.ModelView, device: torch.device) -> bool:
         """Returns whether logits computed apart are those of a whole forward, bit by bit, and read

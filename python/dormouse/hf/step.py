@@ -113,7 +113,8 @@ class Step:
         self.filter_reports: list[FilterReport] = []
         """Of the microbatches that dropped tokens."""
         self._accumulation = Accumulation(device)
-        self._linears = linears_of(view.model) if weights.accumulate_in_place else []
+        linears = linears_of(view.model) if weights.accumulate_in_place else []
+        self._linears = accumulating(linears, self._accumulation)
         self.has_gradient = False
         """Whether any loss depends on something trainable."""
         batch.to(device)
@@ -187,8 +188,8 @@ class Step:
     def _accumulating(self) -> contextlib.AbstractContextManager:
         """Context of the forward of a microbatch. Rules that drop rows know torch's own operations
         alone."""
-        linears = self._linears if self.choose is None else []
-        return accumulating(linears, self._accumulation)
+        is_filtered = self.choose is not None
+        return contextlib.nullcontext() if is_filtered else self._linears.in_place()
 
     def _prefix_forward(self, op: Op) -> None:
         if op.node in self._exchanged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -42,20 +42,48 @@ def parameter_like(own: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.Para
     return parameter
 
 
-@contextlib.contextmanager
-def forward(module: torch.nn.Module, function: Callable) -> Iterator[None]:
-    """Context in which ``function`` is this thread's forward of a module."""
-    thread, before, patch = threading.get_ident(), module.forward, vars(module).get("forward")
+def forward(
+    module: torch.nn.Module, function: Callable
+) -> contextlib.AbstractContextManager[None]:
+    """Returns the context in which ``function`` is this thread's forward of a module."""
+    return ForwardSubstitutes({module: function}).in_place()
 
-    @torch.compiler.disable
-    def dispatched(*args, **kwargs):
-        chosen = function if threading.get_ident() == thread else before
-        return chosen(*args, **kwargs)
 
-    module.forward = dispatched
-    try:
-        yield
-    finally:
-        del module.forward
-        if patch is not None:
-            module.forward = patch
+class ForwardSubstitutes:
+    """Functions in place of modules' forwards, prepared once for many passes."""
+
+    def __init__(self, functions: Mapping[torch.nn.Module, Callable]):
+        self._threads: list[int] = []
+        self._places = [
+            (vars(module), self._dispatched(module.forward, function))
+            for module, function in functions.items()
+        ]
+
+    def _dispatched(self, own: Callable, function: Callable) -> Callable:
+        threads = self._threads
+
+        @torch.compiler.disable
+        def dispatched(*args, **kwargs):
+            chosen = function if threading.get_ident() in threads else own
+            return chosen(*args, **kwargs)
+
+        return dispatched
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context in which the functions are the modules' forwards in this thread."""
+        patches = [attributes.get("forward") for attributes, _ in self._places]
+        thread = threading.get_ident()
+        self._threads.append(thread)
+        # Not by the modules' own setters, which look for parameters and modules first.
+        for attributes, dispatched in self._places:
+            attributes["forward"] = dispatched
+        try:
+            yield
+        finally:
+            for (attributes, _), patch in zip(self._places, patches, strict=True):
+                if patch is None:
+                    del attributes["forward"]
+                else:
+                    attributes["forward"] = patch
+            self._threads.remove(thread)
