@@ -120,6 +120,11 @@ impl<T> Table<T> {
         Ok(value)
     }
 
+    /// Removes `handle`, unless it is NULL. Threads that have its value go on; the last one drops it.
+    pub(crate) fn discard<P>(&self, handle: *mut P) -> Result<(), Fault> {
+        if handle.is_null() { Ok(()) } else { self.remove(handle).map(drop) }
+    }
+
     /// Returns every live value, in table order.
     pub(crate) fn live(&self) -> Vec<Arc<T>> {
         self.slots.lock().slots.iter().filter_map(|slot| slot.value.clone()).collect()

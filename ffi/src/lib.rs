@@ -62,7 +62,7 @@ mod stderr;
 mod system;
 mod torch;
 
-// A sanitizer has to see when memory is used again: then the library's own is `malloc`'s.
+// Sanitizer builds use `malloc`: a sanitizer must see when memory is reused.
 #[cfg_attr(not(sanitized), global_allocator)]
 static SYSTEM: system::System = system::System;
 

@@ -6,7 +6,7 @@ use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::history::{MappedRange, RangeUse};
 use crate::state::ReleaseSubject;
-use crate::stats::Stats;
+use crate::stats::{PoolStats, Stats};
 use crate::types::Request;
 use dormouse_device::{AddressRange, Device};
 
@@ -66,10 +66,10 @@ impl<D: Device> Allocator<D> {
             let active = sum(&[RangeUse::Allocated, RangeUse::PendingFree]);
             let allocated = sum(&[RangeUse::Allocated]);
             let mapped = active + sum(&[RangeUse::Free]) + staged[at];
-            let (allocations, requested) = blocks[at];
-            let found = (allocated, active, mapped, allocations, requested);
-            let told = (kind.allocated_bytes, kind.active_bytes, kind.mapped_bytes);
-            let told = (told.0, told.1, told.2, kind.allocations, kind.requested_bytes);
+            let found = (allocated, active, mapped, blocks[at]);
+            let PoolStats { allocated_bytes, active_bytes, mapped_bytes, .. } = *kind;
+            let blocks = (kind.allocations, kind.requested_bytes);
+            let told = (allocated_bytes, active_bytes, mapped_bytes, blocks);
             if told != found {
                 return Err(format!("kind {at}: {told:?} told, {found:?} found"));
             }

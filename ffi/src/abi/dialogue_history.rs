@@ -62,12 +62,7 @@ pub unsafe extern "C" fn dormouse_dialogue_create(
 pub unsafe extern "C" fn dormouse_dialogue_destroy(
     dialogue: *mut dormouse_dialogue_t,
 ) -> dormouse_status_t {
-    enter(|| {
-        if !dialogue.is_null() {
-            DIALOGUES.remove(dialogue)?;
-        }
-        Ok(())
-    })
+    enter(|| DIALOGUES.discard(dialogue))
 }
 
 /// Records `count` turns, in their order: all of them or none. Beyond `entries_max` the entries of the least weight for

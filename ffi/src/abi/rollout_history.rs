@@ -80,12 +80,7 @@ pub unsafe extern "C" fn dormouse_history_create(
 pub unsafe extern "C" fn dormouse_history_destroy(
     history: *mut dormouse_history_t,
 ) -> dormouse_status_t {
-    enter(|| {
-        if !history.is_null() {
-            HISTORIES.remove(history)?;
-        }
-        Ok(())
-    })
+    enter(|| HISTORIES.discard(history))
 }
 
 /// Returns the name of a prompt, by which drafts are asked for. It needs no history and is the same everywhere.

@@ -155,11 +155,11 @@ class SharedForwardBackward:
             rows, columns = shape
             # The last row is that of dummies.
             places, shape = context.dealt(places, rows), (rows + 1, columns)
-        if is_expert_parallel(gpt) or way == RING:
-            # Each microbatch waits for those of other ranks.
-            why = "K and V of prompts that pass round a ring"
-            if is_expert_parallel(gpt):
-                why = "expert_model_parallel_size above 1"
+        # Why each microbatch waits for those of other ranks.
+        why = "K and V of prompts that pass round a ring" if way == RING else None
+        if is_expert_parallel(gpt):
+            why = "expert_model_parallel_size above 1"
+        if why is not None:
             refuse(
                 (
                     options.get("graphs") == KEPT,

@@ -77,10 +77,8 @@ def activate() -> list[str]:
     # From here on dormouse queries the capture state only after torch has announced a capture.
     native.library().dormouse_torch_set_graph_hooks(int(not missing))
     refused = "unavailable with any pluggable allocator of torch: " + "; ".join(REFUSED)
-    return [
-        *(*lost, *exports.notice(), *profiling.notice()),
-        *(stats.notice(), history.notice(), refused),
-    ]
+    notices = *exports.notice(), *profiling.notice(), stats.notice(), history.notice()
+    return [*lost, *notices, refused]
 
 
 def pluggable(malloc: str, free: str) -> torch.cuda.memory.CUDAPluggableAllocator:
