@@ -197,7 +197,7 @@ impl EarlierPeaks {
 }
 
 impl Stats {
-    /// Returns what is left beside `other`.
+    /// Returns the figures of one kind of pool: the totals minus `other`, those of the other kind.
     pub(crate) const fn beside(&self, other: &PoolStats, inactive_splits: u64) -> PoolStats {
         const fn rest(all: Amount, other: u64) -> u64 {
             all.current.saturating_sub(other)

@@ -7,7 +7,8 @@ use crate::stats::{PoolStats, Stats};
 impl State {
     /// Returns all statistics, and the parts of pools of small and of large blocks. Walks all segments.
     ///
-    /// Large blocks change under the state's lock alone, so they are counted; small ones are what is left.
+    /// The walk counts large blocks, which change only under the state's lock. The figures of small blocks, which the
+    /// thread cache also changes, are the differences from the totals.
     pub(crate) fn stats_by_kind(&mut self) -> (Stats, [PoolStats; 2]) {
         let stats = self.settled_stats();
         let mut large =
