@@ -6,7 +6,7 @@ import pytest
 import torch
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
 
-from dormouse.hf import SharedPrefix
+from dormouse.hf import SharedPrefix, check, support
 
 FP64_BOUND = 1e-10
 LAYERS = 2
@@ -56,3 +56,15 @@ def test_the_code_of_a_step_is_not_compiled(runtime):
     shared.backward(group(), loss_fn)
     breaks = list(torch._dynamo.utils.counters["graph_break"])
     assert breaks and all("torch.compiler.disable" in reason for reason in breaks)
+
+
+def test_a_compiled_forward_is_known_code_if_it_is_its_classs_own():
+    model = tiny(num_hidden_layers=LAYERS)
+    layer, mlp = model.model.layers[0], model.model.layers[1].mlp
+    layer.forward = torch.compile(layer.forward, backend="eager")
+    assert check.unknown_code(support.resolve(model)) is None
+    own = mlp.forward
+    mlp.forward = torch.compile(lambda hidden: own(hidden), backend="eager")
+    assert "a patched forward of 'model.layers.1.mlp'" in check.unknown_code(support.resolve(model))
+    mlp.forward = torch.compile(model.model.layers[0].mlp.forward, backend="eager")
+    assert "a patched forward of 'model.layers.1.mlp'" in check.unknown_code(support.resolve(model))

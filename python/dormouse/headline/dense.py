@@ -20,24 +20,21 @@ def kernel(name: str | None):
     return contextlib.nullcontext() if name is None else sdpa_kernel(KERNELS[name])
 
 
-def response_logits(model, decoder, prompt: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-    """Returns logits ``[batch, len(S), vocab]`` that predict ``responses`` after ``prompt``.
-
-    ``decoder``: ``model.model``, compiled or not.
-    """
+def response_logits(model, prompt: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    """Returns logits ``[batch, len(S), vocab]`` that predict ``responses`` after ``prompt``."""
     repeated = prompt.expand(len(responses), -1)
     tokens = torch.cat([repeated, responses[:, :-1]], dim=1)
-    hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
     return model.lm_head(hidden[:, len(prompt) - 1 :])
 
 
-def backward(model, decoder, group, loss_fn, device: torch.device, batch: int = 1) -> torch.Tensor:
+def backward(model, group, loss_fn, device: torch.device, batch: int = 1) -> torch.Tensor:
     """Adds the group's gradients to ``.grad``; returns the loss, still on the device."""
     prompt = group.prompt.to(device)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for start in range(0, len(group.responses), batch):
         responses = torch.stack(group.responses[start : start + batch]).to(device)
-        logits = response_logits(model, decoder, prompt, responses)
+        logits = response_logits(model, prompt, responses)
         loss = sum(
             group.weights[i] * loss_fn(logits[i - start], responses[i - start], i)
             for i in range(start, start + len(responses))

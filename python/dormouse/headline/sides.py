@@ -14,7 +14,8 @@ import dormouse.hf
 from . import dense, models
 from .shapes import COMPILED, Geometry
 
-# Compiled graphs of one function: one per length of prompt and of microbatch, and the probe's.
+# Compiled graphs of one function: one per length of prompt and of microbatch, the check's and the
+# probe's.
 GRAPHS_MAX = 64
 # Dense batch size tried in addition to 1. Larger ones exceed one GPU.
 BATCH_MAX = 2
@@ -26,7 +27,7 @@ class Dense:
     def __init__(self, model, geometry: Geometry, device: torch.device):
         self._model = model
         self._device = device
-        self._compiled = None
+        self._layers = Layers(model)
         self._kernel: str | None = None
         self._taken: dict[str, float] = {}
         self._batch = 1
@@ -35,11 +36,10 @@ class Dense:
 
     def step(self, group, loss_fn, way: str, *, on_phase: Callable[[str], None], **_) -> dict:
         """Adds the group's gradients."""
+        self._layers.run(way)
         on_phase("step")
         with dense.kernel(self._kernel):
-            loss = dense.backward(
-                self._model, self._decoder(way), group, loss_fn, self._device, self._batch
-            )
+            loss = dense.backward(self._model, group, loss_fn, self._device, self._batch)
         on_phase("end")
         return {"loss": float(loss)}
 
@@ -74,9 +74,7 @@ class Dense:
         with contextlib.suppress(RuntimeError), dense.kernel(kernel):
             for _ in range(2):  # the first is a warm-up
                 start = time.monotonic()
-                dense.backward(
-                    self._model, self._model.model, group, loss_fn, self._device, self._batch
-                )
+                dense.backward(self._model, group, loss_fn, self._device, self._batch)
                 torch.cuda.synchronize(self._device)
                 seconds = (time.monotonic() - start) / len(group.responses)
         self.trim()
@@ -111,13 +109,6 @@ class Dense:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _decoder(self, way: str):
-        if way != COMPILED:
-            return self._model.model
-        if self._compiled is None:
-            self._compiled = torch.compile(self._model.model, dynamic=False)
-        return self._compiled
-
 
 class Ours:
     """The shared schedule, asleep or awake; dormouse is the process's allocator."""
@@ -127,7 +118,7 @@ class Ours:
         self._microbatch_tokens = geometry.microbatch_tokens
         self._runtime = runtime
         self._budget_bytes = runtime.info()["alloc_budget_bytes"]
-        self._compiled: list | None = None
+        self._layers = Layers(model)
         # Eager and compiled need separate probes: compiled layers save other tensors.
         self._shared: dict[tuple[str, bool], dormouse.hf.SharedPrefix] = {}
 
@@ -142,7 +133,7 @@ class Ours:
         microbatch_tokens: int | None = None,
     ) -> dict:
         """Adds the group's gradients. ``microbatch_tokens``: defaults to the geometry's."""
-        self._run_layers(way)
+        self._layers.run(way)
         report = self._of(way, sleep).backward(
             group,
             loss_fn,
@@ -185,21 +176,25 @@ class Ours:
             self._shared[key] = dormouse.hf.SharedPrefix(self._model, self._runtime, sleep=sleep)
         return self._shared[key]
 
-    def _run_layers(self, way: str) -> None:
-        layers = self._model.model.layers
+
+class Layers:
+    """A model's layers, run eager or compiled, each alone. Hooks and the schedule's attention stay
+    outside. Lengths are few, and a graph of any length is slower."""
+
+    def __init__(self, model):
+        self._layers = model.model.layers
+        self._compiled: list | None = None
+
+    def run(self, way: str) -> None:
+        """Selects how they run from now on."""
         if way == COMPILED and self._compiled is None:
-            self._compiled = compile_layers(layers)
-        for index, layer in enumerate(layers):
+            torch._dynamo.config.recompile_limit = GRAPHS_MAX
+            self._compiled = [torch.compile(each.forward, dynamic=False) for each in self._layers]
+        for index, layer in enumerate(self._layers):
             if way == COMPILED:
                 layer.forward = self._compiled[index]
             else:
                 layer.__dict__.pop("forward", None)
-
-
-def compile_layers(layers) -> list:
-    """Compiles each layer's forward. Hooks and the schedule's attention stay outside."""
-    torch._dynamo.config.recompile_limit = GRAPHS_MAX
-    return [torch.compile(layer.forward, dynamic=False) for layer in layers]
 
 
 def make(side: str, geometry: Geometry, device: torch.device, options: dict):

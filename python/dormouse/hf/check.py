@@ -359,7 +359,7 @@ def unknown_code(view: support.ModelView) -> str | None:
             if _package(getattr(hook, "__func__", hook)) not in KNOWN_PACKAGES:
                 return "a hook on every module"
     for name, module in view.model.named_modules():
-        if "forward" in module.__dict__:
+        if "forward" in module.__dict__ and not _is_compiled_own(module):
             return f"a patched forward of {name or 'the model'!r}"
         for kind in HOOKS:
             for hook in getattr(module, kind).values():
@@ -382,6 +382,13 @@ def unknown_code(view: support.ModelView) -> str | None:
     if function is not None and _package(function) not in KNOWN_PACKAGES:
         return f"the attention implementation {implementation!r}"
     return None
+
+
+def _is_compiled_own(module: torch.nn.Module) -> bool:
+    """Returns whether the forward set on ``module`` is that of its class, by torch.compile."""
+    compiled = getattr(module.__dict__["forward"], "_torchdynamo_orig_callable", None)
+    own = getattr(compiled, "__self__", None), getattr(compiled, "__func__", None)
+    return own == (module, type(module).forward)
 
 
 def _package(code) -> str:
