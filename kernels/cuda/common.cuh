@@ -43,6 +43,26 @@ __device__ inline float widen(Bf16 value) { return __uint_as_float(u32{value.bit
 __device__ inline float widen(float value) { return value; }
 __device__ inline double widen(double value) { return value; }
 
+// The type of sums of T, and of its log-sum-exps.
+template <class T>
+using Wide = decltype(widen(T{}));
+
+// The nearest value of T, of two as near the even one. The payload of a NaN is unspecified.
+template <class T>
+__device__ inline T narrow(Wide<T> value) {
+    return value;
+}
+template <>
+__device__ inline F16 narrow<F16>(float value) {
+    return {__half_as_ushort(__float2half_rn(value))};
+}
+template <>
+__device__ inline Bf16 narrow<Bf16>(float value) {
+    const u32 bits = __float_as_uint(value);
+    if (value != value) return {static_cast<unsigned short>(bits >> 16 | 0x40)};
+    return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
 template <class Group>
 __device__ bool is_aligned(const void* address) {
     return reinterpret_cast<u64>(address) % alignof(Group) == 0;

@@ -16,10 +16,12 @@ DORMOUSE_ACCUMULATE(dormouse_accumulate_f64, double, double)
 
 #define DORMOUSE_MERGE_LSE(name, T)                                                    \
     extern "C" __global__ void __launch_bounds__(MERGE_BLOCK_THREADS)                  \
-        name(const T* out1, const T* lse1, const T* out2, const T* lse2, T* out,       \
-             T* lse, u64 rows, u64 head_dim, u32 base, u32 empty) {                    \
+        name(const T* out1, const Wide<T>* lse1, const T* out2, const Wide<T>* lse2,   \
+             T* out, Wide<T>* lse, u64 rows, u64 head_dim, u32 base, u32 empty) {      \
         merge_lse<T>({out1, lse1, out2, lse2, out, lse, rows, head_dim, base, empty}); \
     }
 
+DORMOUSE_MERGE_LSE(dormouse_merge_lse_f16, F16)
+DORMOUSE_MERGE_LSE(dormouse_merge_lse_bf16, Bf16)
 DORMOUSE_MERGE_LSE(dormouse_merge_lse_f32, float)
 DORMOUSE_MERGE_LSE(dormouse_merge_lse_f64, double)

@@ -35,6 +35,29 @@ inline float __half2float(__half half) {
     return half.bits >> 15 ? -magnitude : magnitude;
 }
 
+inline unsigned short __half_as_ushort(__half half) { return half.bits; }
+
+inline __half __float2half_rn(float value) {
+    if (value != value) return {0x7fff};
+    const int sign = signbit(value) ? 0x8000 : 0;
+    const double magnitude = fabs(double(value));
+    if (magnitude >= 65520) return {(unsigned short)(sign | 31 << 10)};
+    int exponent;
+    frexp(magnitude, &exponent);
+    // In units of the last place: of subnormals, or of the value's binade. lrint rounds to even.
+    const int unit = magnitude == 0 || exponent < -13 ? -24 : exponent - 11;
+    const long units = lrint(ldexp(magnitude, -unit));
+    // 1024 units and more carry into the exponent.
+    const long bits = unit == -24 ? units : (long(unit + 24) << 10) + units;
+    return {(unsigned short)(sign | bits)};
+}
+
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 inline float __uint_as_float(unsigned bits) {
     float value;
     __builtin_memcpy(&value, &bits, sizeof value);

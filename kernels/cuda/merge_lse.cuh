@@ -8,14 +8,15 @@
 
 #include "common.cuh"
 
+// Outputs of type T. Log-sum-exps and weights have the type of its accumulators.
 template <class T>
 struct Merge {
     const T* out1;
-    const T* lse1;
+    const Wide<T>* lse1;
     const T* out2;
-    const T* lse2;
+    const Wide<T>* lse2;
     T* out;
-    T* lse;
+    Wide<T>* lse;
     u64 rows;
     u64 head_dim;
     u32 base;
@@ -25,11 +26,11 @@ struct Merge {
 // Which parts of a row have keys, and what they weigh.
 enum class Joined { Neither, First, Second, Both };
 
-template <class T>
+template <class W>
 struct Row {
     Joined joined;
-    T weight1;
-    T weight2;
+    W weight1;
+    W weight2;
 };
 
 __device__ inline bool is_broken(double lse, u32 empty) {
@@ -37,33 +38,33 @@ __device__ inline bool is_broken(double lse, u32 empty) {
 }
 
 // The row's plan; `lse` gets its merged log-sum-exp.
-template <class T>
-__device__ Row<T> join(T first, T second, u32 base, u32 empty, T* lse) {
+template <class W>
+__device__ Row<W> join(W first, W second, u32 base, u32 empty, W* lse) {
     const double l1 = first, l2 = second;
     if (is_broken(l1, empty) || is_broken(l2, empty)) {
-        *lse = T(NAN);
-        return {Joined::Both, T(NAN), T(NAN)};
+        *lse = W(NAN);
+        return {Joined::Both, W(NAN), W(NAN)};
     }
     const bool none1 = fabs(l1) == INFINITY, none2 = fabs(l2) == INFINITY;
     if (none1 && none2) {
-        *lse = -T(INFINITY);
-        return {Joined::Neither, T(0), T(0)};
+        *lse = -W(INFINITY);
+        return {Joined::Neither, W(0), W(0)};
     }
     if (none1 || none2) {
         *lse = none2 ? first : second;
-        return {none2 ? Joined::First : Joined::Second, T(0), T(0)};
+        return {none2 ? Joined::First : Joined::Second, W(0), W(0)};
     }
     const bool swapped = l2 > l1;
     const double top = swapped ? l2 : l1, below = swapped ? l1 : l2;
     const double other = base == BASE_TWO ? exp2(below - top) : exp(below - top);
     const double log_sum = base == BASE_TWO ? log1p(other) * M_LOG2E : log1p(other);
-    *lse = T(top + log_sum);
-    const T larger = T(1.0 / (1.0 + other)), smaller = T(other / (1.0 + other));
+    *lse = W(top + log_sum);
+    const W larger = W(1.0 / (1.0 + other)), smaller = W(other / (1.0 + other));
     return {Joined::Both, swapped ? smaller : larger, swapped ? larger : smaller};
 }
 
 template <class T, u32 N>
-__device__ Lanes<T, N> blend(const Row<T>& row, const Lanes<T, N>* out1, const Lanes<T, N>* out2) {
+__device__ Lanes<T, N> blend(const Row<Wide<T>>& row, const Lanes<T, N>* out1, const Lanes<T, N>* out2) {
     // An empty part's output is not read: it may hold anything.
     if (row.joined == Joined::First) return *out1;
     if (row.joined == Joined::Second) return *out2;
@@ -71,15 +72,16 @@ __device__ Lanes<T, N> blend(const Row<T>& row, const Lanes<T, N>* out1, const L
     if (row.joined == Joined::Neither) return out;
     const Lanes<T, N> a = *out1, b = *out2;
     for (u32 lane = 0; lane < N; lane++) {
-        // Three roundings: the build forbids contraction.
-        out.lane[lane] = a.lane[lane] * row.weight1 + b.lane[lane] * row.weight2;
+        // Three roundings, and that of a narrower T: the build forbids contraction.
+        const Wide<T> sum = widen(a.lane[lane]) * row.weight1 + widen(b.lane[lane]) * row.weight2;
+        out.lane[lane] = narrow<T>(sum);
     }
     return out;
 }
 
 // Blends `count` rows, the first of them number `first` of the tensors, by all threads of a block.
 template <class T, u32 N>
-__device__ void blend_rows(const Merge<T>& merge, const Row<T>* rows, u64 first, u32 count) {
+__device__ void blend_rows(const Merge<T>& merge, const Row<Wide<T>>* rows, u64 first, u32 count) {
     using Group = Lanes<T, N>;
     const u64 width = merge.head_dim / N;
     if (width == 0) return;
@@ -108,7 +110,7 @@ template <class T>
 __device__ void merge_lse(const Merge<T>& merge) {
     constexpr u32 LANES = VECTOR_LANES<T>;
     using Vector = Lanes<T, LANES>;
-    __shared__ Row<T> rows[MERGE_BLOCK_ROWS];
+    __shared__ Row<Wide<T>> rows[MERGE_BLOCK_ROWS];
     const bool vectors = merge.head_dim % LANES == 0 && is_aligned<Vector>(merge.out1) &&
                          is_aligned<Vector>(merge.out2) && is_aligned<Vector>(merge.out);
     const u64 step = u64{gridDim.x} * MERGE_BLOCK_ROWS;

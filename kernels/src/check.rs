@@ -36,18 +36,16 @@ pub(crate) fn accumulate(
 
 /// Checks the arguments of a merge.
 pub(crate) fn merge(args: &MergeArgs, in_place: InPlace) -> Result<MergeCounts, KernelError> {
-    if !matches!(args.dtype, DType::F32 | DType::F64) {
-        return Err(KernelError::MergeType { dtype: args.dtype });
-    }
     let elems = elements(args.rows, args.head_dim)?;
     let rows = elements(args.rows, 1)?;
-    let span = |what, address, count| Span::new(what, address, count, args.dtype);
+    let outputs = |what, address| Span::new(what, address, elems, args.dtype);
+    let lses = |what, address| Span::new(what, address, rows, args.dtype.accumulator());
     let inputs = [
-        (span("first out", args.out1.addr(), elems)?, span("first lse", args.lse1.addr(), rows)?),
-        (span("second out", args.out2.addr(), elems)?, span("second lse", args.lse2.addr(), rows)?),
+        (outputs("first out", args.out1.addr())?, lses("first lse", args.lse1.addr())?),
+        (outputs("second out", args.out2.addr())?, lses("second lse", args.lse2.addr())?),
     ];
-    let out = span("out", args.out.addr(), elems)?;
-    let lse = span("lse", args.lse.addr(), rows)?;
+    let out = outputs("out", args.out.addr())?;
+    let lse = lses("lse", args.lse.addr())?;
     let is_in_place = |output: &Span, input: &Span| {
         in_place == InPlace::Accepted && output.address == input.address
     };

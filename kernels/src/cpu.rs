@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use crate::check::{self, InPlace, MergeCounts};
 use crate::level::{Level, at_level, detect};
-use crate::merge::{Element, Joined, join};
+use crate::merge::{Element, Joined, Sum, join};
+use crate::scalar::{Bf16, F16};
 use crate::{DType, KernelError, MergeArgs};
 
 /// Adds `elems` elements of `dtype` at `source` to those of type [`DType::accumulator`] at `accumulator`.
@@ -67,7 +68,7 @@ unsafe fn accumulate_at(
 /// NaN.
 ///
 /// # Errors
-/// `MergeType`; `TooLarge`; `Address` for NULL or a misaligned address; `Overlap` of an output with
+/// `TooLarge`; `Address` for NULL or a misaligned address; `Overlap` of an output with
 /// any other argument. Nothing is written.
 ///
 /// # Safety
@@ -75,12 +76,14 @@ unsafe fn accumulate_at(
 /// used by another thread during the call.
 pub unsafe fn merge_lse(args: &MergeArgs) -> Result<(), KernelError> {
     let counts = check::merge(args, InPlace::Refused)?;
-    match args.dtype {
-        // SAFETY: the caller's contract, for this type; the arguments are checked.
-        DType::F64 => unsafe { merge_at::<f64>(detect(), args, counts) },
-        // SAFETY: as above; FP32 is the only other type that passes the check.
-        _ => unsafe { merge_at::<f32>(detect(), args, counts) },
-    }
+    let merge = match args.dtype {
+        DType::F16 => merge_at::<F16>,
+        DType::Bf16 => merge_at::<Bf16>,
+        DType::F32 => merge_at::<f32>,
+        DType::F64 => merge_at::<f64>,
+    };
+    // SAFETY: the caller's contract, for this type; the arguments are checked.
+    unsafe { merge(detect(), args, counts) };
     Ok(())
 }
 
@@ -94,7 +97,11 @@ pub(crate) unsafe fn merge_at<T: Element>(level: Level, args: &MergeArgs, counts
     };
     // SAFETY: as above.
     let (lse1, lse2, lse) = unsafe {
-        (slice::<T>(args.lse1, rows), slice::<T>(args.lse2, rows), slice_mut(args.lse, rows))
+        (
+            slice::<T::Sum>(args.lse1, rows),
+            slice::<T::Sum>(args.lse2, rows),
+            slice_mut(args.lse, rows),
+        )
     };
     let head_dim = args.head_dim as usize;
     for row in 0..rows {
@@ -104,8 +111,8 @@ pub(crate) unsafe fn merge_at<T: Element>(level: Level, args: &MergeArgs, counts
         let (l1, l2) = (lse1[row], lse2[row]);
         lse[row] = match join(l1.widen(), l2.widen(), args.base, args.empty) {
             Joined::Neither => {
-                out.fill(T::narrow(0.0));
-                T::narrow(f64::NEG_INFINITY)
+                out.fill(T::ZERO);
+                T::Sum::narrow(f64::NEG_INFINITY)
             }
             Joined::First => {
                 out.copy_from_slice(o1);
@@ -117,7 +124,7 @@ pub(crate) unsafe fn merge_at<T: Element>(level: Level, args: &MergeArgs, counts
             }
             Joined::Both { lse, weights: [w1, w2] } => {
                 T::blend(level, out, [(o1, w1), (o2, w2)]);
-                T::narrow(lse)
+                T::Sum::narrow(lse)
             }
         };
     }

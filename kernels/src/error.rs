@@ -15,12 +15,6 @@ pub enum KernelError {
         /// Type of the accumulator.
         accumulator: DType,
     },
-    /// The type of the partial outputs is not supported.
-    #[error("type of the partial outputs is {dtype:?}; accepted: F32, F64")]
-    MergeType {
-        /// Their type.
-        dtype: DType,
-    },
     /// An address is NULL or misaligned.
     #[error("{what} at {address:#x}; accepted: a non-NULL multiple of {align}")]
     Address {

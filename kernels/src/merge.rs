@@ -1,16 +1,19 @@
 //! Merging of two partial attention outputs by their log-sum-exps (docs/method.md §3):
 //! `lse = log(exp(l1) + exp(l2))`, `out = o1·exp(l1 − lse) + o2·exp(l2 − lse)`.
 //!
-//! The two weights of a row are computed in FP64 for FP32 parts too (one exponential per row, against
+//! The two weights of a row are computed in FP64 for all parts (one exponential per row, against
 //! `head_dim` elements), so only the last few operations of an FP32 result round: with `ε = 2^-24`, the
 //! error of `out` is at most `3ε·(|o1|·w1 + |o2|·w2)`, that of `lse` at most `ε·|lse|` plus FP64's.
+//! Outputs of FP16 and bfloat16 are summed in FP32 and rounded once, to the nearest.
 
 use std::ffi::c_void;
 
 use crate::DType;
 use crate::level::{Level, at_level};
+use crate::scalar::{Bf16, F16};
 
-/// Two partial attention outputs to merge, by address. All of them are of type `dtype`.
+/// Two partial attention outputs to merge, by address. Outputs are of type `dtype`, log-sum-exps of type
+/// [`DType::accumulator`].
 ///
 /// Addresses are the device's own; on the host device they are ordinary memory.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +37,7 @@ pub struct MergeArgs {
     pub rows: u64,
     /// Elements of a row.
     pub head_dim: u64,
-    /// [`DType::F32`] or [`DType::F64`].
+    /// Type of the outputs.
     pub dtype: DType,
     /// Base of all log-sum-exps.
     pub base: LogBase,
@@ -64,10 +67,17 @@ pub enum Empty {
     PlusInfinity = 1,
 }
 
-/// Element types of partial outputs: FP32 and FP64.
+/// Element types of partial outputs.
 pub(crate) trait Element: Copy {
+    /// Type of the log-sum-exps.
+    type Sum: Sum;
+    const ZERO: Self;
     /// Writes the weighted sum of both parts.
     fn blend(level: Level, to: &mut [Self], parts: [(&[Self], f64); 2]);
+}
+
+/// Types of log-sum-exps.
+pub(crate) trait Sum: Copy {
     fn widen(self) -> f64;
     fn narrow(value: f64) -> Self;
 }
@@ -75,11 +85,16 @@ pub(crate) trait Element: Copy {
 macro_rules! element {
     ($kind:ident, $blend:ident) => {
         impl Element for $kind {
+            type Sum = Self;
+            const ZERO: Self = 0.0;
+
             fn blend(level: Level, to: &mut [Self], parts: [(&[Self], f64); 2]) {
                 let [(a, weight_a), (b, weight_b)] = parts;
                 at_level!(level, $blend(to, a, b, weight_a as $kind, weight_b as $kind));
             }
+        }
 
+        impl Sum for $kind {
             fn widen(self) -> f64 {
                 self.into()
             }
@@ -93,6 +108,27 @@ macro_rules! element {
 
 element!(f32, blend_f32);
 element!(f64, blend_f64);
+
+/// 16-bit floats have the scalar form alone: on the CPU no step merges them.
+macro_rules! narrow_element {
+    ($kind:ident) => {
+        impl Element for $kind {
+            type Sum = f32;
+            const ZERO: Self = Self(0);
+
+            fn blend(_: Level, to: &mut [Self], parts: [(&[Self], f64); 2]) {
+                let [(a, weight_a), (b, weight_b)] = parts;
+                let (weight_a, weight_b) = (weight_a as f32, weight_b as f32);
+                for ((to, a), b) in to.iter_mut().zip(a).zip(b) {
+                    *to = Self::nearest(a.widen() * weight_a + b.widen() * weight_b);
+                }
+            }
+        }
+    };
+}
+
+narrow_element!(F16);
+narrow_element!(Bf16);
 
 /// The parts of a row that have keys, and their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,31 +1,48 @@
 use proptest::prelude::*;
 
-use std::ffi::c_void;
-
 use super::*;
 use crate::check::{InPlace, merge};
 use crate::cpu::merge_at;
 use crate::level::runnable;
 
+trait Typed: Element {
+    const DTYPE: DType;
+}
+
+impl Typed for F16 {
+    const DTYPE: DType = DType::F16;
+}
+
+impl Typed for Bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+
+impl Typed for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Typed for f64 {
+    const DTYPE: DType = DType::F64;
+}
+
 /// Merges two parts of outputs and log-sum-exps, for rows of `head_dim` elements of type `dtype`.
-fn merge_parts<T: Element>(
+fn merge_parts<T: Typed>(
     level: Level,
-    [(o1, l1), (o2, l2)]: [(&[T], &[T]); 2],
-    (out, lse): (&mut [T], &mut [T]),
+    [(o1, l1), (o2, l2)]: [(&[T], &[T::Sum]); 2],
+    (out, lse): (&mut [T], &mut [T::Sum]),
     head_dim: usize,
     (base, empty): (LogBase, Empty),
 ) {
-    let read = |slice: &[T]| slice.as_ptr().cast::<c_void>();
     let args = MergeArgs {
-        out1: read(o1),
-        lse1: read(l1),
-        out2: read(o2),
-        lse2: read(l2),
+        out1: o1.as_ptr().cast(),
+        lse1: l1.as_ptr().cast(),
+        out2: o2.as_ptr().cast(),
+        lse2: l2.as_ptr().cast(),
         out: out.as_mut_ptr().cast(),
         lse: lse.as_mut_ptr().cast(),
         rows: lse.len() as u64,
         head_dim: head_dim as u64,
-        dtype: if size_of::<T>() == 4 { DType::F32 } else { DType::F64 },
+        dtype: T::DTYPE,
         base,
         empty,
     };
@@ -49,7 +66,7 @@ fn attention(scores: &[f64], values: &[f64]) -> (f64, f64) {
 }
 
 /// One row of `(output, log-sum-exp)` from two.
-fn row<T: Element>(parts: [(T, T); 2], base: LogBase, empty: Empty) -> (T, T) {
+fn row<T: Typed<Sum = T> + Sum>(parts: [(T, T); 2], base: LogBase, empty: Empty) -> (T, T) {
     let [a, b] = parts;
     let mut first = None;
     for level in runnable() {
@@ -135,6 +152,55 @@ proptest! {
             prop_assert!(*wanted == bits, "{level:?} differs");
         }
     }
+}
+
+/// Parts of 16-bit floats, by the bits of their outputs, merge to the nearest of what the same parts merge to in FP32.
+fn narrow_parts_round_once<T: Typed<Sum = f32> + std::fmt::Debug + PartialEq>(
+    of_bits: fn(u16) -> T,
+    widen: fn(T) -> f32,
+    nearest: fn(f32) -> T,
+    outs: &[(u16, u16)],
+    (l1, l2): (f32, f32),
+) -> Result<(), TestCaseError> {
+    let first: Vec<T> = outs.iter().map(|&(bits, _)| of_bits(bits)).collect();
+    let second: Vec<T> = outs.iter().map(|&(_, bits)| of_bits(bits)).collect();
+    let (wide1, wide2): (Vec<f32>, Vec<f32>) =
+        (first.iter().map(|&x| widen(x)).collect(), second.iter().map(|&x| widen(x)).collect());
+    let (mut wide, mut wide_lse) = (vec![0.0_f32; outs.len()], [0.0_f32]);
+    let parts: [(&[f32], &[f32]); 2] = [(&wide1, &[l1]), (&wide2, &[l2])];
+    merge_parts(Level::Any, parts, (&mut wide, &mut wide_lse), outs.len(), DEFAULTS);
+    for level in runnable() {
+        let (mut out, mut lse) = (vec![T::ZERO; outs.len()], [0.0_f32]);
+        let parts: [(&[T], &[f32]); 2] = [(&first, &[l1]), (&second, &[l2])];
+        merge_parts(level, parts, (&mut out, &mut lse), outs.len(), DEFAULTS);
+        prop_assert_eq!(lse[0].to_bits(), wide_lse[0].to_bits());
+        for (got, wide) in out.iter().zip(&wide) {
+            prop_assert!(*got == nearest(*wide) || (widen(*got).is_nan() && wide.is_nan()));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn parts_of_16_bit_floats_round_once(
+        outs in prop::collection::vec(any::<(u16, u16)>(), 1..70),
+        l1 in -90.0f32..90.0,
+        l2 in prop_oneof![-90.0f32..90.0, Just(f32::NEG_INFINITY)],
+    ) {
+        narrow_parts_round_once(F16, F16::widen, F16::nearest, &outs, (l1, l2))?;
+        narrow_parts_round_once(Bf16, Bf16::widen, Bf16::nearest, &outs, (l1, l2))?;
+        narrow_parts_round_once(Bf16, Bf16::widen, Bf16::nearest, &outs, (l2, l1))?;
+    }
+}
+
+#[test]
+fn rows_of_16_bit_floats_without_keys_are_zero() {
+    let none = [f32::NEG_INFINITY];
+    let (mut out, mut lse) = ([Bf16(0x7fc0)], [0.0]);
+    let part: (&[Bf16], &[f32]) = (&[Bf16(0x3f80)], &none);
+    merge_parts(Level::Any, [part, part], (&mut out, &mut lse), 1, DEFAULTS);
+    assert_eq!((out, lse), ([Bf16(0)], none));
 }
 
 #[test]

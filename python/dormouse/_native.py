@@ -80,6 +80,7 @@ _PROTOTYPES = {
         _OUT,
     ],
     "prefix_accumulate": [_PTR, c_uint32, c_uint32, _PTR, c_uint64, c_int32, _PTR],
+    "kernel_merge_lse": [POINTER(MergeArgs), _PTR],
     "prefix_get_report": [_PTR, POINTER(PrefixReport), c_char_p, c_uint64, POINTER(c_uint64)],
     "stash_put": [_PTR, _PTR, c_uint64, c_uint64, _PTR, POINTER(c_uint64)],
     "stash_get": [_PTR, c_uint64, _PTR, _PTR],

@@ -31,6 +31,7 @@ ERR_ARGUMENT = -102
 
 DEVICES = {"host": 1, "cuda": 2}
 FORMATS = {"pftrace": 1, "html": 2}
+MERGE_ON_GPU = 4
 STATS_RESET_PEAKS = 1
 STATS_BEGIN_INTERVAL = 2
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
@@ -302,6 +303,18 @@ class Block(ctypes.Structure):
         ("state", c_int32),
         ("reserved", c_uint32),
     ]
+
+
+class MergeArgs(_Struct):
+    """``dormouse_merge_args_t``"""
+
+    _fields_ = _versioned(
+        *_all(c_void_p, "out1", "lse1", "out2", "lse2", "out", "lse"),
+        *_all(c_uint64, "rows", "head_dim"),
+        ("dtype", c_int32),
+        ("reserved", c_uint32),
+        ("flags", c_uint64),
+    )
 
 
 class MemoryHistory(_Struct):

@@ -10,7 +10,7 @@ import torch
 from attention_operators import CudnnOperators, Flash3Package, Flash4Package, FlashOperators
 from test_attention import both, check, check_over_itself, dense, draw
 
-from dormouse.hf import attention, cuda_kernels, measured
+from dormouse.hf import attention, cuda_kernels, measured, merging
 from dormouse.hf.kernels import Pieces, PlainPieces, Scores
 
 CUDNN, FLASH2, FLASH3, FLASH4 = "cudnn", "flash 2", "flash 3", "flash 4"
@@ -182,13 +182,15 @@ def relative(got: list[torch.Tensor], truth: list[torch.Tensor]) -> list[float]:
     return [float((a.double() - b).norm() / b.norm()) for a, b in zip(got, truth, strict=True)]
 
 
+@pytest.mark.parametrize("merges", [False, True], ids=["by torch", "by the library"])
 @pytest.mark.parametrize("lengths", [(37, 37, 37), (37, 5, 90, 61)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NAMES)
 def test_below_fp32_every_part_gets_the_merged_log_sum_exp(
-    name, dtype, lengths, operators, monkeypatch
+    name, dtype, lengths, merges, operators, monkeypatch
 ):
     """And gradients are as near to FP64 as the method asks (docs/method.md §10)."""
+    monkeypatch.setattr(merging, "KINDS", {"cpu"} if merges else set())
     kernels, given = serve_all(monkeypatch, name), []
     backward = kernels.backward
     kernels.backward = lambda *args: given.append(args[5]) or backward(*args)
@@ -226,10 +228,9 @@ def test_below_fp32_every_part_gets_the_merged_log_sum_exp(
         (tuple(drawn[3:]),),
         lambda index, *grads: added.extend(grads),
     ).backward(direction)
-    # First that of the prefix, whose heads are grouped; then the responses'.
+    # First that of the prefix, then the responses'.
     assert len(given) == 2
-    grouped = wanted.unflatten(1, (kv_heads, -1)).flatten(2, 3)
-    torch.testing.assert_close(given[0].double(), grouped, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(given[0].double(), wanted, rtol=1e-6, atol=1e-6)
     own = given[1].transpose(0, 1).reshape(1, heads, rows) if len(set(lengths)) == 1 else given[1]
     torch.testing.assert_close(own.double(), wanted, rtol=1e-6, atol=1e-6)
     ours = relative([*(leaf.grad for leaf in leaves), *added], truth)

@@ -78,6 +78,7 @@ def test_constants_are_the_headers():
         assert constant(f"MODE_{name.upper()}") == bit
     for name, bit in native.TIER_FLAGS.items():
         assert constant(f"TIER_FLAG_{name.upper()}") == bit
+    assert constant("MERGE_ON_GPU") == native.MERGE_ON_GPU
     assert constant("STATS_RESET_PEAKS") == native.STATS_RESET_PEAKS
     assert constant("STATS_BEGIN_INTERVAL") == native.STATS_BEGIN_INTERVAL
     for name in ("OK", "DECLINED", "PARTIAL", "ERR_ARGUMENT"):

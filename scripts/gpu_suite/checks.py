@@ -44,8 +44,11 @@ def kernels(found: dict) -> list[dict]:
         for each in found["accumulate"]
     ]  # fmt: skip
     worst = found["merge_worst_over_bound"]
+    rates = found["merge_gb_per_s"].items()
     return [
         *made,
+        *(row(f"merge {dtype}", "GB/s", rate, how="outputs read and written")
+          for dtype, rate in rates),
         row("merge, worst difference over its bound", "ratio", worst, bar=1, better=LOWER,
             how="against the CPU's"),
     ]  # fmt: skip

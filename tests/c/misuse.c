@@ -408,11 +408,13 @@ static void kernels(void)
     args.dtype = DORMOUSE_DTYPE_F32;
     RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_NULL, "lse");
     args.lse = lse;
-    args.dtype = DORMOUSE_DTYPE_BF16;
-    RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "dtype is 2");
+    args.dtype = 5;
+    RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "dtype is 5");
     args.dtype = DORMOUSE_DTYPE_F32;
     args.flags = 32;
     RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "flags");
+    args.flags = DORMOUSE_MERGE_ON_GPU;
+    RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "GPU's heap");
     args.flags = 0;
     OK(dormouse_kernel_merge_lse(&args, NULL));
     EXPECT(out[0] > 1.9999f && out[0] < 2.0001f && lse[0] > 0.693f && lse[0] < 0.694f);

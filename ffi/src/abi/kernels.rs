@@ -16,7 +16,7 @@ use crate::status::dormouse_status_t;
 /// output is 0.
 ///
 /// The kernel runs on the device that holds `out`: on a GPU in the order of `stream` if `out` is
-/// memory of that GPU's heap, otherwise on the calling thread.
+/// memory of that GPU's heap, otherwise on the calling thread, unless `DORMOUSE_MERGE_ON_GPU` is set.
 ///
 /// Any-thread. The caller owns the buffers. They are not used after the call returns or, on a GPU,
 /// after the stream has passed. Errors: `NULL`, `VERSION`, `ARGUMENT`, and `DEVICE` on a GPU.
@@ -38,22 +38,29 @@ pub unsafe extern "C" fn dormouse_kernel_merge_lse(
 unsafe fn run(args: *const dormouse_merge_args_t, stream: RawStream) -> Result<(), Fault> {
     // SAFETY: the caller's contract.
     let args = unsafe { In::structure(args, "args") }?;
+    let known = DORMOUSE_MERGE_LOG2 | DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY | DORMOUSE_MERGE_ON_GPU;
+    check_flags(args.flags, known, "args.flags", "DORMOUSE_MERGE_*")?;
+    let is_set = |flag: u64| args.flags & flag != 0;
     let gpu = Heap::gpu_around(args.out.addr());
+    if gpu.is_none() && is_set(DORMOUSE_MERGE_ON_GPU) {
+        return Err(Fault::argument(format!(
+            "args.out is {:p}, which is not memory of a GPU's heap, and args.flags has \
+             DORMOUSE_MERGE_ON_GPU; accepted: memory of a GPU's heap",
+            args.out
+        )));
+    }
     if gpu.is_none() && !stream.get().is_null() {
         return Err(Fault::argument(format!(
             "stream is {:p}, but args.out is not memory of a GPU's heap; accepted: NULL",
             stream.get()
         )));
     }
-    let known = DORMOUSE_MERGE_LOG2 | DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY;
-    check_flags(args.flags, known, "args.flags", "DORMOUSE_MERGE_*")?;
-    let dtype = DType::try_from(args.dtype).ok();
-    let dtype =
-        dtype.filter(|dtype| matches!(dtype, DType::F32 | DType::F64)).ok_or_else(|| {
-            let seen = args.dtype;
-            Fault::argument(format!("args.dtype is {seen}; accepted: 3 (f32), 4 (f64)"))
-        })?;
-    let is_set = |flag: u64| args.flags & flag != 0;
+    let dtype = DType::try_from(args.dtype).map_err(|_| {
+        let seen = args.dtype;
+        Fault::argument(format!(
+            "args.dtype is {seen}; accepted: 1 (f16), 2 (bf16), 3 (f32), 4 (f64)"
+        ))
+    })?;
     let mut merge = MergeArgs {
         out1: args.out1,
         lse1: args.lse1,
@@ -94,9 +101,12 @@ unsafe fn run(args: *const dormouse_merge_args_t, stream: RawStream) -> Result<(
 /// # Safety
 /// As [`run`], for the buffers of `merge`.
 unsafe fn copy_in_place(merge: &mut MergeArgs) -> Result<Vec<Vec<u64>>, Fault> {
-    let (rows, head_dim, size) = (merge.rows, merge.head_dim, merge.dtype.size_bytes() as u64);
-    let bytes = |columns: u64| rows.checked_mul(columns).and_then(|count| count.checked_mul(size));
-    let (Some(out_bytes), Some(lse_bytes)) = (bytes(head_dim), bytes(1)) else {
+    let (rows, head_dim) = (merge.rows, merge.head_dim);
+    let bytes = |columns: u64, dtype: DType| {
+        rows.checked_mul(columns).and_then(|count| count.checked_mul(dtype.size_bytes() as u64))
+    };
+    let sizes = (bytes(head_dim, merge.dtype), bytes(1, merge.dtype.accumulator()));
+    let (Some(out_bytes), Some(lse_bytes)) = sizes else {
         return Err(Fault::argument(format!(
             "args.rows {rows} times args.head_dim {head_dim} overflows"
         )));
@@ -165,6 +175,43 @@ mod tests {
         unsafe { run(&raw const args, here()) }.unwrap();
         assert_eq!(parts[0], [2.0, 4.0]);
         assert!((lse[0] - 2.0_f64.ln()).abs() < 1e-15);
+    }
+
+    #[test]
+    fn outputs_of_16_bits_have_log_sum_exps_of_32() {
+        // In bfloat16: 1 and 3, in equal parts.
+        let (mut first, second) = ([0x3f80_u16], [0x4040_u16]);
+        let (mut lse1, lse2) = ([0.0_f32], [0.0_f32]);
+        let args = dormouse_merge_args_t {
+            size: size_of::<dormouse_merge_args_t>() as u32,
+            version: 1,
+            out1: first.as_ptr().cast(),
+            lse1: lse1.as_ptr().cast(),
+            out2: second.as_ptr().cast(),
+            lse2: lse2.as_ptr().cast(),
+            out: first.as_mut_ptr().cast(),
+            lse: lse1.as_mut_ptr().cast(),
+            rows: 1,
+            head_dim: 1,
+            dtype: DORMOUSE_DTYPE_BF16,
+            reserved: 0,
+            flags: 0,
+        };
+        // SAFETY: live locals of the stated lengths.
+        unsafe { run(&raw const args, here()) }.unwrap();
+        assert_eq!(first, [0x4000]);
+        assert!((lse1[0] - 2.0_f32.ln()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn memory_of_the_host_is_refused_where_a_gpus_is_promised() {
+        let (mut parts, mut lse) = ([[1.0, 2.0], [3.0, 6.0]], [0.0, 0.0]);
+        let mut args = args(&mut parts, &mut lse);
+        args.flags = DORMOUSE_MERGE_ON_GPU;
+        // SAFETY: refused before a read.
+        let fault = unsafe { run(&raw const args, here()) }.unwrap_err();
+        assert_eq!(fault.status, status::DORMOUSE_ERR_ARGUMENT);
+        assert!(fault.message.contains("not memory of a GPU's heap"), "{}", fault.message);
     }
 
     #[test]

@@ -147,6 +147,8 @@ pub const DORMOUSE_TAG_WITHOUT_BACKUP: u64 = 1;
 pub const DORMOUSE_MERGE_LOG2: u64 = 1;
 /// A row without keys has lse +infinity, as the caller's kernel writes it.
 pub const DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY: u64 = 2;
+/// The memory is a GPU's. The call is refused if it is not of a GPU's heap, as that of another allocator.
+pub const DORMOUSE_MERGE_ON_GPU: u64 = 4;
 
 /// Maximum number of bytes of a tag name or label, including the NUL.
 pub const DORMOUSE_NAME_BYTES: usize = 64;
@@ -615,8 +617,9 @@ pub struct dormouse_prefix_report_t {
     pub first_stray: [c_char; DORMOUSE_TEXT_BYTES],
 }
 
-/// Two partial attention outputs over the same rows and their log-sum-exps. On a GPU an output can be
-/// equal to an input (in place). Other overlaps are not accepted, and none are on the host.
+/// Two partial attention outputs over the same rows and their log-sum-exps. Log-sum-exps are FP64 for FP64
+/// outputs, otherwise FP32. On a GPU an output can be equal to an input (in place). Other overlaps are not
+/// accepted, and none are on the host.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dormouse_merge_args_t {
@@ -640,7 +643,7 @@ pub struct dormouse_merge_args_t {
     pub rows: u64,
     /// Number of elements of one row.
     pub head_dim: u64,
-    /// `DORMOUSE_DTYPE_F32` or `DORMOUSE_DTYPE_F64`.
+    /// Type of the outputs, `DORMOUSE_DTYPE_*`. Outputs of FP16 and BF16 are summed in FP32 and rounded once.
     pub dtype: i32,
     /// Must be zero.
     pub reserved: u32,

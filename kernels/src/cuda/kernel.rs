@@ -28,6 +28,10 @@ pub enum Kernel {
     AccumulateF32,
     /// FP64 into FP64.
     AccumulateF64,
+    /// FP16 parts.
+    MergeLseF16,
+    /// bfloat16 parts.
+    MergeLseBf16,
     /// FP32 parts.
     MergeLseF32,
     /// FP64 parts.
@@ -36,11 +40,13 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels, in the order of their discriminants.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::AccumulateF16,
         Self::AccumulateBf16,
         Self::AccumulateF32,
         Self::AccumulateF64,
+        Self::MergeLseF16,
+        Self::MergeLseBf16,
         Self::MergeLseF32,
         Self::MergeLseF64,
     ];
@@ -53,6 +59,8 @@ impl Kernel {
             Self::AccumulateBf16 => c"dormouse_accumulate_bf16",
             Self::AccumulateF32 => c"dormouse_accumulate_f32",
             Self::AccumulateF64 => c"dormouse_accumulate_f64",
+            Self::MergeLseF16 => c"dormouse_merge_lse_f16",
+            Self::MergeLseBf16 => c"dormouse_merge_lse_bf16",
             Self::MergeLseF32 => c"dormouse_merge_lse_f32",
             Self::MergeLseF64 => c"dormouse_merge_lse_f64",
         }
@@ -62,8 +70,8 @@ impl Kernel {
     #[must_use]
     pub const fn dtype(self) -> DType {
         match self {
-            Self::AccumulateF16 => DType::F16,
-            Self::AccumulateBf16 => DType::Bf16,
+            Self::AccumulateF16 | Self::MergeLseF16 => DType::F16,
+            Self::AccumulateBf16 | Self::MergeLseBf16 => DType::Bf16,
             Self::AccumulateF32 | Self::MergeLseF32 => DType::F32,
             Self::AccumulateF64 | Self::MergeLseF64 => DType::F64,
         }
@@ -72,22 +80,17 @@ impl Kernel {
     /// Returns the number of threads of a block.
     #[must_use]
     pub const fn block_threads(self) -> u32 {
-        match self {
-            Self::MergeLseF32 | Self::MergeLseF64 => MERGE_BLOCK_THREADS,
-            _ => ACCUMULATE_BLOCK_THREADS,
-        }
+        if self.is_merge() { MERGE_BLOCK_THREADS } else { ACCUMULATE_BLOCK_THREADS }
     }
 
     /// Returns the items that a block processes in one round: elements of an accumulation, rows of a merge.
     #[must_use]
     pub const fn items_per_block(self) -> u64 {
-        match self {
-            Self::MergeLseF32 | Self::MergeLseF64 => MERGE_BLOCK_ROWS,
-            _ => {
-                let lanes = VECTOR_BYTES / self.dtype().accumulator().size_bytes() as u64;
-                ACCUMULATE_BLOCK_THREADS as u64 * lanes
-            }
+        if self.is_merge() {
+            return MERGE_BLOCK_ROWS;
         }
+        let lanes = VECTOR_BYTES / self.dtype().accumulator().size_bytes() as u64;
+        ACCUMULATE_BLOCK_THREADS as u64 * lanes
     }
 
     /// Returns the number of blocks for `items` elements or rows, at most [`BLOCKS_MAX`].
@@ -104,5 +107,21 @@ impl Kernel {
             DType::F32 => Self::AccumulateF32,
             DType::F64 => Self::AccumulateF64,
         }
+    }
+
+    pub(super) const fn merge(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self::MergeLseF16,
+            DType::Bf16 => Self::MergeLseBf16,
+            DType::F32 => Self::MergeLseF32,
+            DType::F64 => Self::MergeLseF64,
+        }
+    }
+
+    const fn is_merge(self) -> bool {
+        matches!(
+            self,
+            Self::MergeLseF16 | Self::MergeLseBf16 | Self::MergeLseF32 | Self::MergeLseF64
+        )
     }
 }

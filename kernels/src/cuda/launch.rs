@@ -47,16 +47,12 @@ impl Launch {
     /// and `lse` at that of either part's log-sum-exps.
     pub fn merge_lse(args: &MergeArgs) -> Result<Option<Self>, KernelError> {
         let rows = check::merge(args, InPlace::Accepted)?.rows as u64;
-        let kernel = match args.dtype {
-            DType::F64 => Kernel::MergeLseF64,
-            _ => Kernel::MergeLseF32,
-        };
         let inputs = [args.out1, args.lse1, args.out2, args.lse2].map(|input| input.addr() as u64);
         let [out1, lse1, out2, lse2] = inputs;
         let (out, lse) = (args.out.addr() as u64, args.lse.addr() as u64);
         let (base, empty) = (args.base as u64, args.empty as u64);
         let parameters = [out1, lse1, out2, lse2, out, lse, rows, args.head_dim, base, empty];
-        Ok(Self::new(kernel, rows, parameters))
+        Ok(Self::new(Kernel::merge(args.dtype), rows, parameters))
     }
 
     /// `None` for no items: the driver refuses a grid without blocks.

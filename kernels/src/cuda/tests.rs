@@ -128,8 +128,15 @@ fn merge_parameters_are_in_kernel_order() {
     let plus = MergeArgs { empty: Empty::PlusInfinity, base: LogBase::E, ..args(1) };
     let launch = Launch::merge_lse(&plus).unwrap().unwrap();
     assert_eq!(launch.parameters[6..], [1, 64, 0, 1]);
-    let wide = MergeArgs { dtype: DType::F64, ..args(1) };
-    assert_eq!(Launch::merge_lse(&wide).unwrap().unwrap().kernel, Kernel::MergeLseF64);
+    for (dtype, kernel) in [
+        (DType::F16, Kernel::MergeLseF16),
+        (DType::Bf16, Kernel::MergeLseBf16),
+        (DType::F32, Kernel::MergeLseF32),
+        (DType::F64, Kernel::MergeLseF64),
+    ] {
+        let launch = Launch::merge_lse(&MergeArgs { dtype, ..args(33) }).unwrap().unwrap();
+        assert_eq!((launch.kernel, launch.blocks), (kernel, 2));
+    }
 }
 
 #[test]
@@ -154,8 +161,9 @@ fn arguments_that_the_cpu_refuses_are_refused() {
     assert_eq!(add(64, 64, limit), KernelError::TooLarge { rows: limit, head_dim: 1 });
 
     let merge = |args| Launch::merge_lse(&args).unwrap_err();
-    let half = MergeArgs { dtype: DType::F16, ..args(1) };
-    assert_eq!(merge(half), KernelError::MergeType { dtype: DType::F16 });
+    let lse1 = args(1).lse1.wrapping_byte_add(2);
+    let half = MergeArgs { dtype: DType::F16, lse1, ..args(1) };
+    assert_eq!(merge(half), address("first lse", lse1.addr()));
     let (base, one) = (args(2), args(2).out1.cast_mut());
     let shifted = MergeArgs { out: one.wrapping_byte_add(16), ..base };
     assert_eq!(merge(shifted), overlap("out", "first out"));

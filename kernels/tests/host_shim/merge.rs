@@ -3,48 +3,94 @@
 //! relatively; `1 + other` and the division add `2ε` each, so weights differ by `8ε`; two products
 //! and a sum add `2ε` each to an FP64 output: in all `12ε·(|o1|·w1 + |o2|·w2)`. A logarithm of at
 //! most 1 differs by `4ε + 4ε + 2ε`, and the last sum adds `2ε·|lse|`. An FP32 result is within
-//! `3ε·(…)` and `ε·|lse|` of the exact one on either side (merge.rs), ε being FP32's.
+//! `3ε·(…)` and `ε·|lse|` of the exact one on either side (merge.rs), ε being FP32's. A 16-bit output is
+//! rounded once more on either side, by half the distance to the next value.
 
 use std::ffi::c_void;
 
 use dormouse_kernels::cuda::Launch;
 use dormouse_kernels::{DType, Empty, LogBase, MergeArgs, cpu};
+use half::{bf16, f16};
 
 use super::Random;
 use super::buffer::Buffer;
 use super::shim;
 
+/// A type of outputs.
 trait Float: Copy + Into<f64> {
+    /// Type of the log-sum-exps.
+    type Sum: Copy + Into<f64>;
     const DTYPE: DType;
+    /// Half a unit in the last place of 1, of the log-sum-exps.
     const EPSILON: f64;
     /// In `EPSILON`: how far apart outputs may be, by `|o1|·w1 + |o2|·w2`.
     const OUT_UNITS: f64;
-    /// A product that small loses bits.
+    /// How far a last rounding may move an output, relatively; 0 if there is none.
+    const ROUNDING: f64;
+    /// A product, or an output, that small loses bits.
     const SMALLEST: f64;
     fn of(value: f64) -> Self;
+    fn sum_of(value: f64) -> Self::Sum;
 }
 
 impl Float for f32 {
+    type Sum = Self;
     const DTYPE: DType = DType::F32;
     const EPSILON: f64 = f32::EPSILON as f64 / 2.0;
     const OUT_UNITS: f64 = 6.0;
+    const ROUNDING: f64 = 0.0;
     const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
 
     fn of(value: f64) -> Self {
         value as Self
     }
+
+    fn sum_of(value: f64) -> Self {
+        value as Self
+    }
 }
 
 impl Float for f64 {
+    type Sum = Self;
     const DTYPE: DType = DType::F64;
     const EPSILON: f64 = f64::EPSILON / 2.0;
     const OUT_UNITS: f64 = 12.0;
+    const ROUNDING: f64 = 0.0;
     const SMALLEST: f64 = f64::MIN_POSITIVE;
 
     fn of(value: f64) -> Self {
         value
     }
+
+    fn sum_of(value: f64) -> Self {
+        value
+    }
 }
+
+macro_rules! narrow_float {
+    ($kind:ident, $dtype:expr) => {
+        impl Float for $kind {
+            type Sum = f32;
+            const DTYPE: DType = $dtype;
+            const EPSILON: f64 = f32::EPSILON as f64 / 2.0;
+            const OUT_UNITS: f64 = 6.0;
+            const ROUNDING: f64 = $kind::EPSILON.to_f64_const() / 2.0;
+            // Of FP16 the distance between subnormals.
+            const SMALLEST: f64 = $kind::MIN_POSITIVE_SUBNORMAL.to_f64_const();
+
+            fn of(value: f64) -> Self {
+                $kind::from_f64(value)
+            }
+
+            fn sum_of(value: f64) -> f32 {
+                value as f32
+            }
+        }
+    };
+}
+
+narrow_float!(f16, DType::F16);
+narrow_float!(bf16, DType::Bf16);
 
 /// Where the launch writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,22 +112,25 @@ struct Case {
     empty: Empty,
 }
 
-/// `[out1, lse1, out2, lse2]`. Every value a branch of `join` looks for is there in every base.
-fn inputs<T: Float>(case: &Case, random: &mut Random) -> [Vec<T>; 4] {
+/// Outputs and log-sum-exps of a part.
+type Part<T> = (Vec<T>, Vec<<T as Float>::Sum>);
+
+/// Two parts. Every value a branch of `join` looks for is there in every base.
+fn inputs<T: Float>(case: &Case, random: &mut Random) -> [Part<T>; 2] {
     const EDGES: [f64; 7] = [f64::NEG_INFINITY, f64::INFINITY, f64::NAN, 0.0, -0.0, 1e30, -1e30];
     let mut lse = || {
         let (edge, unit) = (random.next() as usize % 14, random.unit());
-        T::of(EDGES.get(edge).copied().unwrap_or(unit * 90.0))
+        T::sum_of(EDGES.get(edge).copied().unwrap_or(unit * 90.0))
     };
-    let (lse1, lse2) = ((0..case.rows).map(|_| lse()).collect(), (0..case.rows).map(|_| lse()));
-    let lse2 = lse2.collect();
+    let [lse1, lse2] = [0, 1].map(|_| (0..case.rows).map(|_| lse()).collect());
     let elems = case.rows * case.head_dim;
     let mut out = || (0..elems).map(|_| T::of(random.unit() * 3.0)).collect();
-    [out(), lse1, out(), lse2]
+    [(out(), lse1), (out(), lse2)]
 }
 
-fn args<T: Float>(case: &Case, buffers: [*mut T; 6]) -> MergeArgs {
-    let [out1, lse1, out2, lse2, out, lse] = buffers.map(|buffer| buffer.cast::<c_void>());
+fn args<T: Float>(case: &Case, outs: [*mut T; 3], lses: [*mut T::Sum; 3]) -> MergeArgs {
+    let [out1, out2, out] = outs.map(|buffer| buffer.cast::<c_void>());
+    let [lse1, lse2, lse] = lses.map(|buffer| buffer.cast::<c_void>());
     MergeArgs {
         out1,
         lse1,
@@ -97,26 +146,25 @@ fn args<T: Float>(case: &Case, buffers: [*mut T; 6]) -> MergeArgs {
     }
 }
 
-/// Merged by the CPU and by the launch: `[out, lse]` each.
-fn both<T: Float>(case: &Case, inputs: &[Vec<T>; 4]) -> [[Vec<T>; 2]; 2] {
-    let nothing = T::of(f64::NAN);
+/// Merged by the CPU and by the launch.
+fn both<T: Float>(case: &Case, [first, second]: &[Part<T>; 2]) -> [Part<T>; 2] {
+    let (no_out, no_lse) = (T::of(f64::NAN), T::sum_of(f64::NAN));
     let [slack1, slack2, slack] = case.slacks;
     let fresh = || {
-        let out = Buffer::new(&vec![nothing; case.rows * case.head_dim], slack);
-        (out, Buffer::new(&vec![nothing; case.rows], slack))
+        let out = Buffer::new(&vec![no_out; case.rows * case.head_dim], slack);
+        (out, Buffer::new(&vec![no_lse; case.rows], slack))
     };
-    let slacks = [slack1, slack1, slack2, slack2];
-    let [out1, lse1, out2, lse2] = [0, 1, 2, 3].map(|i| Buffer::new(&inputs[i], slacks[i]));
-    let parts = [&out1, &lse1, &out2, &lse2].map(Buffer::address);
+    let held = |part: &Part<T>, slack| (Buffer::new(&part.0, slack), Buffer::new(&part.1, slack));
+    let (part1, part2) = (held(first, slack1), held(second, slack2));
     let (twin, own) = (fresh(), fresh());
     let (out, lse) = match case.place {
         Place::Apart => (&own.0, &own.1),
-        Place::First => (&out1, &lse1),
-        Place::Second => (&out2, &lse2),
+        Place::First => (&part1.0, &part1.1),
+        Place::Second => (&part2.0, &part2.1),
     };
-    let with = |out: &Buffer<T>, lse: &Buffer<T>| {
-        let [out1, lse1, out2, lse2] = parts;
-        args(case, [out1, lse1, out2, lse2, out.address(), lse.address()])
+    let with = |out: &Buffer<T>, lse: &Buffer<T::Sum>| {
+        let outs = [part1.0.address(), part2.0.address(), out.address()];
+        args::<T>(case, outs, [part1.1.address(), part2.1.address(), lse.address()])
     };
     let launch = Launch::merge_lse(&with(out, lse)).unwrap();
     // SAFETY: buffers as long as both calls say; the CPU, which is first, has outputs of its own.
@@ -127,10 +175,10 @@ fn both<T: Float>(case: &Case, inputs: &[Vec<T>; 4]) -> [[Vec<T>; 2]; 2] {
             shim::run(&launch);
         }
     }
-    [[twin.0.values(), twin.1.values()], [out.values(), lse.values()]]
+    [(twin.0.values(), twin.1.values()), (out.values(), lse.values())]
 }
 
-fn exactly<T: Float>(a: T, b: T) -> bool {
+fn exactly<T: Into<f64>>(a: T, b: T) -> bool {
     let (a, b) = (a.into(), b.into());
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
@@ -144,9 +192,10 @@ fn magnitude(outs: [f64; 2], lses: [f64; 2], base: LogBase) -> f64 {
 
 fn compare<T: Float>(case: Case, random: &mut Random) {
     let inputs = inputs::<T>(&case, random);
-    let [[wanted_out, wanted_lse], [out, lse]] = both(&case, &inputs);
+    let [(wanted_out, wanted_lse), (out, lse)] = both(&case, &inputs);
+    let [(out1, lse1), (out2, lse2)] = &inputs;
     for row in 0..case.rows {
-        let (l1, l2): (f64, f64) = (inputs[1][row].into(), inputs[3][row].into());
+        let (l1, l2): (f64, f64) = (lse1[row].into(), lse2[row].into());
         let blended = l1.is_finite() && l2.is_finite();
         let (wanted, seen): (f64, f64) = (wanted_lse[row].into(), lse[row].into());
         let place = format!("row {row} of {case:?}, {l1} and {l2}");
@@ -163,9 +212,10 @@ fn compare<T: Float>(case: Case, random: &mut Random) {
                 assert!(exactly(wanted_out[at], out[at]), "{place} {at}: {seen}, not {wanted}");
                 continue;
             }
-            let outs = [inputs[0][at].into(), inputs[2][at].into()];
+            let outs = [out1[at].into(), out2[at].into()];
             let sum = magnitude(outs, [l1, l2], case.base);
-            let bound = T::OUT_UNITS * T::EPSILON * sum * 1.001 + T::SMALLEST;
+            let roundings = T::ROUNDING * (seen.abs() + wanted.abs());
+            let bound = T::OUT_UNITS * T::EPSILON * sum * 1.001 + roundings + T::SMALLEST;
             assert!((seen - wanted).abs() <= bound, "{place} {at}: {seen}, not {wanted}");
         }
     }
@@ -193,6 +243,16 @@ fn at_every_shape<T: Float>(seed: u64) {
             }
         }
     }
+}
+
+#[test]
+fn fp16_parts_merge_as_on_the_cpu() {
+    at_every_shape::<f16>(3);
+}
+
+#[test]
+fn bfloat16_parts_merge_as_on_the_cpu() {
+    at_every_shape::<bf16>(4);
 }
 
 #[test]

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import merging
 from .kernels import Pieces, Scores
 from .measured import Measured, kernel_for
 
@@ -136,7 +137,8 @@ class PackedAttention(torch.autograd.Function):
 def packed_forward(
     query, key, value, sinks, packed: Packed, rules: Rules, past: Past
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Returns the output of :class:`PackedAttention`, and the log-sum-exps of its parts."""
+    """Returns the output of :class:`PackedAttention`, and the log-sum-exps of its parts, or that of
+    all keys alone (see :class:`Weights`)."""
     start = sum(key.shape[2] for key, _ in past)
     out, lse = _own_forward(query, key, value, packed.parts(query, rules, start), rules)
     outs, lses = [out], [lse]
@@ -146,6 +148,11 @@ def packed_forward(
         )
         outs.append(past_out)
         lses.append(past_lse)
+    # Under a limit backward asks which rows see no key of a part.
+    if len(outs) == 2 and sinks is None and not rules.limits:
+        whole = merging.merge(outs, lses)
+        if whole is not None:
+            return whole[0], [whole[1]]
     weights = Weights(lses, sinks)
     if past:
         out = _merged(outs, weights)
@@ -285,7 +292,9 @@ class Weights:
     """
 
     def __init__(self, lses: list[torch.Tensor], sinks: torch.Tensor | None):
-        """``lses``: log-sum-exps of the parts, the rows' own keys first."""
+        """``lses``: log-sum-exps of the parts, the rows' own keys first. Below FP32, where every row
+        sees keys of every part, that of all keys serves alone: nothing else is asked then but
+        :meth:`seen_by`."""
         self._lses = lses
         self._sinks = None if sinks is None else sinks.to(lses[0].dtype).view(1, -1, 1)
         if len(lses) == 1:
@@ -310,19 +319,21 @@ class Weights:
         factor, from the part's own log-sum-exp; the second goes with the gradient. Below FP32 the
         product would round the gradient once more: there the kernel gets the merged log-sum-exp.
         """
-        lse = self._lses[part]
         if grad.dtype not in (torch.float32, torch.float64):
             seen = self._merged
             if self._sinks is not None:
                 seen = torch.logaddexp(seen, self._sinks.expand_as(seen))
+            if len(self._lses) == 1:
+                return grad, seen
         else:
-            seen = lse
+            seen = self._lses[part]
             if self._parts is not None:
                 grad = grad * self.of(part)
             if self._sinks is not None:
                 grad = grad * self.keys
         # Rows that see no key of the part: exp(score - inf) is 0.
-        return grad, seen.masked_fill(lse == -math.inf, math.inf) if part else seen
+        is_blind = self._lses[part] == -math.inf
+        return grad, seen.masked_fill(is_blind, math.inf) if part else seen
 
     def sinks_gradient(self, grad, out) -> torch.Tensor:
         """Returns ``-Σ weight of the sink · (dO · O)`` per head, ``[heads]``."""
@@ -381,13 +392,15 @@ def past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
         out = value.new_zeros(*query.shape[:3], value.shape[3])
         lse_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
         return out, out.new_full(query.shape[:3], -math.inf, dtype=lse_dtype)
+    kernel = kernel_for(query, rules.scores, mask)
+    if isinstance(kernel, Measured):
+        return kernel.forward(query, key, value, False, rules.scores)
     grouped = _Grouped(query, key)
     rows = grouped.together(query)
     if mask is not None:
         mask = grouped.mask(mask.to(query))
     out, lse = map(
-        grouped.apart,
-        kernel_for(query, rules.scores, mask).forward(rows, key, value, False, rules.scores, mask),
+        grouped.apart, kernel.forward(rows, key, value, False, rules.scores, mask)
     )
     if mask is not None:
         blind = packed.blind(place, rules).to(query.device)
@@ -399,15 +412,31 @@ def past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
 def past_backward(
     grad, query, key, value, out, lse, place: Place, packed: Packed, rules: Rules
 ):
-    """Runs the backward of a prefix's part in equal parts that occupy all threads.
-
-    On the CPU torch assigns one head at a time to a thread, so three heads on two threads would
-    take as long as four. The K and V gradients of the parts are summed.
-    """
+    """Returns the gradients of query, key and value of :func:`past_forward`."""
     first, mask = packed.past_mask(place, rules)
     if first == key.shape[2]:
         return tuple(x.new_zeros(x.shape) for x in (query, key, value))
-    seen_key, seen_value = key[:, :, first:], value[:, :, first:]
+    kernel = kernel_for(query, rules.scores, mask)
+    own = grad, query, key[:, :, first:], value[:, :, first:], out, lse
+    if isinstance(kernel, Measured):
+        grad_query, grad_key, grad_value = kernel.backward(*own, False, rules.scores)
+    else:
+        grad_query, grad_key, grad_value = _grouped_backward(kernel, *own, rules, mask)
+    if first:
+        pad = (0, 0, first, 0)
+        grad_key, grad_value = (
+            torch.nn.functional.pad(g, pad) for g in (grad_key, grad_value)
+        )
+    return grad_query, grad_key, grad_value
+
+
+def _grouped_backward(kernel, grad, query, key, value, out, lse, rules: Rules, mask):
+    """Runs a prefix's part with the rows of query heads that share K and V together, on the CPU in
+    equal parts that occupy all threads.
+
+    torch assigns one head at a time to a thread there, so three heads on two threads would take as
+    long as four. The K and V gradients of the parts are summed.
+    """
     grouped = _Grouped(query, key)
     on_cpu = query.device.type == "cpu"
     parts = _parts(grouped.kv_heads, grouped.rows, torch.get_num_threads()) if on_cpu else 1
@@ -418,11 +447,11 @@ def past_backward(
     if mask is not None:
         mask = grouped.mask(mask.to(query)).unflatten(2, (parts, -1)).flatten(0, 1)
         mask = mask.transpose(0, 1)
-    grad_query, grad_key, grad_value = kernel_for(query, rules.scores, mask).backward(
+    grad_query, grad_key, grad_value = kernel.backward(
         split(grad),
         split(query),
-        seen_key.expand(parts, -1, -1, -1),
-        seen_value.expand(parts, -1, -1, -1),
+        key.expand(parts, -1, -1, -1),
+        value.expand(parts, -1, -1, -1),
         split(out),
         split(lse),
         False,
@@ -432,11 +461,6 @@ def past_backward(
     grad_query = grad_query.transpose(0, 1).flatten(1, 2).unsqueeze(0)
     if parts > 1:
         grad_key, grad_value = (g.sum(0, keepdim=True) for g in (grad_key, grad_value))
-    if first:
-        pad = (0, 0, first, 0)
-        grad_key, grad_value = (
-            torch.nn.functional.pad(g, pad) for g in (grad_key, grad_value)
-        )
     return grouped.apart(grad_query), grad_key, grad_value
 
 
@@ -449,7 +473,7 @@ def _parts(heads: int, rows: int, threads: int) -> int:
 
 class _Grouped:
     """Treats query heads that share a K/V head as rows of one head: the same attention in fewer and
-    larger products."""
+    larger products. The kernels of :mod:`.cuda_kernels` do so themselves, without copies."""
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor):
         self.kv_heads = key.shape[1]

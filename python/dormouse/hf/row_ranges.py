@@ -52,14 +52,16 @@ class RangeAttention(torch.autograd.Function):
         out = query.new_zeros(1, rows, heads, value.shape[3]).transpose(1, 2)
         wide = torch.promote_types(query.dtype, torch.float32)
         log_sum_exps = query.new_full((2, 1, heads, rows), -math.inf, dtype=wide)
+        counts = []
         for part in _parts(ranges):
             own = query[:, :, part.rows], part.own(key), part.own(value)
             past = part.past(key, value)
             out[:, :, part.rows], lses = packed_forward(*own, None, part.packed, rules, past)
+            counts.append(len(lses))
             for to, lse in zip(log_sum_exps, lses, strict=False):
                 to[:, :, part.rows] = lse
         ctx.save_for_backward(query, key, value, out, log_sum_exps)
-        ctx.rules, ctx.ranges = rules, ranges
+        ctx.rules, ctx.ranges, ctx.counts = rules, ranges, counts
         return out
 
     @staticmethod
@@ -71,7 +73,7 @@ class RangeAttention(torch.autograd.Function):
             grad_key[:, :, : of_key.shape[2]] += of_key
             grad_value[:, :, : of_value.shape[2]] += of_value
 
-        for part in _parts(ctx.ranges):
+        for part, count in zip(_parts(ctx.ranges), ctx.counts, strict=True):
             past = part.past(key, value)
             grad_query[:, :, part.rows], of_key, of_value, _ = packed_backward(
                 grad[:, :, part.rows],
@@ -80,7 +82,7 @@ class RangeAttention(torch.autograd.Function):
                 part.own(value),
                 None,
                 out[:, :, part.rows],
-                [each[:, :, part.rows] for each in log_sum_exps[: 1 + len(past)]],
+                [each[:, :, part.rows] for each in log_sum_exps[:count]],
                 part.packed,
                 ctx.rules,
                 past,

@@ -118,10 +118,14 @@ fn rate(bench: &Bench, dtype: DType) -> f64 {
     let elems = 4 << 20;
     let bytes = elems * (2 * dtype.accumulator().size_bytes() + dtype.size_bytes());
     let (to, from) = (bench.memory.start, bench.memory.start + 32 * MIB);
-    let launch = || {
+    rate_of(bench, bytes, || {
         // SAFETY: mapped pages of ours.
         unsafe { bench.device.accumulate(to, from, elems, dtype, &bench.stream) }.unwrap();
-    };
+    })
+}
+
+/// Gigabytes per second of a launch that moves `bytes`.
+fn rate_of(bench: &Bench, bytes: usize, launch: impl Fn()) -> f64 {
     launch();
     let figures = (0..ROUNDS).map(|_| {
         bench.finish();
@@ -133,61 +137,129 @@ fn rate(bench: &Bench, dtype: DType) -> f64 {
     median(figures.collect())
 }
 
-/// Merges of FP32 parts; the largest difference in units of the bound.
-fn merge(bench: &Bench) -> f64 {
-    let (rows, head_dim) = (1000_usize, 128_usize);
-    let floats = rows * head_dim;
-    let at = [0, floats, 2 * floats, 3 * floats, 3 * floats + rows, 3 * floats + 2 * rows];
-    let total = 3 * floats + 3 * rows;
-    // SAFETY: pinned memory of ours, long enough, that no copy uses.
-    let values = unsafe { std::slice::from_raw_parts_mut(bench.pinned.start as *mut f32, total) };
-    for (value, word) in values.iter_mut().zip(random(7, total * 8)) {
-        *value = (word >> 40) as f32 / (1 << 20) as f32 - 8.0;
+const MERGED_ROWS: usize = 32 * 4096;
+const HEAD_DIM: usize = 128;
+
+/// Arguments of a merge of [`MERGED_ROWS`] in memory from `base` on: three outputs, then three log-sum-exps.
+fn merge_args(base: usize, dtype: DType) -> MergeArgs {
+    let out_bytes = MERGED_ROWS * HEAD_DIM * dtype.size_bytes();
+    let lse_bytes = MERGED_ROWS * dtype.accumulator().size_bytes();
+    let out = |index: usize| (base + index * out_bytes) as *mut std::ffi::c_void;
+    let lse = |index: usize| (base + 3 * out_bytes + index * lse_bytes) as *mut std::ffi::c_void;
+    MergeArgs {
+        out1: out(0),
+        out2: out(1),
+        out: out(2),
+        lse1: lse(0),
+        lse2: lse(1),
+        lse: lse(2),
+        rows: MERGED_ROWS as u64,
+        head_dim: HEAD_DIM as u64,
+        dtype,
+        base: LogBase::E,
+        empty: Empty::MinusInfinity,
     }
-    // A part without keys.
-    values[at[3] + 5] = f32::NEG_INFINITY;
-    bench.copy(0, total * 4, false);
-    let args = |base: usize| {
-        let place = |index: usize| (base + at[index] * 4) as *mut std::ffi::c_void;
-        MergeArgs {
-            out1: place(0),
-            out2: place(1),
-            out: place(2),
-            lse1: place(3),
-            lse2: place(4),
-            lse: place(5),
-            rows: rows as u64,
-            head_dim: head_dim as u64,
-            dtype: DType::F32,
-            base: LogBase::E,
-            empty: Empty::MinusInfinity,
+}
+
+/// Merges of parts of one type; the largest difference in units of the bound.
+fn merge(bench: &Bench, dtype: DType) -> f64 {
+    let here = merge_args(bench.pinned.start, dtype);
+    let (elems, low) = (MERGED_ROWS * HEAD_DIM, dtype != dtype.accumulator());
+    let words = random(7, 8 * 2 * elems);
+    // SAFETY: pinned memory of ours, long enough, that no copy uses.
+    unsafe {
+        if low {
+            // Values from 2^-7 to 2 by their bits, of either sign.
+            let (fraction, least) = if dtype == DType::F16 { (10, 8) } else { (7, 120) };
+            let values = std::slice::from_raw_parts_mut(here.out1 as *mut u16, 2 * elems);
+            for (value, word) in values.iter_mut().zip(&words) {
+                let exponent = (least + (word >> 32 & 7)) << fraction;
+                *value = (word & (0x8000 | ((1 << fraction) - 1)) | exponent) as u16;
+            }
+        } else {
+            let values = std::slice::from_raw_parts_mut(here.out1 as *mut f32, 2 * elems);
+            for (value, word) in values.iter_mut().zip(&words) {
+                *value = (word >> 40) as f32 / (1 << 20) as f32 - 8.0;
+            }
         }
-    };
+        let lses = std::slice::from_raw_parts_mut(here.lse1 as *mut f32, 2 * MERGED_ROWS);
+        for (lse, word) in lses.iter_mut().zip(&words) {
+            *lse = (word >> 40) as f32 / (1 << 20) as f32 - 8.0;
+        }
+        // A part without keys.
+        lses[5] = f32::NEG_INFINITY;
+    }
+    let bytes = MERGED_ROWS * (3 * HEAD_DIM * dtype.size_bytes() + 3 * size_of::<f32>());
+    bench.copy(0, bytes, false);
+    let there = merge_args(bench.memory.start, dtype);
     // SAFETY: mapped pages, and pinned memory, of ours, laid out as the arguments say.
     unsafe {
-        merge_lse(&bench.device, &args(bench.memory.start), &bench.stream).unwrap();
-        cpu::merge_lse(&args(bench.pinned.start)).unwrap();
+        merge_lse(&bench.device, &there, &bench.stream).unwrap();
+        cpu::merge_lse(&here).unwrap();
     }
-    let wanted = values.to_vec();
-    bench.copy(0, total * 4, true);
-    // Weights come from an exponential and a quotient, each within a few units in the last place.
-    const UNITS: f32 = 16.0;
-    let mut worst = 0.0_f64;
-    for (index, (seen, wanted)) in values.iter().zip(&wanted).enumerate().skip(at[2]) {
-        let is_input = (at[3]..at[5]).contains(&index);
-        let scale = if index < at[3] { 8.0 } else { wanted.abs().max(1.0) };
-        let off = f64::from((seen - wanted).abs() / (UNITS * f32::EPSILON * scale));
-        if !is_input {
-            worst = worst.max(off);
+    let read = || {
+        // SAFETY: pinned memory of ours, just written.
+        unsafe {
+            let lse = std::slice::from_raw_parts(here.lse as *const f32, MERGED_ROWS).to_vec();
+            if !low {
+                return (std::slice::from_raw_parts(here.out as *const f32, elems).to_vec(), lse);
+            }
+            let bits = std::slice::from_raw_parts(here.out as *const u16, elems);
+            (bits.iter().map(|&bits| widened(bits, dtype)).collect(), lse)
         }
+    };
+    let wanted = read();
+    bench.copy(0, bytes, true);
+    let seen = read();
+    // Weights come from an exponential and a quotient, each within a few units in the last place. A narrower
+    // output is then rounded on either side, to values at most this far apart.
+    const UNITS: f32 = 16.0;
+    let rounding = match dtype {
+        DType::F16 => 1.0 / 1024.0,
+        DType::Bf16 => 1.0 / 128.0,
+        _ => 0.0,
+    };
+    let mut worst = 0.0_f64;
+    let mut compare = |seen: f32, wanted: f32, scale: f32, rounding: f32| {
+        let bound = UNITS * f32::EPSILON * scale + rounding * wanted.abs();
+        worst = worst.max(f64::from((seen - wanted).abs() / bound));
+    };
+    for (&seen, &wanted) in seen.0.iter().zip(&wanted.0) {
+        compare(seen, wanted, 8.0, rounding);
     }
-    assert!(worst <= 1.0, "a merge is {worst} times its bound off");
+    for (&seen, &wanted) in seen.1.iter().zip(&wanted.1) {
+        compare(seen, wanted, wanted.abs().max(1.0), 0.0);
+    }
+    assert!(worst <= 1.0, "a merge of {dtype:?} is {worst} times its bound off");
     worst
+}
+
+/// A 16-bit float that is normal.
+fn widened(bits: u16, dtype: DType) -> f32 {
+    let bits = u32::from(bits);
+    if dtype == DType::Bf16 {
+        return f32::from_bits(bits << 16);
+    }
+    let rest = bits & 0x7fff;
+    if rest == 0 {
+        return 0.0;
+    }
+    f32::from_bits((bits & 0x8000) << 16 | ((rest << 13) + ((127 - 15) << 23)))
+}
+
+/// Gigabytes per second of a merge: two outputs read, one written.
+fn merge_rate(bench: &Bench, dtype: DType) -> f64 {
+    let args = merge_args(bench.memory.start, dtype);
+    let bytes = 3 * MERGED_ROWS * HEAD_DIM * dtype.size_bytes();
+    rate_of(bench, bytes, || {
+        // SAFETY: mapped pages of ours.
+        unsafe { merge_lse(&bench.device, &args, &bench.stream) }.unwrap();
+    })
 }
 
 /// No options.
 pub(crate) fn check(_: &Options) -> Value {
-    let bench = Bench::new(128 * MIB);
+    let bench = Bench::new(256 * MIB);
     let rows = [DType::F16, DType::Bf16, DType::F32, DType::F64].map(|dtype| {
         json!({
             "dtype": format!("{dtype:?}"),
@@ -195,5 +267,12 @@ pub(crate) fn check(_: &Options) -> Value {
             "gb_per_s": rate(&bench, dtype),
         })
     });
-    json!({ "accumulate": rows, "merge_worst_over_bound": merge(&bench) })
+    let merged = [DType::F16, DType::Bf16, DType::F32];
+    let worst = merged.map(|dtype| merge(&bench, dtype)).into_iter().fold(0.0, f64::max);
+    let rates = merged.map(|dtype| (format!("{dtype:?}"), json!(merge_rate(&bench, dtype))));
+    json!({
+        "accumulate": rows,
+        "merge_worst_over_bound": worst,
+        "merge_gb_per_s": rates.into_iter().collect::<serde_json::Map<_, _>>(),
+    })
 }
