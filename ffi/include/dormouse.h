@@ -241,6 +241,9 @@
 /// A row without keys has lse +infinity, as the caller's kernel writes it.
 #define DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY 2
 
+/// The memory is a GPU's. The call is refused if it is not of a GPU's heap, as that of another allocator.
+#define DORMOUSE_MERGE_ON_GPU 4
+
 /// Maximum number of bytes of a tag name or label, including the NUL.
 #define DORMOUSE_NAME_BYTES 64
 
@@ -1030,8 +1033,9 @@ typedef struct dormouse_prefix_report_t {
     char first_stray[DORMOUSE_TEXT_BYTES];
 } dormouse_prefix_report_t;
 
-/// Two partial attention outputs over the same rows and their log-sum-exps. On a GPU an output can be
-/// equal to an input (in place). Other overlaps are not accepted, and none are on the host.
+/// Two partial attention outputs over the same rows and their log-sum-exps. Log-sum-exps are FP64 for FP64
+/// outputs, otherwise FP32. On a GPU an output can be equal to an input (in place). Other overlaps are not
+/// accepted, and none are on the host.
 typedef struct dormouse_merge_args_t {
     /// Size of the struct, set by the caller.
     uint32_t size;
@@ -1053,7 +1057,7 @@ typedef struct dormouse_merge_args_t {
     uint64_t rows;
     /// Number of elements of one row.
     uint64_t head_dim;
-    /// `DORMOUSE_DTYPE_F32` or `DORMOUSE_DTYPE_F64`.
+    /// Type of the outputs, `DORMOUSE_DTYPE_*`. Outputs of FP16 and BF16 are summed in FP32 and rounded once.
     int32_t dtype;
     /// Must be zero.
     uint32_t reserved;
@@ -2011,11 +2015,12 @@ dormouse_status_t dormouse_prefix_get_report(struct dormouse_prefix_t *prefix,
 /// output is 0.
 ///
 /// The kernel runs on the device that holds `out`: on a GPU in the order of `stream` if `out` is
-/// memory of that GPU's heap, otherwise on the calling thread.
+/// memory of that GPU's heap, otherwise on the calling thread, unless `DORMOUSE_MERGE_ON_GPU` is set.
 ///
 /// Any-thread. The caller owns the buffers. They are not used after the call returns or, on a GPU,
 /// after the stream has passed. Errors: `NULL`, `VERSION`, `ARGUMENT`, and `DEVICE` on a GPU.
-dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *args, void *stream);
+dormouse_status_t dormouse_kernel_merge_lse(const struct dormouse_merge_args_t *args,
+                                            void *stream);
 
 /* ---- Rollout history ------------------------------------------------------------------------- */
 
