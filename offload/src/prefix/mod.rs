@@ -83,9 +83,18 @@ pub struct Prefix<D: Device> {
     microbatches_after: Option<u32>,
     /// Number of microbatches that have begun.
     microbatches_begun: u32,
+    /// The peak of each microbatch.
+    microbatch_watch: PeakWatch,
+    /// Allocated bytes when the last microbatch began; `None` while dormant memory has yet to leave, which hides
+    /// what a microbatch takes.
+    microbatch_base_bytes: Option<u64>,
+    /// The most bytes that a microbatch has taken so far.
+    microbatch_bytes: Option<u64>,
     /// Number of gradients of the last microbatch so far; `None` before it begins.
     last_microbatch_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
+    /// Whether the window of the first backward was asked to wake, without a plan.
+    has_asked_window: bool,
     /// This layer and those above it were asked to wake, without a plan.
     awake_from: u32,
     /// Times of the trainer's marks.
@@ -137,8 +146,12 @@ impl<D: Device> Engine<D> {
             phase_began_ns: 0,
             microbatches_after: None,
             microbatches_begun: 0,
+            microbatch_watch: self.allocator().watch_peak(),
+            microbatch_base_bytes: None,
+            microbatch_bytes: None,
             last_microbatch_gradients: None,
             wake_began_ns: None,
+            has_asked_window: false,
             awake_from: layers,
             clock: Clock::default(),
             other_stall_ns: 0,
@@ -346,6 +359,7 @@ impl<D: Device> Prefix<D> {
         }
         self.sample();
         self.engine.allocator().unwatch_peak(self.peak_watch);
+        self.engine.allocator().unwatch_peak(self.microbatch_watch);
         self.record_phase();
         self.keep_profile();
         self.close_arena();

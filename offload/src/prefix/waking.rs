@@ -3,8 +3,8 @@
 use dormouse_device::Device;
 use dormouse_timeline::Lane;
 
-use super::Prefix;
 use super::order::{ahead, needed};
+use super::{Layer, Prefix};
 use crate::engine::{Engine, Waited};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
@@ -16,9 +16,10 @@ impl<D: Device> Prefix<D> {
     ///
     /// Without a plan, waking starts at the first gradient of the last microbatch: by then half of the
     /// microbatch is done, its memory is being freed, and the rest of its backward is enough lead time for a
-    /// window of layers.
+    /// window of layers. On a GPU it starts with the microbatch, as far as memory goes beside it.
     pub fn microbatch(&mut self, after: u32) {
         if self.microbatches_after.replace(after) != Some(after) {
+            self.note_microbatch_memory();
             self.last_microbatch_gradients = (after == 0).then_some(0);
             self.microbatches_begun = self.microbatches_begun.saturating_add(1);
             self.record_begin(Lane::Microbatch, "microbatch", self.microbatches_begun);
@@ -30,6 +31,33 @@ impl<D: Device> Prefix<D> {
         if let Some(follow) = &mut self.follow {
             follow.microbatch(after);
             let _at_its_own_mark = self.move_by_plan();
+        } else if after == 0 {
+            self.wake_beside_microbatch();
+        }
+    }
+
+    /// Notes what the microbatch before took, and where the next one begins.
+    fn note_microbatch_memory(&mut self) {
+        let allocator = self.engine.allocator();
+        if self.follow.is_some() || !allocator.device().is_stream_ordered() {
+            return;
+        }
+        let peak_bytes = allocator.watched_peak(self.microbatch_watch);
+        if let Some(base_bytes) = self.microbatch_base_bytes {
+            let taken_bytes = peak_bytes.saturating_sub(base_bytes);
+            self.microbatch_bytes = self.microbatch_bytes.max(Some(taken_bytes));
+        }
+        let base_bytes = allocator.stats().allocated_bytes.current;
+        let has_left = |layer: &Layer| self.engine.residence(&layer.regions).resident_bytes == 0;
+        self.microbatch_base_bytes = self.layers.iter().all(has_left).then_some(base_bytes);
+    }
+
+    /// Starts to wake layers with the last microbatch, if it takes no more than one before. Nothing is known of a
+    /// microbatch that is the first.
+    fn wake_beside_microbatch(&mut self) {
+        if let Some(microbatch_bytes) = self.microbatch_bytes {
+            self.note_begin();
+            self.wake_into_spare(microbatch_bytes);
         }
     }
 
@@ -85,9 +113,10 @@ impl<D: Device> Prefix<D> {
             }
             return self.wake_by_plan();
         }
-        if self.note_begin() {
+        if std::mem::replace(&mut self.has_asked_window, true) {
             return Ok(());
         }
+        self.note_begin();
         let top = self.layers() - 1;
         self.engine.wake_ahead(&self.ids(needed(top)));
         self.wake_window(top);
@@ -105,13 +134,18 @@ impl<D: Device> Prefix<D> {
     /// is only as much lead time as the host has: its marks come some layers before the GPU needs them, and the
     /// link may take longer than the backward.
     fn wake_beyond_window(&mut self) {
-        if !self.engine.allocator().device().is_stream_ordered() || self.wake_began_ns.is_none() {
-            return;
+        if self.has_asked_window && self.engine.allocator().device().is_stream_ordered() {
+            self.wake_into_spare(0);
         }
+    }
+
+    /// Starts to wake further layers, in the order of need, as long as `reserve_bytes` stay spare.
+    fn wake_into_spare(&mut self, reserve_bytes: u64) {
         while let Some(next) = self.awake_from.checked_sub(1) {
             let ids = self.ids(std::iter::once(next));
             let place = self.engine.residence(&ids);
-            if place.bytes - place.resident_bytes > self.engine.allocator().spare_bytes() {
+            let spare_bytes = self.engine.allocator().spare_bytes();
+            if place.bytes - place.resident_bytes > spare_bytes.saturating_sub(reserve_bytes) {
                 return;
             }
             self.awake_from = next;
@@ -119,17 +153,16 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// Records the sleeping bytes when waking begins. Returns true if that was done before.
-    fn note_begin(&mut self) -> bool {
+    /// Records the sleeping bytes when waking begins. Idempotent.
+    fn note_begin(&mut self) {
         if self.wake_began_ns.is_some() {
-            return true;
+            return;
         }
         for layer in &mut self.layers {
             layer.report.asleep_bytes_at_b = self.engine.bytes_not_awake(&layer.regions);
             layer.bytes_to_load = self.engine.bytes_to_load(&layer.regions);
         }
         self.wake_began_ns = Some(self.engine.timeline().now_ns());
-        false
     }
 
     /// Puts layers to sleep that had no place before, and wakes layers that have room now.

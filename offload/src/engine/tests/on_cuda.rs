@@ -134,6 +134,10 @@ pub(crate) fn new_device(reserve_bytes: usize, capacity_bytes: u64) -> TestDevic
 }
 
 impl Fixture {
+    pub(crate) fn hold_copies_out(&self) -> Held {
+        self.hold_way(CopyStream::Out)
+    }
+
     pub(crate) fn hold_copies_in(&self) -> Held {
         self.hold_way(CopyStream::In)
     }

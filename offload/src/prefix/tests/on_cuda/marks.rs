@@ -78,6 +78,68 @@ fn the_last_microbatch_wakes_layers_beyond_the_window_into_memory_that_was_in_us
     }
 }
 
+/// Begins a microbatch, which takes `bytes` and frees them.
+fn microbatch_of(fixture: &Fixture, trainer: &mut Trainer<'_>, after: u32, bytes: usize) {
+    trainer.prefix.microbatch(after);
+    let activations = fixture.allocate(bytes, 1);
+    fixture.engine.free(activations, 0).unwrap();
+}
+
+#[test]
+fn the_last_microbatch_begins_with_waking_what_has_room_beside_it() {
+    let layer_bytes = LAYER_BYTES as usize;
+    // The second is the largest.
+    for (sizes, expected) in [
+        (&[layer_bytes, 2 * layer_bytes, layer_bytes][..], 3),
+        (&[layer_bytes][..], 4),
+        // Nothing is known of what the first will take.
+        (&[][..], 0),
+    ] {
+        let fixture = Plan::default().build();
+        let mut trainer = in_phase_b(&fixture);
+        make_room(&fixture);
+        let stats = fixture.allocator.stats();
+        let in_use_bytes = stats.active_bytes.current + stats.staged_bytes.current;
+        // Room for five layers, and a sixteenth that is left to requests.
+        let room_bytes = 5 * LAYER_BYTES + MIB as u64 / 4;
+        fixture.allocator.set_budget((in_use_bytes + room_bytes).div_ceil(15) * 16).unwrap();
+        for (at, &bytes) in sizes.iter().enumerate() {
+            microbatch_of(&fixture, &mut trainer, (sizes.len() - at) as u32, bytes);
+            trainer.settle();
+            assert_eq!(awake_layers(&trainer), 0, "more microbatches come");
+        }
+        trainer.prefix.microbatch(0);
+        trainer.settle();
+        assert_eq!(awake_layers(&trainer), expected, "{sizes:?}");
+        trainer.microbatch();
+        trainer.settle();
+        assert_eq!(awake_layers(&trainer), 5, "its first gradient wakes into all that is spare");
+        trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+        (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
+        trainer.end();
+    }
+}
+
+#[test]
+fn a_microbatch_beside_memory_that_leaves_says_nothing_of_what_it_takes() {
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
+    let held = fixture.hold_copies_out();
+    trainer.forward_all();
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    make_room(&fixture);
+    microbatch_of(&fixture, &mut trainer, 1, MIB);
+    held.let_go();
+    trainer.settle();
+    trainer.prefix.microbatch(0);
+    trainer.settle();
+    assert_eq!(awake_layers(&trainer), 0);
+    trainer.microbatch();
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
+    trainer.end();
+}
+
 #[test]
 fn layers_beyond_the_window_wake_as_the_backward_frees_memory() {
     let fixture = Plan::default().build();
