@@ -243,7 +243,7 @@ class PrefixForward:
         return PromptRows(head, outputs.read(output, names, len(tokens)))
 
     def boundary(self) -> list[torch.Tensor]:
-        """Returns what phase B reads, so far."""
+        """Returns tensors of this prefix that phase B reads, of the layers so far."""
         pairs = itertools.chain.from_iterable(self.leaves)
         return [*pairs, *self.states.leaves(), *self.indexers.values()]
 
