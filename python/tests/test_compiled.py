@@ -59,7 +59,7 @@ def test_the_code_of_a_step_is_not_compiled(runtime):
 
 
 def test_a_compiled_forward_is_known_code_if_it_is_its_classs_own():
-    model = tiny(num_hidden_layers=LAYERS)
+    model = tiny(num_hidden_layers=LAYERS, dtype=torch.float32)
     layer, mlp = model.model.layers[0], model.model.layers[1].mlp
     layer.forward = torch.compile(layer.forward, backend="eager")
     assert check.unknown_code(support.resolve(model)) is None

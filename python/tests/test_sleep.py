@@ -274,3 +274,22 @@ def test_what_later_layers_read_stays_awake(runtime, combine):
     (awake, _), (asleep, report) = results
     assert identical(asleep, awake)
     assert report.prefix["asleep_bytes_peak"] > 8 << 20
+
+
+def test_what_a_layer_returned_stays_awake_for_the_second_next(runtime):
+    """Layer 1 has saved it, and it falls asleep with layer 0, before layer 2 reads it."""
+    model, kept, roles = wide(), [], set()
+    layers = model.model.layers
+    layers[0].register_forward_hook(lambda module, args, out: kept.append(out))
+
+    def read(module, args):
+        out = kept.pop()
+        if out.shape[1] > 500:
+            roles.add(runtime.query(out.data_ptr())["role"])
+        return (args[0] + 0.1 * out,)
+
+    layers[2].register_forward_pre_hook(read)
+    report = SharedPrefix(model, runtime).backward(long_group(), loss_fn, microbatch_tokens=40)
+    assert roles == {"none"}
+    assert report.prefix["stray_wakes"] == 0
+    assert report.prefix["dormant_bytes"] > 4 << 20

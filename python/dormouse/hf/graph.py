@@ -150,17 +150,23 @@ def is_overwritable(output: torch.Tensor) -> bool:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """Returns the address of the tensor's storage, of a DTensor that of this rank's part, or 0 if it
-    is not plain CPU or GPU memory."""
+    """Returns the address of the tensor's storage (:func:`storage_of`), or 0 if it has none."""
+    storage = storage_of(tensor)
+    return 0 if storage is None else storage.data_ptr()
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Returns the tensor's storage, of a DTensor that of this rank's part, or None if it is not
+    plain CPU or GPU memory."""
     if type(tensor) is DTensor:
         tensor = tensor._local_tensor
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return 0
+        return None
     if tensor.device.type not in ("cpu", "cuda"):
-        return 0
+        return None
     if tensor.layout is not torch.strided:
-        return 0
-    return tensor.untyped_storage().data_ptr()
+        return None
+    return tensor.untyped_storage()
 
 
 def saved(

@@ -19,6 +19,7 @@ from . import (
     attention,
     cached,
     checkpointing,
+    compiled_layers,
     dropout,
     graph,
     mixers,
@@ -27,6 +28,7 @@ from . import (
     registry,
     support,
 )
+from .late_reads import Touches, storages_of
 from .mixers import Handlers
 from .outputs import PLAIN, Request
 from .probe import Probe, TouchRecorder
@@ -240,6 +242,11 @@ class PrefixForward:
             output = self.view.run(tokens, positions, arguments, logits_rows)
         return PromptRows(head, outputs.read(output, names, len(tokens)))
 
+    def boundary(self) -> list[torch.Tensor]:
+        """Returns tensors of this prefix that phase B reads, of the layers so far."""
+        pairs = itertools.chain.from_iterable(self.leaves)
+        return [*pairs, *self.states.leaves(), *self.indexers.values()]
+
     def clear(self) -> None:
         """Drops every reference to the graph and to K and V."""
         self.live, self.leaves, self.outputs = [], [], {}
@@ -376,6 +383,7 @@ class PlannedForward(PrefixForward):
         self._visited: set = set()
         self._protected = self.path[-1].protected_below if self.path else owned_storages(view)
         self._awake = set(self._protected)
+        self._buffers = buffers_of(view.model)
         self.notes: list[str] = []
 
     @property
@@ -421,11 +429,15 @@ class PlannedForward(PrefixForward):
     def _name_dormant(self, layer: int, saved: graph.LayerGraph) -> None:
         awake = self._probe.awake(layer, saved)
         if awake is None:
-            self.notes.append(f"layer {layer} stays awake: its graph is not the probed one")
-            return
+            reason = compiled_layers.why_awake(saved.signature, self._probe.late)
+            if reason is not None:
+                self.notes.append(f"layer {layer} stays awake: {reason}")
+                return
+            # A forward may have replaced a buffer.
+            awake = set(map(graph.storage_address, self._buffers()))
         self._awake |= awake
-        addresses = set(saved.storages.values()) - self._awake - self.weights.gathered_storages()
-        addresses = sorted(addresses)
+        gathered = set(map(graph.storage_address, self.weights.gathered()))
+        addresses = sorted(set(saved.storages.values()) - self._awake - gathered)
         # A layer saves its input, which the layer before it allocated.
         if layer > 0:
             self._prefix.dormant(layer - 1, addresses)
@@ -446,18 +458,41 @@ class ProbeForward(PrefixForward):
         super().__init__(view, weights, path)
         self._visited: set = set()
         self._recorder = recorder
+        self._buffers = buffers_of(view.model)
         self.graphs: list[graph.LayerGraph] = []
-        self.touched: list[set[int]] = []
-        """Addresses touched since the layer before ended, per layer."""
+        self.touched: list[Touches] = []
+        """What was touched since the layer before ended, per layer; of the first since it began."""
+        self.kept = storages_of(view.model.parameters())
+        """Storages that a step keeps awake whatever a graph saved: those of the model, those made
+        before the first layer, and what phase B reads."""
+
+    def began(self, layer):
+        if layer == 0:
+            self.kept |= self._recorder.take().made
 
     def ended(self, layer, roots):
         self.graphs.append(graph.collect(roots, self._visited))
         self.touched.append(self._recorder.take())
+        self.kept |= storages_of([*self._buffers(), *self.weights.gathered()])
+        for each in (*self.path, self):
+            self.kept |= storages_of(each.boundary())
 
 
 def _tokens_first(grad: torch.Tensor) -> torch.Tensor:
     """``[1, kv_heads, tokens, head_dim]`` as contiguous ``[1, tokens, kv_heads, head_dim]``."""
     return grad.transpose(1, 2).contiguous()
+
+
+def buffers_of(model: torch.nn.Module) -> Callable[[], list[torch.Tensor]]:
+    """Returns a function that returns the buffers as they are when it is called, of the modules
+    that have any now."""
+    holders = [module for module in model.modules() if module._buffers]
+
+    def buffers() -> list[torch.Tensor]:
+        found = (each for module in holders for each in module._buffers.values())
+        return [each for each in found if each is not None]
+
+    return buffers
 
 
 def owned_storages(view: support.ModelView) -> set[int]:

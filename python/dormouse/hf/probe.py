@@ -6,18 +6,21 @@ process if the storage were asleep. Therefore a miniature of the step runs befor
 sleeping step, under a dispatch mode that records every storage passed to the operators of each
 layer and of the microbatch. A layer sleeps once the next has run: slots of its graph that are
 passed to later operators never sleep. The probe keeps slots, not addresses: the same graph has the
-same slots at any length. A layer whose graph differs from the probed one stays awake.
+same slots at any length. A layer whose graph differs from the probed one stays awake, unless it is
+compiled and the probe has seen no late read (:mod:`.compiled_layers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from .graph import LayerGraph, SavedSlot, storage_address
+from .graph import LayerGraph, SavedSlot
+from .late_reads import Touches, addresses_late_for
 
 # Tokens of the miniature: its prefix is longer or shorter than its microbatch, as in the real step,
 # because the shorter one reuses a cache built for the longer one.
@@ -26,23 +29,26 @@ PROBE_SHORT_TOKENS = 6
 
 
 class TouchRecorder(TorchDispatchMode):
-    """Records the storage address of every tensor passed to an operator on this thread."""
+    """Records the storages of tensors that operators on this thread are passed and return."""
 
     def __init__(self):
         super().__init__()
-        self.addresses: set[int] = set()
+        self._touches = Touches()
 
-    def take(self) -> set[int]:
-        """Returns the addresses recorded since the last call."""
-        taken, self.addresses = self.addresses, set()
+    def take(self) -> Touches:
+        """Returns what was recorded since the last call."""
+        taken, self._touches = self._touches, Touches()
         return taken
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        for value in tree_iter((args, kwargs)):
-            if isinstance(value, torch.Tensor):
-                self.addresses.add(storage_address(value))
-        return func(*args, **kwargs)
+        returned = func(*args, **kwargs)
+        self._touches.add(_tensors_in((args, kwargs)), _tensors_in(returned))
+        return returned
+
+
+def _tensors_in(values) -> list[torch.Tensor]:
+    return [each for each in tree_iter(values) if isinstance(each, torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -51,18 +57,33 @@ class Probe:
 
     signatures: tuple[tuple[str, ...], ...]
     touched: tuple[frozenset[SavedSlot], ...]
+    late: str | None = None
+    """A late read of anything that a layer read or computed (:func:`.late_reads.late_read`)."""
 
     @classmethod
-    def from_step(cls, graphs: list[LayerGraph], touched: list[set[int]]) -> Probe:
-        """Maps touched addresses back to slots of the graphs that saved them. ``touched``: the
-        addresses touched in each layer of phase A, and last those of the microbatch."""
+    def from_step(
+        cls,
+        graphs: Sequence[LayerGraph],
+        layers: Sequence[Touches],
+        after: Touches,
+        late: str | None = None,
+    ) -> Probe:
+        """Maps touched addresses back to slots of the graphs that saved them. ``layers``: touches
+        of each layer of phase A. ``after``: those of the microbatch."""
         slots = []
+        late_for = addresses_late_for(layers, after)
         for layer, graph in enumerate(graphs):
-            later = set().union(*touched[layer + 2 :], touched[-1])
+            # What the layer below made sleeps with that one.
+            own, below = late_for(layer)
+            made = layers[layer].made_addresses
             slots.append(
-                frozenset(slot for slot, address in graph.storages.items() if address in later)
+                frozenset(
+                    slot
+                    for slot, address in graph.storages.items()
+                    if address in (own if address in made else below)
+                )
             )
-        return cls(tuple(graph.signature for graph in graphs), tuple(slots))
+        return cls(tuple(graph.signature for graph in graphs), tuple(slots), late)
 
     def awake(self, layer: int, graph: LayerGraph) -> set[int] | None:
         """Returns addresses of ``graph`` that must not sleep; None if it was not probed. Another

@@ -6,6 +6,7 @@ import torch
 
 from . import support
 from .batch import Sample
+from .late_reads import late_read, storages_of
 from .microbatch import Pack, microbatch_output
 from .outputs import PLAIN, Request
 from .prefix import PrefixForward, ProbeForward
@@ -63,7 +64,11 @@ def probe_step(
         lowest = _lowest_trainable(view, weights)
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
-    return Probe.from_step(prefix.graphs, [*prefix.touched, recorder.addresses])
+    after = recorder.take()
+    kept = prefix.kept | storages_of(each for each in sample if each is not None)
+    kept |= storages_of([tokens] if experts is None else [tokens, experts])
+    late = late_read(prefix.touched, after, kept)
+    return Probe.from_step(prefix.graphs, prefix.touched, after, late)
 
 
 def _lowest_trainable(

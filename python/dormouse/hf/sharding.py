@@ -22,14 +22,14 @@ same passes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import ranks
-from . import calls, deepspeed_engine, graph, substitutes, tensor_parallel
+from . import calls, deepspeed_engine, substitutes, tensor_parallel
 from .support import ModelView, UnsupportedModelError
 from .trial import TRIAL_COPIES, Trial, fits
 
@@ -114,9 +114,10 @@ class ReplicatedWeights:
         needed_bytes = sum(p.numel() for p in parameters) * dtype.itemsize * TRIAL_COPIES
         return fits(needed_bytes, parameters[0].device)
 
-    def gathered_storages(self) -> set[int]:
-        """Returns addresses of temporarily gathered weights, which never sleep."""
-        return set()
+    def gathered(self) -> Sequence[torch.Tensor]:
+        """Returns temporarily gathered weights, which never sleep. Those freed since have no
+        memory."""
+        return ()
 
     def average(self, process_group, device: torch.device) -> None:
         """Averages gradients over ranks, once, after the last backward."""
@@ -249,10 +250,8 @@ class ShardedWeights(ReplicatedWeights):
     def fits_twice(self, model, dtype):
         return False
 
-    def gathered_storages(self):
-        every = (p for parameters in self._gathered.values() for p in parameters)
-        # Weights freed since have no memory: address 0.
-        return {graph.storage_address(parameter) for parameter in every}
+    def gathered(self):
+        return [p for parameters in self._gathered.values() for p in parameters]
 
     def _note(self, module, args) -> None:
         """Records the gathered parameters of a module whose forward begins: the same objects in

@@ -1,0 +1,62 @@
+"""Whether a layer that torch.compile has compiled may sleep.
+
+The probe runs layers without their compiled code: torch skips it under a dispatch mode. So the graph
+of a compiled layer is not the probed one, and its slots are not known. What it may have saved is:
+something the layer read or computed. If the probe has seen no late read of any of that
+(:mod:`.late_reads`), all that the graph saved may sleep.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+# Name of the node of a compiled region: AOTAutograd's class of it is CompiledFunction.
+NODE = "CompiledFunctionBackward"
+
+NOT_PROBED = "its graph is not the probed one"
+
+
+def why_awake(signature: tuple[str, ...], late: str | None) -> str | None:
+    """Returns why a layer whose graph is not the probed one stays awake; None if it may sleep.
+
+    ``late``: the late read that the probe has seen.
+    """
+    if NODE not in signature:
+        return NOT_PROBED
+    reason = late or _of_graphs() or _of_autograd()
+    return None if reason is None else f"it is compiled, and {reason}"
+
+
+def _of_graphs() -> str | None:
+    """CUDA graphs write what a layer saved to fixed addresses, whoever owns the memory by then."""
+    config = sys.modules.get("torch._inductor.config")
+    if config is not None:
+        if not config.triton.cudagraph_trees:
+            return "torch._inductor.config.triton.cudagraph_trees is False"
+        if getattr(config, "cudagraph_policy", None) is not None:
+            return "torch._inductor.config.cudagraph_policy is set"
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None and any(map(_has_manager, range(torch.cuda.device_count()))):
+        return "compiled code replays CUDA graphs (mode='reduce-overhead', say)"
+    return None
+
+
+def _has_manager(device: int) -> bool:
+    trees = sys.modules["torch._inductor.cudagraph_trees"]
+    try:
+        return trees.get_manager(device, create_if_none_exists=False) is not None
+    except (AssertionError, RuntimeError):
+        # A thread without torch's own state: nothing can be known.
+        return True
+
+
+def _of_autograd() -> str | None:
+    """Compiled autograd reads what layers saved in an order of its own."""
+    config = sys.modules.get("torch._dynamo.config")
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    is_on = config is not None and config.compiled_autograd
+    if is_on or (compiled is not None and compiled.compiled_autograd_enabled):
+        return "compiled autograd is enabled"
+    return None
