@@ -298,7 +298,8 @@ impl State {
         let (mut at, units) = self.ranges.whole_pages(index, self.geometry.page_units);
         let end = at + units;
         while at < end {
-            let one = if stream.is_timed() { (at, self.geometry.page_units) } else { (at, end - at) };
+            let one =
+                if stream.is_timed() { (at, self.geometry.page_units) } else { (at, end - at) };
             let (start, units) = self.large.around(at).filter(|_| stream.is_timed()).unwrap_or(one);
             let freed_at = if stream.is_timed() {
                 self.quiet.last_time((start, units), stream)
