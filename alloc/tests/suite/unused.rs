@@ -159,6 +159,17 @@ fn what_was_freed_before_the_watch_counts_as_freed_when_it_began() {
     assert_eq!(scene.trim(began, PAGES), 4);
 }
 
+/// Times cost no event: a stream is marked where it was found busy, as before.
+#[test]
+fn the_watch_marks_no_stream() {
+    let scene = Scene::new();
+    scene.watch();
+    for _ in 0..20 {
+        scene.freed(8);
+    }
+    assert_eq!(scene.device.gpu().calls(Call::Record), 0);
+}
+
 /// A stream that came later has pages with times too, and so has one that was marked before.
 #[test]
 fn all_streams_have_times() {
