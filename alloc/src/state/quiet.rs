@@ -50,7 +50,7 @@ pub(super) struct Quiet {
     streams: Vec<StreamTimes>,
     /// Number of streams with times.
     timed: u32,
-    /// All streams have times, whether they are marked or not.
+    /// Streams keep their times when they are no longer marked.
     keeps_times: bool,
     is_mark_due: bool,
 }
@@ -71,10 +71,7 @@ impl Quiet {
     }
 
     pub(super) fn add_stream(&mut self) {
-        // Nothing was freed on it before.
-        let timed_from = if self.keeps_times { 0 } else { NEVER };
-        self.timed += u32::from(self.keeps_times);
-        self.streams.push(StreamTimes { quiet_at: 0, bytes_to_mark: NEVER, timed_from });
+        self.streams.push(StreamTimes { quiet_at: 0, bytes_to_mark: NEVER, timed_from: NEVER });
     }
 
     /// Whether the pages of a stream have times.
@@ -173,7 +170,7 @@ impl State {
         }
     }
 
-    /// From now on the pages of all streams have times.
+    /// From now on the pages of all known streams have times.
     pub(crate) fn keep_times(&mut self) {
         let now = self.frees();
         self.quiet.keeps_times = true;

@@ -159,6 +159,30 @@ fn what_was_freed_before_the_watch_counts_as_freed_when_it_began() {
     assert_eq!(scene.trim(began, PAGES), 4);
 }
 
+/// A trim that finds a stream idle ends its marking, but not its times.
+#[test]
+fn times_stay_when_a_stream_is_found_idle_again() {
+    let scene = Scene::new();
+    // A mark comes with each 12 pages.
+    scene.allocate(0, 400);
+    let [all, other] = [5, 1].map(|pages| {
+        let block = scene.allocate(0, pages);
+        scene.allocate(0, 1);
+        block
+    });
+    scene.microbatch(3);
+    assert_eq!(scene.trim(scene.watch(), PAGES), 0, "it is found busy");
+    scene.free(0, &other);
+    let first = scene.watch();
+    scene.free(0, &all);
+    let second = scene.watch();
+    scene.device.gpu().drain();
+    assert_eq!(scene.trim(first, PAGES), 3 + 1);
+    assert_eq!(scene.microbatch(2).range.start, all.range.start);
+    scene.device.gpu().drain();
+    assert_eq!(scene.trim(second, PAGES), 3);
+}
+
 /// Times cost no event: a stream is marked where it was found busy, as before.
 #[test]
 fn the_watch_marks_no_stream() {

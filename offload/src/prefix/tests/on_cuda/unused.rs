@@ -36,6 +36,9 @@ fn free_at_once(fixture: &Fixture, blocks: usize) {
 /// A microbatch with this number of blocks, whose bytes are there until it is over. Returns the most bytes in use.
 fn microbatch(trainer: &mut Trainer<'_>, after: u32, blocks: usize) -> u64 {
     let fixture = trainer.fixture;
+    if !is_ahead() {
+        fixture.finish(&trainer.stream);
+    }
     trainer.prefix.microbatch(after);
     fixture.allocator.reset_peaks();
     let blocks: Vec<_> =
@@ -76,7 +79,7 @@ fn pages_that_two_microbatches_have_not_used_leave() {
                 assert_eq!(mapped_bytes(&fixture), before, "mark {number}");
                 assert!(unused > 4 * MIB as u64, "{unused} bytes unused at mark {number}");
             }
-            2 | 9 if is_ahead() => {}
+            2..6 | 9 if is_ahead() => {}
             _ => assert!(unused <= REST_BYTES, "{unused} bytes unused at mark {number}"),
         }
         if number == 6 {
@@ -113,19 +116,23 @@ fn microbatches_that_alternate_map_nothing_anew() {
 /// Marks at which pages stay, as numbers of microbatches to come; `None`: waking begins.
 #[test]
 fn pages_stay_for_the_last_microbatch_and_while_layers_wake() {
-    for marks in [&[Some(2), Some(1), Some(0)][..], &[Some(4), Some(3), None, Some(2), Some(1)]] {
+    for marks in [&[Some(2), Some(1), Some(0)][..], &[Some(4), Some(3), None, Some(2), Some(1)][..]]
+    {
         let fixture = Plan::default().build();
         let mut trainer = in_phase_b(&fixture);
-        let unmaps = fixture.allocator.stats().unmaps;
+        fixture.finish(&trainer.stream);
         for mark in marks {
+            let unmaps = fixture.allocator.stats().unmaps;
             match mark {
-                Some(after) => trainer.prefix.microbatch(*after),
-                None => trainer.prefix.begin_wake().unwrap(),
-            }
-            free_at_once(&fixture, 1);
-            // What wakes takes pages of its own.
-            if mark.is_some() && trainer.prefix.wake_began_ns.is_none() {
-                assert_eq!(fixture.allocator.stats().unmaps, unmaps, "{marks:?} {mark:?}");
+                Some(after) => {
+                    trainer.prefix.microbatch(*after);
+                    assert_eq!(fixture.allocator.stats().unmaps, unmaps, "{marks:?} {mark:?}");
+                }
+                None => {
+                    trainer.prefix.begin_wake().unwrap();
+                    trainer.settle();
+                    assert!(trainer.prefix.account.asleep.bytes() > 0, "some layers still sleep");
+                }
             }
         }
         end(trainer);
@@ -137,6 +144,7 @@ fn pages_stay_for_the_last_microbatch_and_while_layers_wake() {
 fn a_repeated_mark_gives_nothing_back() {
     let fixture = Plan::default().build();
     let mut trainer = in_phase_b(&fixture);
+    fixture.finish(&trainer.stream);
     let mapped = mapped_bytes(&fixture);
     for after in [3, 3, 3, 3, 2, 2, 2] {
         trainer.prefix.microbatch(after);
@@ -154,6 +162,7 @@ fn a_step_in_which_nothing_sleeps_gives_nothing_back() {
     prefix.mark(Edge::ForwardEnd, 0, &stream).unwrap();
     prefix.enter(Phase::B, &stream).unwrap();
     free_at_once(&fixture, 6);
+    fixture.finish(&stream);
     let mapped = mapped_bytes(&fixture);
     (1..8).rev().for_each(|after| prefix.microbatch(after));
     assert_eq!(mapped_bytes(&fixture), mapped);
