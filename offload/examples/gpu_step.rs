@@ -334,7 +334,7 @@ impl Trainer {
     /// As the mark of a microbatch: pages that neither of the last two has used leave, but not for the last one.
     fn give_back_unused(&mut self, number: usize) -> Outcome<()> {
         let now = self.allocator.watch_unused();
-        let [since, last] = std::mem::replace(&mut self.unused_from, [None; 2]);
+        let [since, last] = std::mem::take(&mut self.unused_from);
         self.unused_from = if number == 0 { [None, Some(now)] } else { [last, Some(now)] };
         let Some(since) = since.filter(|_| number > 0 && number + 1 < MICROBATCHES) else {
             return Ok(());

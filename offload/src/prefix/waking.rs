@@ -46,7 +46,7 @@ impl<D: Device> Prefix<D> {
             return;
         }
         let now = allocator.watch_unused();
-        let [since, last] = std::mem::replace(&mut self.unused_from, [None; 2]);
+        let [since, last] = std::mem::take(&mut self.unused_from);
         self.unused_from = [last, Some(now)];
         let is_waking = after == 0 || self.wake_began_ns.is_some();
         if let Some(since) = since.filter(|_| !is_waking) {

@@ -79,7 +79,9 @@ fn pages_that_two_microbatches_have_not_used_leave() {
                 assert_eq!(mapped_bytes(&fixture), before, "mark {number}");
                 assert!(unused > 4 * MIB as u64, "{unused} bytes unused at mark {number}");
             }
-            2..6 | 9 if is_ahead() => {}
+            // A stream that is found busy at the first try is marked from then on.
+            2 => {}
+            3..=5 | 9 if is_ahead() => {}
             _ => assert!(unused <= REST_BYTES, "{unused} bytes unused at mark {number}"),
         }
         if number == 6 {
@@ -164,7 +166,11 @@ fn a_step_in_which_nothing_sleeps_gives_nothing_back() {
     free_at_once(&fixture, 6);
     fixture.finish(&stream);
     let mapped = mapped_bytes(&fixture);
-    (1..8).rev().for_each(|after| prefix.microbatch(after));
+    for after in (1..8).rev() {
+        fixture.finish(&stream);
+        prefix.microbatch(after);
+        free_at_once(&fixture, 1);
+    }
     assert_eq!(mapped_bytes(&fixture), mapped);
     assert_eq!(prefix.close().left_asleep_bytes, 0);
 }
