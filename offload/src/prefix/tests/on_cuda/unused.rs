@@ -129,6 +129,9 @@ fn pages_stay_for_the_last_microbatch_and_while_layers_wake() {
                 Some(after) => {
                     trainer.prefix.microbatch(*after);
                     assert_eq!(fixture.allocator.stats().unmaps, unmaps, "{marks:?} {mark:?}");
+                    // A microbatch beside which nothing has room, so that no wake moves pages.
+                    let bytes = 2 * fixture.allocator.spare_bytes() as usize;
+                    fixture.engine.free(fixture.allocate(bytes, 1), 0).unwrap();
                 }
                 None => {
                     trainer.prefix.begin_wake().unwrap();
