@@ -1,8 +1,8 @@
 """Whether a layer that torch.compile has compiled may sleep.
 
-The probe runs layers without their compiled code: torch skips it under a dispatch mode. So the graph
-of a compiled layer is not the probed one, and its slots are not known. What it may have saved is:
-something the layer read or computed. If the probe has seen no late read of any of that
+The probe runs layers without their compiled code: torch skips it under a dispatch mode. So the
+graph of a compiled layer is not the probed one, and its slots are not known. But whatever it saved,
+the layer has read or computed. If the probe has seen no late read of any of that
 (:mod:`.late_reads`), all that the graph saved may sleep.
 """
 

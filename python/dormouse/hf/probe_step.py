@@ -6,7 +6,7 @@ import torch
 
 from . import support
 from .batch import Sample
-from .late_reads import late_read, storages_of
+from .late_reads import late_read
 from .microbatch import Pack, microbatch_output
 from .outputs import PLAIN, Request
 from .prefix import PrefixForward, ProbeForward
@@ -65,9 +65,7 @@ def probe_step(
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
     after = recorder.take()
-    kept = prefix.kept | storages_of(each for each in sample if each is not None)
-    kept |= storages_of([tokens] if experts is None else [tokens, experts])
-    late = late_read(prefix.touched, after, kept)
+    late = late_read(prefix.touched, after, prefix.kept)
     return Probe.from_step(prefix.graphs, prefix.touched, after, late)
 
 
