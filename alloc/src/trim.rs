@@ -8,7 +8,7 @@
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::core::Fit;
-use crate::state::{Priority, StreamSet, TrimPurpose};
+use crate::state::{Priority, State, StreamSet, TrimPurpose};
 use crate::streams::{EventQueries, WaitMode};
 use crate::types::Request;
 use dormouse_device::sync::MutexGuard;
@@ -66,6 +66,13 @@ struct TrimRange {
     is_quiet: bool,
 }
 
+impl TrimRange {
+    fn of(state: &State, index: u32) -> Self {
+        let (range, stream) = (state.address_range(index), state.stream_of(index));
+        Self { index, range, stream, is_quiet: state.is_known_quiet(index) }
+    }
+}
+
 impl<D: Device> Allocator<D> {
     /// Unmaps at least `target_bytes` of cached ranges, or all except those of kept arenas, and releases
     /// the device's parked pages. Returns the unmapped bytes, up to one granule more than the target. Waits
@@ -87,6 +94,33 @@ impl<D: Device> Allocator<D> {
             return 0;
         }
         let trimmed_bytes = self.trim_all(&ladder, over_bytes);
+        self.device.release_parked();
+        trimmed_bytes
+    }
+
+    /// Returns the time for [`Allocator::trim_unused`]: the number of frees. From the first call on, the allocator
+    /// notes when each page was last freed: one word at each free.
+    pub fn watch_unused(&self) -> u64 {
+        let mut locked = self.state.lock();
+        if self.is_stream_ordered {
+            locked.state.keep_times();
+        }
+        locked.state.frees()
+    }
+
+    /// Unmaps at most `bytes_max` of cached pages that no block has used since the time `since`, which
+    /// [`Allocator::watch_unused`] returned, and that are known to be quiet; releases the device's parked pages.
+    /// Returns the unmapped bytes. Does nothing without stream order or
+    /// [`Config::moves_pages`](crate::Config::moves_pages), nor while another thread trims or maps for a request. Never
+    /// waits for a stream.
+    pub fn trim_unused(&self, since: u64, bytes_max: u64) -> u64 {
+        if !self.is_stream_ordered || !self.config().moves_pages {
+            return 0;
+        }
+        let Some(ladder) = self.ladder.try_lock() else { return 0 };
+        let (purpose, wait_mode) = (TrimPurpose::Unused { since }, WaitMode::Poll);
+        let trim = Trim { purpose, wait_mode, stream: None, split: None };
+        let trimmed_bytes = self.trim_once(&ladder, bytes_max, trim);
         self.device.release_parked();
         trimmed_bytes
     }
@@ -216,6 +250,10 @@ impl<D: Device> Allocator<D> {
         busy: StreamSet,
     ) -> Vec<TrimRange> {
         let parts_max = if self.is_stream_ordered { TRIM_BATCH_MAX } else { 1 };
+        if let TrimPurpose::Unused { since } = trim.purpose {
+            let begun = locked.state.begin_unused(since, bytes, parts_max, busy);
+            return begun.into_iter().map(|index| TrimRange::of(&locked.state, index)).collect();
+        }
         let mut parts: Vec<TrimRange> = Vec::new();
         let mut taken_bytes = 0;
         while parts.len() < parts_max && taken_bytes < bytes {
@@ -225,9 +263,9 @@ impl<D: Device> Allocator<D> {
                 None => state.begin_trim(bytes - taken_bytes, trim.purpose, busy),
             };
             let Some(index) = begun else { break };
-            let (range, stream) = (state.address_range(index), state.stream_of(index));
-            taken_bytes += range.bytes as u64;
-            parts.push(TrimRange { index, range, stream, is_quiet: state.is_known_quiet(index) });
+            let part = TrimRange::of(state, index);
+            taken_bytes += part.range.bytes as u64;
+            parts.push(part);
         }
         parts
     }

@@ -90,6 +90,14 @@ impl LargePages {
         self.around(unit).map_or(unit, |(start, _)| start)
     }
 
+    /// Returns `unit`, or the end of the large page that a range which ends or starts there would split.
+    pub(crate) fn ceil(&self, unit: u32) -> u32 {
+        match self.around(unit) {
+            Some((start, units)) if start != unit => start + units,
+            _ => unit,
+        }
+    }
+
     /// Whether a range of `units` from `start` on would split a large page.
     #[inline]
     pub(crate) fn is_split_by(&self, start: u32, units: u32) -> bool {
@@ -145,6 +153,8 @@ mod tests {
                 let around = model.get((start / LARGE) as usize).is_some_and(|bit| *bit);
                 let expected = around.then_some((start / LARGE * LARGE, LARGE));
                 prop_assert_eq!(pages.around(start), expected);
+                let ceil = if is_inside(start) { (start / LARGE + 1) * LARGE } else { start };
+                prop_assert_eq!(pages.ceil(start), ceil);
                 let splits = is_inside(start) || is_inside(start + units);
                 prop_assert_eq!(pages.is_split_by(start, units), splits);
                 let fits = (0..UNITS / LARGE)

@@ -2,15 +2,18 @@
 //!
 //! Time is the number of frees. A range has the time at which the last part of it was freed, and a stream a time up
 //! to which all that was freed on it is quiet. While a stream is marked, its pages have times of their own: what
-//! is free in one range was freed at different times. On other streams this would be work at each free for nothing.
+//! is free in one range was freed at different times. On other streams this would be work at each free for nothing,
+//! until a caller asks what has been unused: from then on the pages of every stream have times.
 
-use super::{State, StreamSet, TrimPurpose, cached_list};
+use std::cmp::Reverse;
+
+use super::{RangeKind, State, StreamSet, TrimPurpose, cached_list};
 use crate::core::LargePages;
 
 /// A stream that was found busy is marked each time this part of the maximum use was freed on it, but at
 /// least a page: 1/32.
 const MARK_DIVISOR: u64 = 32;
-/// Of a stream that is not marked. More bytes are never freed.
+/// Of a stream that is not marked, or whose pages have no times. More bytes are never freed, and no later.
 const NEVER: u64 = u64::MAX;
 
 /// The times of a stream.
@@ -20,13 +23,18 @@ struct StreamTimes {
     quiet_at: u64,
     /// Bytes to be freed until the next mark is due.
     bytes_to_mark: u64,
-    /// When the marking began: pages that were freed before have no time of their own.
-    marked_from: u64,
+    /// When the times of its pages began: pages that were freed before have no time of their own.
+    timed_from: u64,
 }
 
 impl StreamTimes {
     const fn is_marked(&self) -> bool {
         self.bytes_to_mark != NEVER
+    }
+
+    /// Whether its pages have times.
+    const fn is_timed(&self) -> bool {
+        self.timed_from != NEVER
     }
 }
 
@@ -35,13 +43,15 @@ impl StreamTimes {
 pub(super) struct Quiet {
     /// Binary logarithm of the units of a page.
     page_log: u32,
-    /// By page: when a part of it was last freed on a stream that is marked. Empty if the device is not
+    /// By page: when a part of it was last freed on a stream with times. Empty if the device is not
     /// stream-ordered.
     freed_at: Vec<u64>,
     /// By slot.
     streams: Vec<StreamTimes>,
-    /// Number of marked streams.
-    marked: u32,
+    /// Number of streams with times.
+    timed: u32,
+    /// Streams keep their times when they are no longer marked.
+    keeps_times: bool,
     is_mark_due: bool,
 }
 
@@ -50,32 +60,41 @@ impl Quiet {
     pub(super) fn new(units: u32, page_units: u32) -> Self {
         let page_log = page_units.trailing_zeros();
         let freed_at = vec![0; (units >> page_log) as usize];
-        Self { page_log, freed_at, streams: Vec::new(), marked: 0, is_mark_due: false }
+        Self {
+            page_log,
+            freed_at,
+            streams: Vec::new(),
+            timed: 0,
+            keeps_times: false,
+            is_mark_due: false,
+        }
     }
 
     pub(super) fn add_stream(&mut self) {
-        self.streams.push(StreamTimes { quiet_at: 0, bytes_to_mark: NEVER, marked_from: 0 });
+        self.streams.push(StreamTimes { quiet_at: 0, bytes_to_mark: NEVER, timed_from: NEVER });
     }
 
-    /// Whether a stream is marked.
+    /// Whether the pages of a stream have times.
     #[inline]
-    pub(super) const fn is_marking(&self) -> bool {
-        self.marked > 0
+    pub(super) const fn is_timing(&self) -> bool {
+        self.timed > 0
     }
 
-    /// Sets the time of all pages that `units` from `start` on have a part in, if their stream is marked.
+    /// Sets the time of all pages that `units` from `start` on have a part in, if their stream has times.
     pub(super) fn note_freed(&mut self, start: u32, units: u32, bytes: u64, slot: u32, now: u64) {
-        let stream = self.streams.get_mut(slot as usize).filter(|stream| stream.is_marked());
+        let stream = self.streams.get_mut(slot as usize).filter(|stream| stream.is_timed());
         let Some(stream) = stream else { return };
-        stream.bytes_to_mark = stream.bytes_to_mark.saturating_sub(bytes);
-        self.is_mark_due |= stream.bytes_to_mark == 0;
+        if stream.is_marked() {
+            stream.bytes_to_mark = stream.bytes_to_mark.saturating_sub(bytes);
+            self.is_mark_due |= stream.bytes_to_mark == 0;
+        }
         let (first, last) = (start >> self.page_log, (start + units - 1) >> self.page_log);
         if let Some(pages) = self.freed_at.get_mut(first as usize..=last as usize) {
             pages.fill(now);
         }
     }
 
-    /// Returns when the whole pages `start`, `units` of a stream were freed: each of them, if it is marked, or all
+    /// Returns when the whole pages `start`, `units` of a stream were freed: each of them, if it has times, or all
     /// at the time of their range. Those of a large page were freed with the last of them.
     fn times(
         &self,
@@ -87,16 +106,20 @@ impl Quiet {
         let first = start >> self.page_log;
         let count = if self.freed_at.is_empty() { 0 } else { units >> self.page_log };
         (0..count).map(move |at| {
-            if !stream.is_marked() {
+            if !stream.is_timed() {
                 return range_freed_at;
             }
             let one = ((first + at) << self.page_log, 1 << self.page_log);
-            let (start, units) = large.around(one.0).unwrap_or(one);
-            let first = (start >> self.page_log) as usize;
-            let pages = self.freed_at.get(first..first + (units >> self.page_log) as usize);
-            let last = pages.unwrap_or_default().iter().copied().max().unwrap_or(NEVER);
-            last.max(stream.marked_from)
+            self.last_time(large.around(one.0).unwrap_or(one), stream)
         })
+    }
+
+    /// Returns when the last of the pages `start`, `units` of a stream with times was freed.
+    fn last_time(&self, (start, units): (u32, u32), stream: StreamTimes) -> u64 {
+        let first = (start >> self.page_log) as usize;
+        let pages = self.freed_at.get(first..first + (units >> self.page_log) as usize);
+        let last = pages.unwrap_or_default().iter().copied().max().unwrap_or(NEVER);
+        last.max(stream.timed_from)
     }
 }
 
@@ -126,7 +149,10 @@ impl State {
         let stream = self.quiet.streams.get_mut(slot as usize);
         if let Some(stream) = stream.filter(|stream| stream.is_marked()) {
             stream.bytes_to_mark = NEVER;
-            self.quiet.marked -= 1;
+            if !self.quiet.keeps_times {
+                stream.timed_from = NEVER;
+                self.quiet.timed -= 1;
+            }
         }
     }
 
@@ -135,9 +161,22 @@ impl State {
         let now = self.frees();
         let stream = self.quiet.streams.get_mut(slot as usize);
         if let Some(stream) = stream.filter(|stream| !stream.is_marked()) {
-            (stream.bytes_to_mark, stream.marked_from) = (0, now);
-            self.quiet.marked += 1;
+            stream.bytes_to_mark = 0;
             self.quiet.is_mark_due = true;
+            if !stream.is_timed() {
+                stream.timed_from = now;
+                self.quiet.timed += 1;
+            }
+        }
+    }
+
+    /// From now on the pages of all known streams have times.
+    pub(crate) fn keep_times(&mut self) {
+        let now = self.frees();
+        self.quiet.keeps_times = true;
+        for stream in self.quiet.streams.iter_mut().filter(|stream| !stream.is_timed()) {
+            stream.timed_from = now;
+            self.quiet.timed += 1;
         }
     }
 
@@ -193,6 +232,86 @@ impl State {
         let page_log = self.quiet.page_log;
         let start = self.large.floor(pages.0 + ((end - count) << page_log));
         Some((start, pages.0 + (end << page_log) - start))
+    }
+
+    /// Takes pages to unmap that have been free since time `since`, at most `bytes_max` in at most `parts_max` parts,
+    /// the longest runs first: those of large blocks, whose pages are large. They stay counted until `finish_trim`. Of
+    /// the streams in `busy`, only pages that are known to be quiet are taken; kept arenas are skipped.
+    ///
+    /// A page that a block has used since was freed later, and what was mapped for nothing counts as freed then.
+    pub(crate) fn begin_unused(
+        &mut self,
+        since: u64,
+        bytes_max: u64,
+        parts_max: usize,
+        busy: StreamSet,
+    ) -> Vec<u32> {
+        let mut runs = Vec::new();
+        for (pool, it) in (0_u32..).zip(&self.pools) {
+            if !self.may_trim(pool, TrimPurpose::Unused { since }) {
+                continue;
+            }
+            let Some(&stream) = self.quiet.streams.get(it.stream as usize) else { continue };
+            let latest = if busy.contains(it.stream) { since.min(stream.quiet_at) } else { since };
+            for index in self.ranges.no_smaller(cached_list(pool), self.geometry.page_units) {
+                self.add_runs(&mut runs, index, stream, latest);
+            }
+        }
+        runs.sort_unstable_by_key(|&(index, start, units)| (Reverse(units), index, start));
+        let mut left_units = u32::try_from(bytes_max / self.bytes(1)).unwrap_or(u32::MAX);
+        let mut parts = Vec::new();
+        for (index, start, units) in runs {
+            let end = start + units;
+            let start = self.large.ceil(start.max(end.saturating_sub(left_units)));
+            let start = start.next_multiple_of(self.geometry.page_units);
+            if start < end {
+                left_units -= end - start;
+                parts.push((index, start, end - start));
+            }
+            if left_units < self.geometry.page_units || parts.len() == parts_max {
+                break;
+            }
+        }
+        // What is left below a part keeps the index.
+        parts.sort_unstable_by_key(|&(index, start, _)| (index, Reverse(start)));
+        let mut taken = Vec::new();
+        for (index, start, units) in parts {
+            let Some(part) = self.ranges.take_at(index, start, units) else { break };
+            self.cached_to_used(part);
+            self.record_mut(part).kind = RangeKind::Trimming;
+            taken.push(part);
+        }
+        taken
+    }
+
+    /// Adds the runs of whole pages of range `index` that were freed up to time `latest`: range, start and units.
+    fn add_runs(
+        &self,
+        runs: &mut Vec<(u32, u32, u32)>,
+        index: u32,
+        stream: StreamTimes,
+        latest: u64,
+    ) {
+        let (mut at, units) = self.ranges.whole_pages(index, self.geometry.page_units);
+        let end = at + units;
+        while at < end {
+            let one =
+                if stream.is_timed() { (at, self.geometry.page_units) } else { (at, end - at) };
+            let (start, units) = self.large.around(at).filter(|_| stream.is_timed()).unwrap_or(one);
+            let freed_at = if stream.is_timed() {
+                self.quiet.last_time((start, units), stream)
+            } else {
+                self.ranges.freed_at(index)
+            };
+            at = start + units;
+            if freed_at > latest {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((last, from, run)) if *last == index && *from + *run == start => *run += units,
+                _ => runs.push((index, start, units)),
+            }
+        }
     }
 
     /// Returns what to wait for until `bytes` of pages are quiet: streams, each with the number of its free. They

@@ -20,6 +20,11 @@ pub(crate) enum TrimPurpose {
     Reuse,
     /// The pages are mapped elsewhere. Any range, the least useful first: small, and free for long.
     Move,
+    /// The pages were not used for long. Any range, but only pages that have been free since this time.
+    Unused {
+        /// The time.
+        since: u64,
+    },
 }
 
 /// A run of addresses of one pool.
@@ -168,7 +173,7 @@ impl State {
     /// released if nothing is left in it.
     #[inline]
     pub(super) fn give(&mut self, index: u32, has_pages: bool) {
-        if has_pages && self.quiet.is_marking() {
+        if has_pages && self.quiet.is_timing() {
             self.note_freed(index);
         }
         self.give_unused(index, has_pages);

@@ -67,6 +67,10 @@ enum Op {
     Trim {
         pages: usize,
     },
+    /// Unused pages leave, since the trim before.
+    TrimUnused {
+        pages_max: usize,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -89,6 +93,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => which.prop_map(|which| Op::Sleep { which }),
         4 => which.prop_map(|which| Op::Wake { which }),
         1 => (0..40_usize).prop_map(|pages| Op::Trim { pages }),
+        2 => (0..40_usize).prop_map(|pages_max| Op::TrimUnused { pages_max }),
     ]
 }
 
@@ -106,6 +111,8 @@ struct Trainer {
     allocator: Arc<Allocator<Fake>>,
     live: Vec<Live>,
     tags: u32,
+    /// The allocator's time at the last trim of unused pages.
+    unused_from: u64,
     /// Waits may fail from now on: a request may find too little.
     is_faulty: bool,
 }
@@ -124,7 +131,7 @@ impl Trainer {
         if let Some(launches) = run_ahead {
             device.gpu().set_run_ahead(launches);
         }
-        Self { device, allocator, live: Vec::new(), tags: 0, is_faulty: false }
+        Self { device, allocator, live: Vec::new(), tags: 0, unused_from: 0, is_faulty: false }
     }
 
     fn allocate(&mut self, units: usize, stream: usize) {
@@ -250,6 +257,10 @@ impl Trainer {
             Op::Sleep { which } => at(which).into_iter().for_each(|at| self.sleep(at)),
             Op::Wake { which } => at(which).into_iter().for_each(|at| self.wake(at)),
             Op::Trim { pages } => drop(self.allocator.trim((pages * PAGE) as u64)),
+            Op::TrimUnused { pages_max } => {
+                self.allocator.trim_unused(self.unused_from, (pages_max * PAGE) as u64);
+                self.unused_from = self.allocator.watch_unused();
+            }
         }
     }
 

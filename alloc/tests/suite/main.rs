@@ -31,3 +31,4 @@ mod thread_cache;
 mod thread_cache_threads;
 mod threads;
 mod tlsf;
+mod unused;
