@@ -26,6 +26,7 @@ RUN_AHEAD_LAYERS = 48
 # Works of the stand-in's GPU, more than a run has: they end as the simulation says.
 WORKS_MAX = 1 << 20
 PEAK_BAR = 1.1
+MAPPED_BAR = 1.03
 RUN_AHEAD_BAR = 1 << 30
 SECONDS_MAX = 120
 
@@ -79,6 +80,24 @@ def fill_c_peak(steps: dict[int, dict]) -> Row:
     )
     row = Row("gpu_c_peak_over_b_peak", "ratio", LOWER, how, bar=PEAK_BAR)
     return put_sizes(row, peaks)
+
+
+def b_mapped() -> Row:
+    return fill_b_mapped({large_mib: step(large_mib, COSTS) for large_mib in LARGE_MIB})
+
+
+def fill_b_mapped(steps: dict[int, dict]) -> Row:
+    ratios = {
+        large_mib: one["middle_bytes"] / one["middle_in_use_bytes"] for large_mib, one in steps.items()
+    }
+    default = steps[LARGE_MIB_DEFAULT]
+    how = (
+        f"most bytes mapped over most in use in the microbatch in the middle of B, calls at the costs of {COSTS.name}; "
+        f"large pages of {LARGE_MIB_DEFAULT} MiB, the default: {default['middle_bytes'] / 1e9:.2f} GB and "
+        f"{default['middle_in_use_bytes'] / 1e9:.2f} GB; peers: other large pages, at {PAGE_MIB} MiB none"
+    )
+    row = Row("gpu_b_mapped_over_in_use", "ratio", LOWER, how, bar=MAPPED_BAR)
+    return put_sizes(row, ratios)
 
 
 def run_ahead() -> Row:

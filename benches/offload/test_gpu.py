@@ -10,6 +10,7 @@ from gpu_rows import (
     LARGE_MIB_DEFAULT,
     WORST,
     fill,
+    fill_b_mapped,
     fill_c_peak,
     fill_run_ahead,
 )
@@ -47,6 +48,16 @@ def test_the_peak_of_c_is_over_that_of_b():
     assert row.peers == {f"{large_mib} MiB": (100 + large_mib) / 100 for large_mib in others}
     for c_bytes, is_met in ((110, True), (111, False)):
         assert fill_c_peak(dict.fromkeys(LARGE_MIB, peaks(100, c_bytes))).met is is_met
+
+
+def test_what_is_mapped_in_b_is_over_what_is_in_use():
+    def middle(mapped_bytes: int) -> dict:
+        return a_step(1000) | {"middle_bytes": mapped_bytes, "middle_in_use_bytes": 100}
+
+    row = fill_b_mapped({large_mib: middle(100 + large_mib) for large_mib in LARGE_MIB})
+    assert row.ours == (100 + LARGE_MIB_DEFAULT) / 100
+    for mapped_bytes, is_met in ((103, True), (104, False)):
+        assert fill_b_mapped(dict.fromkeys(LARGE_MIB, middle(mapped_bytes))).met is is_met
 
 
 def test_a_run_ahead_adds_up_to_a_gibibyte():

@@ -28,6 +28,8 @@ const BUDGET_PERCENT: u64 = 90;
 const PROMPT_TOKENS: usize = 10_240;
 const MICROBATCH_TOKENS: usize = 4_096;
 const MICROBATCHES: usize = 16;
+/// Number of the microbatch in the middle of B, from 0.
+const MIDDLE: usize = MICROBATCHES / 2;
 const LAYERS: usize = 32;
 /// Bytes per token of the tensors that a layer saves, K and V apart: see `docs/evidence/gpu.md`.
 const SAVED_KIB: [usize; 12] = [16, 8, 8, 8, 8, 16, 8, 8, 28, 28, 28, 28];
@@ -40,6 +42,8 @@ const LINK: u64 = 55;
 const PARTS_PER_MICROBATCH: u64 = 3;
 /// Length of a kernel, for tables in which unmapping waits for one.
 const KERNEL_NS: u64 = 1_000_000;
+/// Limit of the unused pages that leave at the begin of a microbatch: the engine's.
+const UNUSED_BYTES_MAX: u64 = 4 << 30;
 /// Steps of a run. The last one counts: the first one maps all memory anew.
 const STEPS: usize = 3;
 
@@ -55,11 +59,14 @@ struct Dormant {
     ready_ns: u64,
 }
 
-/// The most bytes mapped: in A, in all of B, in its last microbatch, and in C.
+/// The most bytes mapped: in A, in all of B, in its middle and last microbatch, and in C. Of the middle one also the
+/// most bytes in use.
 #[derive(Clone, Copy, Default)]
 struct Peaks {
     a: u64,
     b: u64,
+    middle: u64,
+    middle_in_use: u64,
     last_microbatch: u64,
     c: u64,
 }
@@ -95,6 +102,8 @@ struct Trainer {
     /// The arena of the prompt's forward, while it runs.
     arena: Option<ArenaId>,
     peaks: Peaks,
+    /// Times of the allocator at the begins of the two microbatches before.
+    unused_from: [Option<u64>; 2],
     falling: VecDeque<(usize, usize)>,
     /// Regions that are being copied out or sealed: bytes, and when they end.
     inflight: VecDeque<(u64, u64)>,
@@ -116,9 +125,10 @@ fn main() -> Outcome<()> {
         (begin_ns, calls_ns) = (trainer.times.gpu, trainer.times.calls);
         trainer.step()?;
     }
-    let Peaks { a, b, last_microbatch, c } = trainer.peaks;
+    let Peaks { a, b, middle, middle_in_use, last_microbatch, c } = trainer.peaks;
     println!(
         "{{\"step_ns\": {}, \"calls_ns\": {}, \"a_bytes\": {a}, \"b_bytes\": {b}, \
+         \"middle_bytes\": {middle}, \"middle_in_use_bytes\": {middle_in_use}, \
          \"last_microbatch_bytes\": {last_microbatch}, \"c_bytes\": {c}}}",
         trainer.times.gpu - begin_ns,
         trainer.times.calls - calls_ns,
@@ -155,6 +165,7 @@ impl Trainer {
             works_before: 0,
             arena: None,
             peaks: Peaks::default(),
+            unused_from: [None; 2],
             falling: VecDeque::new(),
             inflight: VecDeque::new(),
             layers: Vec::new(),
@@ -167,9 +178,16 @@ impl Trainer {
         self.allocator.reset_peaks();
         self.phase_a()?;
         self.peaks = Peaks { a: self.mapped_peak_bytes(), ..Peaks::default() };
-        for after in (0..MICROBATCHES).rev() {
-            self.microbatch(after == 0)?;
+        for number in 0..MICROBATCHES {
+            self.give_back_unused(number)?;
+            self.mapped_peak_bytes();
+            self.microbatch(number + 1 == MICROBATCHES)?;
+            let in_use_bytes = self.allocator.stats().active_bytes.peak;
             self.peaks.last_microbatch = self.mapped_peak_bytes();
+            if number == MIDDLE {
+                self.peaks.middle = self.peaks.last_microbatch;
+                self.peaks.middle_in_use = in_use_bytes;
+            }
             self.peaks.b = self.peaks.b.max(self.peaks.last_microbatch);
         }
         self.phase_c()?;
@@ -310,6 +328,21 @@ impl Trainer {
             self.inflight.push_back((bytes, end_ns));
             self.layers[layer][at].span = Some(span);
         }
+        Ok(())
+    }
+
+    /// As the mark of a microbatch: pages that neither of the last two has used leave, but not for the last one.
+    fn give_back_unused(&mut self, number: usize) -> Outcome<()> {
+        let now = self.allocator.watch_unused();
+        let [since, last] = std::mem::take(&mut self.unused_from);
+        self.unused_from = if number == 0 { [None, Some(now)] } else { [last, Some(now)] };
+        let Some(since) = since.filter(|_| number > 0 && number + 1 < MICROBATCHES) else {
+            return Ok(());
+        };
+        let (_, end_ns) = self.calls(self.times.host, |allocator| {
+            Ok(allocator.trim_unused(since, UNUSED_BYTES_MAX))
+        })?;
+        self.times.host = end_ns;
         Ok(())
     }
 

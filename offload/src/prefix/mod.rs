@@ -83,6 +83,8 @@ pub struct Prefix<D: Device> {
     microbatches_after: Option<u32>,
     /// Number of microbatches that have begun.
     microbatches_begun: u32,
+    /// Times of the allocator at the begins of the two microbatches before, the earlier one first.
+    unused_from: [Option<u64>; 2],
     /// Number of gradients of the last microbatch so far; `None` before it begins.
     last_microbatch_gradients: Option<usize>,
     wake_began_ns: Option<u64>,
@@ -137,6 +139,7 @@ impl<D: Device> Engine<D> {
             phase_began_ns: 0,
             microbatches_after: None,
             microbatches_begun: 0,
+            unused_from: [None; 2],
             last_microbatch_gradients: None,
             wake_began_ns: None,
             awake_from: layers,

@@ -11,6 +11,10 @@ use crate::ids::RegionId;
 use crate::places::Phase;
 use crate::step_profile::Part;
 
+/// Limit of the bytes of unused pages that leave at the begin of a microbatch: 256 large pages, 11 ms of the host's
+/// time on an H200, which is 50 to 100 ms ahead of its GPU.
+const UNUSED_BYTES_MAX: u64 = 4 << 30;
+
 impl<D: Device> Prefix<D> {
     /// Begins a microbatch, with `after` more to come. Idempotent.
     ///
@@ -26,10 +30,27 @@ impl<D: Device> Prefix<D> {
                 if after == 0 { Part::LastMicrobatch(0) } else { Part::Microbatch },
                 None,
             );
+            self.give_back_unused(after);
         }
         if let Some(follow) = &mut self.follow {
             follow.microbatch(after);
             let _at_its_own_mark = self.move_by_plan();
+        }
+    }
+
+    /// On a GPU gives pages back that neither of the last two microbatches has used, while something of the prefix
+    /// sleeps. In the last microbatch they stay: what wakes needs pages.
+    fn give_back_unused(&mut self, after: u32) {
+        let allocator = self.engine.allocator();
+        if !allocator.device().is_stream_ordered() || self.account.asleep.bytes() == 0 {
+            return;
+        }
+        let now = allocator.watch_unused();
+        let [since, last] = std::mem::take(&mut self.unused_from);
+        self.unused_from = [last, Some(now)];
+        let is_waking = after == 0 || self.wake_began_ns.is_some();
+        if let Some(since) = since.filter(|_| !is_waking) {
+            allocator.trim_unused(since, UNUSED_BYTES_MAX);
         }
     }
 

@@ -7,5 +7,6 @@ mod both;
 mod direct;
 mod stray;
 mod tuning;
+mod unused;
 
 use crate::engine::tests::on_host as bench;
