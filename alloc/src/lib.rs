@@ -32,7 +32,8 @@
 //!   in one *shard* per thread. *Ownership table*: names the current owner of each such block.
 //! - *mapped*: all pages held: awake blocks, cached ranges, ranges being mapped or unmapped, and
 //!   *staged* pages (reserved for a block that is about to wake).
-//! - *trim*: unmaps cached ranges. *Move*: a trim that frees pages to be mapped elsewhere.
+//! - *trim*: unmaps cached ranges. *Move*: a trim that frees pages to be mapped elsewhere. *Unused* since a time: free
+//!   pages that no block has used since ([`Allocator::trim_unused`]).
 //!   *Reclaim*: asks the runtime to put memory to sleep.
 //! - *history*: recorded events of blocks and pages, and of the tiers' pieces ([`Allocator::start_history`]). *Reading*:
 //!   all mapped ranges and the history, of one moment.

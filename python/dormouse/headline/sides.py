@@ -119,7 +119,7 @@ class Ours:
         self._runtime = runtime
         self._budget_bytes = runtime.info()["alloc_budget_bytes"]
         self._layers = Layers(model)
-        # Eager and compiled need separate probes: compiled layers save other tensors.
+        # One per way: a check holds for the layers as they run.
         self._shared: dict[tuple[str, bool], dormouse.hf.SharedPrefix] = {}
 
     def step(
