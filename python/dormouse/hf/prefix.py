@@ -436,7 +436,7 @@ class PlannedForward(PrefixForward):
             # A forward may have replaced a buffer.
             awake = set(map(graph.storage_address, self._buffers()))
         self._awake |= awake
-        gathered = set(map(graph.storage_address, self.weights.gathered()))
+        gathered = set(map(graph.storage_address, self.weights.gathered_now()))
         addresses = sorted(set(saved.storages.values()) - self._awake - gathered)
         # A layer saves its input, which the layer before it allocated.
         if layer > 0:
@@ -473,7 +473,7 @@ class ProbeForward(PrefixForward):
     def ended(self, layer, roots):
         self.graphs.append(graph.collect(roots, self._visited))
         self.touched.append(self._recorder.take())
-        self.kept |= storages_of([*self._buffers(), *self.weights.gathered()])
+        self.kept |= storages_of([*self._buffers(), *self.weights.gathered_now()])
         for each in (*self.path, self):
             self.kept |= storages_of(each.boundary())
 

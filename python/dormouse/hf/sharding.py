@@ -114,7 +114,7 @@ class ReplicatedWeights:
         needed_bytes = sum(p.numel() for p in parameters) * dtype.itemsize * TRIAL_COPIES
         return fits(needed_bytes, parameters[0].device)
 
-    def gathered(self) -> Sequence[torch.Tensor]:
+    def gathered_now(self) -> Sequence[torch.Tensor]:
         """Returns temporarily gathered weights, which never sleep. Those freed since have no
         memory."""
         return ()
@@ -250,7 +250,7 @@ class ShardedWeights(ReplicatedWeights):
     def fits_twice(self, model, dtype):
         return False
 
-    def gathered(self):
+    def gathered_now(self):
         return [p for parameters in self._gathered.values() for p in parameters]
 
     def _note(self, module, args) -> None:
