@@ -59,6 +59,7 @@ __device__ inline F16 narrow<F16>(float value) {
 template <>
 __device__ inline Bf16 narrow<Bf16>(float value) {
     const u32 bits = __float_as_uint(value);
+    // All lower bits of a GPU's own NaN are set: rounded up it would be a zero.
     if (value != value) return {static_cast<unsigned short>(bits >> 16 | 0x40)};
     return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }

@@ -221,6 +221,40 @@ fn compare<T: Float>(case: Case, random: &mut Random) {
     }
 }
 
+/// Parts of equal weight: their products are exact, so the last rounding alone decides, and it is the CPU's.
+fn rounds_as_on_the_cpu<T: Float>(of_bits: fn(u16) -> T) {
+    let elems = 1 << 16;
+    // Every value beside another of about its size, so that sums lie between values, at their middles too.
+    let part = |shift: u16| (0..=u16::MAX).map(|bits| of_bits(bits.wrapping_add(shift))).collect();
+    for shift in [0, 1, 2, 3, 5, 0x8001] {
+        let lse = vec![T::sum_of(1.5); elems / 64];
+        let inputs = [(part(0), lse.clone()), (part(shift), lse)];
+        let case = Case {
+            rows: elems / 64,
+            head_dim: 64,
+            slacks: [0; 3],
+            place: Place::Apart,
+            grid: None,
+            base: LogBase::E,
+            empty: Empty::MinusInfinity,
+        };
+        let [(wanted, _), (seen, _)] = both::<T>(&case, &inputs);
+        for (at, (&wanted, &seen)) in wanted.iter().zip(&seen).enumerate() {
+            assert!(exactly(wanted, seen), "{at:#x} beside {shift}");
+        }
+    }
+}
+
+#[test]
+fn fp16_is_rounded_as_on_the_cpu() {
+    rounds_as_on_the_cpu(f16::from_bits);
+}
+
+#[test]
+fn bfloat16_is_rounded_as_on_the_cpu() {
+    rounds_as_on_the_cpu(bf16::from_bits);
+}
+
 /// Row counts around a block's, widths that do and do not divide into vectors or fit the block, and
 /// more or fewer blocks than there is work for.
 fn at_every_shape<T: Float>(seed: u64) {
