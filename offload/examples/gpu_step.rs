@@ -17,7 +17,7 @@ use std::sync::Arc;
 use dormouse_alloc::{Allocator, ArenaId, Block, Config, Margin, Request};
 use dormouse_device::cuda::{CudaConfig, CudaDevice, Staged};
 use dormouse_device::{Device, Fill, SpanId, SpanLabel};
-use dormouse_offload::EngineConfig;
+use dormouse_offload::{EngineConfig, UNUSED_BYTES_MAX};
 use dormouse_timeline::Timeline;
 
 const MIB: usize = 1 << 20;
@@ -42,8 +42,6 @@ const LINK: u64 = 55;
 const PARTS_PER_MICROBATCH: u64 = 3;
 /// Length of a kernel, for tables in which unmapping waits for one.
 const KERNEL_NS: u64 = 1_000_000;
-/// Limit of the unused pages that leave at the begin of a microbatch: the engine's.
-const UNUSED_BYTES_MAX: u64 = 4 << 30;
 /// Steps of a run. The last one counts: the first one maps all memory anew.
 const STEPS: usize = 3;
 

@@ -73,5 +73,5 @@ pub use error::OffloadError;
 pub use ids::{RegionId, Role, Tier, label};
 pub use prefix::{
     Edge, LAYERS_MAX, LayerReport, Named, Phase, Planned, Prefix, PrefixReport, Refused,
-    RefusedReason, SLOTS_MAX, Tensor,
+    RefusedReason, SLOTS_MAX, Tensor, UNUSED_BYTES_MAX,
 };

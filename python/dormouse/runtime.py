@@ -347,7 +347,7 @@ class Prefix(_Handle):
             address,
             nbytes,
             elems,
-            _dtype_code(dtype),
+            dtype_code(dtype),
             self._runtime.stream(),
             ctypes.byref(gradient),
         )
@@ -366,7 +366,7 @@ class Prefix(_Handle):
             slot,
             grad.data_ptr(),
             grad.numel(),
-            _dtype_code(grad.dtype),
+            dtype_code(grad.dtype),
             self._runtime.stream(),
         )
 
@@ -431,7 +431,8 @@ def _view(address: int, elems: int, dtype: torch.dtype, device: torch.device) ->
     return torch.frombuffer(buffer, dtype=dtype)
 
 
-def _dtype_code(dtype: torch.dtype) -> int:
+def dtype_code(dtype: torch.dtype) -> int:
+    """Returns the header's number of a dtype. Raises :class:`ArgumentError` for one that it lacks."""
     name = str(dtype).removeprefix("torch.")
     if name not in native.DTYPES:
         raise native.refused(f"dtype {name}; accepted: {', '.join(native.DTYPES)}")

@@ -272,7 +272,7 @@ impl State {
                 break;
             }
         }
-        // What is left below a part keeps the index.
+        // `take_at` leaves the index to the rest below the part, so the parts of a range are taken from its end.
         parts.sort_unstable_by_key(|&(index, start, _)| (index, Reverse(start)));
         let mut taken = Vec::new();
         for (index, start, units) in parts {
@@ -294,17 +294,18 @@ impl State {
     ) {
         let (mut at, units) = self.ranges.whole_pages(index, self.geometry.page_units);
         let end = at + units;
+        if !stream.is_timed() {
+            // All pages have the time of their range.
+            if units > 0 && self.ranges.freed_at(index) <= latest {
+                runs.push((index, at, units));
+            }
+            return;
+        }
         while at < end {
-            let one =
-                if stream.is_timed() { (at, self.geometry.page_units) } else { (at, end - at) };
-            let (start, units) = self.large.around(at).filter(|_| stream.is_timed()).unwrap_or(one);
-            let freed_at = if stream.is_timed() {
-                self.quiet.last_time((start, units), stream)
-            } else {
-                self.ranges.freed_at(index)
-            };
+            let one = (at, self.geometry.page_units);
+            let (start, units) = self.large.around(at).unwrap_or(one);
             at = start + units;
-            if freed_at > latest {
+            if self.quiet.last_time((start, units), stream) > latest {
                 continue;
             }
             match runs.last_mut() {

@@ -117,7 +117,7 @@ fn a_range_that_was_used_since_stays_and_another_leaves() {
     assert_eq!(scene.trim(since, PAGES), 8);
     assert_eq!((scene.mapped(&unused), scene.mapped(&used)), (0, 3));
     assert_eq!(scene.trim(since, PAGES), 0);
-    // Nobody has used the other one since now.
+    // The other block's pages were not used after the time of this second watch.
     assert_eq!(scene.trim(scene.watch(), PAGES), 3);
 }
 

@@ -183,19 +183,15 @@ mod tests {
         let (mut first, second) = ([0x3f80_u16], [0x4040_u16]);
         let (mut lse1, lse2) = ([0.0_f32], [0.0_f32]);
         let args = dormouse_merge_args_t {
-            size: size_of::<dormouse_merge_args_t>() as u32,
-            version: 1,
             out1: first.as_ptr().cast(),
             lse1: lse1.as_ptr().cast(),
             out2: second.as_ptr().cast(),
             lse2: lse2.as_ptr().cast(),
             out: first.as_mut_ptr().cast(),
             lse: lse1.as_mut_ptr().cast(),
-            rows: 1,
             head_dim: 1,
             dtype: DORMOUSE_DTYPE_BF16,
-            reserved: 0,
-            flags: 0,
+            ..args(&mut [[0.0; 2]; 2], &mut [0.0; 2])
         };
         // SAFETY: live locals of the stated lengths.
         unsafe { run(&raw const args, here()) }.unwrap();

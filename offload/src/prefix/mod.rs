@@ -23,6 +23,7 @@ pub use crate::places::{Edge, Phase};
 pub use boundary::{SLOTS_MAX, Tensor};
 pub use dormant::{Named, Refused, RefusedReason};
 pub use report::{LayerReport, Planned, PrefixReport};
+pub use waking::UNUSED_BYTES_MAX;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

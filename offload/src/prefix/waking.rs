@@ -13,7 +13,7 @@ use crate::step_profile::Part;
 
 /// Limit of the bytes of unused pages that leave at the begin of a microbatch: 256 large pages, 11 ms of the host's
 /// time on an H200, which is 50 to 100 ms ahead of its GPU.
-const UNUSED_BYTES_MAX: u64 = 4 << 30;
+pub const UNUSED_BYTES_MAX: u64 = 4 << 30;
 
 impl<D: Device> Prefix<D> {
     /// Begins a microbatch, with `after` more to come. Idempotent.

@@ -30,7 +30,8 @@ def why_awake(signature: tuple[str, ...], late: str | None) -> str | None:
 
 
 def _of_graphs() -> str | None:
-    """CUDA graphs write what a layer saved to fixed addresses, whoever owns the memory by then."""
+    """Returns why CUDA graphs keep compiled layers awake, or None. A replay writes to fixed addresses,
+    even if their memory has been given to other tensors since."""
     config = sys.modules.get("torch._inductor.config")
     if config is not None:
         if not config.triton.cudagraph_trees:

@@ -14,9 +14,10 @@ import torch
 
 from .. import _native as native
 from ..errors import ArgumentError
+from ..runtime import dtype_code
 
 DTYPES = (torch.bfloat16, torch.float16)
-# Others' kernels are not faster than torch's operators.
+# Kinds of device on which the library merges. On the CPU its kernel runs on one thread, torch's operators on all.
 KINDS = {"cuda"}
 
 # GPUs on which another allocator made tensors, which the library does not know.
@@ -47,7 +48,7 @@ def merge(
         lse=lse.data_ptr(),
         rows=lse.numel(),
         head_dim=out.shape[-1],
-        dtype=native.DTYPES[str(like.dtype).removeprefix("torch.")],
+        dtype=dtype_code(like.dtype),
         flags=native.MERGE_ON_GPU if like.device.type == "cuda" else 0,
     )
     try:

@@ -7,6 +7,7 @@ use dormouse_device::cuda::{CudaConfig, CudaDevice};
 use dormouse_device::{AddressRange, Device, Fill};
 use dormouse_kernels::{DType, Empty, LogBase, MergeArgs, cpu};
 use dormouse_offload::{Compute, merge_lse};
+use half::{bf16, f16};
 use serde_json::{Value, json};
 
 use crate::{Options, median};
@@ -234,17 +235,13 @@ fn merge(bench: &Bench, dtype: DType) -> f64 {
     worst
 }
 
-/// A 16-bit float that is normal.
+/// A 16-bit float as FP32.
 fn widened(bits: u16, dtype: DType) -> f32 {
-    let bits = u32::from(bits);
     if dtype == DType::Bf16 {
-        return f32::from_bits(bits << 16);
+        bf16::from_bits(bits).to_f32()
+    } else {
+        f16::from_bits(bits).to_f32()
     }
-    let rest = bits & 0x7fff;
-    if rest == 0 {
-        return 0.0;
-    }
-    f32::from_bits((bits & 0x8000) << 16 | ((rest << 13) + ((127 - 15) << 23)))
 }
 
 /// Gigabytes per second of a merge: two outputs read, one written.

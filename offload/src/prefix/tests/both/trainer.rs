@@ -102,6 +102,16 @@ impl<'a> Trainer<'a> {
         self.keys.push(key);
     }
 
+    /// A trainer in phase B, all that is dormant asleep.
+    pub(crate) fn asleep_in_phase_b(fixture: &'a Fixture) -> Self {
+        let mut trainer = Self::new(fixture);
+        trainer.forward_all();
+        trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+        trainer.settle();
+        assert!((0..LAYERS).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+        trainer
+    }
+
     pub(crate) fn forward_all(&mut self) {
         self.prefix.enter(Phase::A, &self.stream).unwrap();
         for layer in 0..LAYERS {
@@ -177,6 +187,13 @@ impl<'a> Trainer<'a> {
         }
         self.prefix.mark(Edge::BackwardEnd, layer, &self.stream).unwrap();
         assert!(self.intact(layer), "what remains stays awake");
+    }
+
+    /// Runs phase C, and ends ([`Trainer::end`]).
+    pub(crate) fn backward_all_and_end(mut self) -> PrefixReport {
+        self.prefix.enter(Phase::C, &self.stream).unwrap();
+        (0..LAYERS).rev().for_each(|layer| self.backward(layer));
+        self.end()
     }
 
     /// Ends the trainer's own life: everything it still has is freed.

@@ -19,11 +19,7 @@ use dormouse_residency::region::RegionState;
 
 /// A trainer in phase B, all that is dormant asleep, and no page about that has its bytes.
 fn in_phase_b(fixture: &Fixture) -> Trainer<'_> {
-    let mut trainer = Trainer::new(fixture);
-    trainer.forward_all();
-    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
-    trainer.settle();
-    assert!((0..LAYERS).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    let trainer = Trainer::asleep_in_phase_b(fixture);
     fixture.allocator.trim(u64::MAX);
     trainer
 }
@@ -72,9 +68,7 @@ fn the_last_microbatch_wakes_layers_beyond_the_window_into_memory_that_was_in_us
         trainer.microbatch();
         trainer.settle();
         assert_eq!(awake_layers(&trainer), expected as usize);
-        trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-        (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
-        trainer.end();
+        trainer.backward_all_and_end();
     }
 }
 
@@ -114,9 +108,7 @@ fn the_last_microbatch_begins_with_waking_what_has_room_beside_it() {
         trainer.microbatch();
         trainer.settle();
         assert_eq!(awake_layers(&trainer), 5, "its first gradient wakes into all that is spare");
-        trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-        (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
-        trainer.end();
+        trainer.backward_all_and_end();
     }
 }
 
@@ -135,9 +127,7 @@ fn a_microbatch_beside_memory_that_leaves_says_nothing_of_what_it_takes() {
     trainer.settle();
     assert_eq!(awake_layers(&trainer), 0);
     trainer.microbatch();
-    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
-    trainer.end();
+    trainer.backward_all_and_end();
 }
 
 #[test]
@@ -156,9 +146,7 @@ fn layers_beyond_the_window_wake_as_the_backward_frees_memory() {
     trainer.gradient(LAYERS - 2);
     trainer.settle();
     assert_eq!(awake_layers(&trainer), LAYERS as usize);
-    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
-    trainer.end();
+    trainer.backward_all_and_end();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use dormouse_alloc::Request;
 
 use super::bench::both::{Fixture, Plan};
-use super::both::trainer::{LAYERS, Trainer};
+use super::both::trainer::Trainer;
 use crate::engine::tests::{MIB, holds};
 use crate::prefix::{Edge, Phase};
 
@@ -14,16 +14,12 @@ const BLOCK_BYTES: usize = MIB;
 
 /// A trainer in phase B, all that is dormant asleep, and as much memory as that free.
 fn in_phase_b(fixture: &Fixture) -> Trainer<'_> {
-    let mut trainer = Trainer::new(fixture);
-    trainer.forward_all();
-    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
-    trainer.settle();
-    assert!((0..LAYERS).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    let trainer = Trainer::asleep_in_phase_b(fixture);
     free_at_once(fixture, 12);
     trainer
 }
 
-/// Blocks that are freed at once: cached pages that nobody uses again.
+/// Allocates blocks and frees them immediately. Their pages stay cached, and no later block uses them.
 fn free_at_once(fixture: &Fixture, blocks: usize) {
     let request = Request::new(BLOCK_BYTES);
     let blocks: Vec<_> =
@@ -54,12 +50,6 @@ fn mapped_bytes(fixture: &Fixture) -> u64 {
     fixture.allocator.stats().mapped_bytes.current
 }
 
-fn end(mut trainer: Trainer<'_>) {
-    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
-    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
-    trainer.end();
-}
-
 #[test]
 fn pages_that_two_microbatches_have_not_used_leave() {
     let fixture = Plan::default().build();
@@ -88,7 +78,7 @@ fn pages_that_two_microbatches_have_not_used_leave() {
     microbatch(&mut trainer, 0, 3);
     assert!(mapped_bytes(&fixture) > before);
     trainer.settle();
-    end(trainer);
+    trainer.backward_all_and_end();
 }
 
 /// Every other microbatch is larger: its pages stay.
@@ -105,7 +95,7 @@ fn microbatches_that_alternate_map_nothing_anew() {
             assert_eq!(*calls.get_or_insert(now), now, "{after} to come");
         }
     }
-    end(trainer);
+    trainer.backward_all_and_end();
 }
 
 /// Marks at which pages stay, as numbers of microbatches to come; `None`: waking begins.
@@ -130,7 +120,7 @@ fn pages_stay_for_the_last_microbatch_and_while_layers_wake() {
                 None => trainer.prefix.wake_began_ns = Some(0),
             }
         }
-        end(trainer);
+        trainer.backward_all_and_end();
     }
 }
 
@@ -145,7 +135,7 @@ fn a_repeated_mark_gives_nothing_back() {
         trainer.prefix.microbatch(after);
     }
     assert_eq!(mapped_bytes(&fixture), mapped);
-    end(trainer);
+    trainer.backward_all_and_end();
 }
 
 #[test]
