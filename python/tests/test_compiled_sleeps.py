@@ -9,6 +9,7 @@ import torch
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
 
 from dormouse.hf import SharedPrefix, compiled_layers
+from dormouse.hf.probe import TouchRecorder
 
 FP64_BOUND = 1e-10
 LAYERS = 4
@@ -100,6 +101,27 @@ def test_gradients_are_the_dense_ones(compiled, runtime, eager_bytes):
     dense_backward(plain, long_group())
     assert distance(got, take_gradients(plain)) <= FP64_BOUND
     assert report.prefix["dormant_bytes"] > eager_bytes
+
+
+def test_the_probe_leaves_layers_compiled(runtime):
+    """torch 2.11 skips code for ever that it was to compile under a dispatch mode."""
+    stances, nodes = [], []
+    entered = TouchRecorder.__enter__
+
+    def enter(recorder):
+        stances.append(torch._dynamo.eval_frame._stance.stance)
+        return entered(recorder)
+
+    model = forwards(wide())
+    model.model.layers[1].register_forward_hook(lambda _, __, out: nodes.append(out.grad_fn.name()))
+    shared = SharedPrefix(model, runtime)
+    with mock.patch.object(TouchRecorder, "__enter__", enter):
+        shared.backward(long_group(), loss_fn, microbatch_tokens=40)
+    assert set(stances) == {"force_eager"}
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    nodes.clear()
+    shared.backward(long_group(), loss_fn, microbatch_tokens=40)
+    assert set(nodes) == {compiled_layers.NODE}
 
 
 def test_the_default_backend(runtime, eager_bytes):

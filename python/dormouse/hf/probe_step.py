@@ -14,6 +14,7 @@ from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .sharding import ReplicatedWeights
 
 
+@torch.compiler.set_stance("force_eager")
 def probe_step(
     view: support.ModelView,
     weights: ReplicatedWeights,
@@ -25,6 +26,9 @@ def probe_step(
     request: Request = PLAIN,
 ) -> Probe:
     """Runs the miniature step on tokens of ``sample``. Does not change any ``.grad``.
+
+    Compiled layers run eager. torch 2.11 would otherwise skip their code ever after, because
+    it has met it under a dispatch mode.
 
     ``is_inner``: the prefix follows another one. ``request``: what losses read.
     """
