@@ -15,6 +15,7 @@ import counted
 import on_cpu  # noqa: F401
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -582,7 +583,8 @@ def loss_func(case: Case, batch: dict, losses: torch.Tensor):
         count = mask.sum().int()
         return total, count, {"loss": (total.detach(), count)}
     loss = total / batch["count"]
-    return loss, {"loss": loss.detach()}
+    # Megatron multiplies the loss in place by the number of context-parallel ranks.
+    return loss, {"loss": loss.detach().clone()}
 
 
 def forward_step(case: Case, data_iterator, model):
@@ -677,6 +679,15 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
     return found
 
 
+def _leave() -> None:
+    """Ends Megatron's groups, which it only forgets: each has threads of gloo."""
+    parallel_state.destroy_model_parallel()
+    dist.barrier()
+    for group in list(distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
 def join(case: Case = Case()) -> None:
     """Joins the ranks of the environment, or makes a group of one."""
     if not dist.is_initialized():
@@ -687,7 +698,7 @@ def join(case: Case = Case()) -> None:
                 port = probe.getsockname()[1]
             alone = {"rank": 0, "world_size": 1, "init_method": f"tcp://localhost:{port}"}
         dist.init_process_group("gloo", **alone)
-    parallel_state.destroy_model_parallel()
+    _leave()
     parallel_state.initialize_model_parallel(
         case.tensor_parallel,
         case.stages,
