@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
@@ -267,6 +270,44 @@ def test_hooks_of_a_modules_operation_keep_it():
 def test_a_changed_class_keeps_its_forward(monkeypatch):
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda module, x: x)
     assert linears_of(tiny()) == []
+
+
+def test_a_class_changed_before_dormouse_was_loaded_keeps_its_forward():
+    patched = (
+        "import torch; torch.nn.Linear.forward = lambda module, x: x; "
+        "from dormouse.hf.accumulation import linears_of; "
+        "assert linears_of(torch.nn.Linear(2, 2)) == []"
+    )
+    subprocess.run([sys.executable, "-c", patched], check=True)
+
+
+def test_a_compiled_function_that_calls_linear_modules_stays_whole(runtime):
+    model = tiny(num_hidden_layers=2)
+    for layer in model.model.layers:
+        with_compiled_gate(layer.mlp)
+    dense_backward(model, group(**CASE))
+    wanted = take_gradients(model)
+    SharedPrefix(model, runtime).backward(group(**CASE), loss_fn, microbatch_tokens=6)
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
+
+
+def with_compiled_gate(mlp) -> None:
+    def gate(x):
+        return mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)
+
+    compiled = torch.compile(gate, fullgraph=True, backend="aot_eager", dynamic=True)
+    mlp.forward = lambda x: mlp.down_proj(compiled(x))
+
+
+def test_a_step_in_a_compiled_function(runtime):
+    model = tiny(num_hidden_layers=2)
+    dense_backward(model, group(**CASE))
+    wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime)
+    torch.compile(
+        lambda: shared.backward(group(**CASE), loss_fn, microbatch_tokens=6), backend="eager"
+    )()
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
 
 
 @pytest.mark.parametrize("is_pre", [True, False])

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dormouse import ArgumentError
 from dormouse.demo import gradcheck
-from dormouse.hf import token_filter, top_share
+from dormouse.hf import accumulation, token_filter, top_share
 
 FP64_BOUND = 1e-10
 PROMPT = 5
@@ -236,6 +236,32 @@ def test_an_unknown_operation_keeps_its_rows_and_is_named(place):
     report, got, wanted = both(with_unknown_operation(place), ids, keep)
     assert report.kept_whole == {"CubeBackward": 1}
     assert distance(got, wanted) <= FP64_BOUND
+
+
+class ScaledByItsLargest(torch.autograd.Function):
+    """A product with a weight whose backward reads all rows at once."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad = grad * x.abs().amax()
+        return grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+@pytest.mark.parametrize("name", ["Other", accumulation.AccumulatingLinear.__name__, "Embedded"])
+def test_a_function_named_as_one_of_ours_is_another(name):
+    function = type(name, (ScaledByItsLargest,), {})
+    model = tiny()
+    up = model.model.layers[1].mlp.up_proj
+    up.forward = lambda x: function.apply(x, up.weight)
+    report, got, wanted = both(model, *a_batch(2, 23))
+    assert distance(got, wanted) <= FP64_BOUND
+    assert report.kept_whole == {f"{name}Backward": 1}
 
 
 def test_an_operation_along_rows_keeps_its_rows_and_is_named():

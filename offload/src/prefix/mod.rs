@@ -91,6 +91,8 @@ pub struct Prefix<D: Device> {
     microbatch_base_bytes: Option<u64>,
     /// The most bytes that a microbatch has taken so far.
     microbatch_bytes: Option<u64>,
+    /// Whether a microbatch has run a backward.
+    has_gradients: bool,
     /// Times of the allocator at the begins of the two microbatches before, the earlier one first.
     unused_from: [Option<u64>; 2],
     /// Number of gradients of the last microbatch so far; `None` before it begins.
@@ -152,6 +154,7 @@ impl<D: Device> Engine<D> {
             microbatch_watch: self.allocator().watch_peak(),
             microbatch_base_bytes: None,
             microbatch_bytes: None,
+            has_gradients: false,
             unused_from: [None; 2],
             last_microbatch_gradients: None,
             wake_began_ns: None,

@@ -58,9 +58,10 @@ impl<D: Device> Prefix<D> {
     }
 
     /// Starts to wake layers with the last microbatch, if it takes no more than one before. Nothing is known of a
-    /// microbatch that is the first.
+    /// microbatch that is the first, nor of any before the first gradient: a caller that runs all forwards first has
+    /// shown no backward.
     fn wake_beside_microbatch(&mut self) {
-        if let Some(microbatch_bytes) = self.microbatch_bytes {
+        if let Some(microbatch_bytes) = self.microbatch_bytes.filter(|_| self.has_gradients) {
             self.note_begin();
             self.wake_into_spare(microbatch_bytes);
         }
@@ -84,6 +85,7 @@ impl<D: Device> Prefix<D> {
 
     /// Notes a gradient. A layer that cannot sleep or wake now returns its error at the mark that needs it.
     pub(super) fn gradient_arrived(&mut self, stream: &D::Stream) {
+        self.has_gradients = true;
         let Some(arrived) = &mut self.last_microbatch_gradients else { return };
         let is_first = *arrived == 0;
         *arrived += 1;

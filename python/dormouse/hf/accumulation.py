@@ -17,8 +17,6 @@ from torch.autograd.graph import get_gradient_edge
 from ..activations.layers import is_compiled_by_itself
 from . import substitutes
 
-_FORWARD = torch.nn.Linear.forward
-
 
 class Accumulation:
     """Whether the backward that runs may add to ``.grad``.
@@ -93,11 +91,18 @@ def linears_of(model: torch.nn.Module) -> list[torch.nn.Linear]:
 def _is_torchs(linear: torch.nn.Linear) -> bool:
     """Returns whether torch's own forward runs, and no hook sees the gradients of its operation or
     those that reach its weight."""
-    if "forward" in vars(linear) or torch.nn.Linear.forward is not _FORWARD:
+    if "forward" in vars(linear) or not _is_class_torchs():
         return False
     if linear._backward_hooks and not linear._is_full_backward_hook:
         return False
     return not (linear.weight.requires_grad and _has_hooks_at_end(linear.weight))
+
+
+def _is_class_torchs() -> bool:
+    """Returns whether nobody has replaced the forward of the class: it is where another of that
+    file is."""
+    code = getattr(torch.nn.Linear.forward, "__code__", None)
+    return code is not None and code.co_filename == torch.nn.Identity.forward.__code__.co_filename
 
 
 def _has_hooks_at_end(weight: torch.nn.Parameter) -> bool:
@@ -117,21 +122,23 @@ def accumulating(
     linears: Sequence[torch.nn.Linear], accumulation: Accumulation
 ) -> substitutes.ForwardSubstitutes:
     """Returns forwards of these modules whose backward adds the gradients of their weights to
-    ``.grad`` in place, where ``accumulation`` takes them."""
-    return substitutes.ForwardSubstitutes({each: _forward(each, accumulation) for each in linears})
+    ``.grad`` in place, where ``accumulation`` takes them. Code that torch compiles has the modules'
+    own."""
+    functions = {each: _forward(each, accumulation) for each in linears}
+    return substitutes.ForwardSubstitutes(functions, compiles_own=True)
 
 
 def _forward(linear: torch.nn.Linear, accumulation: Accumulation):
     # Named as torch's: a model may pass it by name.
     def forward(input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         if accumulation.takes(input, linear.weight):
-            return _Linear.apply(input, linear.weight, linear.bias, accumulation)
+            return AccumulatingLinear.apply(input, linear.weight, linear.bias, accumulation)
         return torch.nn.functional.linear(input, linear.weight, linear.bias)
 
     return forward
 
 
-class _Linear(torch.autograd.Function):
+class AccumulatingLinear(torch.autograd.Function):
     """``torch.nn.functional.linear`` with a leaf as weight."""
 
     @staticmethod
@@ -139,7 +146,9 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(rows, weight)
         # What is saved may come back as another tensor, without the leaf's gradient.
         ctx.leaf, ctx.accumulation = weight, accumulation
-        return torch.nn.functional.linear(rows, weight, bias)
+        out = torch.nn.functional.linear(rows, weight, bias)
+        # torch 2.11 lets nobody write to a view that a function returns.
+        return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
 
     @staticmethod
     def backward(ctx, grad):

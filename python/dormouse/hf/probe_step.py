@@ -14,8 +14,15 @@ from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .sharding import ReplicatedWeights
 
 
-@torch.compiler.set_stance("force_eager")
-def probe_step(
+@torch.compiler.disable
+def probe_step(*arguments, **named) -> Probe:
+    """Runs :func:`run` with compiled layers eager. torch 2.11 would otherwise skip their code ever
+    after, because it has met it under a dispatch mode."""
+    with torch.compiler.set_stance("force_eager"):
+        return run(*arguments, **named)
+
+
+def run(
     view: support.ModelView,
     weights: ReplicatedWeights,
     sample: Sample,
@@ -26,9 +33,6 @@ def probe_step(
     request: Request = PLAIN,
 ) -> Probe:
     """Runs the miniature step on tokens of ``sample``. Does not change any ``.grad``.
-
-    Compiled layers run eager. torch 2.11 would otherwise skip their code ever after, because
-    it has met it under a dispatch mode.
 
     ``is_inner``: the prefix follows another one. ``request``: what losses read.
     """

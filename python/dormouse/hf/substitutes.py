@@ -52,7 +52,12 @@ def forward(
 class ForwardSubstitutes:
     """Functions in place of modules' forwards, prepared once for many passes."""
 
-    def __init__(self, functions: Mapping[torch.nn.Module, Callable]):
+    def __init__(
+        self, functions: Mapping[torch.nn.Module, Callable], *, compiles_own: bool = False
+    ):
+        """``compiles_own``: code that torch compiles may have the modules' own forwards in their
+        place. Otherwise their graph breaks."""
+        self._compiles_own = compiles_own
         self._threads: list[int] = []
         self._places = [
             (vars(module), self._dispatched(module.forward, function))
@@ -62,12 +67,18 @@ class ForwardSubstitutes:
     def _dispatched(self, own: Callable, function: Callable) -> Callable:
         threads = self._threads
 
-        @torch.compiler.disable
         def dispatched(*args, **kwargs):
             chosen = function if threading.get_ident() in threads else own
             return chosen(*args, **kwargs)
 
-        return dispatched
+        if not self._compiles_own:
+            return torch.compiler.disable(dispatched)
+
+        def unless_compiled(*args, **kwargs):
+            chosen = own if torch.compiler.is_compiling() else dispatched
+            return chosen(*args, **kwargs)
+
+        return unless_compiled
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

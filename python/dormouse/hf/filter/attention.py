@@ -18,7 +18,7 @@ from ..attention import CausalAttention, PackedAttention, Packed, Rules
 from ..kernels import Scores
 from ..measured import kernel_for
 from .rows import Layout, NotByRowsError, Rows
-from .rules import Gradients, Operation, Plan, by_edges
+from .rules import Gradients, Operation, Plan, by_edges, kind_of
 
 # Rows of queries whose scores with dropped keys are computed at a time.
 BLOCK_ROWS = 128
@@ -268,7 +268,7 @@ def _check_one_row(op: Operation) -> None:
 
 def anchor(node, rows: Rows) -> Layout | None:
     """Returns the layout of what an attention of the batch returns; None for other nodes."""
-    if node.name() not in KNOWN:
+    if kind_of(node) not in KNOWN:
         return None
     sizes = node._input_metadata[0].shape
     has_rows = len(sizes) == 4 and (sizes[0], sizes[2]) == (rows.sequences, rows.columns)
@@ -277,7 +277,7 @@ def anchor(node, rows: Rows) -> Layout | None:
 
 KNOWN = {
     **{name: dense for name in _DENSE},
-    f"{CausalAttention.__name__}Backward": causal,
-    f"{PackedAttention.__name__}Backward": packed,
+    CausalAttention: causal,
+    PackedAttention: packed,
 }
-"""Rules by the names of nodes."""
+"""Rules by :func:`.rules.kind_of` nodes."""

@@ -145,7 +145,7 @@ class FilteredGraph:
             None if target is None else tuple(target._input_metadata[number].shape)
             for target, number in node.next_functions
         ]
-        rule = KNOWN.get(node.name())
+        rule = KNOWN.get(rules.kind_of(node))
         try:
             if rule is None:
                 raise NotByRowsError("an unknown operation")

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..accumulation import AccumulatingLinear
+from ..embedding_rows import Embedded
 from .rows import Layout, NotByRowsError, Rows
 from .saved import Saved
 
@@ -327,7 +329,7 @@ _POINTWISE = (
     *("Rsqrt", "Rsub", "Sigmoid", "Silu", "Sin", "Softplus", "Sqrt", "Sub", "Tanh", "ToCopy"),
     *("Where", "FusedRmsNorm", "NativeLayerNorm"),
 )
-KNOWN: dict[str, Callable[[Operation], Plan]] = {
+KNOWN: dict[str | type, Callable[[Operation], Plan]] = {
     **{f"{name}Backward{i}": pointwise for name in _POINTWISE for i in (0, 1, 2)},
     "SoftmaxBackward0": along,
     "LogSoftmaxBackward0": along,
@@ -351,7 +353,13 @@ KNOWN: dict[str, Callable[[Operation], Plan]] = {
     "SumBackward1": summed,
     "MeanBackward1": summed,
     "EmbeddingBackward0": embedding,
-    "EmbeddedBackward": scattered,
-    "_LinearBackward": of_rows,
+    Embedded: scattered,
+    AccumulatingLinear: of_rows,
 }
-"""Rules by the names of nodes."""
+"""Rules by :func:`kind_of` nodes."""
+
+
+def kind_of(node: torch.autograd.graph.Node) -> str | type:
+    """Returns the name of a node of torch's own; of a function in Python its class, because two may
+    have one name."""
+    return getattr(type(node), "_forward_cls", None) or node.name()

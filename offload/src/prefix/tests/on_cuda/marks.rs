@@ -73,10 +73,32 @@ fn the_last_microbatch_wakes_layers_beyond_the_window_into_memory_that_was_in_us
 }
 
 /// Begins a microbatch, which takes `bytes` and frees them.
-fn microbatch_of(fixture: &Fixture, trainer: &mut Trainer<'_>, after: u32, bytes: usize) {
+fn forward_of(fixture: &Fixture, trainer: &mut Trainer<'_>, after: u32, bytes: usize) {
     trainer.prefix.microbatch(after);
     let activations = fixture.allocate(bytes, 1);
     fixture.engine.free(activations, 0).unwrap();
+}
+
+/// The same, with a gradient.
+fn microbatch_of(fixture: &Fixture, trainer: &mut Trainer<'_>, after: u32, bytes: usize) {
+    forward_of(fixture, trainer, after, bytes);
+    trainer.gradient(0);
+}
+
+#[test]
+fn a_prefix_sleeps_while_all_forwards_run_first() {
+    let fixture = Plan::default().build();
+    let mut trainer = in_phase_b(&fixture);
+    make_room(&fixture);
+    for after in (0..3).rev() {
+        forward_of(&fixture, &mut trainer, after, MIB);
+        trainer.settle();
+        assert_eq!(awake_layers(&trainer), 0, "{after} more forwards come, and all backwards");
+    }
+    trainer.microbatch();
+    trainer.settle();
+    assert_eq!(awake_layers(&trainer), LAYERS as usize, "its backward wakes it");
+    trainer.backward_all_and_end();
 }
 
 #[test]
