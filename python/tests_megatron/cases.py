@@ -15,7 +15,6 @@ import counted
 import on_cpu  # noqa: F401
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -42,6 +41,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 
 import dormouse.megatron
 from dormouse.megatron.refusals import unwrapped
+from process_groups import destroy_groups
 from rooms import room_of
 
 VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
@@ -679,15 +679,6 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
     return found
 
 
-def _leave() -> None:
-    """Ends Megatron's groups, which it only forgets: each has threads of gloo."""
-    parallel_state.destroy_model_parallel()
-    dist.barrier()
-    for group in list(distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
-
-
 def join(case: Case = Case()) -> None:
     """Joins the ranks of the environment, or makes a group of one."""
     if not dist.is_initialized():
@@ -698,7 +689,7 @@ def join(case: Case = Case()) -> None:
                 port = probe.getsockname()[1]
             alone = {"rank": 0, "world_size": 1, "init_method": f"tcp://localhost:{port}"}
         dist.init_process_group("gloo", **alone)
-    _leave()
+    destroy_groups()
     parallel_state.initialize_model_parallel(
         case.tensor_parallel,
         case.stages,

@@ -99,8 +99,8 @@ def _is_torchs(linear: torch.nn.Linear) -> bool:
 
 
 def _is_class_torchs() -> bool:
-    """Returns whether nobody has replaced the forward of the class: it is where another of that
-    file is."""
+    """Returns whether ``torch.nn.Linear.forward`` is defined in torch's own file. A replacement is
+    defined elsewhere."""
     code = getattr(torch.nn.Linear.forward, "__code__", None)
     return code is not None and code.co_filename == torch.nn.Identity.forward.__code__.co_filename
 
@@ -147,7 +147,8 @@ class AccumulatingLinear(torch.autograd.Function):
         # What is saved may come back as another tensor, without the leaf's gradient.
         ctx.leaf, ctx.accumulation = weight, accumulation
         out = torch.nn.functional.linear(rows, weight, bias)
-        # torch 2.11 lets nobody write to a view that a function returns.
+        # torch 2.11 returns a view of the product of a biased layer, and autograd refuses in-place
+        # operations on a view that a custom function returned.
         return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
 
     @staticmethod

@@ -14,15 +14,7 @@ from .probe import PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS, Probe, TouchRecorder
 from .sharding import ReplicatedWeights
 
 
-@torch.compiler.disable
-def probe_step(*arguments, **named) -> Probe:
-    """Runs :func:`run` with compiled layers eager. torch 2.11 would otherwise skip their code ever
-    after, because it has met it under a dispatch mode."""
-    with torch.compiler.set_stance("force_eager"):
-        return run(*arguments, **named)
-
-
-def run(
+def probe_step(
     view: support.ModelView,
     weights: ReplicatedWeights,
     sample: Sample,

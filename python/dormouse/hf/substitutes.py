@@ -55,8 +55,8 @@ class ForwardSubstitutes:
     def __init__(
         self, functions: Mapping[torch.nn.Module, Callable], *, compiles_own: bool = False
     ):
-        """``compiles_own``: code that torch compiles may have the modules' own forwards in their
-        place. Otherwise their graph breaks."""
+        """``compiles_own``: compiled code calls the modules' own forwards instead. Otherwise its
+        graph breaks at each of the functions."""
         self._compiles_own = compiles_own
         self._threads: list[int] = []
         self._places = [
@@ -65,20 +65,15 @@ class ForwardSubstitutes:
         ]
 
     def _dispatched(self, own: Callable, function: Callable) -> Callable:
-        threads = self._threads
+        threads, compiles_own = self._threads, self._compiles_own
 
         def dispatched(*args, **kwargs):
+            if compiles_own and torch.compiler.is_compiling():
+                return own(*args, **kwargs)
             chosen = function if threading.get_ident() in threads else own
             return chosen(*args, **kwargs)
 
-        if not self._compiles_own:
-            return torch.compiler.disable(dispatched)
-
-        def unless_compiled(*args, **kwargs):
-            chosen = own if torch.compiler.is_compiling() else dispatched
-            return chosen(*args, **kwargs)
-
-        return unless_compiled
+        return dispatched if compiles_own else torch.compiler.disable(dispatched)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
