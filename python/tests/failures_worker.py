@@ -123,6 +123,10 @@ def leaves_first(own: Rank) -> None:
 
 def each_its_own(own: Rank) -> None:
     own.score()
+    # A rank that is still in its step would hear of the other's failure there.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"scored {own.rank}", "")
+    store.wait([f"scored {rank}" for rank in range(dist.get_world_size())])
     raise LossError(f"of rank {own.rank}")
 
 

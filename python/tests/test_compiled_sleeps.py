@@ -124,6 +124,24 @@ def test_the_probe_leaves_layers_compiled(runtime):
     assert set(nodes) == {compiled_layers.NODE}
 
 
+def test_torchs_limit_suffices(runtime):
+    """With a graph for each length: the dense runs of the check compile nothing."""
+    lengths = set()
+
+    def backend(graph, inputs):
+        lengths.update(each.shape[1] for each in inputs if each.dim() == 3)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    model = forwards(wide(dtype=torch.bfloat16), backend=backend, dynamic=False)
+    shared = SharedPrefix(model, runtime)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        checked = shared.check()
+        # Of the prompt and of two microbatches.
+        assert len(lengths) == 3 and checked.tokens - 1 not in lengths
+        shared.backward(group(600, (40, 40, 40), seed=3), loss_fn, microbatch_tokens=40)
+    assert {599, 40} < lengths
+
+
 def test_the_default_backend(runtime, eager_bytes):
     model = layers(wide(3), backend="inductor")
     awake, _ = step(model, runtime, sleep=False)

@@ -15,6 +15,9 @@ contains such code also runs groups of doubling lengths, up to those of its own.
 response is longer than the prompt, so that every such length lies between the prompt alone and the
 whole sequence of one of them. A row's place in a microbatch may matter as well: one more group
 packs short responses into a microbatch as long as those of the step.
+
+Dense runs take compiled layers without their compiled code, which costs torch half as many
+compilations: only the shared step compiles.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from transformers import AttentionInterface
 from ..group import Group
 from ..tree import Tree
 from . import dropout, outputs, routing, support
+from .compiled_layers import run_eager
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of, way_of
 from .outputs import Losses, Output
@@ -198,6 +202,7 @@ class Check:
                 return shared.distance
             raise UnsupportedModelError(self._described(trial, shared, tolerance))
 
+    @run_eager
     def _check_causal(self, tolerance: float) -> None:
         """Checks that rows do not depend on later tokens. A response alone is a whole pass, so what
         mixes its tokens could go unseen; whether its last token is fed is the trainer's choice."""
@@ -220,6 +225,7 @@ class Check:
                 "more follows; accepted: causal models"
             )
 
+    @run_eager
     def _with_experts(self, miniature: Miniature) -> Miniature:
         """Returns the batch with the experts that a dense run selects, if routers of the step select
         recorded ones."""
@@ -259,6 +265,7 @@ class Check:
             + (f"; the model contains {unknown}" if unknown else "")
         )
 
+    @run_eager
     def _dense(self, trial: Trial) -> _Run:
         """Runs every sequence whole."""
         miniature, seen = self._miniature, {}
@@ -327,6 +334,7 @@ class Check:
         return None
 
 
+@run_eager
 def let_hooks_register(
     view: support.ModelView, weights: ReplicatedWeights, device: torch.device, example: Miniature
 ) -> None:

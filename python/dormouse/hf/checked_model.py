@@ -13,7 +13,18 @@ import torch
 from ..group import records_of
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
-from . import adapters, check, dropout, miniature, mixers, routing, share, sharding, support
+from . import (
+    adapters,
+    check,
+    compiled_layers,
+    dropout,
+    miniature,
+    mixers,
+    routing,
+    share,
+    sharding,
+    support,
+)
 from .batch import DEFAULT_MICROBATCH_TOKENS, Batch, Sample, batch_of, has_tree, recorded_experts
 from .check import Checked
 from .fingerprint import Fingerprint
@@ -330,7 +341,8 @@ class CheckedModel:
     def _known_probe(self, key: tuple) -> Probe | None:
         return self._probes.get(key)
 
-    @torch.compiler.disable
+    # The probe is a dispatch mode, and torch 2.11 never again compiles code that it met under one.
+    @compiled_layers.run_eager
     def _run_probe(
         self,
         weights: ReplicatedWeights,
@@ -339,10 +351,7 @@ class CheckedModel:
         is_inner: bool = False,
         request: Request = PLAIN,
     ) -> Probe:
-        # Compiled layers run eager in the probe. torch 2.11 never again compiles code that it first
-        # met under a dispatch mode.
-        eager = torch.compiler.set_stance("force_eager")
-        with eager, support.explained("the probe of a shared step"):
+        with support.explained("the probe of a shared step"):
             return probe_step(
                 self._view,
                 weights,

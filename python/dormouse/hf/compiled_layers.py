@@ -8,7 +8,9 @@ the layer has read or computed. If the probe has seen no late read of any of tha
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -16,6 +18,19 @@ import torch
 NODE = "CompiledFunctionBackward"
 
 NOT_PROBED = "its graph is not the probed one"
+
+
+def run_eager(function: Callable) -> Callable:
+    """Makes ``function`` run compiled layers without their compiled code, and compile nothing."""
+
+    # A step may be part of a compiled function, and torch cannot trace the change of stance.
+    @torch.compiler.disable
+    @functools.wraps(function)
+    def run(*arguments, **options):
+        with torch.compiler.set_stance("force_eager"):
+            return function(*arguments, **options)
+
+    return run
 
 
 def why_awake(signature: tuple[str, ...], late: str | None) -> str | None:

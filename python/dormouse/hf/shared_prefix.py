@@ -71,9 +71,9 @@ class SharedPrefix(ScoredModel):
         tokens densely, and as many again shared. A model with code from outside torch, transformers
         and peft runs longer groups too, about eight times the longest sequence of ``group``, and a
         microbatch of ``microbatch_tokens`` if its responses are as many. Dropout drops by fixed
-        masks meanwhile. torch compiles compiled layers for six more lengths in FP32 and six in
-        their own dtype. With ``dynamic=False`` this exceeds its default ``recompile_limit`` of 8,
-        beyond which it runs them eager: raise the limit.
+        masks meanwhile. torch compiles compiled layers for three more lengths in FP32 and three in
+        their own dtype. A step with ``dynamic=False`` has two of its own if its responses have one
+        length; for more, raise torch's ``recompile_limit`` of 8, beyond which it runs eager code.
 
         Raises :class:`UnsupportedModelError` naming what differs. Under ``fully_shard`` a check is
         part of :meth:`step`, and this method is refused.
