@@ -62,7 +62,6 @@ impl<D: Device> Prefix<D> {
     /// shown no backward.
     fn wake_beside_microbatch(&mut self) {
         if let Some(microbatch_bytes) = self.microbatch_bytes.filter(|_| self.has_gradients) {
-            self.note_begin();
             self.wake_into_spare(microbatch_bytes);
         }
     }
@@ -171,6 +170,7 @@ impl<D: Device> Prefix<D> {
             if place.bytes - place.resident_bytes > spare_bytes.saturating_sub(reserve_bytes) {
                 return;
             }
+            self.note_begin();
             self.awake_from = next;
             self.engine.wake_ahead(&ids);
         }

@@ -108,6 +108,7 @@ fn the_last_microbatch_begins_with_waking_what_has_room_beside_it() {
     for (sizes, expected) in [
         (&[layer_bytes, 2 * layer_bytes, layer_bytes][..], 3),
         (&[layer_bytes][..], 4),
+        (&[5 * layer_bytes][..], 0),
         // Nothing is known of what the first will take.
         (&[][..], 0),
     ] {
@@ -127,6 +128,7 @@ fn the_last_microbatch_begins_with_waking_what_has_room_beside_it() {
         trainer.prefix.microbatch(0);
         trainer.settle();
         assert_eq!(awake_layers(&trainer), expected, "{sizes:?}");
+        assert_eq!(trainer.prefix.wake_began_ns.is_some(), expected > 0, "{sizes:?}");
         trainer.microbatch();
         trainer.settle();
         assert_eq!(awake_layers(&trainer), 5, "its first gradient wakes into all that is spare");
