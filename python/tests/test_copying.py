@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dormouse.modes.copying import SavedTensorOffload
 
 ROW = 1 / ROWS
+ATTEMPTS_MAX = 10
 
 
 def twice(view, other):
@@ -239,6 +240,12 @@ def test_memory_given_up_and_taken_anew_is_another_storage(runtime):
 
 
 def test_memory_taken_anew_at_its_old_address_is_another_storage(runtime):
+    # Threads of the runtime may take the memory meanwhile.
+    assert any(taken_anew(runtime) for _ in range(ATTEMPTS_MAX))
+
+
+def taken_anew(runtime) -> bool:
+    """Returns whether the memory was at its old address, and then the results were right."""
     count = 1 << 15
     leaf = torch.ones(count, requires_grad=True)
     with SavedTensorOffload(runtime, min_bytes=0).hooks(), moved(runtime) as seen:
@@ -248,7 +255,8 @@ def test_memory_taken_anew_at_its_old_address_is_another_storage(runtime):
         first = leaf * gathered
         storage.resize_(0)
         storage.resize_(most.nbytes)
-        assert storage.data_ptr() == address
+        if storage.data_ptr() != address:
+            return False
         with torch.autograd._unsafe_preserve_version_counter(most):
             most.fill_(3.0)
         second = leaf[:-16] * most
@@ -258,6 +266,7 @@ def test_memory_taken_anew_at_its_old_address_is_another_storage(runtime):
     leaf.grad = None
     first.sum().backward()
     assert leaf.grad.eq(2).all()
+    return True
 
 
 def test_a_graph_can_be_walked_twice(runtime):
