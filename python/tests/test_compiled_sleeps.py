@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from unittest import mock
 
 import pytest
@@ -124,6 +125,32 @@ def test_the_probe_leaves_layers_compiled(runtime):
     assert set(nodes) == {compiled_layers.NODE}
 
 
+def test_the_last_of_two_threads_puts_the_stance_back():
+    """Of which the first leaves while the second is inside."""
+
+    def stance() -> str:
+        return torch._dynamo.eval_frame._stance.stance
+
+    is_inside, may_leave, found = threading.Event(), threading.Event(), []
+
+    @compiled_layers.run_eager
+    def second():
+        is_inside.set()
+        assert may_leave.wait(60)
+        found.append(stance())
+
+    @compiled_layers.run_eager
+    def first():
+        thread.start()
+        assert is_inside.wait(60)
+
+    thread = threading.Thread(target=second)
+    first()
+    may_leave.set()
+    thread.join()
+    assert found == ["force_eager"] and stance() == "default"
+
+
 def test_torchs_limit_suffices(runtime):
     """With a graph for each length: the dense runs of the check compile nothing."""
     lengths = set()
@@ -132,7 +159,7 @@ def test_torchs_limit_suffices(runtime):
         lengths.update(each.shape[1] for each in inputs if each.dim() == 3)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    model = forwards(wide(dtype=torch.bfloat16), backend=backend, dynamic=False)
+    model = forwards(wide(2, torch.bfloat16), backend=backend, dynamic=False)
     shared = SharedPrefix(model, runtime)
     with torch._dynamo.config.patch(recompile_limit=8):
         checked = shared.check()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 
 import torch
@@ -20,14 +21,41 @@ NODE = "CompiledFunctionBackward"
 NOT_PROBED = "its graph is not the probed one"
 
 
+class _Stance:
+    """torch's stance, which is one of the process: the last of several threads puts it back."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._eager: torch.compiler.set_stance | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._threads == 0:
+                self._eager = torch.compiler.set_stance("force_eager")
+            self._threads += 1
+
+    def __exit__(self, *exc) -> None:
+        with self._lock:
+            self._threads -= 1
+            if self._threads == 0:
+                self._eager.__exit__(*exc)
+
+
+_stance = _Stance()
+
+
 def run_eager(function: Callable) -> Callable:
-    """Makes ``function`` run compiled layers without their compiled code, and compile nothing."""
+    """Makes ``function`` run compiled layers without their compiled code, and compile nothing.
+
+    Compiled code of other threads does not run meanwhile either.
+    """
 
     # A step may be part of a compiled function, and torch cannot trace the change of stance.
     @torch.compiler.disable
     @functools.wraps(function)
     def run(*arguments, **options):
-        with torch.compiler.set_stance("force_eager"):
+        with _stance:
             return function(*arguments, **options)
 
     return run
