@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from dormouse.headline import (  # noqa: E402
     machine,
     shapes,
 )
+from dormouse.headline.time_budget import TimeBudget  # noqa: E402
 
 MODEL, CELL = shapes.LLAMA3_8B, shapes.HEADLINE[0]
 
@@ -121,6 +123,29 @@ def test_a_search_that_is_stopped_tells_what_it_knows():
     low, high = frontier.search(fits, 1000, 10)
     assert 1000 <= low <= 2000
     assert high is None
+
+
+def test_a_prompt_that_is_too_long_is_told_with_the_allocators_report(capsys):
+    class Side:
+        """Memory for prompts of 1,000 tokens."""
+
+        def query(self, side, name, **arguments):
+            if name == "take":
+                self.prompt = arguments["prompt"]
+            if name == "run" and self.prompt > 1000:
+                return {"out_of_memory": "no room", "report": ["awake 3 GiB", "cached 1 GiB"]}
+            return {"seconds": 1.0}
+
+        def end(self, side):
+            pass
+
+    search = frontier.Frontier(Side(), shapes.TINY, TimeBudget(1e6, "tiny"), tiers=0)
+    longest, end = search._longest("ours", False, 64, 960)
+    assert 985 <= longest <= 1000
+    details = [json.loads(line)["detail"] for line in capsys.readouterr().out.splitlines()]
+    assert details and all(each["prompt"] > 1000 for each in details)
+    assert all(each["report"] == ["awake 3 GiB", "cached 1 GiB"] for each in details)
+    assert end == f"a prompt of {details[-1]['prompt']}: no room"
 
 
 def measured(**changes) -> bars.Measured:

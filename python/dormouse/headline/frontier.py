@@ -162,6 +162,7 @@ class Frontier:
                 self.budget.learn(side, "eager", flops, reply["seconds"])
                 return True
             end = f"a prompt of {prompt}: {reply['out_of_memory']}"
+            emit("detail", {"side": side, "prompt": prompt, "report": reply["report"]})
             return False
 
         step = max(1, int(guess * STEP_SHARE))

@@ -82,8 +82,9 @@ class Worker:
         """Runs one step on all or the first responses, from zeroed to final gradients.
 
         Returns ``seconds``, and those of each phase as ``phase_seconds``, or only
-        ``out_of_memory`` with a sentence. With ``peaks`` the bytes of each phase above idle in
-        place of its seconds; reading them lengthens ``seconds``.
+        ``out_of_memory`` with a sentence and ``report`` with the allocator's lines. With ``peaks``
+        the bytes of each phase above idle in place of its seconds; reading them lengthens
+        ``seconds``.
         """
         group = self._part(responses)
         self._zero_gradients()
@@ -108,7 +109,8 @@ class Worker:
         except (RuntimeError, dormouse.MemoryTierError) as error:
             if not (isinstance(error, dormouse.MemoryTierError) or is_out_of_memory(error)):
                 raise
-            reply = {"out_of_memory": str(error).splitlines()[0]}
+            reason, *report = str(error).splitlines()
+            reply = {"out_of_memory": reason, "report": report}
         finally:
             phases = meter.close() if meter else None
         if meter and "seconds" in reply:
