@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
 
-from dormouse.hf import SharedPrefix, compiled_layers
+from dormouse.hf import SharedPrefix, check, compiled_layers, support
 from dormouse.hf.probe import TouchRecorder
 
 FP64_BOUND = 1e-10
@@ -104,25 +104,47 @@ def test_gradients_are_the_dense_ones(compiled, runtime, eager_bytes):
     assert report.prefix["dormant_bytes"] > eager_bytes
 
 
-def test_the_probe_leaves_layers_compiled(runtime):
-    """torch 2.11 skips code for ever that it was to compile under a dispatch mode."""
-    stances, nodes = [], []
+def test_the_check_and_the_probe_leave_layers_compiled(runtime):
+    """With a graph for each length: dense runs of the check compile none, so that torch's limit
+    suffices. torch 2.11 skips code for ever that it was to compile under a dispatch mode."""
+    lengths, stances = set(), set()
     entered = TouchRecorder.__enter__
 
+    def backend(graph, inputs):
+        lengths.update(each.shape[1] for each in inputs if each.dim() == 3)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
     def enter(recorder):
-        stances.append(torch._dynamo.eval_frame._stance.stance)
+        stances.add(torch._dynamo.eval_frame._stance.stance)
         return entered(recorder)
 
-    model = forwards(wide())
-    model.model.layers[1].register_forward_hook(lambda _, __, out: nodes.append(out.grad_fn.name()))
+    model = forwards(wide(2, torch.bfloat16), backend=backend, dynamic=False)
     shared = SharedPrefix(model, runtime)
-    with mock.patch.object(TouchRecorder, "__enter__", enter):
-        shared.backward(long_group(), loss_fn, microbatch_tokens=40)
-    assert set(stances) == {"force_eager"}
-    assert torch._dynamo.eval_frame._stance.stance == "default"
-    nodes.clear()
-    shared.backward(long_group(), loss_fn, microbatch_tokens=40)
-    assert set(nodes) == {compiled_layers.NODE}
+    with (
+        torch._dynamo.config.patch(recompile_limit=8),
+        mock.patch.object(TouchRecorder, "__enter__", enter),
+    ):
+        checked = shared.check()
+        # Of the prompt and of two microbatches.
+        assert len(lengths) == 3 and checked.tokens - 1 not in lengths
+        shared.backward(group(600, (40, 40, 40), seed=3), loss_fn, microbatch_tokens=40)
+    assert {599, 40} < lengths
+    assert stances == {"force_eager"}
+
+
+def test_dense_runs_keep_compiled_code_that_attention_may_need():
+    model = tiny(dtype=torch.float32, num_hidden_layers=1)
+
+    def own_code():
+        return check._own_code(support.resolve(model, True))
+
+    assert own_code() is compiled_layers.EAGER
+    model.set_attn_implementation("flex_attention")
+    assert own_code() is not compiled_layers.EAGER
+    model.set_attn_implementation("sdpa")
+    assert own_code() is compiled_layers.EAGER
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert own_code() is not compiled_layers.EAGER
 
 
 def test_the_last_of_two_threads_puts_the_stance_back():
@@ -133,40 +155,19 @@ def test_the_last_of_two_threads_puts_the_stance_back():
 
     is_inside, may_leave, found = threading.Event(), threading.Event(), []
 
-    @compiled_layers.run_eager
     def second():
-        is_inside.set()
-        assert may_leave.wait(60)
-        found.append(stance())
-
-    @compiled_layers.run_eager
-    def first():
-        thread.start()
-        assert is_inside.wait(60)
+        with compiled_layers.EAGER:
+            is_inside.set()
+            assert may_leave.wait(60)
+            found.append(stance())
 
     thread = threading.Thread(target=second)
-    first()
+    with compiled_layers.EAGER:
+        thread.start()
+        assert is_inside.wait(60)
     may_leave.set()
     thread.join()
     assert found == ["force_eager"] and stance() == "default"
-
-
-def test_torchs_limit_suffices(runtime):
-    """With a graph for each length: the dense runs of the check compile nothing."""
-    lengths = set()
-
-    def backend(graph, inputs):
-        lengths.update(each.shape[1] for each in inputs if each.dim() == 3)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    model = forwards(wide(2, torch.bfloat16), backend=backend, dynamic=False)
-    shared = SharedPrefix(model, runtime)
-    with torch._dynamo.config.patch(recompile_limit=8):
-        checked = shared.check()
-        # Of the prompt and of two microbatches.
-        assert len(lengths) == 3 and checked.tokens - 1 not in lengths
-        shared.backward(group(600, (40, 40, 40), seed=3), loss_fn, microbatch_tokens=40)
-    assert {599, 40} < lengths
 
 
 def test_the_default_backend(runtime, eager_bytes):

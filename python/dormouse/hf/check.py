@@ -16,8 +16,9 @@ response is longer than the prompt, so that every such length lies between the p
 whole sequence of one of them. A row's place in a microbatch may matter as well: one more group
 packs short responses into a microbatch as long as those of the step.
 
-Dense runs take compiled layers without their compiled code, which costs torch half as many
-compilations: only the shared step compiles.
+Dense runs take compiled layers without their compiled code, so that torch compiles half as much:
+that of the shared step. They keep it where it may matter to attention: in flex attention, which has
+no right backward without, and in other code.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from transformers import AttentionInterface
 from ..group import Group
 from ..tree import Tree
 from . import dropout, outputs, routing, support
-from .compiled_layers import run_eager
+from .compiled_layers import EAGER
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of, way_of
 from .outputs import Losses, Output
@@ -134,6 +135,7 @@ class Check:
         self._miniatures = miniatures
         self._masks = dropout.FixedMasks(view.model)
 
+    @torch.compiler.disable
     def run(self, reason: str) -> Checked:
         """Compares both ways. Raises :class:`UnsupportedModelError` if they differ."""
         start = time.perf_counter()
@@ -202,7 +204,13 @@ class Check:
                 return shared.distance
             raise UnsupportedModelError(self._described(trial, shared, tolerance))
 
-    @run_eager
+    @contextlib.contextmanager
+    def _own_pass(self, name: str) -> Iterator[None]:
+        """Context of a forward or backward through the model's own code."""
+        explained = support.explained(f"the model's own {name}{self._widened}")
+        with _own_code(self._view), explained:
+            yield
+
     def _check_causal(self, tolerance: float) -> None:
         """Checks that rows do not depend on later tokens. A response alone is a whole pass, so what
         mixes its tokens could go unseen; whether its last token is fed is the trainer's choice."""
@@ -212,7 +220,7 @@ class Check:
         for end in (-1, None):
             with (
                 torch.no_grad(),
-                support.explained(f"the model's own forward{self._widened}"),
+                self._own_pass("forward"),
                 self._masks.dense(self._miniature.shared_rows[index]),
             ):
                 output = self._view.run_dense(tokens[:end])
@@ -225,7 +233,6 @@ class Check:
                 "more follows; accepted: causal models"
             )
 
-    @run_eager
     def _with_experts(self, miniature: Miniature) -> Miniature:
         """Returns the batch with the experts that a dense run selects, if routers of the step select
         recorded ones."""
@@ -239,7 +246,7 @@ class Check:
             tokens = sequence.tokens[:-1].to(self._device)
             with (
                 torch.no_grad(),
-                support.explained(f"the model's own forward{self._widened}"),
+                self._own_pass("forward"),
                 self._masks.dense(miniature.shared_rows[i]),
                 routing.Recorder(self._view, len(tokens)) as recorder,
             ):
@@ -265,7 +272,6 @@ class Check:
             + (f"; the model contains {unknown}" if unknown else "")
         )
 
-    @run_eager
     def _dense(self, trial: Trial) -> _Run:
         """Runs every sequence whole."""
         miniature, seen = self._miniature, {}
@@ -279,7 +285,7 @@ class Check:
                 experts = sequence.routed_experts.to(self._device)
                 replay = routing.replaying(self._view, experts)
             with (
-                support.explained(f"the model's own forward{self._widened}"),
+                self._own_pass("forward"),
                 self._masks.dense(miniature.shared_rows[i]),
                 replay,
             ):
@@ -292,7 +298,7 @@ class Check:
             trial.adopt(loss)
             if i == len(miniature.sequences) - 1:
                 self._weights.reduce_in_next_backward()
-            with support.explained(f"the model's own backward{self._widened}"):
+            with self._own_pass("backward"):
                 if loss.requires_grad:
                     loss.backward()
         return _Run(seen, trial.take(kept=True))
@@ -314,7 +320,8 @@ class Check:
             return None
         alone = self._miniature.alone()
         tokens = alone.sequences[0].tokens[:-1]
-        with _outputs(self._view.model) as dense, self._masks.dense(alone.shared_rows[0]):
+        own = self._own_pass("forward")
+        with _outputs(self._view.model) as dense, own, self._masks.dense(alone.shared_rows[0]):
             self._view.run_dense(tokens.to(self._device))
         with _outputs(self._view.model) as shared:
             self._shared(trial, alone)
@@ -334,7 +341,7 @@ class Check:
         return None
 
 
-@run_eager
+@torch.compiler.disable
 def let_hooks_register(
     view: support.ModelView, weights: ReplicatedWeights, device: torch.device, example: Miniature
 ) -> None:
@@ -346,8 +353,15 @@ def let_hooks_register(
         return
     tokens = example.sequences[0].tokens.to(device)
     with undisturbed(device), weights.trial(view.model, None), torch.no_grad():
-        with support.explained("the model's own forward"):
+        with _own_code(view), support.explained("the model's own forward"):
             view.run_dense(tokens, **outputs.arguments_of(names))
+
+
+def _own_code(view: support.ModelView) -> contextlib.AbstractContextManager:
+    """Context of the model's own passes."""
+    attention = getattr(view.config, "_attn_implementation", None) or ""
+    needs_compiler = "flex" in attention or unknown_code(view) is not None
+    return contextlib.nullcontext() if needs_compiler else EAGER
 
 
 def _enough(miniature: Miniature) -> int:

@@ -341,8 +341,7 @@ class CheckedModel:
     def _known_probe(self, key: tuple) -> Probe | None:
         return self._probes.get(key)
 
-    # The probe is a dispatch mode, and torch 2.11 never again compiles code that it met under one.
-    @compiled_layers.run_eager
+    @torch.compiler.disable
     def _run_probe(
         self,
         weights: ReplicatedWeights,
@@ -351,7 +350,8 @@ class CheckedModel:
         is_inner: bool = False,
         request: Request = PLAIN,
     ) -> Probe:
-        with support.explained("the probe of a shared step"):
+        # The probe is a dispatch mode; torch 2.11 never again compiles code that it met under one.
+        with compiled_layers.EAGER, support.explained("the probe of a shared step"):
             return probe_step(
                 self._view,
                 weights,

@@ -8,10 +8,8 @@ the layer has read or computed. If the probe has seen no late read of any of tha
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
-from collections.abc import Callable
 
 import torch
 
@@ -21,44 +19,33 @@ NODE = "CompiledFunctionBackward"
 NOT_PROBED = "its graph is not the probed one"
 
 
-class _Stance:
-    """torch's stance, which is one of the process: the last of several threads puts it back."""
+class _Eager:
+    """Context in which compiled layers run without their compiled code, and nothing is compiled, on
+    any thread: torch has one stance. The last of several threads puts it back.
+
+    torch cannot trace it, so what enters it has ``torch.compiler.disable``: a step may be part of a
+    compiled function.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._threads = 0
-        self._eager: torch.compiler.set_stance | None = None
+        self._entered = 0
+        self._stance: torch.compiler.set_stance | None = None
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._threads == 0:
-                self._eager = torch.compiler.set_stance("force_eager")
-            self._threads += 1
+            if self._entered == 0:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._entered += 1
 
     def __exit__(self, *exc) -> None:
         with self._lock:
-            self._threads -= 1
-            if self._threads == 0:
-                self._eager.__exit__(*exc)
+            self._entered -= 1
+            if self._entered == 0:
+                self._stance.__exit__(*exc)
 
 
-_stance = _Stance()
-
-
-def run_eager(function: Callable) -> Callable:
-    """Makes ``function`` run compiled layers without their compiled code, and compile nothing.
-
-    Compiled code of other threads does not run meanwhile either.
-    """
-
-    # A step may be part of a compiled function, and torch cannot trace the change of stance.
-    @torch.compiler.disable
-    @functools.wraps(function)
-    def run(*arguments, **options):
-        with _stance:
-            return function(*arguments, **options)
-
-    return run
+EAGER = _Eager()
 
 
 def why_awake(signature: tuple[str, ...], late: str | None) -> str | None:
