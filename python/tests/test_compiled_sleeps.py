@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
 
-from dormouse.hf import SharedPrefix, check, compiled_layers, support
+from dormouse.hf import SharedPrefix, check, compiled_layers, graph, support
 from dormouse.hf.probe import TouchRecorder
 
 FP64_BOUND = 1e-10
@@ -49,6 +49,10 @@ def step(model, runtime, *, sleep: bool = True, loss=loss_fn):
     assert not sleep or report.prefix["stray_wakes"] == 0, report.prefix["first_stray"]
     found = take_gradients(model).items()
     return {name.replace("_orig_mod.", ""): gradient for name, gradient in found}, report
+
+
+def stance() -> str:
+    return torch._dynamo.eval_frame._stance.stance
 
 
 def identical(a: dict, b: dict) -> bool:
@@ -107,16 +111,20 @@ def test_gradients_are_the_dense_ones(compiled, runtime, eager_bytes):
 def test_the_check_and_the_probe_leave_layers_compiled(runtime):
     """With a graph for each length: dense runs of the check compile none, so that torch's limit
     suffices. torch 2.11 skips code for ever that it was to compile under a dispatch mode."""
-    lengths, stances = set(), set()
+    lengths, stances, nodes = set(), set(), set()
     entered = TouchRecorder.__enter__
 
-    def backend(graph, inputs):
+    def backend(code, inputs):
         lengths.update(each.shape[1] for each in inputs if each.dim() == 3)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return torch._dynamo.lookup_backend("aot_eager")(code, inputs)
 
     def enter(recorder):
-        stances.add(torch._dynamo.eval_frame._stance.stance)
+        stances.add(stance())
         return entered(recorder)
+
+    def loss(logits, labels, i):
+        nodes.update(graph.collect([logits], set()).signature)
+        return loss_fn(logits, labels, i)
 
     model = forwards(wide(2, torch.bfloat16), backend=backend, dynamic=False)
     shared = SharedPrefix(model, runtime)
@@ -127,9 +135,13 @@ def test_the_check_and_the_probe_leave_layers_compiled(runtime):
         checked = shared.check()
         # Of the prompt and of two microbatches.
         assert len(lengths) == 3 and checked.tokens - 1 not in lengths
-        shared.backward(group(600, (40, 40, 40), seed=3), loss_fn, microbatch_tokens=40)
+        for _ in range(2):
+            nodes.clear()
+            shared.backward(group(600, (40, 40, 40), seed=3), loss, microbatch_tokens=40)
     assert {599, 40} < lengths
-    assert stances == {"force_eager"}
+    # As an eager MLP has it.
+    assert compiled_layers.NODE in nodes and "SiluBackward0" not in nodes
+    assert stances == {"force_eager"} and stance() == "default"
 
 
 def test_dense_runs_keep_compiled_code_that_attention_may_need():
@@ -149,9 +161,6 @@ def test_dense_runs_keep_compiled_code_that_attention_may_need():
 
 def test_the_last_of_two_threads_puts_the_stance_back():
     """Of which the first leaves while the second is inside."""
-
-    def stance() -> str:
-        return torch._dynamo.eval_frame._stance.stance
 
     is_inside, may_leave, found = threading.Event(), threading.Event(), []
 

@@ -133,6 +133,7 @@ class Check:
         """``step``: runs a shared step of the model."""
         self._view, self._weights, self._step, self._device = view, weights, step, device
         self._miniatures = miniatures
+        self._own_code = _own_code(view)
         self._masks = dropout.FixedMasks(view.model)
 
     @torch.compiler.disable
@@ -208,7 +209,7 @@ class Check:
     def _own_pass(self, name: str) -> Iterator[None]:
         """Context of a forward or backward through the model's own code."""
         explained = support.explained(f"the model's own {name}{self._widened}")
-        with _own_code(self._view), explained:
+        with self._own_code, explained:
             yield
 
     def _check_causal(self, tolerance: float) -> None:
@@ -358,7 +359,7 @@ def let_hooks_register(
 
 
 def _own_code(view: support.ModelView) -> contextlib.AbstractContextManager:
-    """Context of the model's own passes."""
+    """Returns the context of the model's own passes, which may be entered again."""
     attention = getattr(view.config, "_attn_implementation", None) or ""
     needs_compiler = "flex" in attention or unknown_code(view) is not None
     return contextlib.nullcontext() if needs_compiler else EAGER
