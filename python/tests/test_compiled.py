@@ -63,6 +63,10 @@ def test_a_compiled_forward_is_known_code_if_it_is_its_classs_own():
     layer, mlp = model.model.layers[0], model.model.layers[1].mlp
     layer.forward = torch.compile(layer.forward, backend="eager")
     assert check.unknown_code(support.resolve(model)) is None
+    wrapped = whole(model)
+    assert check.unknown_code(support.resolve(wrapped)) is None
+    wrapped.forward = torch.compile(lambda **inputs: model(**inputs), backend="eager")
+    assert "a patched forward of 'the model'" in check.unknown_code(support.resolve(wrapped))
     own = mlp.forward
     mlp.forward = torch.compile(lambda hidden: own(hidden), backend="eager")
     assert "a patched forward of 'model.layers.1.mlp'" in check.unknown_code(support.resolve(model))

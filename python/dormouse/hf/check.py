@@ -408,10 +408,12 @@ def unknown_code(view: support.ModelView) -> str | None:
 
 
 def _is_compiled_own(module: torch.nn.Module) -> bool:
-    """Returns whether the forward set on ``module`` is that of its class, by torch.compile."""
+    """Returns whether torch.compile set the forward of ``module``, from that of its class or from the
+    module that it wraps."""
     compiled = getattr(module.__dict__["forward"], "_torchdynamo_orig_callable", None)
     own = getattr(compiled, "__self__", None), getattr(compiled, "__func__", None)
-    return own == (module, type(module).forward)
+    wrapped = module._modules.get("_orig_mod", module)
+    return own in [(module, type(module).forward), (wrapped, type(wrapped).__call__)]
 
 
 def _package(code) -> str:
