@@ -2,25 +2,36 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// First-fit decreasing as it is defined: each microbatch tried in turn.
-fn naive(rows: &[u64], budget: u64) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by(|&a, &b| rows[b].cmp(&rows[a]).then(a.cmp(&b)));
-    let mut microbatches: Vec<(u64, Vec<usize>)> = Vec::new();
-    for index in order {
-        match microbatches.iter_mut().find(|(used, _)| used + rows[index] <= budget) {
-            Some((used, members)) => {
-                *used += rows[index];
-                members.push(index);
-            }
-            None => microbatches.push((rows[index], vec![index])),
+/// Rows of each microbatch by first-fit decreasing as it is defined: each microbatch tried in turn.
+fn first_fit_decreasing(rows: &[u64], budget: u64) -> Vec<u64> {
+    let mut rows = rows.to_vec();
+    rows.sort_by(|a, b| b.cmp(a));
+    let mut microbatches: Vec<u64> = Vec::new();
+    for rows in rows {
+        match microbatches.iter_mut().find(|used| **used + rows <= budget) {
+            Some(used) => *used += rows,
+            None => microbatches.push(rows),
         }
     }
-    let mut microbatches: Vec<Vec<usize>> =
-        microbatches.into_iter().map(|(_, members)| members).collect();
-    microbatches.iter_mut().for_each(|members| members.sort());
-    microbatches.sort();
     microbatches
+}
+
+fn rows_of(microbatches: &[Vec<usize>], rows: &[u64]) -> Vec<u64> {
+    microbatches.iter().map(|members| members.iter().map(|i| rows[*i]).sum()).collect()
+}
+
+/// The rows of the largest of so many microbatches at its smallest, by trying every assignment.
+fn smallest_largest(rows: &[u64], used: &mut Vec<u64>) -> u64 {
+    let Some((first, rest)) = rows.split_first() else {
+        return used.iter().max().copied().unwrap();
+    };
+    let mut best = u64::MAX;
+    for microbatch in 0..used.len() {
+        used[microbatch] += first;
+        best = best.min(smallest_largest(rest, used));
+        used[microbatch] -= first;
+    }
+    best
 }
 
 /// The fewest microbatches, by trying every assignment.
@@ -42,11 +53,38 @@ fn fewest(rows: &[u64], budget: u64, rooms: &mut Vec<u64>) -> usize {
 
 proptest! {
     #[test]
-    fn microbatches_are_first_fit_decreasing(
+    fn microbatches_are_no_more_and_no_larger_than_by_first_fit_decreasing(
         rows in prop::collection::vec(1u64..40, 1..60),
         budget in 1u64..80,
     ) {
-        prop_assert_eq!(pack(&rows, budget), naive(&rows, budget));
+        let (ours, naive) = (rows_of(&pack(&rows, budget), &rows), first_fit_decreasing(&rows, budget));
+        prop_assert!(ours.len() <= naive.len(), "{:?} beside {:?}", ours, naive);
+        if ours.len() == naive.len() {
+            prop_assert!(ours.iter().max() <= naive.iter().max(), "{:?} beside {:?}", ours, naive);
+        }
+    }
+
+    /// The bound of longest-first list scheduling (Graham, 1969): 4/3 of the best, less a third of a share.
+    #[test]
+    fn where_all_fit_the_largest_microbatch_is_near_the_smallest_that_is_possible(
+        rows in prop::collection::vec(1u64..40, 1..9),
+        count in 1u64..5,
+    ) {
+        let budget = rows.iter().sum::<u64>().div_ceil(count) + 40;
+        let sizes = rows_of(&pack(&rows, budget), &rows);
+        let count = sizes.len() as u64;
+        let best = smallest_largest(&rows, &mut vec![0; sizes.len()]);
+        prop_assert!(3 * count * sizes.iter().max().unwrap() <= (4 * count - 1) * best, "{:?}, {}", sizes, best);
+    }
+
+    #[test]
+    fn an_order_of_microbatches_and_members_is_that_of_sequences(
+        rows in prop::collection::vec(1u64..40, 1..60),
+        budget in 1u64..80,
+    ) {
+        let microbatches = pack(&rows, budget);
+        prop_assert!(microbatches.iter().all(|members| members.is_sorted()));
+        prop_assert!(microbatches.is_sorted_by_key(|members| members[0]));
     }
 
     #[test]
@@ -77,12 +115,26 @@ proptest! {
 #[test]
 fn a_suffix_longer_than_the_budget_runs_alone() {
     assert_eq!(pack(&[2, 9, 2, 8], 4), [vec![0, 2], vec![1], vec![3]]);
+    assert_eq!(pack(&[2, 9], 0), [vec![0], vec![1]]);
     assert_eq!(pack(&[u64::MAX, 1, u64::MAX], 1), [vec![0], vec![1], vec![2]]);
 }
 
 #[test]
 fn ties_go_by_index() {
     assert_eq!(pack(&[5, 5, 5, 5, 5], 10), [vec![0, 1], vec![2, 3], vec![4]]);
+    assert_eq!(pack(&[5, 5, 5, 5, 5, 5, 5], 20), [vec![0, 1, 2, 3], vec![4, 5, 6]]);
+    assert_eq!(pack(&[5, 5, 5, 5, 5, 5, 4], 25), [vec![0, 2, 4, 6], vec![1, 3, 5]]);
+}
+
+#[test]
+fn suffixes_are_spread_over_as_few_microbatches_as_hold_them() {
+    // First-fit decreasing makes 540, 552 and 108.
+    let rows = [192, 180, 168, 156, 144, 132, 120, 108];
+    assert_eq!(rows_of(&pack(&rows, 640), &rows), [600, 600]);
+    // And 504, 468 and 228.
+    assert_eq!(rows_of(&pack(&rows, 512), &rows), [444, 432, 324]);
+    // Spread, these would be 7 and 5.
+    assert_eq!(pack(&[3, 3, 2, 2, 2], 6), [vec![0, 1], vec![2, 3, 4]]);
 }
 
 /// Trying each microbatch in turn, this would take hours.
