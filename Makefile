@@ -21,7 +21,7 @@ demo: lib python ## one shared-prefix update of a real language model, dense and
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
 
 # Loom's build and the Python suites keep one core each busy, so two of them run at a time.
-test: check test-rust ## every test of the project
+test: check test-rust ## the tests; ALL=1: also every case of each Python test, and the slow ones
 	$(MAKE) -j2 --output-sync=target test-loom test-python test-kernels test-benches test-gpu
 
 lib: ## target/release/libdormouse.so and libdormouse_preload.so
@@ -98,8 +98,9 @@ test-kernels: python
 PYTHON_PARTS := a-c d-l m-r s-z
 TEST_PYTHON := $(addprefix test-python-,$(PYTHON_PARTS))
 .PHONY: $(TEST_PYTHON)
+# ALL=1: every case of every test, as continuous integration runs them.
 PYTEST_PYTHON = PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so \
-	LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so $(PYTHON) -m pytest -q python/tests
+	LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so $(PYTHON) -m pytest -q $(if $(ALL),,--few-cases) python/tests
 
 test-python: $(TEST_PYTHON)
 

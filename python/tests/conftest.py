@@ -19,11 +19,32 @@ NVME_FILE_BYTES = 1 << 30
 WINDOW_LAYERS = 3
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--few-cases",
+        action="store_true",
+        help="each test in the first of its cases alone, and none that is marked slow",
+    )
+
+
 def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes over 10 s; not run with --few-cases")
     # Tiny matrices: a second thread only waits.
     torch.set_num_threads(1)
     if "libdormouse_preload.so" not in os.environ.get("LD_PRELOAD", ""):
         pytest.exit("these tests sleep in place: run them with `make test-python`", returncode=2)
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--few-cases"):
+        return
+    taken, left = {}, []
+    for item in items:
+        first = taken.setdefault((item.parent.nodeid, item.originalname), item)
+        if first is not item or item.get_closest_marker("slow"):
+            left.append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish(session):

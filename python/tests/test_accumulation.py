@@ -299,6 +299,7 @@ def with_compiled_gate(mlp) -> None:
     mlp.forward = lambda x: mlp.down_proj(compiled(x))
 
 
+@pytest.mark.slow
 def test_a_step_in_a_compiled_function(runtime):
     model = tiny(num_hidden_layers=2)
     dense_backward(model, group(**CASE))

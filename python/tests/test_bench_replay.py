@@ -54,6 +54,7 @@ def lines_of(tmp_path, name: str) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_all_ways_agree_and_an_ended_run_goes_on(a_replay, tmp_path, monkeypatch):
     a_replay("whole").run()
     whole = lines_of(tmp_path, "whole")

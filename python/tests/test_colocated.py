@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from conftest import NVME_DIR, ROOT
 
 SCRIPT = ROOT / "examples" / "colocated" / "train.py"
@@ -50,6 +51,7 @@ def told(output: str, name: str) -> list[int]:
     return list(map(int, line.split()[1:]))
 
 
+@pytest.mark.slow
 def test_each_sleeps_while_the_other_works_and_nothing_changes():
     asleep, awake = output_of(ASLEEP), output_of(AWAKE)
     updates, others = LINE.findall(asleep), LINE.findall(awake)

@@ -36,6 +36,7 @@ def attention_of_checkpointed_layers(model):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [whole, layers, attention_of_checkpointed_layers])
 def test_gradients_equal_those_of_the_model(compiled, runtime):
     plain = tiny(num_hidden_layers=LAYERS)

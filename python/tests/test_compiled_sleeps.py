@@ -88,7 +88,7 @@ def eager_bytes(runtime):
     return report.prefix["dormant_bytes"]
 
 
-@pytest.mark.parametrize("compiled", [whole, layers, forwards, parts])
+@pytest.mark.parametrize("compiled", [layers, whole, forwards, parts])
 def test_compiled_layers_sleep(compiled, runtime, eager_bytes):
     model = compiled(wide())
     awake, _ = step(model, runtime, sleep=False)
@@ -99,6 +99,7 @@ def test_compiled_layers_sleep(compiled, runtime, eager_bytes):
     assert report.prefix["asleep_at_b_bytes"] > 0.5 * eager_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [layers, parts])
 def test_gradients_are_the_dense_ones(compiled, runtime, eager_bytes):
     plain = wide(dtype=torch.float64)
@@ -108,6 +109,7 @@ def test_gradients_are_the_dense_ones(compiled, runtime, eager_bytes):
     assert report.prefix["dormant_bytes"] > eager_bytes
 
 
+@pytest.mark.slow
 def test_the_check_and_the_probe_leave_layers_compiled(runtime):
     """With a graph for each length: dense runs of the check compile none, so that torch's limit
     suffices. torch 2.11 skips code for ever that it was to compile under a dispatch mode."""
@@ -179,6 +181,7 @@ def test_the_last_of_two_threads_puts_the_stance_back():
     assert found == ["force_eager"] and stance() == "default"
 
 
+@pytest.mark.slow
 def test_the_default_backend(runtime, eager_bytes):
     model = layers(wide(3), backend="inductor")
     awake, _ = step(model, runtime, sleep=False)
@@ -217,6 +220,7 @@ class Kept(torch.nn.Module):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [2, 3])
 def test_a_tensor_that_a_later_layer_reads_from_elsewhere(late, runtime):
     model, kept = wide(5), []
@@ -243,6 +247,7 @@ class Scaled(torch.nn.Module):
         return self.inner(x) * self.table[:rows]
 
 
+@pytest.mark.slow
 def test_a_table_that_microbatches_read_again(runtime):
     """The probe finds it although it does not build it: a check before has built a longer one."""
     model = wide()
@@ -251,6 +256,7 @@ def test_a_table_that_microbatches_read_again(runtime):
     refused(parts(model), runtime, "microbatches read a tensor that layer 1 read or computed")
 
 
+@pytest.mark.slow
 def test_a_buffer_that_a_layer_replaces_stays_awake(runtime):
     """The step looks at buffers as they are when the layer has run."""
     model, roles = wide(), set()
@@ -270,6 +276,7 @@ def test_a_buffer_that_a_layer_replaces_stays_awake(runtime):
     assert report.notes == [] and report.prefix["dormant_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_what_all_layers_are_passed_stays_awake(runtime):
     model, given, roles = wide(), [], set()
 

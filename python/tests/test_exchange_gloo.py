@@ -27,6 +27,7 @@ def test_gradients_are_the_dense_ones_of_all_ranks(name, two):
     check_gradients(two, name, "EXCHANGES")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["prompts of three ranks", "one rank without any", "two owners, each waiting"]
 )
@@ -95,12 +96,14 @@ def test_an_error_of_one_rank_raises_on_every_rank(name, two):
     assert f"rank {failed} has 'ZeroDivisionError" in results[1 - failed]["message"]
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_all_exchange_are_refused(three):
     for result in three.results("rank 1 differs"):
         assert RANKS_DIFFER in result["error"]
         assert "ranks differ in exchange: ranks 0 2 have 'True', rank 1 has" in result["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "loss", "backward"])
 def test_a_rank_that_dies_in_any_phase_is_an_error_of_the_other(where, tmp_path):
     world = World(tmp_path, f"DIES_IN_{where.upper()}")
@@ -109,6 +112,7 @@ def test_a_rank_that_dies_in_any_phase_is_an_error_of_the_other(where, tmp_path)
     assert "RuntimeError" in living["error"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_an_error_of_the_others(three):
     *living, dead = three.results("a rank dies in an exchange")
     assert dead == {}

@@ -84,6 +84,7 @@ def test_the_next_step_is_right(errors):
         assert distance(own["no group is left"]["gradients"], wanted) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_a_rank_that_is_killed_is_told(rank, tmp_path):
     """A child of it holds its sockets open, so that gloo does not notice; and rank 0 is the one

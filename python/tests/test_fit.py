@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 # Room beside what a step keeps awake: some layers' worth, not all.
@@ -60,6 +61,7 @@ def steps() -> None:
         assert fitted["written_bytes"] < first["written_bytes"], "less was moved"
 
 
+@pytest.mark.slow
 def test_a_planned_step_is_the_same_step_and_sleeps_less():
     environment = {**os.environ, "DORMOUSE_OFFLOAD_RESIDENCY": "fit"}
     done = subprocess.run(

@@ -14,6 +14,8 @@ import pytest
 
 from dormouse import _native as native
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 SECONDS_MAX = 600

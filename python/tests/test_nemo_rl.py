@@ -201,5 +201,6 @@ def test_register_of_a_module_that_is_imported(runtime, monkeypatch):
     assert getattr(module, FUNCTION).sharing.rows == 0
 
 
+@pytest.mark.slow
 def test_examples_differ_in_few_lines_and_agree():
     differ_in_few_lines_and_agree(EXAMPLES, ("policy.py", "policy_shared.py"))

@@ -252,5 +252,6 @@ def test_the_class_is_shared_when_it_is_imported(tmp_path, monkeypatch, runtime)
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_examples_differ_in_few_lines_and_agree():
     differ_in_few_lines_and_agree(EXAMPLES, ("actor.py", "actor_shared.py"))

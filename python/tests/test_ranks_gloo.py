@@ -105,6 +105,7 @@ def test_gradients_are_the_dense_ones_of_all_ranks(name, two):
     check_gradients(two, name, "STEPS")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two groups, one, none", "ddp of three"])
 def test_gradients_are_the_dense_ones_of_three_ranks(name, three):
     check_gradients(three, name, "THREE_RANKS")
@@ -273,6 +274,7 @@ def test_what_cannot_be_run_is_refused_on_every_rank(name, two):
         assert words in result["message"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_stays_away_is_a_timeout(three):
     *waiting, away = three.results("a rank stays away")
     assert away["error"][0] == "InterruptedError"
@@ -281,6 +283,7 @@ def test_a_rank_that_stays_away_is_a_timeout(three):
         assert "imed out" in result["message"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_an_error_of_the_others(three):
     *living, dead = three.results("a rank dies")
     assert dead == {}

@@ -170,6 +170,7 @@ def test_every_response_of_a_driven_engine_is_generated_once(curve):
     assert all(each.tokens == pytest.approx(each.length) for each in ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("curve", [None, assignment.CURVE])
 def test_assignment_gains_and_migrations_do_not_lose(curve):
     gains, migrations = [], []

@@ -378,6 +378,7 @@ def test_a_long_group_is_scored_within_its_kv(runtime):
     assert all(torch.equal(each, scores.log_probabilities[0]) for each in scores.log_probabilities)
 
 
+@pytest.mark.slow
 @alone
 def test_one_rank_of_several_scores_alone():
     """DistributedDataParallel is not entered, and no collective runs."""

@@ -168,6 +168,7 @@ def gradients(tmp_path_factory) -> list[dict]:
     return [torch.load(directory / f"gradients.{rank}") for rank in range(RANKS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("name", SHARES)
 def test_shares_of_ranks(name, graphs, gradients):

@@ -432,6 +432,7 @@ def test_logits_are_not_held(runtime):
     assert runtime.stats()["allocated"]["current_bytes"] - before < logits_bytes / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_distributed_data_parallel_reduces_the_gradients(graphs, tmp_path):
     def values(*batch):

@@ -202,6 +202,7 @@ def test_an_error_leaves_nothing_behind(graphs, runtime, monkeypatch):
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_parts_of_a_window(graphs, runtime):
     """Turns of a conversation in several microbatches."""
@@ -257,6 +258,7 @@ def test_what_is_not_worth_a_pass_is_not_shared(runtime):
     assert counts["microbatch_tokens"] == 4 * (10 + 8)
 
 
+@pytest.mark.slow
 def test_models_that_drop_in_rows_of_responses_run_as_groups(runtime):
     """In a tree other rows are shared, and those drop nothing."""
     model, (ids, mask, keep) = adapted(), a_conversation()

@@ -227,6 +227,7 @@ class GrowingCache(torch.nn.Module):
         return self.inner(x) * self.table[:rows]
 
 
+@pytest.mark.slow
 def test_a_cache_built_in_a_and_read_in_b_stays_awake(runtime):
     """Its table is allocated in a layer's window and saved by the graph, and B reads it."""
     results = []
@@ -259,6 +260,7 @@ def test_the_probe_is_what_keeps_that_cache_awake(runtime):
     assert len(probe.touched[1]) == len(plain_probe.touched[1]) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combine", [torch.add, torch.mul])
 def test_what_later_layers_read_stays_awake(runtime, combine):
     """A skip connection over four layers: its source would be asleep when it is read."""

@@ -12,6 +12,8 @@ from rank_workers import RANKS, run_ranks
 from tensor_parallel_worker import LAYERS, LONG_GROUP, OPTIONS
 from test_token_scores import a_batch, dense, loss_of
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 # For all cases, on a busy machine.
 SECONDS_MAX = 240

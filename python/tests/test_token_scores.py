@@ -277,6 +277,7 @@ def check_ranks(graphs, tmp_path, *more, values=lambda *batch: dense(*batch, 1.0
         assert distance(torch.load(tmp_path / f"gradients.{rank}"), wanted) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_distributed_data_parallel_reduces_the_gradients(graphs, tmp_path):
     check_ranks(graphs, tmp_path)

@@ -102,6 +102,7 @@ def test_it_has_stripped_libraries_and_the_program(wheel, tmp_path):
         assert "no symbols" in succeed("sh", "-c", f"nm '{tmp_path / name}' 2>&1 || true")
 
 
+@pytest.mark.slow
 def test_it_runs_where_there_is_no_checkout(installed, tmp_path):
     script = tmp_path / "step.py"
     script.write_text(STEP)

@@ -77,6 +77,7 @@ def test_without_a_graph(runtime):
             assert part.entropies is None and not part.log_probabilities.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_distributed_data_parallel_reduces_the_last_part(graphs, tmp_path):
     check_ranks(graphs, tmp_path, "window")
