@@ -20,6 +20,7 @@ from . import (
     dropout,
     miniature,
     mixers,
+    one_thread,
     routing,
     share,
     sharding,
@@ -41,12 +42,23 @@ from .step import Step
 CHECK_PREFIX_ID = (1 << 32) - 1
 
 
-def in_passes(method):
-    """Makes a method of a :class:`CheckedModel` run with the model as its passes find it."""
+def alone(method):
+    """Makes a method of a :class:`CheckedModel` run while no other thread runs the model's passes."""
 
     @functools.wraps(method)
     def run(self: CheckedModel, *arguments, **options):
-        with sharding.around_passes(self._wrapped):
+        with self._alone():
+            return method(self, *arguments, **options)
+
+    return run
+
+
+def in_passes(method):
+    """The same, with the model as its passes find it."""
+
+    @functools.wraps(method)
+    def run(self: CheckedModel, *arguments, **options):
+        with self._alone(), sharding.around_passes(self._wrapped):
             return method(self, *arguments, **options)
 
     return run
@@ -74,6 +86,10 @@ class CheckedModel:
         self._known = KnownModels(self._model)
         # The state that the view belongs to; None if the model is in one that was not checked.
         self._state: Known | None = None
+
+    def _alone(self, *, in_backward: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Returns the context of passes, which no other thread may run meanwhile."""
+        return one_thread.holding(self._view.layers[0], in_backward=in_backward)
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
         return batch.plan(model_shape(self._view), microbatch_tokens)

@@ -26,7 +26,7 @@ from .batch import (
     tree_of,
 )
 from .check import Checked, undisturbed
-from .checked_model import awake, in_passes, reach_of
+from .checked_model import alone, awake, in_passes, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
 from .miniature import Reach
 from .model_shape import model_shape
@@ -57,7 +57,9 @@ class SharedPrefix(ScoredModel):
     share: the prompt's, all but its last token; in a tree those of every node with children.
     Otherwise a model with dropout is refused.
 
-    Not thread-safe: one step at a time per model.
+    Not thread-safe: one thread at a time runs passes of a model. Calls on other threads raise
+    :class:`dormouse.StateError` meanwhile, of other objects for the same model too. The backward of
+    a :meth:`score` is such passes, but begins unchecked: do not run it beside those of others.
     """
 
     @in_passes
@@ -88,6 +90,7 @@ class SharedPrefix(ScoredModel):
         reach = reach_of(batches, self._rows_of(microbatch_tokens))
         return self._check(weights, reach, "a call of check()", PLAIN)
 
+    @alone
     def backward(
         self,
         batch: Group | Tree | Sequence[Conversation],
@@ -221,6 +224,7 @@ class SharedPrefix(ScoredModel):
             if process_group is None:
                 process_group = sharding.process_group_of(self._wrapped)
             try:
+                stack.enter_context(self._alone())
                 request = self._request(groups, outputs, prompt_outputs, prompt_loss_fn)
                 if exchange and request != PLAIN:
                     raise support.UnsupportedModelError(
