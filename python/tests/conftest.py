@@ -38,13 +38,14 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--few-cases"):
         return
-    taken, left = {}, []
+    taken, kept, left = set(), [], []
     for item in items:
-        first = taken.setdefault((item.parent.nodeid, item.originalname), item)
-        if first is not item or item.get_closest_marker("slow"):
-            left.append(item)
+        test = item.parent.nodeid, item.originalname
+        is_left = test in taken or item.get_closest_marker("slow")
+        (left if is_left else kept).append(item)
+        taken.add(test)
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
+    items[:] = kept
 
 
 def pytest_collection_finish(session):
