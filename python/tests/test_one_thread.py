@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -77,6 +78,45 @@ def test_passes_of_another_thread_are_refused(name, runtime):
     CALLS[name](SharedPrefix(model, runtime))
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.parametrize("name", ["check", "backward"])
+def test_layers_replaced_since_and_wrappers_are_the_same_model(name, is_same, runtime):
+    model = tiny(num_hidden_layers=2)
+    shared = SharedPrefix(model, runtime)
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+    learner = Learner(shared)
+    with learner.inside():
+        other = shared if is_same else SharedPrefix(torch.compile(model, backend="eager"), runtime)
+        with pytest.raises(dormouse.StateError, match=REFUSED):
+            CALLS[name](other)
+    assert learner.error is None and take_gradients(model)
+
+
+def test_a_forked_child_holds_nothing():
+    module, may_end = torch.nn.Linear(1, 1), threading.Event()
+    is_held = threading.Event()
+
+    def hold():
+        with holding(module):
+            is_held.set()
+            may_end.wait(SECONDS_MAX)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait(SECONDS_MAX)
+    child = os.fork()
+    if child == 0:
+        try:
+            with holding(module):
+                os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    may_end.set()
+    thread.join(SECONDS_MAX)
+    assert status == 0
+
+
 def test_another_model_is_not_refused(runtime):
     learner = Learner(SharedPrefix(tiny(num_hidden_layers=2), runtime))
     with learner.inside():
@@ -103,6 +143,29 @@ def test_an_error_lets_go(runtime):
         pass
 
 
+class Backward(threading.Thread):
+    """A node of a backward that runs until it is let go."""
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__(name="backward")
+        self._module, self._is_inside, self._may_go = module, threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        with holding(self._module, in_backward=True):
+            self._is_inside.set()
+            self._may_go.wait(SECONDS_MAX)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        self.start()
+        assert self._is_inside.wait(SECONDS_MAX)
+        try:
+            yield
+        finally:
+            self._may_go.set()
+            self.join(SECONDS_MAX)
+
+
 def test_a_backward_begins_beside_passes_and_holds_a_free_model():
     module = torch.nn.Linear(1, 1)
 
@@ -121,9 +184,15 @@ def test_a_backward_begins_beside_passes_and_holds_a_free_model():
         thread.join(SECONDS_MAX)
         return found[0]
 
-    with holding(module):
-        assert on_another_thread(in_backward=True) is None
-        assert on_another_thread() is not None
+    with contextlib.ExitStack() as later:
+        with holding(module):
+            assert on_another_thread(in_backward=True) is None
+            assert on_another_thread() is not None
+            backward = Backward(module)
+            later.enter_context(backward.inside())
+        # It began beside other passes, and still runs.
+        with pytest.raises(dormouse.StateError, match="thread 'backward' runs passes"):
+            later.enter_context(holding(module))
     with holding(module, in_backward=True):
         assert on_another_thread() is not None
     assert on_another_thread() is None

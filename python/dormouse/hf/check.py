@@ -412,8 +412,10 @@ def _is_compiled_own(module: torch.nn.Module) -> bool:
     module that it wraps."""
     compiled = getattr(module.__dict__["forward"], "_torchdynamo_orig_callable", None)
     own = getattr(compiled, "__self__", None), getattr(compiled, "__func__", None)
-    wrapped = module._modules.get("_orig_mod", module)
-    return own in [(module, type(module).forward), (wrapped, type(wrapped).__call__)]
+    wrapped = module._modules.get("_orig_mod")
+    if own == (wrapped, type(wrapped).__call__):
+        return True
+    return own == (module, type(module).forward)
 
 
 def _package(code) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedModel
 
 from ..group import records_of
 from ..runtime import Prefix, Runtime
@@ -83,13 +84,16 @@ class CheckedModel:
         self._sleep = sleep
         self._prompt_dropout = prompt_dropout
         self._view = self._resolve()
+        # The same for every wrapper of the model, and whatever becomes of its layers.
+        inner = (each for each in self._model.modules() if isinstance(each, PreTrainedModel))
+        self._held = next(inner, self._model)
         self._known = KnownModels(self._model)
         # The state that the view belongs to; None if the model is in one that was not checked.
         self._state: Known | None = None
 
     def _alone(self, *, in_backward: bool = False) -> contextlib.AbstractContextManager[None]:
         """Returns the context of passes, which no other thread may run meanwhile."""
-        return one_thread.holding(self._view.layers[0], in_backward=in_backward)
+        return one_thread.holding(self._held, in_backward=in_backward)
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
         return batch.plan(model_shape(self._view), microbatch_tokens)

@@ -7,6 +7,7 @@ while. Passes of two threads would see each other's, and gradients would be wron
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -22,29 +23,40 @@ class _Holder(NamedTuple):
     name: str
 
 
-_holders: weakref.WeakKeyDictionary[torch.nn.Module, _Holder] = weakref.WeakKeyDictionary()
+_holders: weakref.WeakKeyDictionary[torch.nn.Module, list[_Holder]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def holding(module: torch.nn.Module, *, in_backward: bool = False) -> Iterator[None]:
-    """Context of passes of the model that has ``module``; this thread may enter it again.
+def holding(model: torch.nn.Module, *, in_backward: bool = False) -> Iterator[None]:
+    """Context of passes of a model; this thread may enter it again.
 
     Raises :class:`dormouse.StateError` if another thread is in such a context. ``in_backward``: not
     in a node of a backward, which autograd may run on a thread of its own for a step that waits.
     """
     thread = threading.current_thread()
+    own = _Holder(thread.ident, thread.name)
     with _lock:
-        holder = _holders.get(module)
-        if holder is not None and holder.thread != thread.ident and not in_backward:
+        holders = _holders.setdefault(model, [])
+        others = [each for each in holders if each.thread != own.thread]
+        if others and not in_backward:
             raise StateError(
-                f"thread {holder.name!r} runs passes of this model; accepted: one thread at a time"
+                f"thread {others[0].name!r} runs passes of this model; accepted: one thread at a "
+                "time"
             )
-        if holder is None:
-            _holders[module] = _Holder(thread.ident, thread.name)
+        holders.append(own)
     try:
         yield
     finally:
-        if holder is None:
-            with _lock:
-                del _holders[module]
+        with _lock:
+            holders.remove(own)
+
+
+def _forget() -> None:
+    """In a forked child: its other threads, one of which may have had the lock, are gone."""
+    global _lock
+    _lock = threading.Lock()
+    _holders.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

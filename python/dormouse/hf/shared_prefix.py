@@ -178,6 +178,7 @@ class SharedPrefix(ScoredModel):
         report.checked = self._checked([own], request)
         return report
 
+    @alone
     def step(
         self,
         groups: Sequence[Group | Tree],
@@ -224,7 +225,6 @@ class SharedPrefix(ScoredModel):
             if process_group is None:
                 process_group = sharding.process_group_of(self._wrapped)
             try:
-                stack.enter_context(self._alone())
                 request = self._request(groups, outputs, prompt_outputs, prompt_loss_fn)
                 if exchange and request != PLAIN:
                     raise support.UnsupportedModelError(

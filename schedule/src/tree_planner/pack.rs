@@ -7,8 +7,8 @@ use std::collections::BinaryHeap;
 const FEWER_TRIES_MAX: usize = 4;
 
 /// Packs suffixes into microbatches of at most `budget` rows: no more than first-fit decreasing needs, which is
-/// within 11/9 of the fewest (plus two thirds). The largest, which sets the peak of phase B, is small: suffixes are
-/// spread where that makes it smaller.
+/// within 11/9 of the fewest (plus two thirds). Of as many, none is larger than the largest of first-fit decreasing,
+/// which sets the peak of phase B: suffixes are spread where that makes it smaller.
 ///
 /// Members are in sequence order, and microbatches in the order of their first member. A suffix longer than the
 /// budget gets its own microbatch (I3). `rows` are above 0.
@@ -59,10 +59,7 @@ fn spread(rows: &[u64], order: &[usize], limit: u64, count: usize) -> Option<Vec
     let mut smallest: BinaryHeap<_> = (0..count).map(|number| Reverse((0_u64, number))).collect();
     for &index in order {
         let Reverse((own, number)) = smallest.pop()?;
-        let own = own.saturating_add(rows[index]);
-        if own > limit {
-            return None;
-        }
+        let own = own.checked_add(rows[index]).filter(|own| *own <= limit)?;
         microbatches[number].push(index);
         smallest.push(Reverse((own, number)));
     }

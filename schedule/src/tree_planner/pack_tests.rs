@@ -116,6 +116,7 @@ proptest! {
 fn a_suffix_longer_than_the_budget_runs_alone() {
     assert_eq!(pack(&[2, 9, 2, 8], 4), [vec![0, 2], vec![1], vec![3]]);
     assert_eq!(pack(&[2, 9], 0), [vec![0], vec![1]]);
+    assert_eq!(pack(&[u64::MAX - 1, 5, 7], u64::MAX), [vec![0], vec![1, 2]]);
     assert_eq!(pack(&[u64::MAX, 1, u64::MAX], 1), [vec![0], vec![1], vec![2]]);
 }
 
