@@ -408,8 +408,8 @@ def unknown_code(view: support.ModelView) -> str | None:
 
 
 def _is_compiled_own(module: torch.nn.Module) -> bool:
-    """Returns whether torch.compile set the forward of ``module``, from that of its class or from the
-    module that it wraps."""
+    """Returns whether torch.compile set the forward of ``module``, from that of its class or from
+    the module that it wraps."""
     compiled = getattr(module.__dict__["forward"], "_torchdynamo_orig_callable", None)
     own = getattr(compiled, "__self__", None), getattr(compiled, "__func__", None)
     wrapped = module._modules.get("_orig_mod")

@@ -44,7 +44,7 @@ CHECK_PREFIX_ID = (1 << 32) - 1
 
 
 def alone(method):
-    """Makes a method of a :class:`CheckedModel` run while no other thread runs the model's passes."""
+    """Makes a method of a :class:`CheckedModel` run while no other thread runs such methods."""
 
     @functools.wraps(method)
     def run(self: CheckedModel, *arguments, **options):
