@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -35,24 +35,23 @@ CALLS = {
 }
 
 
-class Learner(threading.Thread):
-    """A step that waits in its first loss until it is let go."""
+class Held(threading.Thread):
+    """A thread inside of something until it is let go. ``body(wait)`` calls ``wait`` in there."""
 
-    def __init__(self, shared: SharedPrefix):
-        super().__init__(name="learner")
-        self._shared, self._is_inside, self._may_go = shared, threading.Event(), threading.Event()
+    def __init__(self, name: str, body: Callable[[Callable[[], None]], None]):
+        super().__init__(name=name)
+        self._body, self._is_inside, self._may_go = body, threading.Event(), threading.Event()
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        def loss(logits, labels, i):
-            self._is_inside.set()
-            assert self._may_go.wait(SECONDS_MAX)
-            return loss_fn(logits, labels, i)
-
         try:
-            self._shared.backward(group(), loss)
+            self._body(self._wait)
         except BaseException as error:  # noqa: BLE001
             self.error = error
+
+    def _wait(self) -> None:
+        self._is_inside.set()
+        assert self._may_go.wait(SECONDS_MAX)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -65,10 +64,31 @@ class Learner(threading.Thread):
             self.join(SECONDS_MAX)
 
 
+def learner_of(shared: SharedPrefix) -> Held:
+    """A step that waits in its losses."""
+
+    def body(wait):
+        def loss(logits, labels, i):
+            wait()
+            return loss_fn(logits, labels, i)
+
+        shared.backward(group(), loss)
+
+    return Held("learner", body)
+
+
+def holder_of(module: torch.nn.Module, name: str, **options) -> Held:
+    def body(wait):
+        with holding(module, **options):
+            wait()
+
+    return Held(name, body)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_passes_of_another_thread_are_refused(name, runtime):
     model, plain = tiny(num_hidden_layers=2), tiny(num_hidden_layers=2)
-    learner = Learner(SharedPrefix(model, runtime))
+    learner = learner_of(SharedPrefix(model, runtime))
     with learner.inside(), pytest.raises(dormouse.StateError, match=REFUSED):
         CALLS[name](SharedPrefix(model, runtime))
     assert learner.error is None
@@ -81,44 +101,35 @@ def test_passes_of_another_thread_are_refused(name, runtime):
 @pytest.mark.parametrize("is_same", [True, False])
 @pytest.mark.parametrize("name", ["check", "backward"])
 def test_layers_replaced_since_and_wrappers_are_the_same_model(name, is_same, runtime):
-    model = tiny(num_hidden_layers=2)
+    model, plain = tiny(num_hidden_layers=2), tiny(num_hidden_layers=2)
     shared = SharedPrefix(model, runtime)
     model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
-    learner = Learner(shared)
+    learner = learner_of(shared)
     with learner.inside():
         other = shared if is_same else SharedPrefix(torch.compile(model, backend="eager"), runtime)
         with pytest.raises(dormouse.StateError, match=REFUSED):
             CALLS[name](other)
-    assert learner.error is None and take_gradients(model)
+    assert learner.error is None
+    dense_backward(plain, group())
+    got = {name.replace("_orig_mod.", ""): each for name, each in take_gradients(model).items()}
+    assert distance(got, take_gradients(plain)) <= FP64_BOUND
 
 
 def test_a_forked_child_holds_nothing():
-    module, may_end = torch.nn.Linear(1, 1), threading.Event()
-    is_held = threading.Event()
-
-    def hold():
-        with holding(module):
-            is_held.set()
-            may_end.wait(SECONDS_MAX)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    is_held.wait(SECONDS_MAX)
-    child = os.fork()
-    if child == 0:
-        try:
-            with holding(module):
-                os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    may_end.set()
-    thread.join(SECONDS_MAX)
-    assert status == 0
+    module = torch.nn.Linear(1, 1)
+    with holder_of(module, "parent's").inside():
+        child = os.fork()
+        if child == 0:
+            try:
+                with holding(module):
+                    os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_another_model_is_not_refused(runtime):
-    learner = Learner(SharedPrefix(tiny(num_hidden_layers=2), runtime))
+    learner = learner_of(SharedPrefix(tiny(num_hidden_layers=2), runtime))
     with learner.inside():
         SharedPrefix(tiny(num_hidden_layers=2), runtime).score(group())
     assert learner.error is None
@@ -139,31 +150,8 @@ def test_an_error_lets_go(runtime):
     shared = SharedPrefix(tiny(num_hidden_layers=2), runtime)
     with pytest.raises(ZeroDivisionError):
         shared.backward(group(), lambda logits, labels, i: 1 / 0)
-    with Learner(shared).inside():
+    with learner_of(shared).inside():
         pass
-
-
-class Backward(threading.Thread):
-    """A node of a backward that runs until it is let go."""
-
-    def __init__(self, module: torch.nn.Module):
-        super().__init__(name="backward")
-        self._module, self._is_inside, self._may_go = module, threading.Event(), threading.Event()
-
-    def run(self) -> None:
-        with holding(self._module, in_backward=True):
-            self._is_inside.set()
-            self._may_go.wait(SECONDS_MAX)
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        self.start()
-        assert self._is_inside.wait(SECONDS_MAX)
-        try:
-            yield
-        finally:
-            self._may_go.set()
-            self.join(SECONDS_MAX)
 
 
 def test_a_backward_begins_beside_passes_and_holds_a_free_model():
@@ -188,8 +176,7 @@ def test_a_backward_begins_beside_passes_and_holds_a_free_model():
         with holding(module):
             assert on_another_thread(in_backward=True) is None
             assert on_another_thread() is not None
-            backward = Backward(module)
-            later.enter_context(backward.inside())
+            later.enter_context(holder_of(module, "backward", in_backward=True).inside())
         # It began beside other passes, and still runs.
         with pytest.raises(dormouse.StateError, match="thread 'backward' runs passes"):
             later.enter_context(holding(module))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -43,26 +43,24 @@ from .step import Step
 CHECK_PREFIX_ID = (1 << 32) - 1
 
 
-def alone(method):
-    """Makes a method of a :class:`CheckedModel` run while no other thread runs such methods."""
+def _run_in(context_of: Callable[[CheckedModel], contextlib.AbstractContextManager]):
+    """Returns the decorator of methods of a :class:`CheckedModel` that run in a context of it."""
 
-    @functools.wraps(method)
-    def run(self: CheckedModel, *arguments, **options):
-        with self._alone():
-            return method(self, *arguments, **options)
+    def decorate(method):
+        @functools.wraps(method)
+        def run(self: CheckedModel, *arguments, **options):
+            with context_of(self):
+                return method(self, *arguments, **options)
 
-    return run
+        return run
+
+    return decorate
 
 
-def in_passes(method):
-    """The same, with the model as its passes find it."""
-
-    @functools.wraps(method)
-    def run(self: CheckedModel, *arguments, **options):
-        with self._alone(), sharding.around_passes(self._wrapped):
-            return method(self, *arguments, **options)
-
-    return run
+# No other thread runs passes of the model meanwhile.
+alone = _run_in(lambda model: model._alone())
+# The same, with the model as its passes find it.
+in_passes = _run_in(lambda model: model._passes())
 
 
 class CheckedModel:
@@ -92,8 +90,15 @@ class CheckedModel:
         self._state: Known | None = None
 
     def _alone(self, *, in_backward: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Returns the context of passes, which no other thread may run meanwhile."""
+        """Returns the context in which no other thread may run passes of the model."""
         return one_thread.holding(self._held, in_backward=in_backward)
+
+    @contextlib.contextmanager
+    def _passes(self, *, in_backward: bool = False) -> Iterator[None]:
+        """Context of passes, with the model as they find it. ``in_backward``: in a node of one."""
+        around = sharding.around_passes(self._wrapped, in_backward=in_backward)
+        with self._alone(in_backward=in_backward), around:
+            yield
 
     def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
         return batch.plan(model_shape(self._view), microbatch_tokens)

@@ -31,8 +31,9 @@ _lock = threading.Lock()
 def holding(model: torch.nn.Module, *, in_backward: bool = False) -> Iterator[None]:
     """Context of passes of a model; this thread may enter it again.
 
-    Raises :class:`dormouse.StateError` if another thread is in such a context. ``in_backward``: not
-    in a node of a backward, which autograd may run on a thread of its own for a step that waits.
+    Raises :class:`dormouse.StateError` if another thread is in such a context. ``in_backward``: for
+    a node of a backward, which is never refused: autograd may run it on a thread of its own while
+    the step that holds the model waits for it.
     """
     thread = threading.current_thread()
     own = _Holder(thread.ident, thread.name)

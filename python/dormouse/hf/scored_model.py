@@ -261,8 +261,7 @@ class ScoredModel(CheckedModel):
         with (
             torch.inference_mode(False),
             torch.set_grad_enabled(has_graph),
-            self._alone(),
-            sharding.around_passes(self._wrapped),
+            self._passes(),
             context(),
         ):
             check_temperature(temperature)
@@ -333,11 +332,7 @@ class ScoredModel(CheckedModel):
 
         @contextlib.contextmanager
         def in_backward() -> Iterator[None]:
-            with (
-                self._alone(in_backward=True),
-                sharding.around_passes(self._wrapped, in_backward=True),
-                context(),
-            ):
+            with self._passes(in_backward=True), context():
                 yield
 
         passes = Passes(

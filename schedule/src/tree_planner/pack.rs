@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Numbers of microbatches below that of first-fit decreasing that are tried.
+/// How many smaller numbers of microbatches than first-fit decreasing's are tried.
 const FEWER_TRIES_MAX: usize = 4;
 
 /// Packs suffixes into microbatches of at most `budget` rows: no more than first-fit decreasing needs, which is

@@ -20,7 +20,8 @@ fn rows_of(microbatches: &[Vec<usize>], rows: &[u64]) -> Vec<u64> {
     microbatches.iter().map(|members| members.iter().map(|i| rows[*i]).sum()).collect()
 }
 
-/// The rows of the largest of so many microbatches at its smallest, by trying every assignment.
+/// Returns the rows of the largest microbatch in the assignment that makes it smallest. Tries every assignment to the
+/// microbatches of `used`, which have these rows already.
 fn smallest_largest(rows: &[u64], used: &mut Vec<u64>) -> u64 {
     let Some((first, rest)) = rows.split_first() else {
         return used.iter().max().copied().unwrap();
@@ -78,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn an_order_of_microbatches_and_members_is_that_of_sequences(
+    fn microbatches_and_their_members_are_in_sequence_order(
         rows in prop::collection::vec(1u64..40, 1..60),
         budget in 1u64..80,
     ) {
