@@ -88,6 +88,24 @@ def test_logits_are_not_held(graphs, runtime):
     assert allocated_bytes() - before < logits_bytes / 4
 
 
+@pytest.mark.parametrize("sleep", [True, False])
+def test_a_backward_allocates_no_second_logits(sleep, runtime):
+    model = tiny(vocab_size=20_000, dtype=torch.float32, num_hidden_layers=1)
+    ids, mask, keep = padded([6, 6, 6], [30, 40, 50])
+    shared = SharedPrefix(model, runtime, sleep=sleep)
+    options = {"keep": keep, "graphs": "kept"}
+    shared.score(ids, mask, **options).log_probabilities.sum().backward()
+    take_gradients(model)
+    scores = shared.score(ids, mask, **options)
+    before = runtime.stats()["allocated"]["current_bytes"]
+    runtime.reset_peaks()
+    scores.log_probabilities.sum().backward()
+    peak_bytes = runtime.stats()["allocated"]["peak_bytes"] - before
+    logits_bytes = int(mask[:, -keep:].sum()) * 20_000 * 4
+    # That of the output embedding comes while logits are there, the rest after them.
+    assert peak_bytes < model.lm_head.weight.nbytes + logits_bytes / 4
+
+
 class PassedBy(LlamaForCausalLM):
     """Logits have a gradient by more than the last hidden states."""
 

@@ -28,10 +28,12 @@ class GraphTooLargeError(RuntimeError):
 # Views between an output and the operation that computed its memory.
 _VIEWS_MAX = 16
 _VIEWS = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *("Alias", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "Transpose", "T"),
-        *("UnsafeView", "Unsqueeze", "View"),
+    f"{name}Backward{number}"
+    for name, number in (
+        *(("Alias", 0), ("Permute", 0), ("ReshapeAlias", 0), ("Select", 0), ("Slice", 0)),
+        # torch's overloads: of no dimension, of one, of several.
+        *(("Squeeze", 0), ("Squeeze", 1), ("Squeeze", 2)),
+        *(("Transpose", 0), ("T", 0), ("UnsafeView", 0), ("Unsqueeze", 0), ("View", 0)),
     )
 )
 # Attributes in which operations save what they return, and those of torch.autograd.Function.

@@ -40,7 +40,7 @@ class Head:
         found: list[torch.Tensor] = []
 
         def without_rows(output):
-            found.append(output.last_hidden_state[0])
+            found.append(support.rows_of(output.last_hidden_state))
             return _with_hidden(output, output.last_hidden_state[:, :0])
 
         with self._hooked(without_rows):
@@ -55,7 +55,7 @@ class Head:
         accumulation = Accumulation(hidden.device, is_private=True)
         with _returning(self._decoder, output), self._accumulating(accumulation):
             found = self._model(input_ids=tokens, use_cache=False)
-        return support.logits_of(found)[0]
+        return support.rows_of(support.logits_of(found))
 
     def _accumulating(self, accumulation: Accumulation) -> contextlib.AbstractContextManager:
         """Returns the context in which the output embedding adds to its gradient in place."""

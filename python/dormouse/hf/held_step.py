@@ -283,8 +283,9 @@ class HeldStep(Step):
             logits = self._logits(head.leaves)
         if not logits.requires_grad and head.filtered is None:
             return
-        # In the memory of the logits, if that may be overwritten.
-        gradient = logits.detach()
+        # In the memory of the logits, if that may be overwritten. As `.data`: a change that autograd
+        # counts would have the backward of a view copy the gradient into zeros.
+        gradient = logits.data
         if not graph.is_overwritable(logits):
             gradient = gradient.clone()
         each = zip(scores, head.places, head.norms, given, strict=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..errors import ArgumentError
-from .support import UnsupportedModelError, logits_of
+from .support import UnsupportedModelError, logits_of, rows_of
 
 # Names of fields beside the logits, with the argument by which transformers returns them.
 ARGUMENTS = {
@@ -184,7 +184,7 @@ def read(output, names: Collection[str], rows: int) -> Output:
 
     Raises :class:`UnsupportedModelError` if it lacks one.
     """
-    result = Output(logits_of(output)[0])
+    result = Output(rows_of(logits_of(output)))
     if "last_hidden_state" in names:
         states = getattr(output, "hidden_states", None) or (None,)
         hidden = _rows("hidden_states[-1]", output, states[-1], rows)

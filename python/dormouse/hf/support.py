@@ -178,6 +178,14 @@ def logits_of(output) -> torch.Tensor:
     return logits
 
 
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor ``[1, rows, ...]`` as ``[rows, ...]``.
+
+    The gradient of ``tensor[0]`` is copied into zeros, that of this view is not.
+    """
+    return tensor.squeeze(0)
+
+
 def resolve(model: torch.nn.Module, prompt_dropout: bool = True) -> ModelView:
     """Returns the model with its layers. Raises :class:`UnsupportedModelError`."""
     config = getattr(model, "config", None)
