@@ -1,4 +1,4 @@
-"""Gradients of weights that products add to in place."""
+"""Gradients of weights that products and embeddings add to in place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from models import dense_backward, distance, group, loss_fn, take_gradients, tin
 from test_token_scores import a_batch, dense, loss_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import dormouse
 from dormouse.hf import SharedPrefix, step
-from dormouse.hf.accumulation import linears_of
+from dormouse.hf.accumulation import modules_of
 
 FP64_BOUND = 1e-12
 LINEARS = 4 * 7 + 1
 """Of :func:`tiny`, the head included."""
+MODULES = LINEARS + 1
+"""With the embedding."""
 CASE = {"prompt": 9, "lengths": (4, 1, 6)}
 MICROBATCHES = 2
 """Of :data:`CASE` in rows of 6."""
@@ -59,8 +62,21 @@ def test_microbatches_after_the_first_add_in_place(runtime):
     found, additions = error(tiny(), runtime)
     assert found <= FP64_BOUND
     assert additions.products == (MICROBATCHES - 1) * LINEARS
-    # The prompt's, which end at the last layer's K and V, and two of the input embedding.
-    assert additions.sums == 3 * 7 + 2 + 2
+    # The prompt's, which end at the last layer's K and V.
+    assert additions.sums == 3 * 7 + 2
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_rows_of_tokens_that_repeat_are_added_up(padding, runtime):
+    """Of tokens in several responses of a microbatch, in several microbatches and in the prompt."""
+    case = group(**CASE)
+    responses = [torch.cat([each, case.prompt[:4]]) for each in case.responses]
+    repeated = dormouse.Group(case.prompt.repeat(2), responses, case.weights)
+    model = tiny(pad_token_id=int(case.prompt[1]) if padding else None)
+    dense_backward(model, repeated)
+    wanted = take_gradients(model)
+    SharedPrefix(model, runtime).backward(repeated, loss_fn, microbatch_tokens=12)
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
 
 
 @pytest.mark.parametrize("graphs", ["kept", "twice"])
@@ -158,7 +174,7 @@ def test_bf16_sums_are_as_near_to_fp64(runtime, monkeypatch):
     wanted = take_gradients(truth)
     for is_in_place in (True, False):
         if not is_in_place:
-            monkeypatch.setattr(step, "linears_of", lambda model: [])
+            monkeypatch.setattr(step, "modules_of", lambda model: [])
         shared = SharedPrefix(model, runtime)
         shared.backward(case, loss_fn, microbatch_tokens=8)
         errors[is_in_place] = distance(take_gradients(model), wanted)
@@ -167,21 +183,21 @@ def test_bf16_sums_are_as_near_to_fp64(runtime, monkeypatch):
 
 def test_compiled_modules_are_left_alone():
     model = tiny()
-    whole = len(linears_of(model))
-    assert whole == LINEARS
+    whole = len(modules_of(model))
+    assert whole == MODULES
     layers = model.model.layers
     layers[0].compile()
     layers[1].forward = torch.compile(layers[1].forward)
     layers[2].mlp = torch.compile(layers[2].mlp)
-    assert len(linears_of(model)) == whole - 2 * 7 - 3
+    assert len(modules_of(model)) == whole - 2 * 7 - 3
     model.lm_head.forward = lambda rows: rows
-    assert len(linears_of(model)) == whole - 2 * 7 - 3 - 1
+    assert len(modules_of(model)) == whole - 2 * 7 - 3 - 1
 
 
 def test_a_shared_module_is_found_once():
     model = tiny()
     model.model.layers[1] = model.model.layers[0]
-    assert len(linears_of(model)) == LINEARS - 7
+    assert len(modules_of(model)) == MODULES - 7
 
 
 class _Kept(torch.autograd.Function):
@@ -262,21 +278,31 @@ def test_a_recomputed_layer_that_takes_gradients_by_its_input(runtime):
 def test_hooks_of_a_modules_operation_keep_it():
     model = tiny()
     model.lm_head.register_full_backward_hook(lambda *_: None)
-    assert len(linears_of(model)) == LINEARS
+    assert len(modules_of(model)) == MODULES
     model.model.layers[0].mlp.up_proj.register_backward_hook(lambda *_: None)
-    assert len(linears_of(model)) == LINEARS - 1
+    assert len(modules_of(model)) == MODULES - 1
 
 
 def test_a_changed_class_keeps_its_forward(monkeypatch):
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda module, x: x)
-    assert linears_of(tiny()) == []
+    model = tiny()
+    assert modules_of(model) == [model.model.embed_tokens]
+    monkeypatch.setattr(torch.nn.Embedding, "forward", lambda module, x: x)
+    assert modules_of(model) == []
+
+
+def test_embeddings_whose_rows_depend_on_more_than_their_token_are_left_alone():
+    for options in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}):
+        assert modules_of(torch.nn.Embedding(3, 2, **options)) == []
 
 
 def test_a_class_changed_before_dormouse_was_loaded_keeps_its_forward():
     patched = (
         "import torch; torch.nn.Linear.forward = lambda module, x: x; "
-        "from dormouse.hf.accumulation import linears_of; "
-        "assert linears_of(torch.nn.Linear(2, 2)) == []"
+        "torch.nn.Embedding.forward = lambda module, x: x; "
+        "from dormouse.hf.accumulation import modules_of; "
+        "assert modules_of(torch.nn.Linear(2, 2)) == []; "
+        "assert modules_of(torch.nn.Embedding(2, 2)) == []"
     )
     subprocess.run([sys.executable, "-c", patched], check=True)
 

@@ -1,13 +1,15 @@
-"""Products that add to the gradient of a weight in place.
+"""Products and embeddings that add to the gradient of a weight in place.
 
 Autograd computes a gradient as large as the weight, and then adds it to ``.grad``: for each
 microbatch of a step five passes over the memory of the weight. A matrix product that adds to
-``.grad`` takes two. Below FP32 it also rounds once instead of twice.
+``.grad`` takes two, and an embedding needs the rows of its tokens alone. Below FP32 a product also
+rounds once instead of twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,6 +18,12 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..activations.layers import is_compiled_by_itself
 from . import substitutes
+
+# Where torch defines the forwards that are replaced.
+_FILES = {
+    torch.nn.Linear: inspect.getfile(torch.nn.Identity),
+    torch.nn.Embedding: inspect.getfile(torch.nn.EmbeddingBag),
+}
 
 
 class Accumulation:
@@ -73,8 +81,9 @@ class Accumulation:
         return is_there and torch.cuda.current_stream(weight.device) == self._stream
 
 
-def linears_of(model: torch.nn.Module) -> list[torch.nn.Linear]:
-    """Returns the linear modules whose forward is torch's own; not those in compiled modules."""
+def modules_of(model: torch.nn.Module) -> list[torch.nn.Linear | torch.nn.Embedding]:
+    """Returns the linear and embedding modules whose forward is torch's own; not those in compiled
+    modules, nor embeddings on a GPU, which would wait there for the number of different tokens."""
     found = []
     modules = [model]
     while modules:
@@ -82,27 +91,35 @@ def linears_of(model: torch.nn.Module) -> list[torch.nn.Linear]:
         if is_compiled_by_itself(module):
             # A changed forward below it would compile it again.
             continue
-        if type(module) is torch.nn.Linear and _is_torchs(module):
+        is_known = type(module) is torch.nn.Linear or _is_plain_embedding(module)
+        if is_known and _is_torchs(module):
             found.append(module)
         modules += module.children()
     return list(dict.fromkeys(found))
 
 
-def _is_torchs(linear: torch.nn.Linear) -> bool:
+def _is_plain_embedding(module: torch.nn.Module) -> bool:
+    """Returns whether the gradient of a row depends on its own token alone."""
+    if type(module) is not torch.nn.Embedding or module.weight.device.type != "cpu":
+        return False
+    return module.max_norm is None and not (module.scale_grad_by_freq or module.sparse)
+
+
+def _is_torchs(module: torch.nn.Linear | torch.nn.Embedding) -> bool:
     """Returns whether torch's own forward runs, and no hook sees the gradients of its operation or
     those that reach its weight."""
-    if "forward" in vars(linear) or not _is_class_torchs():
+    if "forward" in vars(module) or not _is_class_torchs(type(module)):
         return False
-    if linear._backward_hooks and not linear._is_full_backward_hook:
+    if module._backward_hooks and not module._is_full_backward_hook:
         return False
-    return not (linear.weight.requires_grad and _has_hooks_at_end(linear.weight))
+    return not (module.weight.requires_grad and _has_hooks_at_end(module.weight))
 
 
-def _is_class_torchs() -> bool:
-    """Returns whether ``torch.nn.Linear.forward`` is defined in torch's own file. A replacement is
-    defined elsewhere."""
-    code = getattr(torch.nn.Linear.forward, "__code__", None)
-    return code is not None and code.co_filename == torch.nn.Identity.forward.__code__.co_filename
+def _is_class_torchs(kind: type[torch.nn.Module]) -> bool:
+    """Returns whether ``kind.forward`` is defined in torch's own file. A replacement is defined
+    elsewhere."""
+    code = getattr(kind.forward, "__code__", None)
+    return code is not None and code.co_filename == _FILES[kind]
 
 
 def _has_hooks_at_end(weight: torch.nn.Parameter) -> bool:
@@ -119,21 +136,32 @@ def _has_hooks_at_end(weight: torch.nn.Parameter) -> bool:
 
 
 def accumulating(
-    linears: Sequence[torch.nn.Linear], accumulation: Accumulation
+    modules: Sequence[torch.nn.Linear | torch.nn.Embedding], accumulation: Accumulation
 ) -> substitutes.ForwardSubstitutes:
     """Returns forwards of these modules whose backward adds the gradients of their weights to
     ``.grad`` in place, where ``accumulation`` takes them. Code that torch compiles has the modules'
     own."""
-    functions = {each: _forward(each, accumulation) for each in linears}
+    of_kind = {torch.nn.Linear: _forward_of_linear, torch.nn.Embedding: _forward_of_embedding}
+    functions = {each: of_kind[type(each)](each, accumulation) for each in modules}
     return substitutes.ForwardSubstitutes(functions, compiles_own=True)
 
 
-def _forward(linear: torch.nn.Linear, accumulation: Accumulation):
-    # Named as torch's: a model may pass it by name.
+# Arguments are named as torch's: a model may pass them by name.
+def _forward_of_linear(linear: torch.nn.Linear, accumulation: Accumulation):
     def forward(input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         if accumulation.takes(input, linear.weight):
             return AccumulatingLinear.apply(input, linear.weight, linear.bias, accumulation)
         return torch.nn.functional.linear(input, linear.weight, linear.bias)
+
+    return forward
+
+
+def _forward_of_embedding(embedding: torch.nn.Embedding, accumulation: Accumulation):
+    def forward(input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        own = embedding.weight, embedding.padding_idx
+        if accumulation.takes(input, embedding.weight):
+            return AccumulatingEmbedding.apply(input, *own, accumulation)
+        return torch.nn.functional.embedding(input, *own)
 
     return forward
 
@@ -161,6 +189,43 @@ class AccumulatingLinear(torch.autograd.Function):
             return of_rows, grad.T @ rows, of_bias, None
         ctx.leaf.grad.addmm_(grad.T, rows)
         return of_rows, None, of_bias, None
+
+
+class AccumulatingEmbedding(torch.autograd.Function):
+    """``torch.nn.functional.embedding`` with a leaf as weight."""
+
+    @staticmethod
+    def forward(ctx, tokens, weight, padding_idx: int | None, accumulation: Accumulation):
+        ctx.save_for_backward(tokens)
+        ctx.leaf, ctx.padding_idx, ctx.accumulation = weight, padding_idx, accumulation
+        return torch.nn.functional.embedding(tokens, weight, padding_idx)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (tokens,) = ctx.saved_tensors
+        if ctx.accumulation.adds(ctx.next_functions[1][0]) and _is_writable(ctx.leaf):
+            add_embedded(ctx.leaf.grad, tokens, grad, ctx.padding_idx)
+            return None, None, None, None
+        return None, _dense(grad, tokens, len(ctx.leaf), ctx.padding_idx), None, None
+
+
+def add_embedded(
+    sums: torch.Tensor, tokens: torch.Tensor, gradients: torch.Tensor, padding_idx: int | None
+) -> None:
+    """Adds the gradients of embedded tokens, ``[..., hidden_size]``, to those of the embedding. Rows
+    of a token are added up first, as torch does it: in a fixed order, and rounded once."""
+    rows, inverse = tokens.unique(return_inverse=True)
+    own = _dense(gradients, inverse, len(rows), None)
+    if padding_idx is not None:
+        own[rows == padding_idx] = 0
+    sums.index_add_(0, rows, own.to(sums.dtype))
+
+
+def _dense(
+    gradients: torch.Tensor, tokens: torch.Tensor, rows: int, padding_idx: int | None
+) -> torch.Tensor:
+    padding = -1 if padding_idx is None else padding_idx
+    return torch.ops.aten.embedding_dense_backward(gradients, tokens, rows, padding, False)
 
 
 def _is_plain(weight: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from .accumulation import add_embedded
 from .support import TRANSFORMERS, ModelView
 
 
@@ -61,13 +62,8 @@ class EmbeddingRows:
         if weight.grad is None or not self._is_plain:
             self._embedding(tokens).backward(gradients)
             return
-        # Of tied weights: another gradient would be as large. Rows of a token are added up first, as
-        # torch does it: in a fixed order, and rounded once.
-        if self._embedding.padding_idx is not None:
-            gradients[tokens == self._embedding.padding_idx] = 0
-        rows, inverse = tokens.unique(return_inverse=True)
-        own = torch.ops.aten.embedding_dense_backward(gradients, inverse, len(rows), -1, False)
-        weight.grad.index_add_(0, rows, own.to(weight.grad.dtype))
+        # Of tied weights: another gradient would be as large.
+        add_embedded(weight.grad, tokens, gradients, self._embedding.padding_idx)
 
     def _add(self, tokens: torch.Tensor, grad: torch.Tensor) -> None:
         self._tokens.append(tokens.flatten())

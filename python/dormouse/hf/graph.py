@@ -42,8 +42,12 @@ _OUTPUTS = ("_saved_result", "_saved_output", "saved_tensors")
 _DEFAULT = torch._C._autograd.CreationMeta.DEFAULT
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 # Nodes that stand for others of a probed graph. torch reshapes by another node while a dispatch mode
-# is active, as in the probe; neither saves a tensor. A graph may end where tokens are embedded.
-_EQUAL = {"ReshapeAliasBackward0": "ViewBackward0", "EmbeddedBackward": "EmbeddingBackward0"}
+# is active, as in the probe; neither saves a tensor. A graph may end where tokens are embedded, or
+# add to the gradient of the embedding.
+_EQUAL = {
+    "ReshapeAliasBackward0": "ViewBackward0",
+    **dict.fromkeys(("EmbeddedBackward", "AccumulatingEmbeddingBackward"), "EmbeddingBackward0"),
+}
 _saved_names: dict[type, tuple[str, ...]] = {}
 
 

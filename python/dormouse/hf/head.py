@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..errors import is_out_of_memory
 from . import graph, substitutes, support
-from .accumulation import Accumulation, accumulating, linears_of
+from .accumulation import Accumulation, accumulating, modules_of
 
 # Rows of the run that compares both ways.
 CHECK_TOKENS = 8
@@ -60,8 +60,8 @@ class Head:
     def _accumulating(self, accumulation: Accumulation) -> contextlib.AbstractContextManager:
         """Returns the context in which the output embedding adds to its gradient in place."""
         embedding = self._model.get_output_embeddings()
-        linears = [] if embedding is None else linears_of(embedding)
-        return accumulating(linears, accumulation).in_place()
+        modules = [] if embedding is None else modules_of(embedding)
+        return accumulating(modules, accumulation).in_place()
 
     def agrees(self, view: support.ModelView, device: torch.device) -> bool:
         """Returns whether logits computed apart are those of a whole forward, bit by bit, and read

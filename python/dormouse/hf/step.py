@@ -20,7 +20,7 @@ from ..asleep import warn_if_awake
 from ..runtime import Prefix
 from ..schedule import Op, Plan, Score
 from . import graph, support
-from .accumulation import Accumulation, accumulating, linears_of
+from .accumulation import Accumulation, accumulating, modules_of
 from .batch import Batch
 from .filter.graph import FilterReport
 from .filter.microbatch import Choose, Dropped, FilteredLoss
@@ -113,8 +113,11 @@ class Step:
         self.filter_reports: list[FilterReport] = []
         """Of the microbatches that dropped tokens."""
         self._accumulation = Accumulation(device)
-        linears = linears_of(view.model) if weights.accumulate_in_place else []
-        self._linears = accumulating(linears, self._accumulation)
+        modules = modules_of(view.model) if weights.accumulate_in_place else []
+        self._adding = accumulating(modules, self._accumulation)
+        # The graph of a prefix has the probed one's products.
+        embeddings = [each for each in modules if isinstance(each, torch.nn.Embedding)]
+        self._adding_embeddings = accumulating(embeddings, self._accumulation)
         self.has_gradient = False
         """Whether any loss depends on something trainable."""
         batch.to(device)
@@ -189,7 +192,7 @@ class Step:
         """Context of the forward of a microbatch. Rules that drop rows know torch's own operations
         alone."""
         is_filtered = self.choose is not None
-        return contextlib.nullcontext() if is_filtered else self._linears.in_place()
+        return contextlib.nullcontext() if is_filtered else self._adding.in_place()
 
     def _prefix_forward(self, op: Op) -> None:
         if op.node in self._exchanged:
@@ -245,14 +248,15 @@ class Step:
             elif request.has_prompt_loss:
                 _run_losses(rows, self._prompt_loss(node, rows))
 
-        forward.forward(
-            tokens,
-            at.rows.start,
-            request,
-            read,
-            logits_rows=kept.index(tokens.device),
-            experts=self._batch.experts(at.sequence, at.rows),
-        )
+        with self._adding_embeddings.in_place():
+            forward.forward(
+                tokens,
+                at.rows.start,
+                request,
+                read,
+                logits_rows=kept.index(tokens.device),
+                experts=self._batch.experts(at.sequence, at.rows),
+            )
 
     def _read_labels(
         self, node: int, rows: PromptRows, scores: Sequence[Score], kept: KeptRows
@@ -387,7 +391,8 @@ class Step:
         prefix = self._live[node]
         if node not in self._exchanged:
             self._enter("C")
-            self._report.prefixes.append(prefix.backward(self._weights, is_last=is_last))
+            with self._accumulation.opened():
+                self._report.prefixes.append(prefix.backward(self._weights, is_last=is_last))
         del self._live[node]
 
 
