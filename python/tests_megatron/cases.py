@@ -593,13 +593,9 @@ def forward_step(case: Case, data_iterator, model):
     return losses, partial(loss_func, case, batch)
 
 
-def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
-    """Runs a schedule once, from zero gradients; returns what the loss function returned.
-    ``ddp``: a model, or its parts. ``named``: other arguments of the schedule, or other values."""
-    chunks = ddp if isinstance(ddp, list) else [ddp]
-    for chunk in chunks:
-        chunk.zero_grad_buffer()
-    own = {
+def arguments_of(case: Case, chunks: list, batches: list[dict]) -> dict:
+    """Returns the arguments of a schedule."""
+    return {
         "forward_step_func": partial(forward_step, case),
         "data_iterator": [iter(batches) for _ in chunks],
         "model": chunks,
@@ -607,7 +603,15 @@ def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
         "seq_length": case.columns,
         "micro_batch_size": 2,
     }
-    return function(**own | named)
+
+
+def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
+    """Runs a schedule once, from zero gradients; returns what the loss function returned.
+    ``ddp``: a model, or its parts. ``named``: other arguments of the schedule, or other values."""
+    chunks = ddp if isinstance(ddp, list) else [ddp]
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    return function(**arguments_of(case, chunks, batches) | named)
 
 
 def gradients(ddp) -> Tensors:

@@ -78,7 +78,11 @@ def share(
     microbatch's responses. In a pipeline and with expert parallelism graphs are never kept
     (``"twice"``).
 
-    The returned object's ``sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
+    The returned object's ``sharing`` counts what was shared: :class:`Sharing`.
+
+    Not thread-safe: one thread at a time runs a model. Calls for it on other threads raise
+    :class:`dormouse.StateError` meanwhile, of other returned objects too, before they have sent
+    anything. Such a call may be made again; ranks on which it was not refused wait for it.
     """
     return SharedForwardBackward(
         forward_backward_func, runtime=runtime, read=read, sleep=sleep, score_options=score_options

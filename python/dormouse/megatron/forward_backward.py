@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from megatron.core import parallel_state
@@ -13,6 +14,7 @@ from megatron.core.models.gpt import GPTModel
 
 from ..failures import fail_together
 from ..group import PROMPT_TOKENS_MIN
+from ..hf.one_thread import holding
 from ..hf.padded import Places
 from ..hf.token_scores import KEPT, TWICE
 from ..hf.window import Window
@@ -27,7 +29,7 @@ from .context import Context
 from .context_shards import ALL_GATHER, RING, choose_way
 from .pipelined import run_pipelined
 from .plans import all_share, compare_plans, compare_shapes, joint_places
-from .refusals import chunks_of
+from .refusals import WRAPPERS, chunks_of
 from .shared_gpt import SharedGPT, is_expert_parallel, largest
 
 _log = logging.getLogger(__name__)
@@ -69,17 +71,20 @@ class SharedForwardBackward:
             "num_microbatches": num_microbatches,
             "forward_only": forward_only,
         }
-        if collect_non_loss_data:
-            return self._own(data_iterator=data_iterator, collect_non_loss_data=True, **named)
-        if self._is_within:
-            return self._evaluated(data_iterator, named)
-        # Ranks wait for each other in messages and collectives, which one that fails never enters.
-        with fail_together():
-            self._is_within = True
-            try:
-                return self._shared_call(data_iterator, named)
-            finally:
-                self._is_within = False
+        # Before this rank joins the others: a call that is refused has told them nothing.
+        with _alone(named["model"]):
+            if collect_non_loss_data:
+                return self._own(data_iterator=data_iterator, collect_non_loss_data=True, **named)
+            if self._is_within:
+                return self._evaluated(data_iterator, named)
+            # Ranks wait for each other in messages and collectives, which one that fails never
+            # enters.
+            with fail_together():
+                self._is_within = True
+                try:
+                    return self._shared_call(data_iterator, named)
+                finally:
+                    self._is_within = False
 
     def _evaluated(self, data_iterator, named: dict):
         """Returns what the schedule returns for an evaluation in a loss of a call."""
@@ -234,6 +239,18 @@ class SharedForwardBackward:
 
     def _runtime_of(self, gpt: GPTModel) -> Runtime:
         return self._runtime or runtime_of(next(gpt.parameters()).device)
+
+
+@contextlib.contextmanager
+def _alone(modules: list[torch.nn.Module]) -> Iterator[None]:
+    """Context in which no other thread runs passes of a model. ``modules``: its parts on this rank,
+    wrapped or not."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            while isinstance(module, WRAPPERS):
+                module = module.module
+            stack.enter_context(holding(module))
+        yield
 
 
 def _all_places(microbatches: list[Microbatch], context: Context) -> list[Places]:
