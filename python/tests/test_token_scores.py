@@ -11,8 +11,8 @@ from models import VOCAB, distance, take_gradients, tiny
 from rank_workers import RANKS, run_ranks
 from test_dropout import adapted
 
-from dormouse import ArgumentError
-from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse import ArgumentError, Group
+from dormouse.hf import SharedPrefix, UnsupportedModelError, scored_model
 
 GRAPHS = ("kept", "twice")
 WORKER = Path(__file__).with_name("token_scores_worker.py")
@@ -305,3 +305,25 @@ def test_dropout_draws_the_same_masks_twice(runtime):
     assert distance(twice_grads, kept_grads) < 1e-12
     other = shared.score(ids, mask, keep=keep).log_probabilities
     assert not torch.equal(other, kept), "masks are drawn anew in each call"
+
+
+def test_the_default_rows_of_a_microbatch_follow_what_it_saves(runtime, monkeypatch):
+    model = tiny(num_hidden_layers=1, dtype=torch.float32)
+    ids, mask, keep = padded([6] * 6, [400] * 6)
+    shared = SharedPrefix(model, runtime)
+
+    def microbatches(**options) -> int:
+        return shared.score(ids, mask, keep=keep, **options).counts["microbatches"]
+
+    assert microbatches() == 2
+    with torch.no_grad():
+        assert microbatches() == 2
+    assert microbatches(microbatch_tokens=400) == 6
+    # Those of other steps are the least.
+    monkeypatch.setattr(scored_model, "SCORED_MICROBATCH_BYTES_MAX", 1)
+    assert microbatches() == 6
+    responses = [row[mask_of.bool()][6:] for row, mask_of in zip(ids, mask, strict=True)]
+    group = Group(ids[0][mask[0].bool()][:6], responses)
+    assert shared.score(group).counts["microbatches"] == 6
+    monkeypatch.undo()
+    assert shared.score(group).counts["microbatches"] == 6

@@ -44,6 +44,11 @@ from .window import Window
 AUTO = "auto"
 # Share of the free memory that graphs of microbatches may take in the mode "kept".
 KEPT_SHARE = 0.5
+# What a microbatch of a differentiable call saves on a CPU by default, and its rows, at least those
+# of other steps. All its graphs are kept if memory allows, so larger ones cost little, and products
+# of more rows are faster. Depends on the model alone, as bits depend on it.
+SCORED_MICROBATCH_BYTES_MAX = 2 << 30
+SCORED_MICROBATCH_TOKENS_MAX = 2048
 
 
 def check_graphs(graphs: str) -> None:
@@ -97,8 +102,9 @@ class ScoredModel(CheckedModel):
         cannot run apart (:func:`.head.of`). ``"twice"`` runs the forward again in the backward, and
         keeps one microbatch's graph at a time; ``"auto"`` keeps graphs that take at most half of
         the free memory awake. Values and gradients do not depend on it. Under ``torch.no_grad()``
-        there is no graph. ``context``: entered around all passes, those of the backward included;
-        the model is checked and run as it is in there.
+        there is no graph. ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a
+        CPU as many as save 2 GiB, from 512 to 2,048. ``context``: entered around all passes, those
+        of the backward included; the model is checked and run as it is in there.
 
         ``token_filter``: the tokens of responses that have a backward (:data:`.TokenChoice`): a
         mask, or a function that is called for each response when its log-probabilities are known.
@@ -108,7 +114,7 @@ class ScoredModel(CheckedModel):
         :attr:`TokenScores.filtered` says what was freed.
 
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of
-        weight 0 are scored in microbatches of their own.
+        weight 0 are scored in microbatches of their own, which have the rows of :meth:`backward`.
 
         Passes are those of :meth:`backward`: with equal weights and ``microbatch_tokens``, and
         :func:`log_probabilities` in the loss function, the ratio of a policy to these scores is
@@ -234,7 +240,18 @@ class ScoredModel(CheckedModel):
         drops_alike = self._prompt_dropout or not self._model.training
         if asked.request.prompt or not drops_alike or token_filter is not None:
             return places
-        return with_trees(places, model_shape(self._view), self._rows_of(microbatch_tokens))
+        rows = self._scored_rows_of(microbatch_tokens)
+        return with_trees(places, model_shape(self._view), rows)
+
+    def _scored_rows_of(self, microbatch_tokens: int | None) -> int:
+        """Returns the rows of a microbatch of a differentiable call."""
+        rows = self._rows_of(microbatch_tokens)
+        if microbatch_tokens is not None or self._runtime.device.type != "cpu":
+            return rows
+        shape = model_shape(self._view)
+        row_bytes = shape.layers * shape.saved_bytes_per_token_layer
+        fitting = SCORED_MICROBATCH_BYTES_MAX // row_bytes
+        return max(rows, min(fitting, SCORED_MICROBATCH_TOKENS_MAX))
 
     def _call(
         self,
@@ -255,7 +272,7 @@ class ScoredModel(CheckedModel):
         self, context, temperature: float, asked: Asked, microbatch_tokens: int | None, work, *own
     ):
         """Returns ``work(*own, weights, temperature, asked, microbatch_tokens)``, run with the
-        model as it is in ``context``, and with the default for no number of rows."""
+        model as it is in ``context``."""
         has_graph = torch.is_grad_enabled()
         # The first call checks the model, which needs autograd whatever the caller is in.
         with (
@@ -271,7 +288,7 @@ class ScoredModel(CheckedModel):
                     "score() runs one rank alone, and this model's weights are gathered over "
                     "ranks; accepted: a plain model or DistributedDataParallel"
                 )
-            return work(*own, weights, temperature, asked, self._rows_of(microbatch_tokens))
+            return work(*own, weights, temperature, asked, microbatch_tokens)
 
     def _score_group(
         self,
@@ -279,13 +296,14 @@ class ScoredModel(CheckedModel):
         weights: ReplicatedWeights,
         temperature: float,
         asked: Asked,
-        microbatch_tokens: int,
+        microbatch_tokens: int | None,
     ) -> GroupScores:
         if self._model.training and not self._prompt_dropout:
             raise support.UnsupportedModelError(
                 "the model is in training mode and prompt_dropout is False, so scores would depend "
                 "on masks that no step draws again; accepted: model.eval()"
             )
+        microbatch_tokens = self._rows_of(microbatch_tokens)
         batch, request = GroupBatch(group), self._request([group])
         self._check_if_needed(weights, [batch], microbatch_tokens, request)
         found: list[Values] = [None] * len(group.responses)
@@ -317,8 +335,9 @@ class ScoredModel(CheckedModel):
         weights: ReplicatedWeights,
         temperature: float,
         asked: Asked,
-        microbatch_tokens: int,
+        microbatch_tokens: int | None,
     ) -> TokenScores:
+        microbatch_tokens = self._scored_rows_of(microbatch_tokens)
         places, request = find_places(), asked.request
         batches = [each.batch() for each in places]
         if batches:
