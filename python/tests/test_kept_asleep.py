@@ -14,7 +14,7 @@ from test_token_scores import dense, padded
 import dormouse
 from dormouse.activations.forwards import Forwards
 from dormouse.activations.passes import InPlace
-from dormouse.hf import SharedPrefix
+from dormouse.hf import SharedPrefix, scored_model
 from dormouse.hf.held_step import HeldStep
 from dormouse.hf.scored_model import ScoredModel
 
@@ -78,7 +78,7 @@ def test_asleep_equals_awake_bit_for_bit(warm, runtime, reports, monkeypatch):
     assert all(share(each) > 0.8 for each in reports)
     assert left(runtime) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(ScoredModel, "_asleep_in_place", lambda self: None)
+        patched.setattr(ScoredModel, "_asleep_in_place", lambda *_: None)
         scores = scored(shared, batch)
         assert passes_of(scores) == []
         scores.log_probabilities.square().sum().backward()
@@ -149,6 +149,21 @@ def test_what_may_not_sleep_stays_awake(why, warm, runtime, monkeypatch):
     assert passes_of(scores) == []
     scores.log_probabilities.sum().backward()
     got = take_gradients(model)
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+def test_what_is_small_beside_the_gradients_stays_awake(warm, monkeypatch):
+    model, shared, _ = warm
+    few = padded([90, 90], [20, 20])
+    found = []
+    for _ in range(2):
+        scores = scored(shared, few)
+        passes = passes_of(scores)
+        scores.log_probabilities.square().sum().backward()
+        found.append((len(passes), take_gradients(model)))
+        monkeypatch.setattr(scored_model, "AWAKE_SHARE", 0.0)
+    (awake, wanted), (asleep, got) = found
+    assert (awake, asleep) == (0, 1)
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 

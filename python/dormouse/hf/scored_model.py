@@ -44,6 +44,9 @@ from .window import Window
 AUTO = "auto"
 # Share of the free memory that graphs of microbatches may take in the mode "kept".
 KEPT_SHARE = 0.5
+# Share of the size of all gradients, which come after them, that kept graphs with their logits take
+# awake: they do not raise the peak, and waking them takes time.
+AWAKE_SHARE = 0.5
 # What a microbatch of a differentiable call saves on a CPU by default, and its rows, at least those
 # of other steps. All its graphs are kept if memory allows, so larger ones cost little, and products
 # of more rows are faster. Depends on the model alone, as bits depend on it.
@@ -96,15 +99,16 @@ class ScoredModel(CheckedModel):
         ``prompt_outputs`` run prompts through their last layer, which otherwise ends at K and V.
 
         ``graphs``: ``"kept"`` runs one forward and keeps the graphs of all microbatches until the
-        backward. With ``sleep=True`` they sleep meanwhile, on a CPU. Logits are kept too if they
-        fit, and with ``sleep=True`` take no more than the gradients of all parameters, which come
-        after them; otherwise the backward computes a microbatch's again, unless the model's head
-        cannot run apart (:func:`.head.of`). ``"twice"`` runs the forward again in the backward, and
-        keeps one microbatch's graph at a time; ``"auto"`` keeps graphs that take at most half of
-        the free memory awake. Values and gradients do not depend on it. Under ``torch.no_grad()``
-        there is no graph. ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a
-        CPU as many as save 2 GiB, from 512 to 2,048. ``context``: entered around all passes, those
-        of the backward included; the model is checked and run as it is in there.
+        backward. With ``sleep=True`` they sleep meanwhile, on a CPU, unless they are small beside
+        the gradients. Logits are kept too if they fit, and with ``sleep=True`` take no more than
+        the gradients of all parameters, which come after them; otherwise the backward computes a
+        microbatch's again, unless the model's head cannot run apart (:func:`.head.of`).
+        ``"twice"`` runs the forward again in the backward, and keeps one microbatch's graph at a
+        time; ``"auto"`` keeps graphs that take at most half of the free memory awake. Values and
+        gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
+        ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a CPU as many as save
+        2 GiB, from 512 to 2,048. ``context``: entered around all passes, those of the backward
+        included; the model is checked and run as it is in there.
 
         ``token_filter``: the tokens of responses that have a backward (:data:`.TokenChoice`): a
         mask, or a function that is called for each response when its log-probabilities are known.
@@ -248,9 +252,7 @@ class ScoredModel(CheckedModel):
         rows = self._rows_of(microbatch_tokens)
         if microbatch_tokens is not None or self._runtime.device.type != "cpu":
             return rows
-        shape = model_shape(self._view)
-        row_bytes = shape.layers * shape.saved_bytes_per_token_layer
-        fitting = SCORED_MICROBATCH_BYTES_MAX // row_bytes
+        fitting = SCORED_MICROBATCH_BYTES_MAX // self._saved_bytes_per_token
         return max(rows, min(fitting, SCORED_MICROBATCH_TOKENS_MAX))
 
     def _call(
@@ -372,7 +374,7 @@ class ScoredModel(CheckedModel):
             graphs = KEPT if self._fits(places, logits=holds_logits) else TWICE
         call: Call
         if graphs == KEPT:
-            asleep, filtered_in = self._asleep_in_place(), None
+            asleep, filtered_in = self._asleep_in_place(places), None
             if chosen is not None and asleep is not None:
                 # What rows save sleeps when it is known which are kept.
                 asleep, filtered_in = None, self._runtime
@@ -415,10 +417,14 @@ class ScoredModel(CheckedModel):
                 heads[self._autocast] = head.of(self._view, self._runtime.device)
         return heads[self._autocast]
 
-    def _asleep_in_place(self) -> Forwards | None:
+    def _asleep_in_place(self, places: list[RowPlaces]) -> Forwards | None:
         """Returns what lets kept graphs of microbatches sleep; None if they stay awake. On a GPU
-        they do: copies of what a forward saved take longer there than the forward."""
+        they do: copies of what a forward saved take longer there than the forward. So do graphs
+        that are small beside the gradients."""
         if not self._sleep or self._runtime.device.type != "cpu":
+            return None
+        kept_bytes = self._graph_bytes(places) + self._logits_bytes(places)
+        if kept_bytes <= AWAKE_SHARE * self._gradient_bytes:
             return None
         return in_place(self._model, self._runtime, self._view.layers)
 
@@ -428,21 +434,32 @@ class ScoredModel(CheckedModel):
         where memory matters too."""
         if not self._fits(places, logits=True):
             return False
+        return not self._sleep or self._logits_bytes(places) <= self._gradient_bytes
+
+    @property
+    def _gradient_bytes(self) -> int:
+        """Of all parameters that receive one."""
         trainable = (p for p in self._model.parameters() if p.requires_grad)
-        gradient_bytes = sum(p.numel() * p.element_size() for p in trainable)
-        return not self._sleep or self._logits_bytes(places) <= gradient_bytes
+        return sum(p.numel() * p.element_size() for p in trainable)
 
     def _fits(self, places: list[RowPlaces], *, logits: bool) -> bool:
         """Returns whether the graphs of all microbatches fit, with or without ``logits`` of groups:
         those of trees are kept."""
         if not sharding.keeps_graphs(self._wrapped):
             return False
-        shape = model_shape(self._view)
-        tokens = sum(each.kept_tokens for each in places)
-        needed_bytes = tokens * shape.layers * shape.saved_bytes_per_token_layer
         trees = [each for each in places if isinstance(each, TreePlaces)]
-        needed_bytes += self._logits_bytes(places if logits else trees)
+        needed_bytes = self._graph_bytes(places) + self._logits_bytes(places if logits else trees)
         return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
+
+    def _graph_bytes(self, places: list[RowPlaces]) -> int:
+        """Returns what the layers of all microbatches save."""
+        tokens = sum(each.kept_tokens for each in places)
+        return tokens * self._saved_bytes_per_token
+
+    @property
+    def _saved_bytes_per_token(self) -> int:
+        shape = model_shape(self._view)
+        return shape.layers * shape.saved_bytes_per_token_layer
 
     def _logits_bytes(self, places: list[RowPlaces]) -> int:
         shape = model_shape(self._view)
