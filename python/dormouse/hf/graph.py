@@ -126,7 +126,7 @@ def older(output: torch.Tensor, than: torch.Tensor) -> str | None:
         if name == _ACCUMULATE:
             continue
         if node._sequence_nr() < limit and any(saved(node)):
-            return name
+            return _EQUAL.get(name, name)
         stack.extend(following for following, _ in node.next_functions)
     return None
 

@@ -115,9 +115,9 @@ class Step:
         self._accumulation = Accumulation(device)
         modules = modules_of(view.model) if weights.accumulate_in_place else []
         self._adding = accumulating(modules, self._accumulation)
-        # The graph of a prefix has the probed one's products.
-        embeddings = [each for each in modules if isinstance(each, torch.nn.Embedding)]
-        self._adding_embeddings = accumulating(embeddings, self._accumulation)
+        # The graph of a prefix has what the probed one has, but for where tokens are embedded.
+        embeddings = [each for each in modules if each is view.embedding]
+        self._adding_embedded = accumulating(embeddings, self._accumulation)
         self.has_gradient = False
         """Whether any loss depends on something trainable."""
         batch.to(device)
@@ -248,7 +248,7 @@ class Step:
             elif request.has_prompt_loss:
                 _run_losses(rows, self._prompt_loss(node, rows))
 
-        with self._adding_embeddings.in_place():
+        with self._adding_embedded.in_place():
             forward.forward(
                 tokens,
                 at.rows.start,
