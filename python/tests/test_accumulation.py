@@ -12,8 +12,8 @@ from test_token_scores import a_batch, dense, loss_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dormouse
-from dormouse.hf import SharedPrefix, step
-from dormouse.hf.accumulation import modules_of
+from dormouse.hf import SharedPrefix, graph, step
+from dormouse.hf.accumulation import Accumulation, accumulating, modules_of
 
 FP64_BOUND = 1e-12
 LINEARS = 4 * 7 + 1
@@ -357,3 +357,16 @@ def test_hooks_at_the_end_of_a_graph_see_every_gradient(is_pre, runtime):
     assert additions.products == (MICROBATCHES - 1) * (LINEARS - len(nodes))
     # The dense run's four backwards, and per step two microbatches and a prompt.
     assert is_pre or len(seen) >= len(nodes) * (len(CASE["lengths"]) + 2 * (MICROBATCHES + 1)) - 2
+
+
+def test_an_embedding_that_adds_has_the_slots_of_torchs():
+    """The graph of a prompt is compared with the probed one, whose embedding is torch's."""
+    model = torch.nn.Embedding(7, 3)
+    tokens = torch.tensor([[1, 2, 1]])
+    plain = graph.collect([model(tokens)], set())
+    with accumulating(modules_of(model), Accumulation(torch.device("cpu"))).in_place():
+        adding = model(tokens)
+    assert adding.grad_fn.name() == "AccumulatingEmbeddingBackward"
+    found = graph.collect([adding], set())
+    assert found == plain
+    assert tokens.data_ptr() in found.storages.values()

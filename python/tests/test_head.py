@@ -151,8 +151,24 @@ class Squashed(LlamaForCausalLM):
 
     def forward(self, **options):
         output = super().forward(**options)
-        output.logits = output.logits.tanh()
+        output.logits = self.seen(output.logits.tanh())
         return output
+
+    @staticmethod
+    def seen(logits):
+        return logits
+
+
+# Views of a tensor ``[1, rows, vocab]``, of the same elements.
+VIEWS = {
+    "itself": lambda x: x,
+    "squeeze": lambda x: x.unsqueeze(1).squeeze(1),
+    "expand": lambda x: x.expand_as(x),
+    "as_strided": lambda x: x.as_strided(x.shape, x.stride()),
+    "movedim": lambda x: x.movedim(0, 1).movedim(1, 0),
+    "unfold": lambda x: x.unfold(0, 1, 1).squeeze(-1),
+    "diagonal": lambda x: x.unsqueeze(0).diagonal().permute(2, 0, 1),
+}
 
 
 def of_class(kind) -> torch.nn.Module:
@@ -187,11 +203,26 @@ def test_heads_that_cannot_run_apart(monkeypatch):
 
 
 @pytest.mark.parametrize("holds_logits", [True, False])
-def test_logits_that_their_backward_reads(holds_logits, monkeypatch, runtime, head_rows):
+@pytest.mark.parametrize("view", VIEWS)
+def test_logits_that_their_backward_reads(view, holds_logits, monkeypatch, runtime, head_rows):
+    monkeypatch.setattr(Squashed, "seen", staticmethod(VIEWS[view]))
     monkeypatch.setattr(ScoredModel, "_holds_logits", lambda self, places: holds_logits)
     monkeypatch.setattr(support, "TRANSFORMERS", "/")
     check_kept(of_class(Squashed), runtime)
     assert head_rows
+
+
+def test_logits_that_an_operation_reads_unseen(monkeypatch, runtime):
+    """Autograd refuses to go on; no gradient is wrong in silence."""
+
+    def in_part(logits):
+        logits[..., :50].tanh_()
+        return logits
+
+    monkeypatch.setattr(Squashed, "seen", staticmethod(lambda x: in_part(x.clone())))
+    monkeypatch.setattr(support, "TRANSFORMERS", "/")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        check_kept(of_class(Squashed), runtime)
 
 
 def test_logits_are_kept_otherwise(runtime, head_rows):

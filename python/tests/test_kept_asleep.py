@@ -167,6 +167,20 @@ def test_what_is_small_beside_the_gradients_stays_awake(warm, monkeypatch):
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 
+def test_calls_that_wait_for_their_backward_are_small_together(warm, monkeypatch):
+    _, shared, _ = warm
+    few = padded([90, 90], [20, 20])
+    first = scored(shared, few)
+    (own_bytes,) = shared._awake.values()
+    share_of_one = own_bytes / shared._gradient_bytes
+    monkeypatch.setattr(scored_model, "AWAKE_SHARE", 1.5 * share_of_one)
+    second = scored(shared, few)
+    assert [len(passes_of(each)) for each in (first, second)] == [0, 1]
+    del first
+    gc.collect()
+    assert passes_of(scored(shared, few)) == []
+
+
 @pytest.mark.filterwarnings("ignore:dormouse.offload")
 def test_inside_the_context_of_activations_alone(warm, runtime):
     """Its hooks forbid that the head runs apart, so that gradients of the head are summed otherwise."""

@@ -30,7 +30,8 @@ _VIEWS_MAX = 16
 _VIEWS = frozenset(
     f"{name}Backward{number}"
     for name, number in (
-        *(("Alias", 0), ("Permute", 0), ("ReshapeAlias", 0), ("Select", 0), ("Slice", 0)),
+        *(("Alias", 0), ("AsStrided", 0), ("Diagonal", 0), ("Expand", 0), ("Permute", 0)),
+        *(("ReshapeAlias", 0), ("Select", 0), ("Slice", 0), ("Unfold", 0)),
         # torch's overloads: of no dimension, of one, of several.
         *(("Squeeze", 0), ("Squeeze", 1), ("Squeeze", 2)),
         *(("Transpose", 0), ("T", 0), ("UnsafeView", 0), ("Unsqueeze", 0), ("View", 0)),
@@ -48,6 +49,8 @@ _EQUAL = {
     "ReshapeAliasBackward0": "ViewBackward0",
     **dict.fromkeys(("EmbeddedBackward", "AccumulatingEmbeddingBackward"), "EmbeddingBackward0"),
 }
+# What the latter saves has the name that torch's operation gives it.
+_EQUAL_SAVED = {("AccumulatingEmbeddingBackward", "saved_tensors"): "_saved_indices"}
 _saved_names: dict[type, tuple[str, ...]] = {}
 
 
@@ -92,6 +95,7 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
         for attribute, item, tensor in saved(node):
             address = storage_address(tensor)
             if address:
+                attribute = _EQUAL_SAVED.get((name, attribute), attribute)
                 storages[SavedSlot(index, attribute, item)] = address
         stack.extend(n for n, _ in reversed(node.next_functions) if n is not None)
     return LayerGraph(tuple(signature), storages)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .. import _native as native
 from .. import failures
@@ -66,10 +67,10 @@ class _Head:
             self.filtered = FilteredGraph([root], rows, anchor_of, self.leaves)
             self.logits = rows.gather(self.logits.detach(), by_rows)
 
-    def backward(self, logits: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Runs the backward of logits, given their gradient."""
+    def backward(self, edge: GradientEdge | None, gradient: torch.Tensor) -> None:
+        """Runs the backward of logits, given their gradient. ``edge``: of their graph."""
         if self.filtered is None:
-            logits.backward(gradient)
+            torch.autograd.backward(edge, gradient)
         else:
             self._found = self.filtered.backward([gradient])
 
@@ -283,9 +284,12 @@ class HeldStep(Step):
             logits = self._logits(head.leaves)
         if not logits.requires_grad and head.filtered is None:
             return
-        # In the memory of the logits, if that may be overwritten. As `.data`: a change that autograd
-        # counts would have the backward of a view copy the gradient into zeros.
-        gradient = logits.data
+        # Taken before the logits change: behind a view that has changed, autograd would copy the
+        # gradient into zeros.
+        edge = get_gradient_edge(logits) if logits.requires_grad else None
+        # In the memory of the logits, if that may be overwritten. The change counts, so that an
+        # operation that reads what it returned raises.
+        gradient = logits.detach()
         if not graph.is_overwritable(logits):
             gradient = gradient.clone()
         each = zip(scores, head.places, head.norms, given, strict=True)
@@ -293,7 +297,7 @@ class HeldStep(Step):
             labels = labels_of(self._batch, score)[tokens]
             gradients = [x if x is None else x[tokens] for x in gradients]
             self._measure.overwrite_with_gradient(gradient[rows], labels, norms, gradients)
-        head.backward(logits, gradient)
+        head.backward(edge, gradient)
 
     def backward(self) -> StepReport:
         """Runs the backwards of layers, the last microbatch's first, then those of the prefixes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterator
 
 import torch
@@ -47,10 +48,10 @@ KEPT_SHARE = 0.5
 # Share of the size of all gradients, which come after them, that kept graphs with their logits take
 # awake: they do not raise the peak, and waking them takes time.
 AWAKE_SHARE = 0.5
-# What a microbatch of a differentiable call saves on a CPU by default, and its rows, at least those
+# What a microbatch of a differentiable call takes on a CPU by default, and its rows, at least those
 # of other steps. All its graphs are kept if memory allows, so larger ones cost little, and products
 # of more rows are faster. Depends on the model alone, as bits depend on it.
-SCORED_MICROBATCH_BYTES_MAX = 2 << 30
+SCORED_MICROBATCH_BYTES_MAX = 1 << 30
 SCORED_MICROBATCH_TOKENS_MAX = 2048
 
 
@@ -62,6 +63,11 @@ def check_graphs(graphs: str) -> None:
 
 class ScoredModel(CheckedModel):
     """A model that scores groups and padded batches."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        # Bytes that calls keep awake until their backwards.
+        self._awake: weakref.WeakKeyDictionary[Call, int] = weakref.WeakKeyDictionary()
 
     def score(
         self,
@@ -106,8 +112,8 @@ class ScoredModel(CheckedModel):
         ``"twice"`` runs the forward again in the backward, and keeps one microbatch's graph at a
         time; ``"auto"`` keeps graphs that take at most half of the free memory awake. Values and
         gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
-        ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a CPU as many as save
-        2 GiB, from 512 to 2,048. ``context``: entered around all passes, those of the backward
+        ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a CPU as many as take
+        1 GiB with their logits, from 512 to 2,048. ``context``: entered around all passes, those of the backward
         included; the model is checked and run as it is in there.
 
         ``token_filter``: the tokens of responses that have a backward (:data:`.TokenChoice`): a
@@ -252,7 +258,9 @@ class ScoredModel(CheckedModel):
         rows = self._rows_of(microbatch_tokens)
         if microbatch_tokens is not None or self._runtime.device.type != "cpu":
             return rows
-        fitting = SCORED_MICROBATCH_BYTES_MAX // self._saved_bytes_per_token
+        shape = model_shape(self._view)
+        row_bytes = self._saved_bytes_per_token + shape.vocab * shape.dtype_bytes
+        fitting = SCORED_MICROBATCH_BYTES_MAX // row_bytes
         return max(rows, min(fitting, SCORED_MICROBATCH_TOKENS_MAX))
 
     def _call(
@@ -385,6 +393,8 @@ class ScoredModel(CheckedModel):
                 "filtered_in": filtered_in,
             }
             call = KeptCall(passes, places, shapes, **own)
+            if asleep is None:
+                self._awake[call] = self._kept_bytes(places)
         else:
             call = TwiceCall(passes, places, shapes)
         if has_graph:
@@ -423,8 +433,8 @@ class ScoredModel(CheckedModel):
         that are small beside the gradients."""
         if not self._sleep or self._runtime.device.type != "cpu":
             return None
-        kept_bytes = self._graph_bytes(places) + self._logits_bytes(places)
-        if kept_bytes <= AWAKE_SHARE * self._gradient_bytes:
+        awake_bytes = self._kept_bytes(places) + sum(self._awake.values())
+        if awake_bytes <= AWAKE_SHARE * self._gradient_bytes:
             return None
         return in_place(self._model, self._runtime, self._view.layers)
 
@@ -450,6 +460,10 @@ class ScoredModel(CheckedModel):
         trees = [each for each in places if isinstance(each, TreePlaces)]
         needed_bytes = self._graph_bytes(places) + self._logits_bytes(places if logits else trees)
         return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
+
+    def _kept_bytes(self, places: list[RowPlaces]) -> int:
+        """Returns what kept graphs of all microbatches take with their logits."""
+        return self._graph_bytes(places) + self._logits_bytes(places)
 
     def _graph_bytes(self, places: list[RowPlaces]) -> int:
         """Returns what the layers of all microbatches save."""

@@ -183,7 +183,8 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor:
 
     The gradient of ``tensor[0]`` is copied into zeros, that of this view is not.
     """
-    return tensor.squeeze(0)
+    is_one = tensor.dim() > 2 and tensor.shape[0] == 1
+    return tensor.squeeze(0) if is_one else tensor[0]
 
 
 def resolve(model: torch.nn.Module, prompt_dropout: bool = True) -> ModelView:
