@@ -48,10 +48,11 @@ def module(runtime):
     return module
 
 
-def a_batch(*, dtype=torch.float64):
+def a_batch(*, dtype=torch.float64, longer=0, seed=3):
     """Rows of three prompts in any order, padded on the right. One has no response, and one two
     turns with what a tool returned between them."""
-    ids, mask, keep = padded([17, 11, 17, 17, 11, 23, 17], [4, 6, 1, 8, 3, 0, 5], left=2, right=1)
+    prompts = [n + longer for n in (17, 11, 17, 17, 11, 23, 17)]
+    ids, mask, keep = padded(prompts, [4, 6, 1, 8, 3, 0, 5], left=2, right=1, seed=seed)
     columns = ids.shape[1]
     data = {"input_ids": torch.zeros_like(ids), "token_mask": torch.zeros(ids.shape, dtype=dtype)}
     for row, has in enumerate(mask != 0):
@@ -61,7 +62,7 @@ def a_batch(*, dtype=torch.float64):
         data["token_mask"][row, len(tokens) - response : len(tokens)] = 1
     start = int(data["token_mask"][1].argmax())
     data["token_mask"][1, start + 2 : start + 4] = 0
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     data |= {
         "input_lengths": mask.sum(1),
         "sample_mask": torch.tensor([1, 1, 0, 1, 1, 1, 1], dtype=dtype),

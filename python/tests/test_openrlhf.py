@@ -38,11 +38,11 @@ def init(self, model, temperature=1.0):
     self.model, self.temperature = model, temperature
 
 
-def a_batch(*, left=2, right=1, holes=True):
+def a_batch(*, left=2, right=1, holes=True, longer=0, seed=3):
     """Rows of three prompts in any order, as OpenRLHF has them: the mask of actions has a column
     for every token but the first. One row has no response."""
-    prompts, lengths = [17, 11, 17, 17, 11, 23, 17], [4, 6, 1, 8, 3, 0, 5]
-    ids, mask, keep = padded(prompts, lengths, left=left, right=right)
+    prompts = [n + longer for n in (17, 11, 17, 17, 11, 23, 17)]
+    ids, mask, keep = padded(prompts, [4, 6, 1, 8, 3, 0, 5], left=left, right=right, seed=seed)
     actions = mask.clone()
     actions[:, :-keep] = 0
     if holes:

@@ -381,19 +381,20 @@ def test_a_long_group_is_scored_within_its_kv(runtime):
 @pytest.mark.slow
 @alone
 def test_one_rank_of_several_scores_alone():
-    """DistributedDataParallel is not entered, and no collective runs."""
+    """DistributedDataParallel is not entered, and no collective runs. Under ``fully_shard`` the
+    weights are gathered."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         with a_runtime() as runtime:
             plain = SharedPrefix(tiny(), runtime).score(group())
             model = torch.nn.parallel.DistributedDataParallel(tiny())
-            refused = torch.distributed.fsdp.fully_shard(tiny())
+            sharded = torch.distributed.fsdp.fully_shard(tiny())
             with mock.patch.object(model, "forward", side_effect=AssertionError):
                 scores = SharedPrefix(model, runtime).score(group())
             assert all(map(torch.equal, scores.log_probabilities, plain.log_probabilities))
-            with pytest.raises(UnsupportedModelError, match="runs one rank alone"):
-                SharedPrefix(refused, runtime).score(group())
+            scores = SharedPrefix(sharded, runtime).score(group())
+            assert all(map(torch.equal, scores.log_probabilities, plain.log_probabilities))
     finally:
         torch.distributed.destroy_process_group()
 

@@ -8,6 +8,7 @@ import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_grad
 from models import take_gradients, tiny
+from padded_batch import mixed_loss, padded_values
 from test_token_scores import a_batch
 
 UPDATES = 2
@@ -31,6 +32,7 @@ class Case:
     sleep: bool = True
     partly_frozen: bool = False
     """The embedding is tied to the head, and a layer is frozen."""
+    experts: bool = False
 
     @property
     def engine_config(self) -> dict:
@@ -75,6 +77,11 @@ CASES = {
     "stage 2, autocast": Case(2, config=AUTOCAST),
     "stage 2, timers": Case(2, config={"wall_clock_breakdown": True}),
     "stage 2, partly frozen": Case(2, partly_frozen=True),
+    "stage 1, experts": Case(1, experts=True, accumulation=2),
+    "stage 2, experts, BF16": Case(2, BF16, experts=True, graphs="twice"),
+    "stage 2, experts, autocast": Case(2, experts=True, config=AUTOCAST),
+    "stage 3, experts": Case(3, experts=True, zero=NO_PERSISTENT),
+    "stage 3, experts, BF16": Case(3, BF16, experts=True, accumulation=2, zero=NO_PERSISTENT),
     "stage 3": Case(3, zero=NO_PERSISTENT),
     "stage 3, accumulated, clipped": Case(
         3, accumulation=3, clipping=5.0, graphs="twice", zero=NO_PERSISTENT
@@ -140,7 +147,7 @@ def truth(case: Case, ranks: int) -> tuple[list[Tensors], list[Tensors]]:
             ids, mask, keep = batch_of(rank, ranks)
             for rows in parts(len(ids), case.accumulation):
                 values = padded_values(model, ids[rows], mask[rows], keep)
-                total = loss(*values, mask[rows, -keep:]) / (case.accumulation * ranks)
+                total = mixed_loss(*values, mask[rows, -keep:]) / (case.accumulation * ranks)
                 total.backward()
         gradients.append(take_gradients(model))
         norm = sum(float((g**2).sum()) for g in gradients[-1].values()) ** 0.5
@@ -172,26 +179,3 @@ def batch_of(rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor, int]:
     ids, mask, keep = a_batch()
     own = rows_of(rank, ranks)
     return ids[own], mask[own], keep
-
-
-def loss(logps: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mixes rows, is not linear in the values, and is smooth: BF16 moves values over any kink."""
-    count = mask.sum()
-    advantage = torch.linspace(-1, 2, len(logps), dtype=logps.dtype)[:, None]
-    ratio = torch.tanh(0.2 * (logps - 1.5 * logps.detach().roll(1, 0)))
-    total = (ratio * advantage * mask).sum() / count
-    total = total + ((logps * mask).sum(1) ** 2).mean() * 1e-2
-    return total - 0.1 * (entropies * mask).sum() / count
-
-
-def padded_values(model, ids, mask, keep) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of one forward of the padded batch, as a trainer computes
-    them."""
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    output = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-    logits = output.logits[:, -keep - 1 : -1]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    found = torch.log_softmax(logits, -1)
-    logps = found.gather(-1, ids[:, -keep:, None])[..., 0]
-    entropies = -(found.exp() * found).sum(-1)
-    return logps * mask[:, -keep:], entropies * mask[:, -keep:]

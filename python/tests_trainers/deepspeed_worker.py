@@ -15,6 +15,7 @@ import deepspeed
 import deepspeed_cases as cases
 import torch
 from deepspeed.utils import safe_get_full_fp32_param
+from padded_batch import mixed_loss, padded_values
 
 import dormouse
 from dormouse.hf import SharedPrefix
@@ -31,7 +32,7 @@ def trained(case: cases.Case, runtime: dormouse.Runtime | None) -> dict:
     found = {"gradients": [], "weights": []}
     for _ in range(cases.UPDATES):
         for rows in cases.parts(len(ids), case.accumulation):
-            loss = cases.loss(*values_of(rows), mask[rows, -keep:])
+            loss = mixed_loss(*values_of(rows), mask[rows, -keep:])
             if case.direct:
                 engine.scale(loss).backward()
             else:
@@ -57,7 +58,7 @@ def weights(model: torch.nn.Module) -> cases.Tensors:
 
 
 def padded_scores(engine, ids, mask, keep):
-    return lambda rows: cases.padded_values(engine, ids[rows], mask[rows], keep)
+    return lambda rows: padded_values(engine, ids[rows], mask[rows], keep)
 
 
 def shared_scores(shared: SharedPrefix, case: cases.Case, ids, mask, keep):

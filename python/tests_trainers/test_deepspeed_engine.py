@@ -14,6 +14,7 @@ import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from models import distance, group, tiny
+from padded_batch import mixed_loss, padded_values
 from rank_workers import run_ranks
 from test_token_scores import padded
 
@@ -59,7 +60,7 @@ def engines(world):
 
 def padded_loss(engine):
     ids, mask, keep = cases.batch_of(0, 1)
-    return cases.loss(*cases.padded_values(engine, ids, mask, keep), mask[:, -keep:])
+    return mixed_loss(*padded_values(engine, ids, mask, keep), mask[:, -keep:])
 
 
 def held(engine) -> set:
@@ -140,7 +141,7 @@ def test_one_backward_of_two_calls(stage, graphs, engines, runtime, monkeypatch)
     assert len(gathers) == (3 if stage == 3 else 0)
     ours = cases.gradients(engine)
     own = engines(stage)
-    own.backward((cases.padded_values(own, ids, mask, keep)[0] ** 2).sum())
+    own.backward((padded_values(own, ids, mask, keep)[0] ** 2).sum())
     # FP32, of two orders of summation; a part that is lost is far more.
     assert distance(ours, cases.gradients(own)) < 1e-4
     assert stage == 2 or held(engine) == {ZeroParamStatus.NOT_AVAILABLE}
@@ -163,11 +164,11 @@ def test_one_backward_of_a_call_and_of_the_engines_forward(stage, engines, runti
     ids, mask, keep = cases.batch_of(0, 1)
     engine = engines(stage)
     scores = SharedPrefix(engine, runtime).score(ids, mask, keep=keep)
-    own = cases.padded_values(engine, ids, mask, keep)[0]
+    own = padded_values(engine, ids, mask, keep)[0]
     engine.backward((scores.log_probabilities * own).sum())
     ours = cases.gradients(engine)
     other = engines(stage)
-    other.backward((cases.padded_values(other, ids, mask, keep)[0] ** 2).sum())
+    other.backward((padded_values(other, ids, mask, keep)[0] ** 2).sum())
     assert distance(ours, cases.gradients(other)) < 1e-4
 
 

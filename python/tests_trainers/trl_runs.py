@@ -27,11 +27,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def prompts() -> Dataset:
+def prompts(shortest: int = 5) -> Dataset:
     """Prompts of several lengths."""
     draw = random.Random(5)
     texts = [
-        " ".join(f"t{draw.randrange(2, VOCAB)}" for _ in range(5 + 3 * i)) for i in range(PROMPTS)
+        " ".join(f"t{draw.randrange(2, VOCAB)}" for _ in range(shortest + 3 * i))
+        for i in range(PROMPTS)
     ]
     return Dataset.from_dict({"prompt": texts})
 
@@ -120,15 +121,17 @@ def run(*arguments, **changes):
     return trainer, recorder
 
 
-def made(trainer_class, model, directory, *, peft_config=None, perturb=0.0, **changes):
+def made(
+    trainer_class, model, directory, *, peft_config=None, perturb=0.0, shortest=5, **changes
+):
     """Returns the trainer, and the :class:`Recorder`."""
-    recorder = Recorder()
+    recorder, data = Recorder(), prompts(shortest)
     trainer = trainer_class(
         model=model,
         reward_funcs=reward,
         args=config_of(trainer_class, directory, **changes),
-        train_dataset=prompts(),
-        eval_dataset=prompts(),
+        train_dataset=data,
+        eval_dataset=data,
         processing_class=tokenizer(),
         callbacks=[recorder],
         peft_config=peft_config,

@@ -41,13 +41,19 @@ def exact(monkeypatch) -> None:
 
 
 def batch_of(
-    rows=ROWS, *, seed: int = 3, temperature=0.8, tools: bool = False, nested: bool = False
+    rows=ROWS,
+    *,
+    prompts=PROMPTS,
+    seed: int = 3,
+    temperature=0.8,
+    tools: bool = False,
+    nested: bool = False,
 ):
     """A batch as verl's trainer has it, in the layout that its workers get. ``tools``: some tokens
     of responses are not the model's. ``nested``: prompts and responses without padding."""
     generator = torch.Generator().manual_seed(seed)
-    texts = [torch.randint(2, VOCAB, (n,), generator=generator) for n in PROMPTS]
-    left, right = max(PROMPTS), max(length for _, length in rows)
+    texts = [torch.randint(2, VOCAB, (n,), generator=generator) for n in prompts]
+    left, right = max(prompts), max(length for _, length in rows)
     shape = (len(rows), left + right)
     ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     for row, (prompt, length) in enumerate(rows):
@@ -58,7 +64,8 @@ def batch_of(
     losses = mask[:, left:].clone()
     if tools:
         losses[:, 1:3] = 0
-    noise = [torch.randn(losses.shape, generator=generator).double() for _ in range(3)]
+    made = {"generator": generator, "dtype": torch.float64}
+    noise = [torch.randn(losses.shape, **made) for _ in range(3)]
     batch = {
         "input_ids": ids,
         "attention_mask": mask,
@@ -145,7 +152,12 @@ def made(monkeypatch, directory, *, runtime=None, options=(), **settings):
     )
     # Of adapters.
     torch.manual_seed(1)
-    return on_cpu.worker(directory, **settings)
+    worker = on_cpu.worker(directory, **settings)
+    module = worker.engine.module
+    if settings["engine"]["model_dtype"] == "fp64" and hasattr(module.config, "num_experts"):
+        # The grouped products of experts have no FP64 kernel.
+        module.set_experts_implementation("eager")
+    return worker
 
 
 def differences(got: dict, wanted: dict, tolerance: float) -> list[str]:

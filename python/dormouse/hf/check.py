@@ -42,7 +42,7 @@ from transformers import AttentionInterface
 
 from ..group import Group
 from ..tree import Tree
-from . import dropout, outputs, routing, support
+from . import dropout, outputs, routing, sharding, support
 from .compiled_layers import EAGER
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of, way_of
@@ -141,7 +141,7 @@ class Check:
         """Compares both ways. Raises :class:`UnsupportedModelError` if they differ."""
         start = time.perf_counter()
         kind = self._device.type
-        dtype = _lowest_dtype(self._view.model)
+        dtype = sharding.lowest_dtype(self._view.model)
         is_low = dtype not in TOLERANCE or torch.is_autocast_enabled(kind)
         widens = is_low and self._weights.fits_twice(self._view.model, torch.float32)
         wide = torch.float32 if widens else None
@@ -422,11 +422,6 @@ def _package(code) -> str:
     while isinstance(code, functools.partial):
         code = code.func
     return (getattr(code, "__module__", None) or type(code).__module__).partition(".")[0]
-
-
-def _lowest_dtype(model: torch.nn.Module) -> torch.dtype:
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.get_default_dtype())
 
 
 def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:

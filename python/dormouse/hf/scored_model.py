@@ -40,6 +40,7 @@ from .token_scores import (
     TwiceCall,
     differentiable,
 )
+from .whole_weights import WholeParameters, WholeWeights
 from .window import Window
 
 AUTO = "auto"
@@ -68,6 +69,7 @@ class ScoredModel(CheckedModel):
         super().__init__(*arguments, **options)
         # Bytes that calls keep awake until their backwards.
         self._awake: weakref.WeakKeyDictionary[Call, int] = weakref.WeakKeyDictionary()
+        self._whole: WholeParameters | None = None
 
     def score(
         self,
@@ -131,13 +133,17 @@ class ScoredModel(CheckedModel):
         exactly 1. Evaluation mode and training mode are two states of the model, and each is
         checked once.
 
-        Contains no collective of its own, so ranks may call it independently, except with an engine
-        of DeepSpeed in stage 3: there a call gathers all weights, on every rank, and so does its
-        backward; ``"auto"`` keeps no graphs, which would keep the weights. Passes of a model that
-        is split over ranks hold its own collectives: every rank of its mesh calls it with the same
-        arguments, and ``"auto"`` keeps no graphs. A model under ``fully_shard`` is refused with
-        :class:`UnsupportedModelError`; arguments of other shapes raise
-        :class:`dormouse.ArgumentError`.
+        Contains no collective of its own, so ranks may call it independently, with three exceptions:
+
+        - An engine of DeepSpeed in stage 3: a call gathers all weights, and so does its backward.
+          ``"auto"`` keeps no graphs, which would keep the weights.
+        - A model under ``fully_shard``: a call gathers all weights, in the dtype of its
+          ``MixedPrecisionPolicy``, and holds them until its backward, which averages the gradients
+          into the shards. Every rank makes the same calls and backwards, with rows of its own.
+        - A model that is split over ranks: passes hold its own collectives, so every rank of its
+          mesh calls it with the same arguments. ``"auto"`` keeps no graphs.
+
+        Arguments of other shapes raise :class:`dormouse.ArgumentError`.
         """
         asked = Asked.of(entropy, outputs, prompt_outputs)
         own = (context, temperature, asked, microbatch_tokens)
@@ -289,16 +295,25 @@ class ScoredModel(CheckedModel):
             torch.inference_mode(False),
             torch.set_grad_enabled(has_graph),
             self._passes(),
+            self._gathered() as gathered,
             context(),
         ):
             check_temperature(temperature)
             weights = self._ready()
-            if weights.passes_hold_collectives:
-                raise support.UnsupportedModelError(
-                    "score() runs one rank alone, and this model's weights are gathered over "
-                    "ranks; accepted: a plain model or DistributedDataParallel"
-                )
+            weights = gathered or weights
             return work(*own, weights, temperature, asked, microbatch_tokens)
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[WholeWeights | None]:
+        """Context of passes with the weights whole, if the model is under ``fully_shard``."""
+        if not sharding.sharded_modules(self._model):
+            yield None
+            return
+        if self._whole is None:
+            self._whole = WholeParameters(self._model, self._runtime.device)
+        weights = self._whole.gather()
+        with weights.in_place():
+            yield weights
 
     def _score_group(
         self,
@@ -361,7 +376,7 @@ class ScoredModel(CheckedModel):
 
         @contextlib.contextmanager
         def in_backward() -> Iterator[None]:
-            with self._passes(in_backward=True), context():
+            with self._passes(in_backward=True), weights.in_place(), context():
                 yield
 
         passes = Passes(

@@ -22,7 +22,7 @@ same passes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,22 @@ class ReplicatedWeights:
 
     def check_backward(self, what: str) -> None:
         """Raises :class:`UnsupportedModelError` if ``what`` may not add to ``.grad`` by itself."""
+
+    def receivers(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Returns the trainer's parameters in the place of those that passes compute with."""
+        return list(parameters)
+
+    def handed(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        gradients: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor | None]:
+        """Returns the gradients of :meth:`receivers`, given those of ``parameters``."""
+        return list(gradients)
+
+    def in_place(self) -> contextlib.AbstractContextManager:
+        """Returns the context in which modules hold what passes compute with."""
+        return contextlib.nullcontext()
 
     def stepping(self) -> contextlib.AbstractContextManager:
         """Returns the context for all passes of a step."""
@@ -197,7 +213,7 @@ class ShardedWeights(ReplicatedWeights):
 
     @contextlib.contextmanager
     def gathered(self):
-        groups = [group for module in self._modules.values() for group in _parameter_groups(module)]
+        groups = [group for module in self._modules.values() for group in parameter_groups(module)]
         before = [(group, group.post_forward_mesh_info) for group in groups]
         after = [(group, group.reshard_after_backward) for group in groups]
         for group in groups:
@@ -442,7 +458,7 @@ def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
             f"{wrapped[0] or 'the model'!r} is in FullyShardedDataParallel, which flattens "
             "parameters; accepted: fully_shard, DistributedDataParallel, or neither"
         )
-    modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+    modules = sharded_modules(model)
     if not modules and tensor_parallel.has_parts(model):
         tensor_parallel.check(model)
         return SplitWeights(model)
@@ -452,7 +468,14 @@ def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:
     return ShardedWeights(model, modules)
 
 
-def _parameter_groups(module: FSDPModule) -> list:
+def sharded_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Returns the modules to which ``fully_shard`` was applied, by name."""
+    if not dist.is_available():
+        return {}
+    return {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+
+
+def parameter_groups(module: FSDPModule) -> list:
     """Returns torch's groups of parameters that a module gathers together. Its public setters
     cannot tell what they replaced."""
     state = module._get_fsdp_state()
@@ -460,6 +483,35 @@ def _parameter_groups(module: FSDPModule) -> list:
         return list(state._fsdp_param_groups)
     # torch 2.12 and before: at most one.
     return [group for group in [state._fsdp_param_group] if group is not None]
+
+
+def shards(modules: Iterable[FSDPModule]) -> Iterator[tuple[object, object, torch.dtype]]:
+    """Yields torch's object of each sharded parameter, that of the parameters gathered with it, and
+    the dtype in which it is gathered. torch keeps the dtype, but only since a first forward."""
+    for module in modules:
+        for group in parameter_groups(module):
+            for each in group.fsdp_params:
+                yield each, group, _gathered_dtype(each.sharded_param, policy_of(each, group))
+
+
+def lowest_dtype(model: torch.nn.Module) -> torch.dtype:
+    """Returns the narrowest dtype of floating weights in passes: as they are gathered, where a
+    ``MixedPrecisionPolicy`` narrows them."""
+    dtypes = {p.dtype for p in model.parameters()}
+    dtypes |= {dtype for _, _, dtype in shards(sharded_modules(model).values())}
+    floating = (dtype for dtype in dtypes if dtype.is_floating_point)
+    return min(floating, key=lambda dtype: dtype.itemsize, default=torch.get_default_dtype())
+
+
+def policy_of(shard, group):
+    """Returns the ``MixedPrecisionPolicy`` of a parameter of :func:`shards`."""
+    # torch 2.12 and before: one for all of a group.
+    return shard.mp_policy if hasattr(shard, "mp_policy") else group.mp_policy
+
+
+def _gathered_dtype(parameter: torch.nn.Parameter, policy) -> torch.dtype:
+    narrows = policy.param_dtype is not None and parameter.is_floating_point()
+    return policy.param_dtype if narrows else parameter.dtype
 
 
 def _contains(module: torch.nn.Module, inner: torch.nn.Module) -> bool:
@@ -484,8 +536,14 @@ def _check_sharded(model, view: ModelView, modules: dict[str, torch.nn.Module]) 
                 f"fully_shard of {name!r}: phase A would not complete its forward; accepted: the "
                 "model, its decoder, layers, and their submodules except attention"
             )
+    check_meshes(model, modules)
+
+
+def check_meshes(model: torch.nn.Module, modules: dict[str, torch.nn.Module]) -> None:
+    """Raises :class:`UnsupportedModelError` for parameters that the sharding leaves out, or that are
+    split in other ways too. ``modules``: :func:`sharded_modules`."""
     # A mesh of more dimensions than the sharding's own.
-    own = {g.mesh_info.mesh.ndim for m in modules.values() for g in _parameter_groups(m)}
+    own = {g.mesh_info.mesh.ndim for m in modules.values() for g in parameter_groups(m)}
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > max(own):
             tensor_parallel.refuse_sharded(name)

@@ -45,8 +45,8 @@ class SharedPrefix(ScoredModel):
     """Computes a group's prompt once, forward and backward, for all its responses.
 
     ``model``: a causal language model of transformers on the runtime's device, adapters and frozen
-    parameters included; plain, or, for :meth:`step`, in DistributedDataParallel or under
-    ``fully_shard``; or, for :meth:`score`, an engine of DeepSpeed; or, for :meth:`score` and
+    parameters included; plain, or, for :meth:`step` and :meth:`score`, in DistributedDataParallel or
+    under ``fully_shard``; or, for :meth:`score`, an engine of DeepSpeed; or, for :meth:`score` and
     :meth:`backward`, split over ranks by DTensor, with the same batch on every rank of the mesh.
     The first step, and the first after any change of the model, checks that a shared step equals
     the dense one (:meth:`check`).

@@ -192,8 +192,8 @@ class Call:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that receive a gradient."""
-        return self._twins.trainable
+        """The trainer's parameters that receive a gradient."""
+        return self._passes.weights.receivers(self._twins.trainable)
 
     def versions(self) -> list[int]:
         """Returns numbers that grow when weights change."""
@@ -230,7 +230,7 @@ class Call:
             self._twins.in_place(),
         ):
             self._backward(self.split(of_values))
-        return self._twins.take()
+        return self._passes.weights.handed(self._twins.trainable, self._twins.take())
 
     def _choose(self, places: RowPlaces) -> Choose | None:
         """Returns what chooses the tokens of a group's responses that have a backward."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..hf import SharedPrefix, checkpointing
+from ..hf import SharedPrefix, checkpointing, sharding
 from ..hf.check import undisturbed
 from ..hf.dropout import NoDropout
 from .refusals import UnsupportedTrainerError
@@ -44,8 +44,8 @@ def compare(
     """
     device = next(model.parameters()).device
     has_graph = torch.is_grad_enabled()
-    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
-    is_low = torch.is_autocast_enabled(device.type) or min(map(_itemsize, dtypes)) < 4
+    lowest = sharding.lowest_dtype(model)
+    is_low = torch.is_autocast_enabled(device.type) or lowest.itemsize < torch.float32.itemsize
     batch = small_batch_of(model)
     with undisturbed(device), torch.set_grad_enabled(has_graph), NoDropout():
         with checkpointing.use(model, None):
@@ -105,10 +105,6 @@ def _computed(scores: Scores, batch, model, has_graph: bool) -> dict[str, list[t
             for p, gradient in zip(trainable, gradients, strict=True)
         ]
     return found
-
-
-def _itemsize(dtype: torch.dtype) -> int:
-    return dtype.itemsize
 
 
 def _distance(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:

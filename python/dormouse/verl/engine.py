@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from ..failures import fail_together
-from ..hf import SharedPrefix, sharding
+from ..hf import SharedPrefix
 from ..hf.window import Window
 from ..install import install
 from ..trainers import probe
@@ -18,7 +18,6 @@ from ..trainers.sharing import Sharing
 from .refusals import check_engine
 from .rows import COLUMN, OpenWindow, Rows, setting
 from .small import small_batch, values_of
-from .whole import WholeWeights
 
 
 def _no_forward(**inputs) -> None:
@@ -45,9 +44,8 @@ class SharedScores:
 
     def initialize(self):
         super().initialize()
-        mixed = self.engine_config.mixed_precision or {}
-        dtypes = (self._autocast_dtype, reduce_dtype_of(mixed))
-        self._whole = WholeWeights(self.module, self._runtime.device, *dtypes)
+        # While a window is open, verl's attribute is another.
+        self._own_module = self.module
         self._shared: SharedPrefix | None = None
 
     def forward_backward_batch(self, data, loss_function, forward_only=False):
@@ -83,17 +81,13 @@ class SharedScores:
     @contextlib.contextmanager
     def _scored(self, rows: Rows, data, *, has_graph: bool) -> Iterator[None]:
         """Context of a batch's micro-batches."""
-        self._whole.gather()
         try:
             with torch.set_grad_enabled(has_graph), self._autocast():
                 self._compare_if_new(rows, data)
                 self._open = OpenWindow(rows, self._window(rows))
             yield
-            if has_graph:
-                self._whole.reduce()
         finally:
             self._open = None
-            self._whole.release()
 
     def _window(self, rows: Rows) -> Window:
         window = self._model.window_packed(
@@ -111,7 +105,7 @@ class SharedScores:
         return {
             "temperature": rows.temperature,
             "entropy": rows.with_entropies,
-            "context": self._in_place,
+            "context": self._own_forward,
             **options.score,
             "microbatch_tokens": options.microbatch_tokens or rows.microbatch_tokens,
         }
@@ -119,15 +113,14 @@ class SharedScores:
     @property
     def _model(self) -> SharedPrefix:
         if self._shared is None:
-            with self._in_place():
-                self._shared = self.sharing_options.shared_prefix(self.module, self._runtime)
+            with self._own_forward():
+                own = self.sharing_options.shared_prefix(self._own_module, self._runtime)
+                self._shared = own
         return self._shared
 
-    @contextlib.contextmanager
-    def _in_place(self) -> Iterator[None]:
-        """Context of passes: whole weights, and the forward of the model's class."""
-        with self._whole.in_place(), own_forward(self._whole.model):
-            yield
+    def _own_forward(self) -> contextlib.AbstractContextManager:
+        """Returns the context of passes: the forward of the model's class."""
+        return own_forward(self._own_module)
 
     def _autocast(self) -> contextlib.AbstractContextManager:
         """Returns the context that verl runs the model in."""
@@ -147,8 +140,6 @@ class SharedScores:
         def own(ids, mask, keep):
             small = small_batch(data, ids, mask)
             _, found = self.forward_step(small, None, True)
-            # Weights that this forward leaves gathered are not those that are replaced.
-            sharding.reshard(self.module)
             return values_of(found["model_output"], mask, keep)
 
         def ours(ids, mask, keep):
@@ -158,10 +149,3 @@ class SharedScores:
         with torch.no_grad():
             probe.compare(self.module, self._model, own, ours)
         self._compared.add(key)
-
-
-def reduce_dtype_of(mixed_precision) -> torch.dtype:
-    """Returns the dtype in which verl averages gradients."""
-    from verl.utils.torch_dtypes import PrecisionType
-
-    return PrecisionType.to_dtype(mixed_precision.get("reduce_dtype", "fp32"))
