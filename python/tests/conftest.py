@@ -28,7 +28,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes over 10 s; not run with --few-cases")
     # Tiny matrices: a second thread only waits.
     torch.set_num_threads(1)
     if "libdormouse_preload.so" not in os.environ.get("LD_PRELOAD", ""):

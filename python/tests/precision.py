@@ -39,7 +39,7 @@ class Case:
         return (steady_moe if self.experts else tiny)(dtype=dtype, **SPECIAL)
 
 
-# Of a case, a way and the model to train: gradients before each update.
+# Of a case, a way and the model to train: gradients before each update, or of each batch.
 Train = Callable[[Case, str, torch.nn.Module], Gradients]
 
 PRECISIONS = {
@@ -78,9 +78,9 @@ def trained(case: Case, way: str, gradients_of: Train) -> Gradients:
         return gradients_of(replace(case, dtype=torch.float64, autocast=False), way, model)
 
 
-def run(worker: Path, directory: Path, ranks: int, **options) -> None:
-    """Runs the ranks. ``options``: of :func:`run_ranks`."""
-    codes = run_ranks(worker, directory, ranks=ranks, **options)
+def run(worker: Path, directory: Path, ranks: int, *arguments, **options) -> None:
+    """Runs the ranks. ``arguments``, ``options``: of :func:`run_ranks`."""
+    codes = run_ranks(worker, directory, *arguments, ranks=ranks, **options)
     assert codes == [0] * ranks
 
 
@@ -90,7 +90,7 @@ def left(directory: Path, ranks: int, kind: str = "") -> list:
 
 
 def assert_as_near_as_plain(found: dict[str, Gradients]) -> None:
-    """Of all updates together, as BF16's ratio of one run scatters."""
+    """Of all updates or batches together, as BF16's ratio of one run scatters."""
     runs = zip(*(found[way] for way in WAYS), strict=True)
     distances = [
         gradcheck.distances_of(truth.items(), plain, shared) for truth, plain, shared in runs

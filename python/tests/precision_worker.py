@@ -1,5 +1,5 @@
-"""One rank of test_precision.py: ``python precision_worker.py DIRECTORY``, with the environment of
-torchrun. See precision.py."""
+"""One rank of test_precision.py: ``python precision_worker.py DIRECTORY KIND...``, with the
+environment of torchrun and :data:`KINDS`. See precision.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import contextlib
 import sys
 from pathlib import Path
 
+import models
 import test_nemo_rl as nemo_rl
 import test_openrlhf as openrlhf
 import torch
 import torch.distributed as dist
 from conftest import a_runtime
-from models import loss_fn
 from padded_batch import mixed_loss, padded_values
 from precision import Case, Gradients, leave
 from test_token_scores import padded
@@ -26,6 +26,7 @@ from dormouse.hf import SharedPrefix
 # Added to prompts: what a layer saves of them are blocks that sleep, in BF16 too.
 LONGER = 320
 MICROBATCH_TOKENS = 9
+BATCHES = 3
 
 
 def spread(model, how: str, case: Case) -> torch.nn.Module:
@@ -112,7 +113,7 @@ def step(model, runtime):
             )
             for own in members
         ]
-        shared.step(groups, lambda logits, labels, i, g: loss_fn(logits.float(), labels, i))
+        shared.step(groups, lambda logits, labels, i, g: models.loss_fn(logits.float(), labels, i))
 
     def loss_of(seed: int):
         ids, mask, keep = a_batch(seed)
@@ -121,7 +122,7 @@ def step(model, runtime):
         given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
         logits = model(input_ids=ids, **given).logits.float()
         return sum(
-            loss_fn(
+            models.loss_fn(
                 logits[row, first - 1 : first - 1 + counts[row]],
                 ids[row, first : first + counts[row]],
                 i,
@@ -181,31 +182,36 @@ KINDS = {
 }
 
 
-def whole_gradients(model) -> dict[str, torch.Tensor]:
-    grads = ((name, parameter.grad) for name, parameter in model.named_parameters())
-    return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in grads}
+def take_whole(model) -> dict[str, torch.Tensor]:
+    """Returns the gradients, cleared from the model."""
+    found = models.take_gradients(model)
+    return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in found.items()}
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     with a_runtime(256 << 20) as runtime:
-        for name, (kind, how) in KINDS.items():
+        for name in names:
+            kind, how = KINDS[name]
 
             def gradients_of(case: Case, way: str, model: torch.nn.Module) -> Gradients:
                 model = spread(model, how, case)
                 loss_of = kind(model, runtime if way == "shared" else None)
                 autocasts = case.autocast and how == "ddp"
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
-                    loss = loss_of(rank)
-                if loss is not None:
-                    loss.backward()
-                return [whole_gradients(model)]
+                found = []
+                for batch in range(BATCHES):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
+                        loss = loss_of(10 * batch + rank)
+                    if loss is not None:
+                        loss.backward()
+                    found.append(take_whole(model))
+                return found
 
             leave(directory, runtime, gradients_of, name)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 RANKS = 2
 
 
@@ -35,3 +37,14 @@ def run_ranks(
         for process in workers:
             process.kill()
             process.wait()
+
+
+def left_by_ranks(
+    worker: Path, directory: Path, *, ranks: int = RANKS, seconds_max: float
+) -> dict[str, list]:
+    """Runs ranks that leave what they have of each case in ``RANK.pt``; returns it, of every rank,
+    by case."""
+    codes = run_ranks(worker, directory, ranks=ranks, seconds_max=seconds_max)
+    assert codes == [0] * ranks
+    of_ranks = [torch.load(directory / f"{rank}.pt") for rank in range(ranks)]
+    return {name: [each[name] for each in of_ranks] for name in of_ranks[0]}

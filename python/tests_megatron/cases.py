@@ -12,15 +12,12 @@ from functools import partial
 
 import conftest
 import counted
+import expert_counts
 import on_cpu  # noqa: F401
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
@@ -428,7 +425,7 @@ def chunks_of(case: Case) -> list[torch.nn.Module]:
     chunks = [_chunk_of(case, config, number) for number in range(case.chunks)]
     no_sync = [each.no_sync for each in chunks]
     config.no_sync_func = no_sync if case.chunks > 1 else no_sync[0]
-    config.finalize_model_grads_func = finalize
+    config.finalize_model_grads_func = expert_counts.finalize
     return chunks
 
 
@@ -623,39 +620,6 @@ def gradients(ddp) -> Tensors:
     }
 
 
-# Tokens per expert, as the last call of finalize() found them.
-COUNTED: Tensors = {}
-
-
-def finalize(model: list, *args, **named) -> None:
-    """Megatron's own, which sets the counts of routers to zero."""
-    COUNTED.clear()
-    COUNTED.update(
-        (f"{number}.{name}", each.clone())
-        for number, chunk in enumerate(model)
-        for name, each in chunk.named_buffers()
-        if "tokens_per_expert" in name
-    )
-    finalize_model_grads(model, *args, **named)
-
-
-def balance(ddp: list) -> Tensors:
-    """Returns the biases of experts, their counts, and what routers logged since the last call of
-    this."""
-    logged = {
-        name: own["values"].clone()
-        for name, own in moe_utils.get_moe_layer_wise_logging_tracker().items()
-    }
-    moe_utils.clear_aux_losses_tracker()
-    biases = {
-        f"{number}.{name}": each.clone()
-        for number, chunk in enumerate(ddp)
-        for name, each in chunk.named_buffers()
-        if "expert_bias" in name
-    }
-    return logged | biases | COUNTED
-
-
 def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts.
     ``copies``: so many replicas have the same rows."""
@@ -675,7 +639,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
         with counted.of_call(gpt, bytes_sent, asleep, held), room:
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
-        found["balance"].append(balance(ddp))
+        found["balance"].append(expert_counts.balance(ddp))
     if runtime is not None:
         found["sharing"] = function.sharing
         found["bytes"], found["asleep"], found["held"] = bytes_sent, asleep, held

@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from rank_workers import RANKS, run_ranks
+from rank_workers import RANKS, left_by_ranks
 
 from threads_worker import CASES, END, LOSS, PASSES, READ, SECOND_CALLS
 
@@ -25,9 +24,7 @@ def found(tmp_path_factory) -> dict[str, list[dict]]:
     left = {}
     for ranks in (1, RANKS):
         directory = tmp_path_factory.mktemp(f"threads_{ranks}")
-        assert run_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX) == [0] * ranks
-        of_ranks = [torch.load(directory / f"{rank}.pt") for rank in range(ranks)]
-        left |= {name: [each[name] for each in of_ranks] for name in of_ranks[0]}
+        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
     return left
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 import cases
+import expert_counts
 import dormouse.megatron
 from agreement_worker import CHUNKS, STAGES, Calls
 from dormouse.failures import RankFailedError
@@ -114,7 +115,7 @@ class Tried:
         return losses, own
 
     def finalize(self, *args, **named) -> None:
-        cases.finalize(*args, **named)
+        expert_counts.finalize(*args, **named)
         if is_first() and dist.get_rank() == dist.get_world_size() - 1:
             time.sleep(LATE_S)
         self.at(END)

@@ -10,6 +10,7 @@ from verl.workers.engine import FSDPEngineWithLMHead
 from verl_runs import batch_of, exact, made, run, saved, whole
 
 import dormouse.verl
+from dormouse.hf.whole_weights import WholeWeights
 from dormouse.verl import UnsupportedTrainerError
 
 
@@ -161,7 +162,7 @@ def interrupt(*arguments, **named):
 
 
 def test_an_interrupted_batch_leaves_nothing(directory, runtime, monkeypatch):
-    """An error in the second loss, and one after the last backward: the next batch's gradients are
+    """An error in the second loss, and one after the passes of the last backward: the next batch's gradients are
     its own."""
     exact(monkeypatch)
     wanted = update(made(monkeypatch, directory, runtime=runtime))
@@ -177,7 +178,7 @@ def test_an_interrupted_batch_leaves_nothing(directory, runtime, monkeypatch):
         update(worker)
     worker.set_loss_fn(loss)
     with monkeypatch.context() as patched:
-        patched.setattr(worker.engine._whole, "reduce", interrupt)
+        patched.setattr(WholeWeights, "handed", interrupt)
         with pytest.raises(Interrupted):
             update(worker)
     assert distance(update(worker), wanted) < 1e-10

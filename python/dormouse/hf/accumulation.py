@@ -102,7 +102,12 @@ def _is_plain_embedding(module: torch.nn.Module) -> bool:
     """Returns whether the gradient of a row depends on its own token alone."""
     if type(module) is not torch.nn.Embedding or module.weight.device.type != "cpu":
         return False
-    return module.max_norm is None and not (module.scale_grad_by_freq or module.sparse)
+    return has_rows_apart(module) and not module.sparse
+
+
+def has_rows_apart(embedding: torch.nn.Embedding) -> bool:
+    """Returns whether no option of an embedding lets a row, or its gradient, depend on others."""
+    return embedding.max_norm is None and not embedding.scale_grad_by_freq
 
 
 def _is_torchs(module: torch.nn.Linear | torch.nn.Embedding) -> bool:

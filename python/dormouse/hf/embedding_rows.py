@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from .accumulation import add_embedded
+from .accumulation import add_embedded, has_rows_apart
 from .support import TRANSFORMERS, ModelView
 
 
@@ -95,4 +95,4 @@ def _is_by_token(embedding: torch.nn.Module) -> bool:
     has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks
     if not is_known or has_hooks or "forward" in vars(embedding):
         return False
-    return embedding.max_norm is None and not embedding.scale_grad_by_freq
+    return has_rows_apart(embedding)

@@ -29,7 +29,7 @@ from .context import Context
 from .context_shards import ALL_GATHER, RING, choose_way
 from .pipelined import run_pipelined
 from .plans import all_share, compare_plans, compare_shapes, joint_places
-from .refusals import WRAPPERS, chunks_of
+from .refusals import chunks_of, nested
 from .shared_gpt import SharedGPT, is_expert_parallel, largest
 
 _log = logging.getLogger(__name__)
@@ -247,9 +247,7 @@ def _alone(modules: list[torch.nn.Module]) -> Iterator[None]:
     wrapped or not."""
     with contextlib.ExitStack() as stack:
         for module in modules:
-            while isinstance(module, WRAPPERS):
-                module = module.module
-            stack.enter_context(holding(module))
+            stack.enter_context(holding(nested(module)[-1]))
         yield
 
 

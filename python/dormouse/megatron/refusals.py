@@ -75,21 +75,28 @@ def chunks_of(modules: list[torch.nn.Module]) -> list[GPTModel]:
     return chunks
 
 
+def nested(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns a part of a model after what is around it, from outside."""
+    found = [module]
+    while isinstance(found[-1], WRAPPERS):
+        found.append(found[-1].module)
+    return found
+
+
 def unwrapped(module: torch.nn.Module) -> GPTModel:
     """Returns the model in its wrappers.
 
     Raises :class:`UnsupportedTrainerError`.
     """
-    inner = module
-    while isinstance(inner, WRAPPERS):
+    *wrappers, inner = nested(module)
+    for wrapper in wrappers:
         refuse(
             (
-                getattr(settings_of(inner), "overlap_param_gather", False),
+                getattr(settings_of(wrapper), "overlap_param_gather", False),
                 "overlap_param_gather gathers the weights of a module as it runs",
                 "overlap_param_gather=False",
             )
         )
-        inner = inner.module
     refuse(
         (
             not isinstance(inner, GPTModel),
