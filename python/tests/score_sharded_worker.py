@@ -15,11 +15,16 @@ import torch.distributed as dist
 from conftest import a_runtime
 from score_sharded_cases import CASES, REFUSED, Case, batch_of, model_of, own_loss, row_losses
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from dormouse import Group
-from dormouse.hf import SharedPrefix
+from dormouse.hf import SharedPrefix, sharding
 from dormouse.hf.step import LivePrefix
 
 
@@ -28,23 +33,31 @@ def placed(model, how: str) -> torch.nn.Module:
         return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     options = {
         "replicated": {"mesh": mesh_of(dist.get_world_size(), 1)},
+        "hooked": {"mesh": mesh_of(dist.get_world_size(), 1)},
         "hybrid": {"mesh": mesh_of(1, dist.get_world_size())},
         "columns": {"shard_placement_fn": lambda p: Shard(p.dim() - 1)},
         "offloaded": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
         "gathered": {"reshard_after_forward": False},
     }.get(how, {})
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if how == "without the norm":
+    if how == "split norm":
+        own = distribute_tensor(inner.model.norm.weight.detach(), mesh_of(2, 1)["replicate"])
+        inner.model.norm.weight = torch.nn.Parameter(own)
+    if how in ("without the norm", "split norm"):
         options["ignored_params"] = set(inner.model.norm.parameters())
     for layer in inner.model.layers if how != "root only" else ():
         if how == "nested":
             fully_shard(layer.mlp)
             fully_shard(layer.self_attn)
-        fully_shard(layer, **options)
+        narrow = how == "policies" and layer is inner.model.layers[0]
+        policy = MixedPrecisionPolicy(param_dtype=torch.float32 if narrow else None)
+        fully_shard(layer, mp_policy=policy, **options)
     if how == "every level":
         fully_shard([inner.model.norm, inner.lm_head])
         fully_shard(inner.model)
     fully_shard(model, **options)
+    if how == "hooked":
+        model.set_all_reduce_hook(lambda output: None)
     if how == "divided":
         for module in model.modules():
             if hasattr(module, "set_gradient_divide_factor"):
@@ -61,7 +74,10 @@ class Run:
 
     def __init__(self, case: Case, rank: int, runtime):
         self.case, self.rank = case, rank
-        self.model = placed(model_of(case), case.spread)
+        model = model_of(case)
+        if case.how == "unused":
+            model.extra = torch.nn.Linear(4, 4, dtype=torch.float64)
+        self.model = placed(model, case.spread)
         self.shared = SharedPrefix(self.model, runtime)
         self.ids, self.mask, self.keep = batch_of(case, rank)
         self.options = {"keep": self.keep, "entropy": True, "microbatch_tokens": 7}
@@ -98,6 +114,55 @@ class Run:
     def own_forward(self):
         own_loss(self.model, self.ids, self.mask, self.keep).backward()
         self.one_call()
+
+    def own_in_one(self):
+        loss = self.loss()
+        (loss + own_loss(self.model, self.ids, self.mask, self.keep)).backward()
+
+    def own_first_in_one(self):
+        own = own_loss(self.model, self.ids, self.mask, self.keep)
+        (own + self.loss()).backward()
+
+    def forward_between(self):
+        loss = self.loss()
+        with torch.no_grad():
+            self.model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
+        loss.backward()
+
+    def hidden_states(self):
+        """Hooks by which transformers returns them come with the first call and stay."""
+        self.options["outputs"] = ["last_hidden_state"]
+        self.scores()
+        for _ in range(2):
+            self.one_call()
+        found = self.model(input_ids=torch.tensor([[1, 2, 3]]), output_hidden_states=True)
+        assert len(found.hidden_states) == 4
+
+    def frozen_between(self):
+        loss = self.loss()
+        self.model.requires_grad_(False)
+        with torch.no_grad():
+            self.scores()
+        self.model.requires_grad_(True)
+        loss.backward()
+
+    def unused(self):
+        self.one_call()
+        assert self.model.extra.weight.grad is None
+
+    def foreach(self):
+        loss = self.loss()
+        for parameter in self.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        torch.optim.AdamW(self.model.parameters(), foreach=True).step()
+        loss.backward()
+
+    def waiting(self):
+        loss = self.loss()
+        self.model.set_requires_gradient_sync(False)
+        own_loss(self.model, self.ids, self.mask, self.keep).backward()
+        self.model.set_requires_gradient_sync(True)
+        loss.backward()
 
     def error(self):
         with contextlib.suppress(ZeroDivisionError):
@@ -159,6 +224,8 @@ class Run:
         getattr(self, self.case.how.replace(" ", "_"))()
         whole = self.shared._whole
         assert all(each.numel() == 0 for each in whole._whole.values()), "memory is held"
+        # A forward of the model's own leaves weights gathered, without the gradients of the shards.
+        sharding.reshard(self.model)
         grads = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         kinds = {type(grad).__name__ for grad in grads.values()}
         gradients = {name: grad.full_tensor() for name, grad in grads.items()}

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import torch
 
+from . import substitutes
 from .support import UnsupportedModelError
-
-Handle = torch.utils.hooks.RemovableHandle
 
 # Attributes in which the hooks of stage 3 count. Some grow with each forward of the engine, which
 # is no change of the model.
@@ -124,7 +123,7 @@ def around_passes(engine, *, in_backward: bool) -> Iterator[None]:
     weights = _gathered_until_end(engine) if in_backward else _gathered(engine)
     with (
         weights,
-        _without_hooks(_handles(engine)),
+        substitutes.without_hooks(_hooks(engine)),
         _without_counts(engine.module),
         autocast_if_enabled(engine),
     ):
@@ -210,36 +209,16 @@ def _stage_3_hooks(engine):
     return getattr(engine.optimizer, "parameter_offload", engine.optimizer)
 
 
-def _handles(engine) -> list[Handle]:
-    """Returns the handles of the engine's hooks on modules."""
+def _hooks(engine) -> Iterator[tuple[dict, int]]:
+    """Yields the engine's hooks on modules, each a table and its number in it."""
     handles = [engine.module_forward_pre_hook, engine.module_forward_post_hook]
     if gathers(engine):
-        hooks = _stage_3_hooks(engine)
-        handles += [hooks.fwd_pre_hook, *hooks.forward_hooks, *hooks.backward_hooks]
-    return handles
-
-
-@contextlib.contextmanager
-def _without_hooks(handles: list[Handle]) -> Iterator[None]:
-    """Context in which hooks are not called. They keep their place."""
-    tables: dict[int, tuple[dict, dict]] = {}
-    taken: set[tuple[int, int]] = set()
+        own = _stage_3_hooks(engine)
+        handles += [own.fwd_pre_hook, *own.forward_hooks, *own.backward_hooks]
     for handle in handles:
         table = handle.hooks_dict_ref()
-        if table is not None and handle.id in table:
-            tables.setdefault(id(table), (table, dict(table)))
-            taken.add((id(table), handle.id))
-            del table[handle.id]
-    try:
-        yield
-    finally:
-        for key, (table, before) in tables.items():
-            now = dict(table)
-            table.clear()
-            for number, hook in before.items():
-                if number in now or (key, number) in taken:
-                    table[number] = hook
-            table.update(now)
+        if table is not None:
+            yield table, handle.id
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -33,6 +33,29 @@ def put_back(places: list[Place]) -> None:
     """Restores the model's own tensors."""
     for entries, name, tensor in places:
         entries[name] = tensor
+
+
+@contextlib.contextmanager
+def without_hooks(hooks: Iterable[tuple[dict, int]]) -> Iterator[None]:
+    """Context in which hooks of modules, each a table and a number in it, are not called. They keep
+    their place; hooks that others add or remove meanwhile stay so."""
+    tables: dict[int, tuple[dict, dict]] = {}
+    taken: set[tuple[int, int]] = set()
+    for table, number in hooks:
+        if number in table:
+            tables.setdefault(id(table), (table, dict(table)))
+            taken.add((id(table), number))
+            del table[number]
+    try:
+        yield
+    finally:
+        for key, (table, before) in tables.items():
+            now = dict(table)
+            table.clear()
+            for number, hook in before.items():
+                if number in now or (key, number) in taken:
+                    table[number] = hook
+            table.update(now)
 
 
 def parameter_like(own: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.Parameter:

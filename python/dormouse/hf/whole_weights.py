@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import sharding, substitutes
+from .support import UnsupportedModelError
 
 if dist.is_available():
     from torch.distributed.tensor import DTensor, Partial
@@ -24,14 +25,23 @@ if dist.is_available():
 _HOOKS = "torch.distributed.fsdp."
 
 
-class _Dtypes(NamedTuple):
-    """Of one parameter, as its ``MixedPrecisionPolicy`` says."""
+class _Sharded(NamedTuple):
+    """What ``fully_shard`` says of one parameter."""
 
-    passes: torch.dtype
-    reduction: torch.dtype | None
-    """Of the gradient's average; None: the gradient's own."""
+    dtype: torch.dtype
+    """In which it is gathered."""
+    reduce_dtype: torch.dtype | None
+    """Of its gradient's average; None: the gradient's own."""
     divisor: float | None
-    """Of the gradients' sum; None: the number of ranks."""
+    """Of the sum of gradients; None: the number of ranks."""
+
+
+class _Gathered(NamedTuple):
+    """One parameter of a call."""
+
+    data: torch.Tensor
+    is_trained: bool
+    sharded: _Sharded
 
 
 class WholeParameters:
@@ -45,26 +55,33 @@ class WholeParameters:
     def gather(self) -> WholeWeights:
         """Returns the weights as they are now. A collective of the ranks.
 
-        Raises :class:`.UnsupportedModelError` for parameters that the sharding leaves out.
+        Raises :class:`.UnsupportedModelError` for parameters that the sharding leaves out, and for
+        what a call does not do as ``fully_shard`` does.
         """
         # A forward without a backward leaves weights gathered.
         sharding.reshard(self._model)
         modules = sharding.sharded_modules(self._model)
         sharding.check_meshes(self._model, modules)
-        dtypes = _dtypes_of(modules.values())
+        _check(modules)
+        sharded = _sharded(modules.values())
         known, self._whole = self._whole, {}
-        data = {}
-        for own in self._model.parameters():
+        gathered = {}
+        for name, own in self._model.named_parameters():
             if not isinstance(own, DTensor):
                 continue
-            dtype = dtypes[own].passes
+            if own not in sharded:
+                raise UnsupportedModelError(
+                    f"parameter {name!r} is a DTensor that fully_shard leaves out; accepted: every "
+                    "DTensor under fully_shard"
+                )
+            dtype = sharded[own].dtype
             whole = known.get(own)
             if whole is None or whole.dtype != dtype:
-                empty = torch.empty(0, device=self._device, dtype=dtype)
-                whole = torch.nn.Parameter(empty, requires_grad=own.requires_grad)
-            self._whole[own] = whole.requires_grad_(own.requires_grad)
-            data[own] = own.detach().to(self._device, dtype).full_tensor()
-        return WholeWeights(self._model, list(modules.values()), self._whole, data, dtypes)
+                whole = torch.nn.Parameter(torch.empty(0, device=self._device, dtype=dtype))
+            self._whole[own] = whole
+            data = own.detach().to(self._device, dtype).full_tensor()
+            gathered[own] = _Gathered(data, own.requires_grad, sharded[own])
+        return WholeWeights(self._model, modules, self._whole, gathered)
 
 
 class WholeWeights(sharding.ReplicatedWeights):
@@ -73,40 +90,44 @@ class WholeWeights(sharding.ReplicatedWeights):
     def __init__(
         self,
         model: torch.nn.Module,
-        modules: list[torch.nn.Module],
+        modules: dict[str, torch.nn.Module],
         whole: dict[torch.nn.Parameter, torch.nn.Parameter],
-        data: dict[torch.nn.Parameter, torch.Tensor],
-        dtypes: dict[torch.nn.Parameter, _Dtypes],
+        gathered: dict[torch.nn.Parameter, _Gathered],
     ):
-        """``modules``: to which ``fully_shard`` was applied. The rest: by sharded parameter."""
+        """``modules``: to which ``fully_shard`` was applied. ``whole``, ``gathered``: by sharded
+        parameter."""
         super().__init__(model)
-        self._modules, self._whole, self._data, self._dtypes = modules, whole, data, dtypes
+        self._modules, self._whole, self._gathered = modules, whole, gathered
         self._sharded = {each: own for own, each in whole.items()}
 
     @property
     def updates(self):
-        """Of the shards, which the optimizer writes to."""
-        return sum(own._version + own.to_local()._version for own in self._data)
+        """A number that follows from the shards' bytes: optimizers that write to many tensors at
+        once do not move versions of DTensors."""
+        device = next(iter(self._sharded)).device
+        sums = [_digest(own.to_local()).to(device) for own in self._gathered]
+        return int(torch.stack(sums).sum())
 
     def receivers(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         return [self._sharded.get(each, each) for each in parameters]
 
     def handed(self, parameters, gradients):
         """A collective of the ranks."""
-        receivers = self.receivers(parameters)
-        return [self._averaged(*pair) for pair in zip(receivers, gradients, strict=True)]
+        _check(self._modules)
+        pairs = list(zip(self.receivers(parameters), gradients, strict=True))
+        on_some_rank = _on_some_rank(pairs)
+        return [
+            self._averaged(own, gradient) if own in on_some_rank else None
+            for own, gradient in pairs
+        ]
 
-    def _averaged(
-        self, own: torch.nn.Parameter, gradient: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def _averaged(self, own: torch.nn.Parameter, gradient: torch.Tensor | None) -> torch.Tensor:
         """Returns the shard of the average over the ranks."""
-        mesh, (_, dtype, divisor) = own.device_mesh, self._dtypes[own]
+        data, _, (_, dtype, divisor) = self._gathered[own]
         if gradient is None:
-            if mesh.size() == 1:
-                return None
             # Rows of this rank have no response, or no loss; those of others do.
-            gradient = torch.zeros_like(self._data[own])
-        gradient = gradient.to(dtype or gradient.dtype)
+            gradient = torch.zeros_like(data)
+        mesh, gradient = own.device_mesh, gradient.to(dtype or gradient.dtype)
         kind = Partial("avg" if divisor is None else "sum")
         partial = DTensor.from_local(gradient, mesh, [kind] * mesh.ndim, run_check=False)
         shard = partial.redistribute(placements=own.placements)
@@ -116,27 +137,29 @@ class WholeWeights(sharding.ReplicatedWeights):
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        for own, data in self._data.items():
-            self._whole[own].data = data
-        places = substitutes.put(self._module, self._whole.get)
-        classes = [(module, type(module)) for module in self._modules]
+        # A forward of the model's own since may have left weights gathered.
+        sharding.reshard(self._module)
+        for own, gathered in self._gathered.items():
+            whole = self._whole[own]
+            whole.data = gathered.data
+            # Another call may have begun with other parameters trained.
+            whole.requires_grad_(gathered.is_trained)
+        modules = self._modules.values()
         hooks = [
-            (table, dict(table))
-            for module in self._modules
+            (table, number)
+            for module in modules
             for table in (module._forward_pre_hooks, module._forward_hooks)
+            for number, hook in table.items()
+            if getattr(hook, "__module__", "").startswith(_HOOKS)
         ]
+        classes = [(module, type(module)) for module in modules]
+        places = substitutes.put(self._module, self._whole.get)
         try:
             for module, sharded in classes:
                 module.__class__ = sharded.__bases__[-1]
-            for table, own in hooks:
-                for key, hook in own.items():
-                    if getattr(hook, "__module__", "").startswith(_HOOKS):
-                        del table[key]
-            yield
+            with substitutes.without_hooks(hooks):
+                yield
         finally:
-            for table, own in hooks:
-                table.clear()
-                table.update(own)
             for module, sharded in classes:
                 module.__class__ = sharded
             substitutes.put_back(places)
@@ -144,10 +167,71 @@ class WholeWeights(sharding.ReplicatedWeights):
                 whole.data = whole.data.new_empty(0)
 
 
-def _dtypes_of(modules) -> dict[torch.nn.Parameter, _Dtypes]:
+def _sharded(modules) -> dict[torch.nn.Parameter, _Sharded]:
     return {
-        each.sharded_param: _Dtypes(
+        each.sharded_param: _Sharded(
             dtype, sharding.policy_of(each, group).reduce_dtype, group.gradient_divide_factor
         )
         for each, group, dtype in sharding.shards(modules)
     }
+
+
+def _check(modules: dict[str, torch.nn.Module]) -> None:
+    """Raises :class:`.UnsupportedModelError` for what a call does not do as ``fully_shard`` does."""
+    dtypes = set()
+    for each, group, _ in sharding.shards(modules.values()):
+        dtypes.add(sharding.policy_of(each, group).param_dtype)
+        if group._all_reduce_hook is not None:
+            raise UnsupportedModelError(
+                "set_all_reduce_hook was called, and score() reduces gradients by itself; accepted: "
+                "no such hook"
+            )
+        if _waits(each, group) and group.reduce_grads and group.all_reduce_grads:
+            raise UnsupportedModelError(
+                "gradients of an unsynchronised backward of the model's own wait for a reduction, "
+                "which score() does not do; accepted: a backward of the model's own as the last of "
+                "an accumulation"
+            )
+    if len(dtypes) > 1:
+        raise UnsupportedModelError(
+            "modules under fully_shard have policies with param_dtype "
+            f"{', '.join(sorted(map(str, dtypes)))}, and score() casts nothing between them; "
+            "accepted: one param_dtype"
+        )
+
+
+def _waits(shard, group) -> bool:
+    """Returns whether FSDP keeps a gradient that is not reduced, or not over all dimensions of the
+    mesh."""
+    if group._partial_reduce_output is not None:
+        return True
+    unsharded = getattr(shard, "_unsharded_param", None)
+    waiting = unsharded is not None and unsharded.grad is not None
+    # torch 2.12 and before keeps one in another dtype beside it.
+    waiting = waiting or getattr(shard, "unsharded_accumulated_grad", None) is not None
+    return waiting and not _is_in_backward(group)
+
+
+def _is_in_backward(group) -> bool:
+    """Returns whether FSDP reduces at the end of the backward that is running."""
+    return group._training_state.name != "IDLE"
+
+
+def _on_some_rank(pairs) -> set[torch.nn.Parameter]:
+    """Returns the parameters that have a gradient on some rank: one that no rank's passes use has
+    none. ``pairs``: parameters and gradients."""
+    found = set()
+    for mesh in dict.fromkeys(own.device_mesh for own, _ in pairs):
+        own_pairs = [pair for pair in pairs if pair[0].device_mesh == mesh]
+        has = torch.tensor([grad is not None for _, grad in own_pairs], dtype=torch.int32)
+        has = has.to(mesh.device_type)
+        for dimension in range(mesh.ndim):
+            dist.all_reduce(has, dist.ReduceOp.MAX, group=mesh.get_group(dimension))
+        found |= {own for (own, _), some in zip(own_pairs, has.tolist(), strict=True) if some}
+    return found
+
+
+def _digest(shard: torch.Tensor) -> torch.Tensor:
+    """Returns a number that follows from the bytes of a shard."""
+    as_integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return shard.detach().contiguous().view(as_integers[shard.itemsize]).sum(dtype=torch.int64)

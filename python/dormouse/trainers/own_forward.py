@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
+from ..hf import substitutes
+
 # Attributes of modules that transformers sets for checkpointing.
 _ATTRIBUTES = ("_gradient_checkpointing_func", "_require_grads_hooks", "_require_grads_hook")
 # Name of its hooks that make the embedding's output require gradients, without which the reentrant
@@ -34,8 +36,9 @@ def own_forward(model: torch.nn.Module) -> Iterator[None]:
         for module in model.modules():
             if vars(module).get("gradient_checkpointing"):
                 stack.enter_context(_without(module, "gradient_checkpointing", instead=False))
-            if any(map(_is_for_checkpointing, module._forward_hooks.values())):
-                stack.enter_context(_unhooked(module._forward_hooks))
+            hooks = module._forward_hooks
+            numbers = [n for n, hook in hooks.items() if _is_for_checkpointing(hook)]
+            stack.enter_context(substitutes.without_hooks((hooks, n) for n in numbers))
             for name in _ATTRIBUTES:
                 if name in vars(module):
                     stack.enter_context(_without(module, name))
@@ -68,17 +71,3 @@ def _without(module: torch.nn.Module, name: str, **replacement) -> Iterator[None
 def _is_for_checkpointing(hook) -> bool:
     is_transformers = getattr(hook, "__module__", "").startswith("transformers.")
     return is_transformers and hook.__qualname__.endswith(_HOOK)
-
-
-@contextlib.contextmanager
-def _unhooked(hooks: dict) -> Iterator[None]:
-    """Context in which hooks for checkpointing are not called; they keep their place."""
-    own = dict(hooks)
-    for key, hook in own.items():
-        if _is_for_checkpointing(hook):
-            del hooks[key]
-    try:
-        yield
-    finally:
-        hooks.clear()
-        hooks.update(own)
