@@ -15,12 +15,17 @@ def mixed_loss(logps: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor)
     return total - 0.1 * (entropies * mask).sum() / count
 
 
+def padded_logits(model, ids, mask) -> torch.Tensor:
+    """Logits of one forward of the padded batch."""
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+    return model(input_ids=ids, **given).logits
+
+
 def padded_values(model, ids, mask, keep) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of one forward of the padded batch, as a trainer computes
     them."""
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    output = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-    logits = output.logits[:, -keep - 1 : -1]
+    logits = padded_logits(model, ids, mask)[:, -keep - 1 : -1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     found = torch.log_softmax(logits, -1)
     logps = found.gather(-1, ids[:, -keep:, None])[..., 0]

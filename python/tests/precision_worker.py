@@ -3,7 +3,6 @@ environment of torchrun and :data:`KINDS`. See precision.py."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import test_openrlhf as openrlhf
 import torch
 import torch.distributed as dist
 from conftest import a_runtime
-from padded_batch import mixed_loss, padded_values
+from padded_batch import mixed_loss, padded_logits, padded_values
 from precision import Case, Gradients, leave
 from test_token_scores import padded
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -118,9 +117,7 @@ def step(model, runtime):
     def loss_of(seed: int):
         ids, mask, keep = a_batch(seed)
         counts, first = mask[:, -keep:].sum(1).tolist(), ids.shape[1] - keep
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
-        logits = model(input_ids=ids, **given).logits.float()
+        logits = padded_logits(model, ids, mask).float()
         return sum(
             models.loss_fn(
                 logits[row, first - 1 : first - 1 + counts[row]],

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-import models
 import torch
 import torch.distributed as dist
 from conftest import a_runtime
@@ -32,13 +31,14 @@ def placed(model, how: str) -> torch.nn.Module:
     if how == "FSDP1":
         return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     options = {
-        "replicated": {"mesh": mesh_of(dist.get_world_size(), 1)},
-        "hooked": {"mesh": mesh_of(dist.get_world_size(), 1)},
-        "hybrid": {"mesh": mesh_of(1, dist.get_world_size())},
         "columns": {"shard_placement_fn": lambda p: Shard(p.dim() - 1)},
         "offloaded": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
         "gathered": {"reshard_after_forward": False},
     }.get(how, {})
+    if how in ("replicated", "hooked"):
+        options["mesh"] = mesh_of(dist.get_world_size(), 1)
+    if how == "hybrid":
+        options["mesh"] = mesh_of(1, dist.get_world_size())
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if how == "split norm":
         own = distribute_tensor(inner.model.norm.weight.detach(), mesh_of(2, 1)["replicate"])

@@ -162,8 +162,8 @@ def interrupt(*arguments, **named):
 
 
 def test_an_interrupted_batch_leaves_nothing(directory, runtime, monkeypatch):
-    """An error in the second loss, and one after the passes of the last backward: the next batch's gradients are
-    its own."""
+    """An error in the second loss, and one after the passes of the last backward: the next batch's
+    gradients are its own."""
     exact(monkeypatch)
     wanted = update(made(monkeypatch, directory, runtime=runtime))
     worker = made(monkeypatch, directory, runtime=runtime)

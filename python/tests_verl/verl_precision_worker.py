@@ -23,7 +23,8 @@ PROMPTS = (340, 330, 320)
 SHARING = ROWS[:4]
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
 # A token whose ratio rounding moves over an edge would hide what is compared.
-UNCLIPPED = {name: 1e4 for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
+CLIPPED = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
+UNCLIPPED = dict.fromkeys(CLIPPED, 1e4)
 
 
 def engine_of(case: Case) -> dict:

@@ -64,8 +64,8 @@ def batch_of(
     losses = mask[:, left:].clone()
     if tools:
         losses[:, 1:3] = 0
-    made = {"generator": generator, "dtype": torch.float64}
-    noise = [torch.randn(losses.shape, **made) for _ in range(3)]
+    drawn = {"generator": generator, "dtype": torch.float64}
+    noise = [torch.randn(losses.shape, **drawn) for _ in range(3)]
     batch = {
         "input_ids": ids,
         "attention_mask": mask,

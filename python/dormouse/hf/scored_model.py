@@ -133,7 +133,7 @@ class ScoredModel(CheckedModel):
         exactly 1. Evaluation mode and training mode are two states of the model, and each is
         checked once.
 
-        Contains no collective of its own, so ranks may call it independently, with three exceptions:
+        Contains no collective of its own, so ranks may call it independently; three exceptions:
 
         - An engine of DeepSpeed in stage 3: a call gathers all weights, and so does its backward.
           ``"auto"`` keeps no graphs, which would keep the weights.
@@ -300,8 +300,7 @@ class ScoredModel(CheckedModel):
         ):
             check_temperature(temperature)
             weights = self._ready()
-            weights = gathered or weights
-            return work(*own, weights, temperature, asked, microbatch_tokens)
+            return work(*own, gathered or weights, temperature, asked, microbatch_tokens)
 
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[WholeWeights | None]:

@@ -435,10 +435,8 @@ def process_group_of(model: torch.nn.Module):
 def reshard(model: torch.nn.Module) -> None:
     """Frees gathered weights: a forward without backward, such as for log-probabilities, leaves
     some."""
-    if dist.is_available():
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+    for module in sharded_modules(model).values():
+        module.reshard()
 
 
 def of(model: torch.nn.Module, view: ModelView) -> ReplicatedWeights:

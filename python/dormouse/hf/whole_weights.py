@@ -177,14 +177,14 @@ def _sharded(modules) -> dict[torch.nn.Parameter, _Sharded]:
 
 
 def _check(modules: dict[str, torch.nn.Module]) -> None:
-    """Raises :class:`.UnsupportedModelError` for what a call does not do as ``fully_shard`` does."""
+    """Raises :class:`.UnsupportedModelError` for what a call does not do as ``fully_shard``."""
     dtypes = set()
     for each, group, _ in sharding.shards(modules.values()):
         dtypes.add(sharding.policy_of(each, group).param_dtype)
         if group._all_reduce_hook is not None:
             raise UnsupportedModelError(
-                "set_all_reduce_hook was called, and score() reduces gradients by itself; accepted: "
-                "no such hook"
+                "set_all_reduce_hook was called, and score() reduces gradients by itself; "
+                "accepted: no such hook"
             )
         if _waits(each, group) and group.reduce_grads and group.all_reduce_grads:
             raise UnsupportedModelError(

@@ -33,12 +33,16 @@ def own_forward(model: torch.nn.Module) -> Iterator[None]:
         for module in _roots(model):
             if _wraps_own(module):
                 stack.enter_context(_without(module, "forward"))
+        hooks = [
+            (module._forward_hooks, number)
+            for module in model.modules()
+            for number, hook in module._forward_hooks.items()
+            if _is_for_checkpointing(hook)
+        ]
+        stack.enter_context(substitutes.without_hooks(hooks))
         for module in model.modules():
             if vars(module).get("gradient_checkpointing"):
                 stack.enter_context(_without(module, "gradient_checkpointing", instead=False))
-            hooks = module._forward_hooks
-            numbers = [n for n, hook in hooks.items() if _is_for_checkpointing(hook)]
-            stack.enter_context(substitutes.without_hooks((hooks, n) for n in numbers))
             for name in _ATTRIBUTES:
                 if name in vars(module):
                     stack.enter_context(_without(module, name))
