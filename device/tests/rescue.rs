@@ -7,7 +7,7 @@ mod children;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Output;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -326,13 +326,17 @@ fn a_forked_child_is_not_rescued() {
     assert!(said(&output).ends_with(STRICT), "{output:?}");
 }
 
-/// A signal that arrives meanwhile does not end the wait.
+/// A signal that arrives meanwhile does not end the wait. It is delivered behind it: an alternate stack of the thread
+/// may have no room for a second signal's registers.
 #[test]
 fn a_wait_goes_on_after_a_signal() {
-    extern "C" fn nothing(_: i32) {}
+    static ARRIVED: AtomicBool = AtomicBool::new(false);
+    extern "C" fn arrive(_: i32) {
+        ARRIVED.store(true, Ordering::Relaxed);
+    }
     let output = in_child("a_wait_goes_on_after_a_signal", || {
-        let handler: extern "C" fn(i32) = nothing;
-        // SAFETY: the handler does nothing.
+        let handler: extern "C" fn(i32) = arrive;
+        // SAFETY: the handler stores an atomic.
         unsafe { libc::signal(libc::SIGUSR1, handler as usize) };
         let sleepers = Sleepers::new(1);
         let start = sleepers.all[0].range.start;
@@ -345,11 +349,13 @@ fn a_wait_goes_on_after_a_signal() {
                 }
                 std::thread::sleep(Duration::from_millis(2));
             }
+            assert!(!ARRIVED.load(Ordering::Relaxed));
             assert_eq!(request.access(), "read");
             sleepers.wake(request.address());
             request.awake();
         });
         assert_eq!(read(start), byte_at(start));
+        assert!(ARRIVED.load(Ordering::Relaxed));
     });
     assert_survived(&output);
 }

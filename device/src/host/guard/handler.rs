@@ -91,6 +91,8 @@ pub fn install() -> Result<(), DeviceError> {
     let is_on_own_stack = previous.has_handler() && previous.flags & libc::SA_ONSTACK == 0;
     let stack = if is_on_own_stack { 0 } else { libc::SA_ONSTACK };
     action.sa_flags = libc::SA_SIGINFO | stack | previous.flags & libc::SA_RESTART;
+    // SAFETY: a set is at least as long as the kernel's.
+    unsafe { (&raw mut action.sa_mask).cast::<u64>().write_unaligned(previous::HELD) };
     // SAFETY: `on_fault` has the three-argument form of SA_SIGINFO, and is async-signal-safe.
     if unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) } != 0 {
         PREVIOUS.undo();

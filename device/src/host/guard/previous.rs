@@ -15,7 +15,26 @@ pub(super) const LEVELS_MAX: usize = 16;
 
 /// In place of a handler that came back on top: the level passes on to the one below it.
 const BELOW: usize = usize::MAX;
-const SIGSEGV_BIT: u64 = 1 << (libc::SIGSEGV - 1);
+const SIGSEGV_BIT: u64 = bit(libc::SIGSEGV);
+
+/// The signals that are blocked while our handler runs: it may wait, and an alternate stack of 8 KiB has no room for
+/// the registers of a second signal. All but those that an instruction causes, and the two of the C library.
+pub(super) const HELD: u64 = !(bit(libc::SIGILL)
+    | bit(libc::SIGTRAP)
+    | bit(libc::SIGABRT)
+    | bit(libc::SIGBUS)
+    | bit(libc::SIGFPE)
+    | SIGSEGV_BIT
+    | bit(libc::SIGSYS)
+    | bit(libc::SIGKILL)
+    | bit(libc::SIGSTOP)
+    | bit(32)
+    | bit(33));
+
+/// Returns a signal as a set of the kernel has it.
+const fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
 
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 type SmallHandler = extern "C" fn(c_int);
@@ -128,7 +147,7 @@ impl Levels {
 }
 
 /// Calls the handler of `action` with the signals blocked that the kernel would block; `false` if it has none.
-/// Async-signal-safe.
+/// `context`: of the fault. Async-signal-safe.
 pub(super) fn call(
     action: &Action,
     signal: c_int,
@@ -139,11 +158,16 @@ pub(super) fn call(
         return false;
     }
     let mut before = 0;
-    change_mask(libc::SIG_BLOCK, action.mask, &mut before);
+    change_mask(libc::SIG_BLOCK, 0, &mut before);
+    // A handler of the program that called ours has a mask of its own.
+    let is_held = before & HELD == HELD;
+    let base = if is_held { interrupted_mask(context) | SIGSEGV_BIT } else { before };
+    let mut mask = base | action.mask;
     if action.flags & libc::SA_NODEFER != 0 && action.mask & SIGSEGV_BIT == 0 {
-        // Our action blocks the signal. This handler may fault itself, or jump out without a change of the mask.
-        change_mask(libc::SIG_UNBLOCK, SIGSEGV_BIT, null_mut());
+        // This handler may fault itself, or jump out without a change of the mask.
+        mask &= !SIGSEGV_BIT;
     }
+    change_mask(libc::SIG_SETMASK, mask, null_mut());
     if action.flags & libc::SA_SIGINFO != 0 {
         // SAFETY: its owner installed it as a three-argument handler.
         let handler = unsafe { std::mem::transmute::<usize, Handler>(action.handler) };
@@ -155,6 +179,15 @@ pub(super) fn call(
     }
     change_mask(libc::SIG_SETMASK, before, null_mut());
     true
+}
+
+/// Returns the signals that were blocked at the fault.
+fn interrupted_mask(context: *mut c_void) -> u64 {
+    // SAFETY: with SA_SIGINFO the third argument is this thread's ucontext; the first word of its set has the signals
+    // of the kernel.
+    unsafe {
+        (&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>().read_unaligned()
+    }
 }
 
 /// Changes the signals that the calling thread blocks, by the kernel's own call: the C library's leaves out some.
