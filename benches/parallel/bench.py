@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benches")]
+sys.path[:0] = [str(ROOT / each) for each in ("python", "benches", "examples/megatron")]
 
 import bubble_rows
 import compared_rows
@@ -45,6 +45,7 @@ def main() -> int:
         for layout in LAYOUTS
     ]
     makers += [
+        ((bubble_rows.CHUNKS_NAME,), lambda: [bubble_rows.chunks_row(PRELOAD, LOGS)]),
         (gradient_rows.NAMES, lambda: gradient_rows.gradient_rows(PRELOAD, LOGS)),
         ((peak_rows.NAME,), lambda: [peak_rows.peak_row(PRELOAD, LOGS)]),
         ((failure_rows.NAME,), lambda: [failure_rows.failure_row(PRELOAD, LOGS)]),

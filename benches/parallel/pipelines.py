@@ -14,6 +14,8 @@ GROUPS = (
     (1600, (400, 500, 400, 300)),
     (900, (300, 400)),
 )
+# The adapter's chunks have at least the rows of a microbatch.
+CHUNK_ROWS_MIN = max(rows for _, microbatches in GROUPS for rows in microbatches)
 # Of a row in a message: 256 numbers in BF16.
 COLUMNS = 256
 NUMBER_BYTES = 2
@@ -21,9 +23,9 @@ NUMBER_BYTES = 2
 LAYOUTS = {"pp2": (2, 1), "pp4": (4, 1), "interleaved": (4, 2)}
 
 
-def pipeline_of(layout: str) -> dict:
-    """Returns a pipeline as the query takes it, with whole prefixes in one stream, as the adapter of
-    Megatron plans."""
+def pipeline_of(layout: str, chunks: int) -> dict:
+    """Returns a pipeline as the query takes it, in one stream, as the adapter of Megatron plans.
+    ``chunks``: of a prefix."""
 
     def costs(rows: int) -> tuple[int, int]:
         forward = rows * FORWARD_NS_PER_ROW
@@ -54,7 +56,8 @@ def pipeline_of(layout: str) -> dict:
         "virtual_stages": virtual_stages,
         "groups": groups,
         "order": "stream",
-        "chunks": 1,
+        "chunks": chunks,
+        "chunk_rows_min": CHUNK_ROWS_MIN,
         "row_bytes": row_bytes,
     }
 

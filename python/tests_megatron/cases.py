@@ -41,7 +41,10 @@ from dormouse.megatron.refusals import unwrapped
 from process_groups import destroy_groups
 from rooms import room_of
 
-VOCABULARY, LAYERS, COLUMNS_MAX, CALLS = 48, 4, 64, 2
+VOCABULARY, LAYERS, COLUMNS_MAX = 48, 4, 64
+# Of a case in FP64, and below: what rounding does in a call of ten rows differs by a third between
+# two calls.
+CALLS, CALLS_LOW = 2, 8
 PROMPT_TOKENS, LONG_TOKENS = 21, 300
 # Two chunks on each of four context-parallel ranks.
 COLUMNS_UNIT = 8
@@ -230,6 +233,105 @@ CASES = {
     "four stages": Case(4, stages=4, share={"microbatch_tokens": 9}),
     "two stages of two parts": Case(4, 2, 2, share={"microbatch_tokens": 9}),
     "two stages of two replicas": Case(4, stages=2),
+    "two stages, prompts in chunks": Case(
+        2, stages=2, share={"microbatch_tokens": 9, "prompt_chunks": 3}
+    ),
+    "two stages, long prompts in chunks, experts": Case(
+        2,
+        stages=2,
+        config=EXPERTS,
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9, "prompt_chunks": 2},
+    ),
+    "two stages, long prompts": Case(
+        2,
+        stages=2,
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9, "prompt_chunks": 1},
+    ),
+    "two stages of two chunks, prompts in chunks, learned positions": Case(
+        2,
+        stages=2,
+        chunks=2,
+        config=PLAIN_GELU | INTERLEAVED,
+        model={"position_embedding_type": "learned_absolute"},
+        share={"microbatch_tokens": 9, "prompt_chunks": 4},
+    ),
+    "four stages, prompts in chunks": Case(
+        4, stages=4, share={"microbatch_tokens": 9, "prompt_chunks": 4}
+    ),
+    "two stages of two parts of a sequence": Case(
+        4, 2, 2, config={"sequence_parallel": True}, share={"microbatch_tokens": 9}
+    ),
+    "two stages of two parts of a sequence, prompts in chunks": Case(
+        4,
+        2,
+        2,
+        config={"sequence_parallel": True, "calculate_per_token_loss": True},
+        per_token=True,
+        share={"microbatch_tokens": 9, "prompt_chunks": 3},
+    ),
+    "two stages, context on two ranks, long prompts": Case(
+        4,
+        stages=2,
+        context_parallel=2,
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9},
+    ),
+    "two stages of two chunks, context on two ranks": Case(
+        4,
+        stages=2,
+        chunks=2,
+        context_parallel=2,
+        config=INTERLEAVED,
+        share={"microbatch_tokens": 9},
+    ),
+    "two stages, context and experts on two ranks, per token": Case(
+        4,
+        stages=2,
+        expert_parallel=2,
+        context_parallel=2,
+        config=EXPERTS | {"calculate_per_token_loss": True},
+        per_token=True,
+        share={"microbatch_tokens": 9},
+    ),
+    "two stages, experts on two ranks": Case(
+        4, stages=2, expert_parallel=2, config=EXPERTS, share={"microbatch_tokens": 9}
+    ),
+    "two stages of two chunks, experts on two ranks, overlapped": Case(
+        4,
+        stages=2,
+        chunks=2,
+        expert_parallel=2,
+        config=EXPERTS | INTERLEAVED | {"calculate_per_token_loss": True},
+        ddp={"overlap_grad_reduce": True},
+        per_token=True,
+        share={"microbatch_tokens": 9, "sleep": False},
+    ),
+    "two stages of two parts of a sequence, experts on two ranks": Case(
+        4,
+        2,
+        2,
+        expert_parallel=2,
+        config=EXPERTS | {"sequence_parallel": True, "expert_tensor_parallel_size": 1},
+        share={"microbatch_tokens": 9},
+    ),
+    "two stages, experts on two ranks, long prompts": Case(
+        4,
+        stages=2,
+        expert_parallel=2,
+        config=EXPERTS,
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9},
+    ),
+    "two stages of two chunks of two parts of a sequence, experts": Case(
+        4,
+        2,
+        2,
+        chunks=2,
+        config=EXPERTS | INTERLEAVED | {"sequence_parallel": True},
+        share={"microbatch_tokens": 9, "prompt_chunks": 2},
+    ),
     "experts on two ranks": Case(2, expert_parallel=2, config=EXPERTS),
     "experts on two ranks, two parts of a sequence": Case(
         2,
@@ -620,6 +722,11 @@ def gradients(ddp) -> Tensors:
     }
 
 
+def calls_of(dtype: torch.dtype) -> int:
+    """Returns the number of calls of a case with weights of this dtype."""
+    return CALLS if dtype is torch.float64 else CALLS_LOW
+
+
 def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts.
     ``copies``: so many replicas have the same rows."""
@@ -633,7 +740,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
-    for call in range(CALLS):
+    for call in range(calls_of(case.weights)):
         batches = batches_of(call, case.prompt_tokens, case.columns, replica)
         room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
         with counted.of_call(gpt, bytes_sent, asleep, held), room:

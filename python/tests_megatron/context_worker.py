@@ -107,6 +107,8 @@ EXPERTS = dataclasses.replace(
     CASE, expert_parallel=2, config=CASE.config | cases.EXPERTS, share={"microbatch_tokens": 9}
 )
 RING = dataclasses.replace(CASE, ring=True)
+STAGES = dataclasses.replace(CASE, ranks=4, stages=2, share={"microbatch_tokens": 9})
+EXPERTS_OF_STAGES = dataclasses.replace(STAGES, expert_parallel=2, config=EXPERTS.config)
 EXPERTS_OF_REPLICAS = dataclasses.replace(EXPERTS, ranks=4, expert_parallel=4)
 ROWS = {
     **{name: Rows(CASE, change) for name, change in CHANGES.items()},
@@ -115,6 +117,8 @@ ROWS = {
     "ring, prompts of two tokens": Rows(
         dataclasses.replace(RING, prompt_tokens=2), CHANGES["prompts of two tokens"]
     ),
+    **{f"two stages, {name}": Rows(STAGES, change) for name, change in CHANGES.items()},
+    "two stages, experts on both, one row has a loss": Rows(EXPERTS_OF_STAGES, one_row),
     "experts on both, no prompt is shared": Rows(EXPERTS, unshared),
     "experts on both, one row has a loss": Rows(EXPERTS, one_row),
     "replica 1 has no loss": Rows(EXPERTS_OF_REPLICAS, CHANGES["no loss"], (1,)),
@@ -221,6 +225,9 @@ REFUSED = {
     "one rank fails as gradients pass": Refused(
         enter=failing_within_collect, ranks=(1,), case=RING
     ),
+    "two stages, no room for K and V": Refused(
+        case=dataclasses.replace(STAGES, ring=True), comes_first=True
+    ),
     "graphs are kept": Refused(
         case=dataclasses.replace(RING, share=CASE.share | {"graphs": "kept"}), comes_first=True
     ),
@@ -295,7 +302,7 @@ def main(directory: Path) -> None:
     torch.set_num_threads(1)
     found, ranks = {}, int(os.environ["WORLD_SIZE"])
     rows = {name: each for name, each in ROWS.items() if each.case.ranks == ranks}
-    refused = REFUSED if ranks == CASE.ranks else {}
+    refused = {name: each for name, each in REFUSED.items() if each.case.ranks == ranks}
     with conftest.a_runtime() as runtime:
         for names, work in ((rows, distance_of), (refused, error_of)):
             for name, each in names.items():

@@ -221,6 +221,10 @@ PER_TOKEN_STAGES = dataclasses.replace(REPLICAS, stages=2)
 CHUNKS_OF_REPLICAS = dataclasses.replace(
     STAGES_OF_REPLICAS, chunks=2, config=REPLICAS.config | cases.INTERLEAVED
 )
+EXPERTS_OF_STAGES = dataclasses.replace(EXPERTS, ranks=4, stages=2)
+EXPERTS_OF_CHUNKS = dataclasses.replace(
+    EXPERTS_OF_STAGES, chunks=2, config=EXPERTS.config | cases.INTERLEAVED
+)
 OVERLAPPED_STAGES = dataclasses.replace(STAGES_OF_REPLICAS, ddp=OVERLAPPED.ddp)
 UNEVEN = dataclasses.replace(STAGES, config={"num_layers_in_first_pipeline_stage": 3})
 LATE = {
@@ -257,6 +261,18 @@ SHARES = {
     "replica 1 has no loss, balanced, experts on both": Share(
         BALANCED_EXPERTS, without_loss, (1,)
     ),
+    "replica 1 of two stages has no loss, experts on both": Share(
+        EXPERTS_OF_STAGES, without_loss, (1,)
+    ),
+    "replica 1 of two stages has more prompts, experts on both": Share(
+        EXPERTS_OF_STAGES, unshared, (1,), (0,)
+    ),
+    "replica 0 of two stages has fewer responses, experts on both": Share(
+        EXPERTS_OF_STAGES, without_loss, (0,), (1,)
+    ),
+    "replica 0 of two stages of two chunks has more prompts, experts on both": Share(
+        EXPERTS_OF_CHUNKS, unshared, (0,), (2,)
+    ),
     "stages of three layers and of one": Share(UNEVEN, without_loss, ()),
 }
 KEPT = dataclasses.replace(PARTS, share={"graphs": "kept"})
@@ -275,6 +291,7 @@ NO_LOSS = {
     "no loss, two stages": NoLoss(PER_TOKEN_STAGES),
     "no loss, two replicas": NoLoss(REPLICAS),
     "no loss, experts on both": NoLoss(EXPERTS),
+    "no loss, two stages, experts on both": NoLoss(EXPERTS_OF_STAGES),
 }
 CASES = LATE | SHARES | NO_LOSS | EVALUATED
 

@@ -62,6 +62,12 @@ def test_a_rank_may_have_less_than_others(name, found):
     ("replica 1 of two stages has no loss", (PROMPTS, 0, PROMPTS, 0)),
     ("replica 1 of two stages of two chunks has no loss", (PROMPTS, 0, PROMPTS, 0)),
     ("replica 1 of two stages has no loss, overlapped", (0, 0, 0, 0)),
+    ("replica 1 of two stages has no loss, experts on both", (0, 0, 0, 0)),
+    (
+        "replica 1 of two stages has more prompts, experts on both",
+        (PROMPTS, PROMPTS + 2, PROMPTS, PROMPTS + 2),
+    ),
+    ("replica 0 of two stages has fewer responses, experts on both", (PROMPTS,) * 4),
 ])
 def test_the_other_ranks_share(name, prompts, found):
     assert tuple(own["prompts"] for own in found[name]) == prompts

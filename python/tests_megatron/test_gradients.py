@@ -51,7 +51,7 @@ def test_gradients_are_those_of_megatron(run_of, name, dtype):
     for found in run_of(name, dtype):
         ways = (found[way]["gradients"] for way in ("truth", "plain", "shared"))
         calls = list(zip(*ways, strict=True))
-        assert len(calls) == cases.CALLS
+        assert len(calls) == cases.calls_of(dtype)
         if dtype is torch.float64:
             assert all(distance(ours, exact) < EXACT for exact, _, ours in calls)
             continue
@@ -81,7 +81,7 @@ def test_what_is_logged_is_that_of_megatron(run_of, name, dtype):
 
 @pytest.mark.parametrize("name", cases.CASES)
 def test_prompts_run_once_and_nothing_stays_asleep(run_of, name):
-    for found in run_of(name, torch.float32):
+    for found in run_of(name, torch.float64):
         sharing = found["shared"]["sharing"]
         # Where experts are balanced, a row without a loss counts too.
         more = cases.CASES[name].is_balanced
@@ -114,9 +114,13 @@ def test_experts_are_balanced_as_in_megatron(run_of, name):
             torch.testing.assert_close(ours, theirs, rtol=LOGGED_TOLERANCE, atol=LOGGED_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if case.stages > 1])
+@pytest.mark.parametrize("name", [
+    name
+    for name, case in cases.CASES.items()
+    if case.stages > 1 and case.context_parallel == 1
+])
 def test_stages_send_what_is_planned(run_of, name):
-    for found in run_of(name, torch.float32):
+    for found in run_of(name, torch.float64):
         assert len(found["shared"]["bytes"]) == cases.CALLS
         for planned, sent in found["shared"]["bytes"]:
             # Every stage sends: the first hidden states, the last gradients.
@@ -127,8 +131,8 @@ def test_stages_send_what_is_planned(run_of, name):
     "name", [name for name, case in cases.CASES.items() if case.context_parallel > 1]
 )
 def test_context_parallel_ranks_send_what_is_planned(run_of, name):
-    for found in run_of(name, torch.float32):
-        # Of each prompt one forward at least, and the backward.
+    for found in run_of(name, torch.float64):
+        # Of each prompt one forward at least, and the backward; of a stage its list.
         assert len(found["shared"]["bytes"]) >= 2 * PROMPTS * cases.CALLS
         for planned, sent in found["shared"]["bytes"]:
             assert planned == sent > 0

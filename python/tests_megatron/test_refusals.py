@@ -100,8 +100,10 @@ def attention_of(gpt):
     (lambda gpt: setattr(gpt, "position_embedding_type", "yarn"), "position_embedding_type is 'y"),
     (lambda gpt: setattr(gpt, "mtp_process", True), "predicts several tokens"),
     (
-        lambda gpt: vars(gpt.config).update(sequence_parallel=True, pipeline_model_parallel_size=2),
-        "sequence_parallel is True in a pipeline",
+        lambda gpt: vars(gpt.config).update(
+            fp32_residual_connection=True, pipeline_model_parallel_size=2
+        ),
+        "fp32_residual_connection is True in a pipeline",
     ),
     (
         lambda gpt: setattr(attention_of(gpt), "core_attention", torch.nn.Identity()),
@@ -110,12 +112,6 @@ def attention_of(gpt):
     (
         lambda gpt: setattr(gpt.decoder.layers[1], "self_attention", torch.nn.Identity()),
         "a layer's attention is a Identity",
-    ),
-    (
-        lambda gpt: vars(gpt.config).update(
-            expert_model_parallel_size=2, pipeline_model_parallel_size=2
-        ),
-        "expert_model_parallel_size is above 1 in a pipeline",
     ),
     (
         lambda gpt: vars(gpt.config).update(
@@ -162,7 +158,6 @@ def test_balancing_in_a_pipeline_is_refused_by_name(runtime, setting):
 
 @pytest.mark.parametrize("setting, message", [
     ({}, "core attention is a DotProductAttention and context_parallel_size above 1"),
-    ({"pipeline_model_parallel_size": 2}, "context_parallel_size is 2 in a pipeline"),
     ({"hybrid_context_parallel": True}, "hybrid_context_parallel is True"),
 ])
 def test_context_parallelism_with_others_is_refused_by_name(model, setting, message):

@@ -26,18 +26,20 @@ impl StageShare {
     }
 }
 
-/// Cuts a prefix into at most `wanted` chunks of nearly equal cost and returns their ends; each end but
-/// the last is a multiple of `multiple`.
-pub(super) fn cut(group: &PipelineGroup, wanted: u32, multiple: u32) -> Vec<u64> {
+/// Cuts a prefix into at most `wanted` chunks of nearly equal cost and returns their ends: as many as the
+/// pipeline's `chunk_rows_min` and `chunk_rows_multiple` allow.
+pub(super) fn cut(pipeline: &Pipeline, group: &PipelineGroup, wanted: u32) -> Vec<u64> {
     let rows = group.prefix_rows;
-    let multiple = u64::from(multiple.max(1));
+    let multiple = u64::from(pipeline.chunk_rows_multiple.max(1));
+    let most = (rows / u64::from(pipeline.chunk_rows_min.max(1))).max(1);
+    let wanted = u64::from(wanted).min(most);
     let mut cost = group.forward.plus(group.backward);
     if cost == StageShare::default() {
         cost.linear_ns = rows;
     }
     let until = |end| u128::from(cost.until_ns(end, rows, PERMILLE));
     let whole = until(rows);
-    let mut ends = Vec::with_capacity(wanted as usize);
+    let mut ends = Vec::new();
     let mut last = 0;
     for chunk in 1..wanted {
         // The smallest multiple that reaches this share of the cost.

@@ -93,7 +93,7 @@ impl Graph {
         };
         let mut base = 0;
         for group in &pipeline.groups {
-            let ends = cut(group, chunks, pipeline.chunk_rows_multiple);
+            let ends = cut(pipeline, group, chunks);
             let place = GroupOps { base, ends, microbatches: group.microbatches.len() as u32 };
             base += place.part_ops() * parts as usize;
             // Checked per group: cutting all groups may take minutes.

@@ -167,6 +167,8 @@ pub struct Pipeline {
     pub chunks: u32,
     /// Rows of each chunk but the last are a multiple of this (sequence parallelism); 0 means 1.
     pub chunk_rows_multiple: u32,
+    /// A prefix has at most one chunk for so many of its rows, and at least one; 0 means 1.
+    pub chunk_rows_min: u32,
     /// Memory bounds of each stage.
     pub bounds: MemoryBounds,
     /// Whether a send blocks its stage until it is received; otherwise transfers overlap compute.

@@ -52,7 +52,7 @@ prop_compose! {
         groups in prop::collection::vec(group(), 1..4),
         stream in any::<bool>(),
         chunks in 1u32..6,
-        chunk_rows_multiple in 0u32..4,
+        (chunk_rows_multiple, chunk_rows_min) in (0u32..4, 0u32..4),
         (live_groups_max, in_flight_max) in (0u32..3, 0u32..5),
         blocking in any::<bool>(),
         (op_overhead_ns, transfer_latency_ns) in (0u64..3, 0u64..4),
@@ -65,6 +65,7 @@ prop_compose! {
             order: if stream { PipelineOrder::Stream } else { PipelineOrder::GroupByGroup },
             chunks,
             chunk_rows_multiple,
+            chunk_rows_min,
             bounds: MemoryBounds { live_groups_max, in_flight_max },
             blocking,
             rates: PipelineRates {
@@ -625,6 +626,26 @@ fn chunks_have_equal_costs_and_keep_their_multiple() {
     assert_eq!(rows, [(0, 504), (504, 712), (712, 872), (872, 1001)]);
     assert_eq!(chunks.iter().map(|(_, cost)| cost).sum::<u64>(), 4_000_000);
     assert!(chunks.iter().all(|(_, cost)| cost.abs_diff(1_000_000) < 50_000), "{chunks:?}");
+}
+
+/// Short prefixes have fewer chunks than long ones, and those that are shorter than the least are whole.
+#[test]
+fn chunks_have_the_least_rows() {
+    let mut case = uniform(1, 1, 3, 1, 1);
+    (case.chunks, case.chunk_rows_min) = (4, 100);
+    for (group, rows) in case.groups.iter_mut().zip([1000, 250, 99]) {
+        group.prefix_rows = rows;
+        group.forward = StageShare { linear_ns: rows, pairs_ns: 0 };
+        group.backward = StageShare { linear_ns: 2 * rows, pairs_ns: 0 };
+    }
+    let stages = case.plan().unwrap();
+    let ends = |number| {
+        let of_group = |op: &&StageOp| op.kind == StageOpKind::PrefixForward && op.group == number;
+        stages.stages[0].ops.iter().filter(of_group).map(|op| op.rows.end).collect::<Vec<_>>()
+    };
+    assert_eq!(ends(0), [250, 500, 750, 1000]);
+    assert_eq!(ends(1), [125, 250]);
+    assert_eq!(ends(2), [99]);
 }
 
 /// Thousandths scale each part's ops: a dead last layer, a head.

@@ -28,6 +28,7 @@ fn parse(text: &str) -> Pipeline {
             "virtual_stages" => pipeline.virtual_stages = small(),
             "chunks" => pipeline.chunks = small(),
             "chunk_rows_multiple" => pipeline.chunk_rows_multiple = small(),
+            "chunk_rows_min" => pipeline.chunk_rows_min = small(),
             "live_groups_max" => pipeline.bounds.live_groups_max = small(),
             "in_flight_max" => pipeline.bounds.in_flight_max = small(),
             "op_overhead_ns" => pipeline.rates.op_overhead_ns = numbers[0],

@@ -40,8 +40,6 @@ import torch
 from torch.nn.modules import module as torch_module
 from transformers import AttentionInterface
 
-from ..group import Group
-from ..tree import Tree
 from . import dropout, outputs, routing, sharding, support
 from .compiled_layers import EAGER
 from .miniature import PROMPT_TOKENS, Miniature
@@ -76,8 +74,8 @@ KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "megatron", "dormou
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-Step = Callable[[Group | Tree, int, Losses], None]
-"""Runs a shared step. Arguments: the batch, rows per microbatch, and the losses."""
+Step = Callable[[Miniature, Losses], None]
+"""Runs a shared step of a miniature with these losses."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +307,7 @@ class Check:
         self._weights.keep_in_next_backwards()
         with support.explained(f"the shared step{self._widened}"):
             losses = miniature.recording_losses(pieces)
-            self._step(miniature.batch, miniature.microbatch_tokens, losses)
+            self._step(miniature, losses)
         seen = {number: _joined(own) for number, own in pieces.items()}
         return _Run(seen, trial.take())
 

@@ -31,9 +31,9 @@ from .batch import DEFAULT_MICROBATCH_TOKENS, Batch, Sample, batch_of, has_tree,
 from .check import Checked
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
-from .miniature import Reach
+from .miniature import Miniature, Reach
 from .model_shape import model_shape
-from .outputs import PLAIN, Request
+from .outputs import PLAIN, Losses, Request
 from .probe import Probe
 from .probe_step import probe_step
 from .sharding import ReplicatedWeights
@@ -100,8 +100,11 @@ class CheckedModel:
         with self._alone(in_backward=in_backward), around:
             yield
 
-    def _plan(self, batch: Batch, microbatch_tokens: int) -> Plan:
-        return batch.plan(model_shape(self._view), microbatch_tokens)
+    def _plan(
+        self, batch: Batch, microbatch_tokens: int, cuts: Sequence[torch.Tensor] = ()
+    ) -> Plan:
+        """``cuts``: see :meth:`.batch.Batch.plan`."""
+        return batch.plan(model_shape(self._view), microbatch_tokens, cuts)
 
     def _rows_of(self, microbatch_tokens: int | None) -> int:
         """Returns the rows of a microbatch: those asked for, else the device's default."""
@@ -274,20 +277,16 @@ class CheckedModel:
         if not self._length_matters:
             reach = Reach()
 
-        def run_step(batch, microbatch_tokens, losses):
-            batch = batch_of(batch, losses)
+        def run_step(own: Miniature, losses: Losses) -> None:
+            batch = batch_of(own.batch, losses)
             with (
-                self._plan(batch, microbatch_tokens) as plan,
+                self._plan(batch, own.microbatch_tokens, own.cuts) as plan,
                 self._step(weights, batch, plan, awake, is_check=True) as step,
             ):
                 step.run(microbatches=share.microbatches_of(plan), is_last=True)
 
         before = Fingerprint(self._model)
-        lengths = miniature.lengths_up_to(reach, self._view.config)
-        if is_tree and reach.tokens == 0:
-            lengths = []
-        miniatures = [miniature.group(self._view, each, request) for each in lengths]
-        miniatures += [miniature.tree(self._view, request)] if is_tree else []
+        miniatures = self._miniatures(reach, request, is_tree=is_tree)
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(weights.stepping())
@@ -308,6 +307,14 @@ class CheckedModel:
         self._state = self._known.put(fingerprint, self._state, self._view.way)
         self._state.checks[self._autocast, request, is_tree] = checked
         return checked
+
+    def _miniatures(self, reach: Reach, request: Request, *, is_tree: bool) -> list[Miniature]:
+        """Returns what a check runs."""
+        lengths = miniature.lengths_up_to(reach, self._view.config)
+        if is_tree and reach.tokens == 0:
+            lengths = []
+        found = [miniature.group(self._view, each, request) for each in lengths]
+        return found + ([miniature.tree(self._view, request)] if is_tree else [])
 
     def _step(
         self,

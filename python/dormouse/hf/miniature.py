@@ -92,12 +92,14 @@ class Miniature:
         rows: int = 0,
         shared_rows: Sequence[int] = (),
         request: Request = PLAIN,
+        cuts: Sequence[torch.Tensor] = (),
     ):
         """``prompt_tokens``: length of the shortest shared prefix. ``rows``: of the longest
         microbatch, with the prefixes before it. ``shared_rows``: of a tree, by sequence.
-        ``request``: what losses read."""
+        ``request``: what losses read. ``cuts``: see :meth:`.batch.Batch.plan`."""
         self.batch = batch
         self.request = request
+        self.cuts = cuts
         self.prompt_tokens = prompt_tokens
         self.microbatch_tokens = microbatch_tokens
         self.rows = rows
@@ -141,7 +143,7 @@ class Miniature:
                 ]
             )
         arguments = (self.prompt_tokens, self.microbatch_tokens, self.rows, self.shared_rows)
-        return Miniature(batch, *arguments, request=self.request)
+        return Miniature(batch, *arguments, request=self.request, cuts=self.cuts)
 
     def alone(self) -> Miniature:
         """Returns the longest sequence as a group."""
@@ -221,14 +223,17 @@ def _equal_tokens(a: torch.Tensor, b: torch.Tensor) -> int:
     return int((a[:length] == b[:length]).int().cumprod(0).sum())
 
 
-def group(view: ModelView, lengths: Lengths, request: Request = PLAIN) -> Miniature:
-    """Returns a miniature group. ``request``: what its losses read."""
+def group(
+    view: ModelView, lengths: Lengths, request: Request = PLAIN, chunk_ends: Sequence[int] = ()
+) -> Miniature:
+    """Returns a miniature group. ``request``: what its losses read. ``chunk_ends``: where its
+    prompt is cut, in tokens."""
     draw = _drawing(view)
     weights = [(-1.0) ** i * (0.5 + 0.25 * i) for i in range(len(lengths.responses))]
     batch = Group(draw(lengths.prompt), [draw(n) for n in lengths.responses], weights)
-    return Miniature(
-        batch, lengths.prompt, lengths.microbatch_tokens, lengths.rows, request=request
-    )
+    cuts = [batch.prompt[:end] for end in chunk_ends]
+    own = lengths.prompt, lengths.microbatch_tokens, lengths.rows
+    return Miniature(batch, *own, request=request, cuts=cuts)
 
 
 def tree(view: ModelView, request: Request = PLAIN) -> Miniature:

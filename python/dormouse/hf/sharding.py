@@ -51,6 +51,8 @@ class ReplicatedWeights:
     accumulate_in_place = True
     """Whether a product may add to the gradient of a weight (:mod:`.accumulation`): no hook of a
     framework waits for each backward."""
+    sums_wide = False
+    """Whether gradients of a call's passes add up in FP32 (:class:`.twins.Twins`)."""
 
     def __init__(self, module: torch.nn.Module):
         self._module = module

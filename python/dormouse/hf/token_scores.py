@@ -173,7 +173,7 @@ class Call:
     def __init__(self, passes: Passes, places: Sequence[RowPlaces], shapes: Shapes):
         self._passes, self._places, self._shapes = passes, places, shapes
         self._value_counts = (0, 0)
-        self._twins = Twins(passes.view.model)
+        self._twins = Twins(passes.view.model, sums_wide=passes.weights.sums_wide)
         self._kind = passes.device.type
         self._autocast = (
             torch.is_autocast_enabled(self._kind),

@@ -19,12 +19,15 @@ from .support import UnsupportedModelError
 class Twins:
     """A twin for every trainable parameter of a model."""
 
-    def __init__(self, model: torch.nn.Module):
-        self._model = model
+    def __init__(self, model: torch.nn.Module, *, sums_wide: bool = False):
+        """``sums_wide``: gradients of passes add up in FP32, and are rounded once at the end."""
+        self._model, self._sums_wide = model, sums_wide
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         """The model's own parameters that have one, each once."""
         # Made when passes begin: parameters may have no memory between them.
         self._twins: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        # Of twins below FP32.
+        self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -34,7 +37,9 @@ class Twins:
         """
         for own in self.trainable:
             if own not in self._twins:
-                self._twins[own] = substitutes.parameter_like(own, own.detach())
+                self._twins[own] = twin = substitutes.parameter_like(own, own.detach())
+                if self._sums_wide and sum_dtype(own) != own.dtype:
+                    twin.register_post_accumulate_grad_hook(self._add)
         before = [(own, own.grad, _version(own.grad)) for own in self.trainable]
         places = substitutes.put(self._model, self._twins.get)
         try:
@@ -53,16 +58,37 @@ class Twins:
     def gradient_bytes(self) -> int:
         """Of the gradients that the twins hold."""
         grads = (twin.grad for twin in self._twins.values())
-        return sum(grad.nbytes for grad in grads if grad is not None)
+        held = sum(grad.nbytes for grad in grads if grad is not None)
+        return held + sum(each.nbytes for each in self._sums.values())
+
+    @property
+    def gradient_bytes_max(self) -> int:
+        """Of the gradients of all parameters."""
+        if not self._sums_wide:
+            return sum(own.nbytes for own in self.trainable)
+        return sum(own.numel() * sum_dtype(own).itemsize for own in self.trainable)
 
     def take(self) -> list[torch.Tensor | None]:
         """Returns the gradients that the twins of :attr:`trainable` collected, and clears them."""
         grads = []
         for own in self.trainable:
             twin = self._twins[own]
-            grads.append(twin.grad)
+            wide = self._sums.pop(twin, None)
+            grads.append(twin.grad if wide is None else wide.to(own.dtype))
             twin.grad = None
         return grads
+
+    def _add(self, twin: torch.nn.Parameter) -> None:
+        grad, twin.grad = twin.grad, None
+        if twin in self._sums:
+            self._sums[twin].add_(grad)
+        else:
+            self._sums[twin] = grad.to(sum_dtype(twin))
+
+
+def sum_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
+    """Returns the dtype in which gradients add up without the parameter's rounding."""
+    return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def _version(grad: torch.Tensor | None) -> int:

@@ -31,6 +31,7 @@ def share(
     runtime: Runtime | None = None,
     read: Read = read_batch,
     sleep: bool = True,
+    prompt_chunks: int | None = None,
     **score_options,
 ) -> SharedForwardBackward:
     """Returns what replaces Megatron's ``forward_backward_func``, with the same arguments and
@@ -60,7 +61,7 @@ def share(
     Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
     Data-parallel ranks need not agree on anything, except those of an expert-parallel group: their
     passes wait for each other, so each must call this with the same options, and prompts are shared
-    if all of them have some.
+    if all of them have some, in a pipeline each as a whole.
 
     Routers that balance experts in training, by losses or biases, read every row of the batches. So
     padding and rows without a loss then run too, and what is logged is Megatron's.
@@ -73,6 +74,8 @@ def share(
     settings of the environment; on a GPU pass ``dormouse.install().runtime``. ``read``: returns the
     tokens, labels and loss mask of a batch of the data iterator; the default reads the entries
     ``"tokens"``, ``"labels"`` and ``"loss_mask"``. ``sleep=False`` keeps prompts awake.
+    ``prompt_chunks``: of a pipeline, the number of chunks in which stages run a prompt, fewer of
+    one with fewer tokens; 1 runs it whole, None leaves the number to the planner.
     ``score_options``: ``microbatch_tokens`` and ``graphs`` of
     :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
     microbatch's responses. In a pipeline and with expert parallelism graphs are never kept
@@ -85,5 +88,10 @@ def share(
     anything. Such a call may be made again; ranks on which it was not refused wait for it.
     """
     return SharedForwardBackward(
-        forward_backward_func, runtime=runtime, read=read, sleep=sleep, score_options=score_options
+        forward_backward_func,
+        runtime=runtime,
+        read=read,
+        sleep=sleep,
+        prompt_chunks=prompt_chunks,
+        score_options=score_options,
     )

@@ -12,6 +12,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
+from ..errors import ArgumentError
 from ..failures import fail_together
 from ..group import PROMPT_TOKENS_MIN
 from ..hf.one_thread import holding
@@ -25,12 +26,13 @@ from ..trainers.sharing import Sharing
 from .balancing import Balancing, balances
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
+from .chunks import PROMPT_CHUNKS_MAX
 from .context import Context
 from .context_shards import ALL_GATHER, RING, choose_way
 from .pipelined import run_pipelined
 from .plans import all_share, compare_plans, compare_shapes, joint_places
 from .refusals import chunks_of, nested
-from .shared_gpt import SharedGPT, is_expert_parallel, largest
+from .shared_gpt import SharedGPT, is_expert_parallel, is_pipeline, largest, waits_in_passes
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +47,17 @@ class SharedForwardBackward:
         runtime: Runtime | None,
         read: Read,
         sleep: bool,
+        prompt_chunks: int | None,
         score_options: dict,
     ):
         functools.update_wrapper(self, own)
         self._own, self._runtime, self._read = own, runtime, read
         self._sleep, self._score_options = sleep, score_options
+        if prompt_chunks is not None and not 1 <= prompt_chunks <= PROMPT_CHUNKS_MAX:
+            raise ArgumentError(
+                f"prompt_chunks is {prompt_chunks}; accepted: None, or 1 to {PROMPT_CHUNKS_MAX}"
+            )
+        self._prompt_chunks = prompt_chunks
         # By the way of K and V, too: each has a check and probes of its own.
         self._models: dict[tuple[GPTModel, str], SharedGPT] = {}
         self._noticed = self._is_within = False
@@ -121,14 +129,25 @@ class SharedForwardBackward:
         else:
             places = self._shared_places(microbatches, whole)
         options = self._options(microbatches, places or [], context.ways)
+        pipeline = is_pipeline(chunks[0])
+        if pipeline:
+            options["prompt_chunks"] = self._prompt_chunks
         compare_plans(microbatches, places, options, named["forward_only"], chunks[0])
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
         way = ALL_GATHER if context.ways == 1 else self._way(chunks[0], places)
+        refuse(
+            (
+                pipeline and way == RING,
+                "K and V of a prompt have no room on a rank, and pass round no ring in a pipeline",
+                "a larger budget, or pipeline_model_parallel_size=1",
+            )
+        )
         shared = [self._shared(each, way) for each in chunks]
-        if chunks[0].config.pipeline_model_parallel_size > 1:
-            result = run_pipelined(shared, chunks[-1], places, microbatches, options, named)
+        if pipeline:
+            arguments = (places, own, shape_of(microbatches), options, named)
+            result = run_pipelined(shared, chunks[-1], context, *arguments)
         else:
             calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
             arguments = (places, microbatches, whole, way, options, named)
@@ -217,7 +236,8 @@ class SharedForwardBackward:
         for each in places:
             for row, response in zip(each.rows, each.group.responses, strict=True):
                 tokens[of_row[row]] += len(response)
-        return {"microbatch_tokens": -(-max(tokens) // ways), **self._score_options}
+        given = {name: each for name, each in self._score_options.items() if each is not None}
+        return {"microbatch_tokens": -(-max(tokens) // ways), **given}
 
     def _way(self, gpt: GPTModel, places: list[Places]) -> str:
         """Returns the way of K and V of all prompts. Collective of the ranks that decide together.
@@ -234,7 +254,11 @@ class SharedForwardBackward:
     def _shared(self, gpt: GPTModel, way: str) -> SharedGPT:
         if (gpt, way) not in self._models:
             runtime = self._runtime_of(gpt)
-            self._models[gpt, way] = SharedGPT(gpt, runtime, sleep=self._sleep, way=way)
+            may_cut = is_pipeline(gpt) and not waits_in_passes(gpt)
+            cuts_prompts = may_cut and self._prompt_chunks != 1
+            self._models[gpt, way] = SharedGPT(
+                gpt, runtime, sleep=self._sleep, way=way, cuts_prompts=cuts_prompts
+            )
         return self._models[gpt, way]
 
     def _runtime_of(self, gpt: GPTModel) -> Runtime:

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from .. import queries, ranks
+from .. import queries
 from ..errors import ArgumentError
 from ..runtime import Runtime
 from .part import Part
@@ -24,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 # Part of the room that no list is planned for: its rows are others than those that were measured.
 ROOM_DIVISOR = 32
+ROOM_BYTES_MAX = 1 << 62
 
 
 @dataclass
@@ -69,11 +69,11 @@ class Held:
     runtime: Runtime
     bytes: StageBytes | None = None
     _found: StageBytes = field(default_factory=StageBytes)
-    _forwards: dict[tuple[int, int], _Forward] = field(default_factory=dict)
+    _forwards: dict[tuple[int, int, int], _Forward] = field(default_factory=dict)
 
     def begin(self, parts: Sequence[Part], ops: Sequence[dict]) -> None:
         """Begins a list of ``ops``."""
-        gradients = sum(parameter.nbytes for part in parts for parameter in part.parameters)
+        gradients = sum(part.gradient_bytes_max for part in parts)
         # One waits to be sent while the next op runs.
         message = max((op["sends"]["bytes"] for op in ops if op["sends"]), default=0)
         self._found, self._forwards = StageBytes(fixed=gradients + message), {}
@@ -96,6 +96,7 @@ class Held:
         self.runtime.begin_interval()
         sent = run(op, received)
         after = self._sample(part)
+        # With experts on several ranks, the most of any: theirs have rows of all.
         rows = op["rows"]["end"] - op["rows"]["begin"]
         # It was made before the op, and is the op's.
         received_bytes = 0 if received is None else received.nbytes
@@ -104,7 +105,7 @@ class Held:
         saved_bytes = after.tracked_bytes - before.tracked_bytes - grown_bytes + received_bytes
         peak_bytes = after.peak_bytes - (before.awake_bytes + grown_bytes - received_bytes)
         if op["kind"] == "prefix_forward":
-            self._forwards[op["part"], op["group"]] = _Forward(saved_bytes, peak_bytes)
+            self._forwards[_chunk_of(op)] = _Forward(saved_bytes, peak_bytes)
         elif op["kind"] == "prefix_backward":
             self._prefix_ended(part, op, rows, peak_bytes)
         else:
@@ -115,7 +116,7 @@ class Held:
         return sent
 
     def _prefix_ended(self, part: Part, op: dict, rows: int, peak_bytes: int) -> None:
-        forward = self._forwards.pop((op["part"], op["group"]))
+        forward = self._forwards.pop(_chunk_of(op))
         report = part.prefix_report(op)
         asleep_bytes = report["asleep_bytes_peak"]
         boundary_bytes = report["boundary_bytes"] * (1 + part.accumulator_ratio)
@@ -140,6 +141,11 @@ class Held:
         )
 
 
+def _chunk_of(op: dict) -> tuple[int, int, int]:
+    """Returns the chunk of a prompt that an op of a list runs."""
+    return op["part"], op["group"], op["index"]
+
+
 class Gathered(NamedTuple):
     """Figures of all stages, the same on each rank of a model."""
 
@@ -148,20 +154,25 @@ class Gathered(NamedTuple):
     room_bytes: list[int]
 
 
-def gathered(held: Held, group: dist.ProcessGroup, stage: int, stages: int) -> Gathered:
-    """Returns the figures of all stages. Collective of the ranks of a model, of which those of a
-    tensor-parallel group have a stage together."""
+def gathered(
+    held: Held, stage: int, stages: int, largest: Callable[[list[int]], list[int]]
+) -> Gathered:
+    """Returns the figures of all stages. ``largest``: returns the largest of each of these numbers
+    on any rank that decides with this one; collective of these."""
     names = [each.name for each in fields(StageBytes)]
-    own = [] if held.bytes is None else [getattr(held.bytes, name) for name in names]
-    numbers = torch.tensor([stage, held.room_bytes, *own], dtype=torch.int64)
-    found = [each.tolist() for each in ranks.gather_numbers(group, numbers, held.runtime.device)]
-    of_stages = [[each[1:] for each in found if each[0] == number] for number in range(stages)]
-    rooms = [min(each[0] for each in of_stage) for of_stage in of_stages]
-    if any(len(each) == 2 for each in found):
+    own = [0] * len(names)
+    if held.bytes is not None:
+        own = [getattr(held.bytes, name) for name in names]
+    # Of the smallest room the largest complement.
+    row = [int(held.bytes is None), ROOM_BYTES_MAX - min(held.room_bytes, ROOM_BYTES_MAX), *own]
+    table = [0] * (len(row) * stages)
+    table[len(row) * stage : len(row) * (stage + 1)] = row
+    found = largest(table)
+    rows = [found[len(row) * number : len(row) * (number + 1)] for number in range(stages)]
+    rooms = [ROOM_BYTES_MAX - each[1] for each in rows]
+    if any(each[0] for each in rows):
         return Gathered([], rooms)
-    largest = [[max(column) for column in zip(*each, strict=True)][1:] for each in of_stages]
-    bytes_ = [asdict(StageBytes(*each)) for each in largest]
-    return Gathered(bytes_, rooms)
+    return Gathered([asdict(StageBytes(*each[2:])) for each in rows], rooms)
 
 
 def planned_lists(groups: list[dict], figures: Gathered, **pipeline) -> dict:

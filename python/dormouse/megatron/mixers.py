@@ -32,7 +32,8 @@ class GPTMixers:
         # Of the prompt that a microbatch follows.
         self._ring: ShardRing | None = None
         self._cores = [layer.self_attention.core_attention for layer in gpt.decoder.layers]
-        self._rows_of_shards = gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1
+        self.sequence_ways = gpt.pg_collection.tp.size() if gpt.config.sequence_parallel else 1
+        """Number of ranks that have a part of the rows each, by sequence parallelism."""
         self._rows = 0
         self._is_sharded = False
         self._shard: Shard | None = None
@@ -62,8 +63,17 @@ class GPTMixers:
             self._shard = self._shards.of(len(rows[0]))
             return list(map(self._shard.own, rows))
         self._rows = len(rows[0])
-        room = -self._rows % self._rows_of_shards
+        room = -self._rows % self.sequence_ways
         return [torch.nn.functional.pad(each, (0, room)) for each in rows]
+
+    def rows_of_prompt(self, tokens: int) -> int:
+        """Returns the rows of a prompt's pass on the ranks of a tensor-parallel group."""
+        return self._shards.of(tokens).rows if is_context_parallel(self._gpt) else tokens
+
+    def own_part(self, padded: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of this rank, by sequence parallelism."""
+        ways = self.sequence_ways
+        return padded.chunk(ways)[self._gpt.pg_collection.tp.rank() % ways]
 
     @contextlib.contextmanager
     def taken_over(

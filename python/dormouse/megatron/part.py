@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from megatron.core.models.gpt import GPTModel
 
 from .. import _native as native
 from ..hf.batch import GroupBatch
-from ..hf.microbatch import microbatch_output, pack_members
+from ..hf.microbatch import dummy_pack, microbatch_output, pack_members
 from ..hf.padded import Places
 from ..hf.sharding import ReplicatedWeights
 from ..hf.twins import Twins
@@ -18,8 +19,8 @@ from ..schedule import Op, Plan
 from .stage_step import StagePrefix, StageStep
 from .view import GPTView
 
-# A backward pass takes about twice as long as a forward pass.
-BACKWARD_OVER_FORWARD = 2
+PREFIX = "prefix"
+FORWARDS = (native.OpKind.PREFIX_FORWARD, native.OpKind.MICROBATCH)
 
 
 @dataclass
@@ -29,22 +30,23 @@ class _Run:
     places: Places
     batch: GroupBatch
     step: StageStep
-    prefix: Op
-    microbatches: list[Op]
-    end: Op
+    prefixes: list[Op]
+    """Of the chunks of the prompt."""
+    microbatches: list[Op | None]
+    """None: a dummy."""
+    ends: list[Op]
+    """Backwards of the chunks."""
     received: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     """Hidden states of the part before, by kind and number of the op."""
     returned: dict[tuple[str, int], tuple[list, list]] = field(default_factory=dict)
     """What the op's backward begins with, and its gradients as far as they are known."""
-    report: dict = field(default_factory=dict)
-    """The runtime's, of the prefix, after its backward."""
+    reports: dict[int, dict] = field(default_factory=dict)
+    """The runtime's, of each chunk, after its backward."""
 
-
-def rows_of(op: Op) -> int:
-    """Returns the rows of a forward."""
-    if op.kind is native.OpKind.PREFIX_FORWARD:
-        return len(op.tokens)
-    return sum(len(member.rows) for member in op.members)
+    @property
+    def last_node(self) -> int:
+        """The node that microbatches read."""
+        return self.prefixes[-1].node
 
 
 class Part:
@@ -57,22 +59,34 @@ class Part:
         device: torch.device,
         places: list[Places],
         batches: list[GroupBatch],
-        plan_of: Callable[[GroupBatch], Plan],
+        plan_of: Callable[[GroupBatch, Sequence[int]], Plan],
         step_of: Callable[[GroupBatch, Plan], StageStep],
     ):
+        """``plan_of``: returns the plan of a group whose prompt is cut after so many tokens."""
         self._view, self._weights, self.device = view, weights, device
         self._places, self._batches = places, batches
         self._plan_of, self._step_of = plan_of, step_of
-        self._twins = Twins(view.model)
+        self._twins = Twins(view.model, sums_wide=weights.sums_wide)
         self._stack = contextlib.ExitStack()
+        self._chunk_ends: list[list[int]] = [[] for _ in batches]
+        # Chunks of the prompt that forwards without a graph follow.
+        self._path: list[StagePrefix] = []
 
     def __enter__(self) -> Part:
+        self._view.hidden.is_sent = True
         return self
 
     def __exit__(self, *exc):
+        hidden = self._view.hidden
         # Those of a pass that failed are of no later one.
-        self._view.hidden.received = self._view.hidden.returned = None
+        hidden.received = hidden.returned = None
+        hidden.is_sent = False
         return self._stack.__exit__(*exc)
+
+    @property
+    def gpt(self) -> GPTModel:
+        """The part of the model."""
+        return self._view.model
 
     @property
     def is_first(self) -> bool:
@@ -94,33 +108,77 @@ class Part:
         """Of hidden states."""
         return next(self._view.layers[0].parameters()).dtype
 
+    def rows_of(self, op: Op | None) -> int:
+        """Returns the rows of a forward that this rank has: by sequence parallelism a part. None: a
+        dummy microbatch."""
+        if op is None:
+            return self.own_rows(1)
+        if op.kind is native.OpKind.PREFIX_FORWARD:
+            return self.own_rows(self._view.own_mixers.rows_of_prompt(len(op.tokens)))
+        return self.own_rows(sum(len(member.rows) for member in op.members))
+
+    def rows_in(self, op: dict) -> int:
+        """Returns the rows of an op of a list that this rank has."""
+        run, is_prefix = self._runs[op["group"]], op["kind"].startswith(PREFIX)
+        return self.rows_of((run.prefixes if is_prefix else run.microbatches)[op["index"]])
+
+    def own_rows(self, rows: int) -> int:
+        """Returns the rows that this rank has of so many."""
+        return -(-rows // self._view.own_mixers.sequence_ways)
+
     def empty(self, rows: int) -> torch.Tensor:
         """Returns a place for hidden states or their gradient."""
         shape = (rows, 1, self._view.config.hidden_size)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def forwards(self, stack: contextlib.ExitStack) -> list[tuple[int, Op]]:
-        """Returns the number of the group and the op of every forward, in their order. ``stack``:
-        ends them."""
+    def rows(self) -> list[list[int]]:
+        """Returns the rows of each group's forwards, with whole prompts."""
+        found = []
+        for batch, places in zip(self._batches, self._places, strict=True):
+            with self._plan_of(batch, ()) as plan:
+                forwards = [op for op in plan if op.kind in FORWARDS]
+            found.append(list(map(self.rows_of, _padded(forwards, places))))
+        return found
+
+    def cut(self, chunk_ends: Sequence[Sequence[int]]) -> None:
+        """Cuts the prompts, before any pass of the call. ``chunk_ends``: of each group the last
+        row of each chunk, exclusive, as :meth:`rows_of` counts rows."""
+        ways = self._view.own_mixers.sequence_ways
+        # The last one is that of the prompt.
+        self._chunk_ends = [[end * ways for end in ends[:-1]] for ends in chunk_ends]
+
+    def forwards(self, stack: contextlib.ExitStack) -> list[tuple[int, Op | None]]:
+        """Returns the number of the group and the op of every forward, in their order; None: a
+        dummy microbatch. ``stack``: ends them."""
         for batch in self._batches:
             batch.to(self.device)
-        plans = [stack.enter_context(self._plan_of(batch)) for batch in self._batches]
-        kinds = (native.OpKind.PREFIX_FORWARD, native.OpKind.MICROBATCH)
-        return [(group, op) for group, plan in enumerate(plans) for op in plan if op.kind in kinds]
+        stack.callback(self._path.clear)
+        pairs = zip(self._batches, self._chunk_ends, strict=True)
+        plans = [stack.enter_context(self._plan_of(*each)) for each in pairs]
+        return [
+            (group, op)
+            for group, plan in enumerate(plans)
+            for op in _padded([op for op in plan if op.kind in FORWARDS], self._places[group])
+        ]
 
     def forward(
-        self, group: int, op: Op, received: torch.Tensor | None, values: torch.Tensor | None
+        self, group: int, op: Op | None, received: torch.Tensor | None, values: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Runs a forward without a graph; returns what it sends. ``values``: on the last part, the
         place of all log-probabilities."""
         batch = self._batches[group]
         self._view.hidden.received = received
-        if op.kind is native.OpKind.PREFIX_FORWARD:
-            self._prefix = StagePrefix(self._view, self._weights)
-            self._prefix.forward(batch.tokens(0, op.tokens))
+        if op is None:
+            microbatch_output(self._view, self._path, dummy_pack(batch, 0, self._path[-1].end))
+        elif op.kind is native.OpKind.PREFIX_FORWARD:
+            if op.reads is None:
+                self._path.clear()
+            chunk = StagePrefix(self._view, self._weights, self._path)
+            chunk.forward(batch.tokens(0, op.tokens), op.tokens.start)
+            self._path.append(chunk)
         else:
             pack = pack_members(batch, op.members)
-            output = microbatch_output(self._view, [self._prefix], pack).logits
+            output = microbatch_output(self._view, self._path, pack).logits
             for score in op.scores if self.is_last else ():
                 own = self._scored(batch, output, score)
                 number = batch.numbers[score.sequence]
@@ -132,8 +190,8 @@ class Part:
         """Context of the ops of a list. ``gradients``: of the values, on the last part."""
         self._gradients = gradients
         with self._twins.in_place():
-            pairs = zip(self._places, self._batches, strict=True)
-            self._runs = [self._opened(*each) for each in pairs]
+            groups = zip(self._places, self._batches, self._chunk_ends, strict=True)
+            self._runs = [self._opened(*each) for each in groups]
             yield
 
     def take(self) -> list[torch.Tensor | None]:
@@ -142,8 +200,13 @@ class Part:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of the gradients that :meth:`take` would return."""
+        """Of the gradients so far."""
         return self._twins.gradient_bytes
+
+    @property
+    def gradient_bytes_max(self) -> int:
+        """Of the gradients of all parameters."""
+        return self._twins.gradient_bytes_max
 
     @property
     def accumulator_ratio(self) -> float:
@@ -151,12 +214,8 @@ class Part:
         return max(self.dtype.itemsize, torch.float32.itemsize) / self.dtype.itemsize
 
     def prefix_report(self, op: dict) -> dict:
-        """Returns the runtime's report of the prefix of an op of a list, after its backward."""
-        return self._runs[op["group"]].report
-
-    def described(self) -> list[dict]:
-        """Returns the groups as the planner's query has them."""
-        return [_described(run) for run in self._runs]
+        """Returns the runtime's report of the chunk of an op of a list, after its backward."""
+        return self._runs[op["group"]].reports[op["index"]]
 
     def run_op(self, op: dict, received: torch.Tensor | None) -> torch.Tensor | None:
         """Runs an op of a list with what it receives; returns what it sends."""
@@ -166,30 +225,34 @@ class Part:
         if direction == "forward":
             if received is not None:
                 run.received[key] = self._view.hidden.received = received.requires_grad_()
-            if what == "prefix":
-                run.step.prefix_forward(run.prefix)
+            if what == PREFIX:
+                run.step.prefix_forward(run.prefixes[number])
+            elif run.microbatches[number] is None:
+                self._dummy_forward(run, key)
             else:
                 self._microbatch_forward(run, number, key)
             return self._returned(run, key)
         roots, seeds = run.returned.pop(key, ([], []))
         if received is not None:
             seeds = [received]
-        if what == "prefix":
-            run.report = run.step.prefix_backward(run.end, roots, seeds)
+        if what == PREFIX:
+            run.reports[number] = run.step.prefix_backward(run.ends[number], roots, seeds)
         else:
-            run.step.microbatch_backward(run.microbatches[number], roots, seeds)
+            run.step.microbatch_backward(run.last_node, roots, seeds)
         read = run.received.pop(key, None)
         if read is None:
             return None
         # No gradient reaches them if nothing after them is trained.
         return torch.zeros_like(read) if read.grad is None else read.grad.contiguous()
 
-    def _opened(self, places: Places, batch: GroupBatch) -> _Run:
-        plan = self._stack.enter_context(self._plan_of(batch))
+    def _opened(self, places: Places, batch: GroupBatch, chunk_ends: Sequence[int]) -> _Run:
+        plan = self._stack.enter_context(self._plan_of(batch, chunk_ends))
         step = self._stack.enter_context(self._step_of(batch, plan))
-        step.probe()
-        prefix, *microbatches, end = plan
-        return _Run(places, batch, step, prefix, microbatches, end)
+        step.probe(is_cut=len(chunk_ends) > 0)
+        ops, chunks = list(plan), 1 + len(chunk_ends)
+        prefixes, microbatches, ends = ops[:chunks], ops[chunks:-chunks], ops[-chunks:]
+        microbatches = _padded(microbatches, places)
+        return _Run(places, batch, step, prefixes, microbatches, ends[::-1])
 
     def _scored(self, batch: GroupBatch, logits: torch.Tensor, score) -> torch.Tensor:
         rows = logits[score.rows.start : score.rows.stop].clone()
@@ -209,6 +272,11 @@ class Part:
         seeds = [seed.to(value.dtype) for seed, value in zip(seeds, values, strict=True)]
         run.returned[key] = values, seeds
 
+    def _dummy_forward(self, run: _Run, key) -> None:
+        logits = run.step.dummy_forward(run.last_node)
+        if self.is_last:
+            run.returned[key] = [logits], [torch.zeros_like(logits)]
+
     def _returned(self, run: _Run, key) -> torch.Tensor | None:
         """Returns what a forward op sends."""
         if self.is_last:
@@ -218,14 +286,8 @@ class Part:
         return returned.detach().contiguous()
 
 
-def _described(run: _Run) -> dict:
-    def costs(rows: int) -> dict:
-        return {"rows": rows, "forward_ns": rows, "backward_ns": BACKWARD_OVER_FORWARD * rows}
 
-    rows = rows_of(run.prefix)
-    return {
-        "prefix_rows": rows,
-        "forward": {"linear_ns": rows},
-        "backward": {"linear_ns": BACKWARD_OVER_FORWARD * rows},
-        "microbatches": [costs(rows_of(op)) for op in run.microbatches],
-    }
+def _padded(forwards: list[Op], places: Places) -> list[Op | None]:
+    """Returns the microbatches of a group, or its forwards, with dummies behind them."""
+    microbatches = sum(op.kind is native.OpKind.MICROBATCH for op in forwards)
+    return [*forwards, *[None] * (places.microbatches - microbatches)]

@@ -13,9 +13,11 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipeli
 
 from ..hf.padded import Places
 from ..trainers.refusals import refuse
-from .batches import Microbatch, shape_of
+from .batches import Microbatch
 from .calls import Calls
-from .shared_gpt import SharedGPT
+from .context import Context
+from .plans import joint_places
+from .shared_gpt import SharedGPT, waits_in_passes
 from .stage import Stage
 
 # Arguments of the schedule that are of its messages.
@@ -25,13 +27,16 @@ _OWN_MESSAGES = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection")
 def run_pipelined(
     shared: list[SharedGPT],
     last: GPTModel,
+    context: Context,
     places: list[Places],
-    microbatches: list[Microbatch],
+    own: list[Microbatch],
+    shape: tuple[int, int],
     options: dict,
     named: dict,
 ) -> list:
     """Returns what the schedule returns. ``shared``: this stage's parts of the model, of which
-    ``last`` is the last. ``options``: of a window. ``named``: the schedule's arguments, a list of
+    ``last`` is the last. ``own``: this rank's batches. ``shape``: of the values of all rows.
+    ``options``: of a window. ``named``: the schedule's arguments, a list of
     models and one of iterators among them.
 
     Raises :class:`UnsupportedTrainerError`.
@@ -48,26 +53,44 @@ def run_pipelined(
         ),
     )
     config, forward_only = last.config, named["forward_only"]
+    prompt_chunks = options["prompt_chunks"]
+    if waits_in_passes(last):
+        refuse(
+            (
+                prompt_chunks not in (None, 1),
+                f"prompt_chunks is {prompt_chunks} with expert_model_parallel_size or "
+                "context_parallel_size above 1",
+                "None or 1",
+            )
+        )
+        rows, columns = shape
+        if context.ways > 1:
+            places = context.dealt(places, rows)
+        places = joint_places(shared[0], last, places, rows, options, forward_only)
+        # The last row is that of dummies.
+        shape, prompt_chunks = (rows + 1, columns), 1
     parts = [each.part(places, options["microbatch_tokens"]) for each in shared]
-    with Stage(parts, shared[0].held) as stage:
-        values = stage.values(shape_of(microbatches))
+    with Stage(parts, shared[0].held, prompt_chunks, options["microbatch_tokens"]) as stage:
+        values = stage.values(shape)
         stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)
         if values is not None:
-            values.requires_grad_(not forward_only)
-            calls = Calls(last, microbatches, lambda rows, is_last: values[rows], torch.arange)
-            own = {name: named[name][-1:] for name in ("model", "data_iterator")}
+            values = context.joined(values).requires_grad_(not forward_only)
+            calls = Calls(last, own, lambda rows, is_last: values[rows], context.columns_of)
+            only = {name: named[name][-1:] for name in ("model", "data_iterator")}
             with calls.in_place(), _Unfinished(config) as finalized:
-                stored = forward_backward_no_pipelining(**named | own)
+                stored = forward_backward_no_pipelining(**named | only)
             tokens = tokens if finalized.tokens is None else finalized.tokens
             if values.grad is None:
                 values.grad = torch.zeros_like(values)
         if forward_only:
             return stored
-        gradients = stage.backward(None if values is None else values.grad)
+        # Other ranks' losses read values of this rank's responses.
+        gradients = stage.backward(None if values is None else context.joined(values.grad))
         pairs = zip(stage.parameters, gradients, strict=True)
-        own = [(p.expand_as(p), gradient) for p, gradient in pairs if gradient is not None]
-    # As a backward: hooks of the parameters add to what Megatron reduces.
-    torch.autograd.backward(*map(list, zip(*own, strict=True)))
+        found = [(p.expand_as(p), gradient) for p, gradient in pairs if gradient is not None]
+    if found:
+        # As a backward: hooks of the parameters add to what Megatron reduces.
+        torch.autograd.backward(*map(list, zip(*found, strict=True)))
     if config.finalize_model_grads_func is not None:
         config.finalize_model_grads_func(
             named["model"],

@@ -30,7 +30,7 @@ from .shared_gpt import (
     is_expert_parallel,
     joint_group,
     largest,
-    model_group,
+    model_groups,
 )
 
 # Of a digest: what an error shows.
@@ -63,7 +63,8 @@ def compare_plans(
         budgets={},
         microbatches=(),
     )
-    _agree(model_group(gpt), share, gpt)
+    for group in model_groups(gpt):
+        _agree(group, share, gpt)
 
 
 def compare_shapes(microbatches: Sequence[Microbatch], gpt: GPTModel) -> None:
@@ -78,7 +79,8 @@ def compare_shapes(microbatches: Sequence[Microbatch], gpt: GPTModel) -> None:
     must_match = {
         "microbatches": f"{described} (sha256 {ranks.digest(shapes)[:DIGEST_CHARS]})"
     }
-    _agree(model_group(gpt), ranks.Share(must_match, budgets={}, microbatches=()), gpt)
+    for group in model_groups(gpt):
+        _agree(group, ranks.Share(must_match, budgets={}, microbatches=()), gpt)
 
 
 def _agree(group: dist.ProcessGroup, share: ranks.Share, gpt: GPTModel) -> None:

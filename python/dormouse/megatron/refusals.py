@@ -128,15 +128,10 @@ def check_model(gpt: GPTModel) -> None:
             for name, accepted, why in SETTINGS
         ),
         (
-            config.sequence_parallel and config.pipeline_model_parallel_size > 1,
-            "sequence_parallel is True in a pipeline: stages send each other parts of sequences",
-            "sequence_parallel=False, or pipeline_model_parallel_size=1",
-        ),
-        (
-            is_split and config.pipeline_model_parallel_size > 1,
-            f"context_parallel_size is {config.context_parallel_size} in a pipeline: stages send "
-            "each other whole prompts",
-            "context_parallel_size=1, or pipeline_model_parallel_size=1",
+            config.fp32_residual_connection and config.pipeline_model_parallel_size > 1,
+            "fp32_residual_connection is True in a pipeline: stages send each other hidden states "
+            "in the dtype of weights",
+            "fp32_residual_connection=False, or pipeline_model_parallel_size=1",
         ),
         (
             is_split and balances(gpt),
@@ -160,12 +155,6 @@ def check_model(gpt: GPTModel) -> None:
             "routers balance experts in a pipeline, where passes run in the order of a list",
             "moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None and "
             "moe_router_enable_expert_bias=False, or pipeline_model_parallel_size=1",
-        ),
-        (
-            is_expert_parallel and config.pipeline_model_parallel_size > 1,
-            "expert_model_parallel_size is above 1 in a pipeline: stages of replicas carry out "
-            "lists of their own, and wait for each other",
-            "expert_model_parallel_size=1, or pipeline_model_parallel_size=1",
         ),
         (
             is_expert_parallel and config.moe_token_dispatcher_type != "alltoall",

@@ -14,7 +14,7 @@ from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
 from megatron.core.models.gpt import GPTModel
 
 from .. import failures, ranks
-from ..hf import share
+from ..hf import miniature, share
 from ..hf.batch import GroupBatch
 from ..hf.miniature import Reach
 from ..hf.outputs import PLAIN
@@ -39,14 +39,26 @@ from .routers import Routers
 from .stage_step import StageStep
 from .view import view_of
 
+# Of the miniature whose prompt is cut: the second chunk follows one, the third two.
+CHUNK_ENDS = (3, 6)
+
 
 class SharedGPT(ScoredModel):
     """Ranks whose passes wait for each other decide together: those of a model, of a
     context-parallel group, and the replicas of an expert-parallel group."""
 
-    def __init__(self, gpt: GPTModel, runtime: Runtime, *, sleep: bool, way: str = ALL_GATHER):
-        """``way``: in which context-parallel ranks exchange K and V of prompts."""
-        self._way = way
+    def __init__(
+        self,
+        gpt: GPTModel,
+        runtime: Runtime,
+        *,
+        sleep: bool,
+        way: str = ALL_GATHER,
+        cuts_prompts: bool = False,
+    ):
+        """``way``: in which context-parallel ranks exchange K and V of prompts. ``cuts_prompts``:
+        prompts may run in chunks."""
+        self._way, self._cuts_prompts = way, cuts_prompts
         super().__init__(gpt, runtime, sleep=sleep)
 
     def microbatches(self, places: list[Places], microbatch_tokens: int) -> list[int]:
@@ -112,11 +124,19 @@ class SharedGPT(ScoredModel):
             find = self._probe_finder(weights, batch, microbatch_tokens)
             return self._step(weights, batch, plan, find, kind=StageStep)
 
-        def plan_of(batch: GroupBatch) -> Plan:
-            return self._plan(batch, microbatch_tokens)
+        def plan_of(batch: GroupBatch, chunk_ends: Sequence[int]) -> Plan:
+            # The last token of each part runs with what follows it.
+            cuts = [batch.group.prompt[: end + 1] for end in chunk_ends]
+            return self._plan(batch, microbatch_tokens, cuts)
 
         device = self._runtime.device
         return Part(self._view, weights, device, places, batches, plan_of, step_of)
+
+    def _miniatures(self, reach, request, *, is_tree):
+        found = super()._miniatures(reach, request, is_tree=is_tree)
+        if self._cuts_prompts:
+            found.append(miniature.group(self._view, miniature.SHORT, request, CHUNK_ENDS))
+        return found
 
     def _resolve(self):
         check_model(self._model)
@@ -182,6 +202,9 @@ class SharedGPT(ScoredModel):
 
 class TensorParallelWeights(ReplicatedWeights):
     """Each rank has a part of every matrix, and all of the norms."""
+
+    # As in Megatron's FP32 main_grad; groups have more passes than the trainer has microbatches.
+    sums_wide = True
 
     @property
     def splits_prompts(self):
@@ -255,7 +278,9 @@ def _sum(
 def all_hold(gpt: GPTModel, holds: bool, group: dist.ProcessGroup | None = None) -> bool:
     """Returns whether it holds on every rank of a group. Default: of those that decide together."""
     failed = torch.tensor([not holds], dtype=torch.int64)
-    return not _sum(gpt, failed, group or _deciding_group(gpt)).item()
+    for each in [group] if group is not None else deciding_groups(gpt):
+        _sum(gpt, failed, each)
+    return not failed.item()
 
 
 def largest(
@@ -264,8 +289,9 @@ def largest(
     """Returns the largest of each over the ranks of a group. Default: of those that decide
     together."""
     own = torch.tensor(list(numbers), dtype=torch.int64)
-    found = ranks.gather_numbers(group or _deciding_group(gpt), own, _device(gpt))
-    return torch.stack(found).amax(0).tolist()
+    for each in [group] if group is not None else deciding_groups(gpt):
+        own = torch.stack(ranks.gather_numbers(each, own, _device(gpt))).amax(0)
+    return own.tolist()
 
 
 def is_expert_parallel(gpt: GPTModel) -> bool:
@@ -300,15 +326,35 @@ def joint_group(gpt: GPTModel) -> dist.ProcessGroup:
     return larger
 
 
-def model_group(gpt: GPTModel) -> dist.ProcessGroup:
-    """Returns the ranks of a model, which have the same rows."""
+def is_pipeline(gpt: GPTModel) -> bool:
+    """Returns whether the model is cut into stages."""
+    return gpt.config.pipeline_model_parallel_size > 1
+
+
+def waits_in_passes(gpt: GPTModel) -> bool:
+    """Returns whether passes wait for those of ranks with other rows."""
+    return is_expert_parallel(gpt) or is_context_parallel(gpt)
+
+
+def model_groups(gpt: GPTModel) -> list[dist.ProcessGroup]:
+    """Returns groups that lead from each rank of a model, which have the same rows, to all: those
+    of the second have what all of the first have."""
+    found = [parallel_state.get_model_parallel_group()]
     if is_context_parallel(gpt):
-        return parallel_state.get_tensor_and_context_parallel_group()
-    return parallel_state.get_model_parallel_group()
+        found = found if is_pipeline(gpt) else []
+        found.append(parallel_state.get_tensor_and_context_parallel_group())
+    return found
 
 
-def _deciding_group(gpt: GPTModel) -> dist.ProcessGroup:
-    return joint_group(gpt) if is_expert_parallel(gpt) else model_group(gpt)
+def deciding_groups(gpt: GPTModel) -> list[dist.ProcessGroup]:
+    """Returns groups that lead, as :func:`model_groups`, from each rank to all that decide
+    together: those of a model, and of all its stages' experts."""
+    if not is_expert_parallel(gpt):
+        return model_groups(gpt)
+    joint = joint_group(gpt)
+    if not is_pipeline(gpt):
+        return [joint]
+    return [parallel_state.get_model_parallel_group(), joint]
 
 
 def _device(gpt: GPTModel) -> torch.device:

@@ -12,30 +12,44 @@ part ``p`` is on stage ``p mod stages``.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Iterator
 
 import torch
 from megatron.core import parallel_state
 
+from .chunks import chosen, described, ends_of
 from .held import Held, gathered, planned_lists
 from .lists import Message, Neighbours, carry_out
-from .part import Part, rows_of
+from .part import Part
+from .shared_gpt import largest, waits_in_passes
 
 
 class Stage:
     """A context manager: leaving it frees everything."""
 
-    def __init__(self, parts: list[Part], held: Held):
-        """``parts``: of this stage, in the order of the model. ``held``: of the calls before."""
+    def __init__(
+        self, parts: list[Part], held: Held, prompt_chunks: int | None, microbatch_tokens: int
+    ):
+        """``parts``: of this stage, in the order of the model. ``held``: of the calls before.
+        ``prompt_chunks``: see :func:`dormouse.megatron.share`."""
+        self._prompt_chunks, self._microbatch_tokens = prompt_chunks, microbatch_tokens
         self._parts, self.device, self._held = parts, parts[0].device, held
         group = parallel_state.get_pipeline_model_parallel_group()
         self._number, self._count = group.rank(), group.size()
         self.neighbours = Neighbours(group)
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Stage:
-        for part in self._parts:
-            self._stack.enter_context(part)
+        with contextlib.ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part)
+            self._rows = self._most_rows()
+            self._cut = self._chosen_cut()
+            ends = ends_of(self._rows, **self._cut)
+            for part in self._parts:
+                part.cut(ends)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc):
@@ -64,7 +78,7 @@ class Stage:
                 if found is not None:
                     part, (group, op) = self._parts[found[0]], ops[found[0]][found[1]]
                     if not part.is_first:
-                        received = part.empty(rows_of(op))
+                        received = part.empty(part.rows_of(op))
                         messages.append(Message(before, received, False))
                 self.neighbours.exchange(messages)
                 if found is not None:
@@ -78,34 +92,60 @@ class Stage:
         with torch.enable_grad(), contextlib.ExitStack() as stack:
             for part in self._parts:
                 stack.enter_context(part.stepping(gradients))
-            model = parallel_state.get_model_parallel_group()
-            lists = planned_lists(
-                self._parts[0].described(),
-                gathered(self._held, model, self._number, self._count),
-                stages=self._count,
-                virtual_stages=len(self._parts),
-                chunks=1,
-                order="stream",
-                row_bytes=self._row_bytes(),
-            )
-            own = lists["stages"][self._number]
-            self.planned_bytes = sum(op["sends"]["bytes"] for op in own["ops"] if op["sends"])
+            own = self._planned()["stages"][self._number]
+            self.planned_bytes = sum(map(self._sent_bytes, own["ops"]))
             self.planned_peak = own["peak"]
             self._held.begin(self._parts, own["ops"])
             carry_out(own, self._run_op, self.neighbours, self._room_for)
             self._held.end()
         return [gradient for part in self._parts for gradient in part.take()]
 
+    def _most_rows(self) -> list[list[int]]:
+        """Returns the rows of each group's forwards. Ranks whose passes wait for each other need
+        equal lists, so these are the most that any has."""
+        first = self._parts[0]
+        rows = first.rows()
+        if not waits_in_passes(first.gpt):
+            return rows
+        most = iter(largest(first.gpt, list(itertools.chain.from_iterable(rows))))
+        return [list(itertools.islice(most, len(each))) for each in rows]
+
+    def _chosen_cut(self) -> dict[str, int]:
+        """Returns what the planner's query has of chunks."""
+        if self._prompt_chunks is not None:
+            return {"chunks": self._prompt_chunks, "chunk_rows_min": 1}
+        rows_min = self._parts[0].own_rows(self._microbatch_tokens)
+        shape = {"stages": self._count, "virtual_stages": len(self._parts)}
+        return {"chunks": chosen(self._rows, rows_min, **shape), "chunk_rows_min": rows_min}
+
+    def _planned(self) -> dict:
+        """Returns the planner's lists of all stages, of which each carries out its own."""
+        first = self._parts[0]
+        saved = {"boundary": 0, "prefix_saved": 0, "microbatch_saved": 0}
+        of_ranks = functools.partial(largest, first.gpt)
+        return planned_lists(
+            list(map(described, self._rows)),
+            gathered(self._held, self._number, self._count, of_ranks),
+            stages=self._count,
+            virtual_stages=len(self._parts),
+            **self._cut,
+            order="stream",
+            row_bytes={"activation": first.empty(1).nbytes} | saved,
+        )
+
     def _run_op(self, op: dict, received: torch.Tensor | None) -> torch.Tensor | None:
         part = self._parts[op["virtual_stage"]]
         return self._held.measured(part, op, received, part.run_op)
 
-    def _room_for(self, op: dict) -> torch.Tensor:
-        return self._parts[0].empty(op["receives"]["rows"])
+    def _sent_bytes(self, op: dict) -> int:
+        """Returns the bytes that an op of the list sends: its part of those that are planned for
+        the most rows of any replica."""
+        sends, part = op["sends"], self._parts[op["virtual_stage"]]
+        return 0 if sends is None else sends["bytes"] * part.rows_in(op) // sends["rows"]
 
-    def _row_bytes(self) -> dict:
-        activation = self._parts[0].empty(1).nbytes
-        return {"activation": activation, "boundary": 0, "prefix_saved": 0, "microbatch_saved": 0}
+    def _room_for(self, op: dict) -> torch.Tensor:
+        part = self._parts[op["virtual_stage"]]
+        return part.empty(part.rows_in(op))
 
 
 def turns(stage: int, stages: int, parts: int, ops: int) -> Iterator[tuple[int, int] | None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..hf.microbatch import dummy_pack
 from ..hf.prefix import PlannedForward, PrefixForward
 from ..hf.step import Step
 from ..schedule import Op
@@ -47,9 +48,11 @@ class StageStep(Step):
 
     forward_kind = StageForward
 
-    def probe(self) -> None:
-        """Finds the probe of the prefix: its passes have hidden states of their own."""
-        self._find_probe(False, self._batch.request)
+    def probe(self, *, is_cut: bool) -> None:
+        """Finds the probes of the prompt and, if it ``is_cut``, of chunks that follow others: their
+        passes have hidden states of their own."""
+        for is_inner in (False, True) if is_cut else (False,):
+            self._find_probe(is_inner, self._batch.request)
 
     def prefix_forward(self, op: Op) -> None:
         """Runs phase A."""
@@ -60,15 +63,23 @@ class StageStep(Step):
         it."""
         return self._packed_output(op)
 
-    def microbatch_backward(self, op: Op, roots: list, seeds: list) -> None:
-        """Runs the backward of a microbatch."""
-        with self._accepting(op.reads):
-            torch.autograd.backward(roots, seeds)
+    def dummy_forward(self, node: int) -> torch.Tensor:
+        """Runs the forward of a dummy microbatch that follows ``node``; returns its logits."""
+        at = self._nodes[node]
+        return self._output(node, dummy_pack(self._batch, at.sequence, at.rows.stop)).logits
+
+    def microbatch_backward(self, node: int, roots: list, seeds: list) -> None:
+        """Runs the backward of a microbatch that follows ``node``."""
+        # Of a frozen stage they have no graph.
+        pairs = [each for each in zip(roots, seeds, strict=True) if each[0].requires_grad]
+        with self._accepting(node):
+            if pairs:
+                torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
 
     def prefix_backward(self, op: Op, roots: list, seeds: list) -> dict:
         """Runs phase C; returns the runtime's report of the prefix. ``roots``: what it begins with
         beside K and V."""
-        if roots:
+        if any(root.requires_grad for root in roots):
             self._live[op.node].forward.rows = _SentRows(roots, seeds)
         self._prefix_backward(op.node, is_last=False)
         return self._report.prefixes[-1]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
 from ..errors import ArgumentError
 from ..hf.support import ModelView
@@ -25,14 +26,19 @@ class Logits(NamedTuple):
 
 @dataclass
 class Hidden:
-    """Hidden states that a pipeline stage receives and returns, ``[rows, 1, hidden_size]``."""
+    """Hidden states that a pipeline stage receives and returns, ``[rows, 1, hidden_size]``. With
+    sequence parallelism rows are this rank's part."""
 
     received: torch.Tensor | None = None
     """None: others that follow from the tokens, for passes of this stage alone."""
     returned: torch.Tensor | None = None
+    is_sent: bool = False
+    """Whether the next stage reads what this one returns. Otherwise losses of a check do, which
+    read the rows of all parts."""
 
     def take_received(self, like: torch.Tensor, tokens: torch.Tensor, width: int) -> torch.Tensor:
-        """Returns what the stage's layers read. ``like``: has their dtype and device."""
+        """Returns what the stage's layers read. ``like``: has their dtype and device. ``tokens``:
+        of this rank's rows."""
         received, self.received = self.received, None
         if received is not None:
             return received
@@ -57,7 +63,8 @@ class GPTView(ModelView):
         if not gpt.pre_process:
             like = next(self.layers[0].parameters())
             width = gpt.config.hidden_size
-            gpt.set_input_tensor(self.hidden.take_received(like, padded_tokens, width))
+            own_tokens = self.own_mixers.own_part(padded_tokens)
+            gpt.set_input_tensor(self.hidden.take_received(like, own_tokens, width))
         try:
             output = gpt(
                 input_ids=padded_tokens[None],
@@ -69,6 +76,11 @@ class GPTView(ModelView):
             gpt.set_input_tensor(None)
         if not gpt.post_process:
             self.hidden.returned = output
+            if gpt.config.sequence_parallel and not self.hidden.is_sent:
+                # Each rank has the losses of all rows, so their gradients are no sum over ranks.
+                output = gather_from_sequence_parallel_region(
+                    output, tensor_parallel_output_grad=False, group=gpt.pg_collection.tp
+                )
             output = output.transpose(0, 1)
         return Logits(output[:, : len(tokens)])
 
