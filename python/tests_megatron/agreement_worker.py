@@ -1,13 +1,14 @@
 """One rank of test_agreement.py, over gloo.
 
 ``python agreement_worker.py DIRECTORY``, with the environment of torchrun, leaves ``RANK.pt``
-there: what each of :data:`CASES` returns. Ranks are not told of failures: they agree, or they wait.
+there: what each of :data:`CASES` returns, or of :data:`CASES_OF_FOUR`. Ranks are not told of failures: they agree, or they wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ PARTS = cases.Case(2, 2, share={"microbatch_tokens": 9})
 EXPERTS = cases.Case(
     2, expert_parallel=2, config=cases.EXPERTS, share={"microbatch_tokens": 9}
 )
+EXPERTS_OF_STAGES = dataclasses.replace(EXPERTS, ranks=4, stages=2)
 # The rank that alone deviates.
 DEVIATING = 1
 
@@ -142,13 +144,18 @@ CASES = {
     "change of a part": change(PARTS),
     "calls of chunks": calls_of_chunks,
 }
+CASES_OF_FOUR = {
+    "refusal of a stage's part of experts": refusal(EXPERTS_OF_STAGES),
+    "change of a stage's part of experts": change(EXPERTS_OF_STAGES),
+}
 
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     untold = mock.patch.object(forward_backward, "fail_together", contextlib.nullcontext)
     with conftest.a_runtime() as runtime, untold:
-        found = {name: run(runtime) for name, run in CASES.items()}
+        own = CASES_OF_FOUR if os.environ["WORLD_SIZE"] == "4" else CASES
+        found = {name: run(runtime) for name, run in own.items()}
     torch.save(found, directory / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

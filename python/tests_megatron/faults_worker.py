@@ -148,6 +148,32 @@ class NoLoss:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """No parameter of one stage is trained."""
+
+    case: cases.Case
+    stage: int
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+        is_frozen = cases.parallel_state.get_pipeline_model_parallel_rank() == self.stage
+        for chunk in calls.chunks:
+            chunk.requires_grad_(not is_frozen)
+        calls.run(get_forward_backward_func())
+        theirs = cases.gradients(calls.chunks)
+        calls.run(calls.shared)
+        ours = cases.gradients(calls.chunks)
+        for chunk in calls.chunks:
+            chunk.requires_grad_(True)
+        return {
+            "is_frozen": is_frozen,
+            "largest": max(float(each.abs().max()) for each in theirs.values()),
+            "difference": max(float((ours[n] - each).abs().max()) for n, each in theirs.items()),
+            "next": calls.distance(),
+        }
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """The model, and another, are evaluated in the loss of each microbatch."""
 
@@ -293,7 +319,11 @@ NO_LOSS = {
     "no loss, experts on both": NoLoss(EXPERTS),
     "no loss, two stages, experts on both": NoLoss(EXPERTS_OF_STAGES),
 }
-CASES = LATE | SHARES | NO_LOSS | EVALUATED
+FROZEN = {
+    "the first stage is frozen": Frozen(STAGES, 0),
+    "the last stage is frozen": Frozen(STAGES, 1),
+}
+CASES = LATE | SHARES | NO_LOSS | FROZEN | EVALUATED
 
 
 def main(directory: Path, names: list[str]) -> None:

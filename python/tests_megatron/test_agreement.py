@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from agreement_worker import DEVIATING
-from rank_workers import RANKS, run_ranks
+from rank_workers import RANKS, left_by_ranks
 
 WORKER = Path(__file__).with_name("agreement_worker.py")
 SECONDS_MAX = 300
@@ -19,11 +19,13 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict]:
-    """What each rank left."""
-    directory = tmp_path_factory.mktemp("agreement")
-    assert run_ranks(WORKER, directory, seconds_max=SECONDS_MAX) == [0] * RANKS
-    return [torch.load(directory / f"{rank}.pt") for rank in range(RANKS)]
+def found(tmp_path_factory) -> dict[str, list[dict]]:
+    """What each rank left, of each case."""
+    left = {}
+    for ranks in (RANKS, 4):
+        directory = tmp_path_factory.mktemp(f"agreement_{ranks}")
+        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
+    return left
 
 
 @pytest.mark.parametrize("name", [
@@ -31,32 +33,33 @@ def found(tmp_path_factory) -> list[dict]:
     "refusal of a chunk",
     "refusal of a part",
     "refusal of a replica's part of experts",
+    "refusal of a stage's part of experts",
 ])
 def test_a_deviation_on_one_rank_is_refused_by_all(name, found):
-    for rank, own in enumerate(found):
-        error = own[name]["error"]
+    for rank, own in enumerate(found[name]):
+        error = own["error"]
         assert error.startswith("UnsupportedModelError: ")
         if "part" not in name:
             # Stages check layers of their own.
             wanted = "not exact" if rank == DEVIATING else "another rank"
             assert wanted in error
-        assert own[name]["distance"] < EXACT
+        assert own["distance"] < EXACT
 
 
 @pytest.mark.parametrize("name", [
     "change of a stage",
     "change of a part",
     "change of a replica's part of experts",
+    "change of a stage's part of experts",
 ])
 def test_a_change_on_one_rank_is_checked_by_all(name, found):
-    for own in found:
-        assert own[name] == {"checks": 1, "distance": pytest.approx(0, abs=EXACT)}
+    for own in found[name]:
+        assert own == {"checks": 1, "distance": pytest.approx(0, abs=EXACT)}
 
 
 def test_calls_of_interleaved_stages(found):
     """Without shared prompts, an evaluation, and two calls of the same iterators."""
-    for own in found:
-        calls = own["calls of chunks"]
+    for calls in found["calls of chunks"]:
         assert calls["unshared"] == 0
         assert calls["distance"] < EXACT
         theirs, ours = calls["evaluated"]

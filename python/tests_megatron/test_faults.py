@@ -10,7 +10,7 @@ import pytest
 import torch
 from rank_workers import RANKS, left_by_ranks
 
-from faults_worker import CASES, EVALUATED, LATE, LATE_S, NO_LOSS, SHARES
+from faults_worker import CASES, EVALUATED, FROZEN, LATE, LATE_S, NO_LOSS, SHARES
 
 WORKER = Path(__file__).with_name("faults_worker.py")
 SECONDS_MAX = 600
@@ -76,6 +76,13 @@ def test_the_other_ranks_share(name, prompts, found):
 @pytest.mark.parametrize("name", NO_LOSS)
 def test_no_loss_is_no_gradient(name, found):
     assert all(own["largest"] == 0 for own in found[name])
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_a_stage_may_be_frozen(name, found):
+    for own in found[name]:
+        assert (own["largest"] == 0) == own["is_frozen"]
+        assert own["difference"] <= EXACT * own["largest"]
 
 
 @pytest.mark.parametrize("name", EVALUATED)
