@@ -1,5 +1,5 @@
 """Rows of gradients of Megatron's schedule with shared prompts, and of the bytes its ranks send, over
-all layouts of python/tests_megatron/cases.py."""
+all layouts of python/tests_megatron/case_table.py."""
 
 from __future__ import annotations
 

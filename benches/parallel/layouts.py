@@ -1,4 +1,4 @@
-"""One rank of all layouts of python/tests_megatron/cases.py with as many: ``layouts.py DIRECTORY DTYPE``.
+"""One rank of all layouts of python/tests_megatron/case_table.py with as many: ``layouts.py DIRECTORY DTYPE``.
 
 Leaves ``RANK.json``: of each case the ratios of method §10 over this rank's parameters, and the bytes
 planned and sent, of a stage in each call, of a context-parallel rank in each pass of a prompt. With the environment of torchrun.

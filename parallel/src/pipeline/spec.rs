@@ -167,7 +167,8 @@ pub struct Pipeline {
     pub chunks: u32,
     /// Rows of each chunk but the last are a multiple of this (sequence parallelism); 0 means 1.
     pub chunk_rows_multiple: u32,
-    /// A prefix has at most one chunk for so many of its rows, and at least one; 0 means 1.
+    /// Minimum rows per chunk: a prefix with `r` rows has at most `r / chunk_rows_min` chunks, and at least one.
+    /// 0 means 1.
     pub chunk_rows_min: u32,
     /// Memory bounds of each stage.
     pub bounds: MemoryBounds,

@@ -346,15 +346,18 @@ class Step:
     def _dummy_microbatch(self, node: int, is_last: bool) -> None:
         """Runs one token after the prefix, so that passes match those of other ranks."""
         self._enter("B")
-        at = self._nodes[node]
-        pack = dummy_pack(self._batch, at.sequence, at.rows.stop)
-        logits = self._output(node, pack).logits
+        logits = self._dummy_logits(node)
         if is_last:
             self._weights.reduce_in_next_backward()
         with self._accepting(node):
             # Not a loss times zero, which is NaN if the loss is not finite.
             _backward_of_zeros(logits)
         self._report.counts["dummy_microbatches"] += 1
+
+    def _dummy_logits(self, node: int) -> torch.Tensor:
+        """Runs the forward of a dummy microbatch that follows ``node``."""
+        at = self._nodes[node]
+        return self._output(node, dummy_pack(self._batch, at.sequence, at.rows.stop)).logits
 
     def _output(self, node: int | None, pack: Pack, *read) -> Output:
         path = [each.forward for each in self._path(node)]

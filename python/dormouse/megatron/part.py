@@ -62,7 +62,8 @@ class Part:
         plan_of: Callable[[GroupBatch, Sequence[int]], Plan],
         step_of: Callable[[GroupBatch, Plan], StageStep],
     ):
-        """``plan_of``: returns the plan of a group whose prompt is cut after so many tokens."""
+        """``plan_of``: returns the plan of a group; its second argument has the end of each chunk
+        of the prompt but the last, in tokens."""
         self._view, self._weights, self.device = view, weights, device
         self._places, self._batches = places, batches
         self._plan_of, self._step_of = plan_of, step_of
@@ -123,7 +124,7 @@ class Part:
         return self.rows_of((run.prefixes if is_prefix else run.microbatches)[op["index"]])
 
     def own_rows(self, rows: int) -> int:
-        """Returns the rows that this rank has of so many."""
+        """Returns this rank's share of ``rows``: with sequence parallelism a part, rounded up."""
         return -(-rows // self._view.own_mixers.sequence_ways)
 
     def empty(self, rows: int) -> torch.Tensor:

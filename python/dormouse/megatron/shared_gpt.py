@@ -339,11 +339,11 @@ def waits_in_passes(gpt: GPTModel) -> bool:
 def model_groups(gpt: GPTModel) -> list[dist.ProcessGroup]:
     """Returns groups that lead from each rank of a model, which have the same rows, to all: those
     of the second have what all of the first have."""
-    found = [parallel_state.get_model_parallel_group()]
-    if is_context_parallel(gpt):
-        found = found if is_pipeline(gpt) else []
-        found.append(parallel_state.get_tensor_and_context_parallel_group())
-    return found
+    stages = parallel_state.get_model_parallel_group()
+    if not is_context_parallel(gpt):
+        return [stages]
+    same_rows = parallel_state.get_tensor_and_context_parallel_group()
+    return [stages, same_rows] if is_pipeline(gpt) else [same_rows]
 
 
 def deciding_groups(gpt: GPTModel) -> list[dist.ProcessGroup]:

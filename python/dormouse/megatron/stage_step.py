@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..hf.microbatch import dummy_pack
 from ..hf.prefix import PlannedForward, PrefixForward
 from ..hf.step import Step
 from ..schedule import Op
@@ -65,8 +64,7 @@ class StageStep(Step):
 
     def dummy_forward(self, node: int) -> torch.Tensor:
         """Runs the forward of a dummy microbatch that follows ``node``; returns its logits."""
-        at = self._nodes[node]
-        return self._output(node, dummy_pack(self._batch, at.sequence, at.rows.stop)).logits
+        return self._dummy_logits(node)
 
     def microbatch_backward(self, node: int, roots: list, seeds: list) -> None:
         """Runs the backward of a microbatch that follows ``node``."""
