@@ -14,10 +14,10 @@ CPU = torch.device("cpu")
 
 
 class OnCpu(TorchFunctionMode):
-    """Functions of torch that are given a GPU as ``device`` use the CPU."""
+    """Functions of torch that are given a GPU as ``device`` use the CPU, and none pins memory."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         if func is torch.Tensor.type and len(args) == 1:
             # Gradient clipping compares the name.
             return func(*args).replace("torch.", "torch.cuda.")

@@ -62,7 +62,7 @@ class Case:
 
     @property
     def alone(self) -> Case:
-        """The same model where each rank has whole rows: what Megatron itself runs."""
+        """The same model where each rank has whole rows."""
         return dataclasses.replace(self, context_parallel=1)
 
     def truth_of(self, dtype: torch.dtype) -> Case:
@@ -289,6 +289,58 @@ CASES = {
         prompt_tokens=LONG_TOKENS,
         share={"microbatch_tokens": 9},
     ),
+    "two stages, experts, balanced, long prompts": Case(
+        2,
+        stages=2,
+        config=BALANCED,
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9},
+    ),
+    "two stages of two chunks, experts, balanced, prompts in chunks": Case(
+        2,
+        stages=2,
+        chunks=2,
+        config=BALANCED | INTERLEAVED | {"calculate_per_token_loss": True},
+        per_token=True,
+        share={"microbatch_tokens": 9, "prompt_chunks": 3},
+    ),
+    "two stages, experts of the second, balanced by biases": Case(
+        2,
+        stages=2,
+        config=EXPERTS
+        | {
+            "moe_layer_freq": [0, 0, 1, 0],
+            "moe_router_bias_update_rate": 0.05,
+            "moe_router_enable_expert_bias": True,
+            "moe_router_score_function": "sigmoid",
+            "moe_z_loss_coeff": 0.2,
+        },
+        share={"microbatch_tokens": 9, "sleep": False},
+    ),
+    "four stages, experts of some, balanced": Case(
+        4,
+        stages=4,
+        config=BALANCED | {"moe_layer_freq": [1, 0, 1, 1]},
+        share={"microbatch_tokens": 9, "prompt_chunks": 2},
+    ),
+    "two stages of two parts of a sequence, experts, balanced": Case(
+        4,
+        2,
+        2,
+        config=BALANCED | {"sequence_parallel": True},
+        share={"microbatch_tokens": 9, "prompt_chunks": 2},
+    ),
+    "two stages, experts on two ranks, balanced": Case(
+        4, stages=2, expert_parallel=2, config=BALANCED, share={"microbatch_tokens": 9}
+    ),
+    "two stages of two chunks, two replicas, balanced over both": Case(
+        4,
+        stages=2,
+        chunks=2,
+        config=BALANCED | INTERLEAVED,
+        ddp={"overlap_grad_reduce": True},
+        share={"microbatch_tokens": 9},
+    ),
     "two stages of two chunks of two parts of a sequence, experts": Case(
         4,
         2,
@@ -405,6 +457,53 @@ CASES = {
     ),
     "context on two ranks, experts on four": Case(
         4, expert_parallel=4, context_parallel=2, config=EXPERTS, share={"microbatch_tokens": 9}
+    ),
+    "context on two ranks, experts, balanced, long prompts": Case(
+        2,
+        context_parallel=2,
+        config=BALANCED,
+        share={"microbatch_tokens": 9},
+        prompt_tokens=LONG_TOKENS,
+    ),
+    "context on two ranks, experts on both, balanced, per token": Case(
+        2,
+        expert_parallel=2,
+        context_parallel=2,
+        config=BALANCED | {"calculate_per_token_loss": True},
+        per_token=True,
+        share={"microbatch_tokens": 9},
+    ),
+    "context on two ranks, experts, balanced by biases": Case(
+        2,
+        context_parallel=2,
+        config=EXPERTS
+        | {
+            "moe_layer_freq": [1, 0, 1, 1],
+            "moe_router_bias_update_rate": 0.05,
+            "moe_router_enable_expert_bias": True,
+            "moe_router_score_function": "sigmoid",
+        },
+        share={"sleep": False, "graphs": "kept"},
+    ),
+    "context on two ranks, ring, experts, balanced": Case(
+        2,
+        context_parallel=2,
+        config=BALANCED,
+        share={"microbatch_tokens": 9},
+        ring=True,
+    ),
+    "context on two ranks, two parts of a sequence, experts, balanced": Case(
+        4, 2, context_parallel=2, config=BALANCED | {"sequence_parallel": True}
+    ),
+    "context on two ranks, two replicas, balanced over both": Case(
+        4, context_parallel=2, config=BALANCED, share={"microbatch_tokens": 9}
+    ),
+    "two stages, context on two ranks, experts, balanced": Case(
+        4,
+        stages=2,
+        context_parallel=2,
+        config=BALANCED,
+        share={"microbatch_tokens": 9},
     ),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),

@@ -125,6 +125,39 @@ class ExactRecordedGPT(RecordedGPT, ExactGPT):
     """Both."""
 
 
+class Gather(torch.autograd.Function):
+    """Rows of all ranks, in the order of ranks. torch's own has no backward over gloo in groups
+    without rank 0."""
+
+    @staticmethod
+    def forward(ctx, rows, group):
+        ctx.group = group
+        found = [torch.empty_like(rows) for _ in range(group.size())]
+        dist.all_gather(found, rows.contiguous(), group=group)
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient.chunk(ctx.group.size())[ctx.group.rank()], None
+
+
+class GatheredAttention(dormouse.megatron.ContextAttention):
+    """Outside shared passes Megatron's own attention over whole rows, which context-parallel ranks
+    gather: Megatron's for this needs Transformer Engine."""
+
+    def forward(self, query, key, value, attention_mask, **named):
+        group = parallel_state.get_context_parallel_group()
+        if group.size() == 1:
+            return super().forward(query, key, value, attention_mask, **named)
+        whole = torch.arange(len(query) * group.size())
+        (columns,) = get_batch_on_this_cp_rank({"columns": whole[None]})["columns"]
+        places = Gather.apply(columns, group).argsort()
+        rows = (Gather.apply(each, group)[places] for each in (query, key, value))
+        return DotProductAttention.forward(self, *rows, attention_mask, **named)[columns]
+
+
 class PartialNorm(torch.nn.RMSNorm):
     """Of a part of the sequence: Megatron's norm for this needs Transformer Engine or Apex."""
 
@@ -225,8 +258,7 @@ def spec_of(config: TransformerConfig, vp_stage: int | None = None):
 
 
 def core_attention_of(config: TransformerConfig) -> type:
-    is_split = config.context_parallel_size > 1
-    return dormouse.megatron.ContextAttention if is_split else DotProductAttention
+    return GatheredAttention if config.context_parallel_size > 1 else DotProductAttention
 
 
 def _set_core_attention(config: TransformerConfig, layer: ModuleSpec) -> None:
@@ -339,10 +371,8 @@ def calls_of(dtype: torch.dtype) -> int:
     return CALLS if dtype is torch.float64 else CALLS_LOW
 
 
-def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> dict:
-    """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts.
-    ``copies``: so many replicas have the same rows."""
-    replica = parallel_state.get_data_parallel_rank() // copies
+def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
+    """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
     ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
     asleep: list[int] = []
@@ -353,7 +383,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None, copies: int = 1) -> di
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
     for call in range(calls_of(case.weights)):
-        batches = batches_of(call, case.prompt_tokens, case.columns, replica)
+        batches = batches_of(call, case.prompt_tokens, case.columns)
         room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
         with counted.of_call(gpt, bytes_sent, asleep, held), room:
             found["losses"].append(run(case, function, ddp, batches))

@@ -3,6 +3,7 @@ over gloo (docs/method.md §10)."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 ROWS, PROMPTS = 5, 2
 # Of values that are logged in FP32, and sums of them over ranks.
 LOGGED_TOLERANCE = 1e-6
+WAYS = ("plain", "shared")
 
 
 @pytest.fixture(scope="session")
@@ -64,16 +66,12 @@ def test_gradients_are_those_of_megatron(run_of, name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", cases.CASES)
 def test_what_is_logged_is_that_of_megatron(run_of, name, dtype):
-    of_ranks, ways = run_of(name, dtype), cases.CASES[name].context_parallel
+    of_ranks = run_of(name, dtype)
     logged_of = {
-        way: [_logged(found[way]["losses"]) for found in of_ranks] for way in ("plain", "shared")
+        way: [_logged(found[way]["losses"]) for found in of_ranks] for way in WAYS
     }
     # All but the last stage log nothing.
     assert any(len(each) for each in logged_of["plain"])
-    if ways > 1:
-        # Context-parallel ranks log the losses of their parts of the rows.
-        logged_of = {way: [torch.stack(each).sum(0)] for way, each in logged_of.items()}
-        logged_of["plain"][0] /= ways
     for logged in zip(*logged_of.values(), strict=True):
         tolerance = TOLERANCE_LOW if dtype is torch.bfloat16 else TOLERANCE
         torch.testing.assert_close(*logged, rtol=tolerance, atol=tolerance)
@@ -103,15 +101,20 @@ def test_long_prompts_sleep(run_of, name):
 def test_experts_are_balanced_as_in_megatron(run_of, name):
     """Losses that are logged, tokens per expert, and biases. Tensor-parallel ranks log those of
     their rows, which are others."""
-    of_ranks = run_of(name, torch.float64)
-    for call in range(cases.CALLS):
-        plain, shared = (
-            [found[way]["balance"][call] for found in of_ranks] for way in ("plain", "shared")
-        )
-        assert plain[0]
+    of_ranks, case = run_of(name, torch.float64), cases.CASES[name]
+    # Ranks of a stage follow each other.
+    of_stage = len(of_ranks) // case.stages
+    compared = 0
+    for call, stage in itertools.product(range(cases.CALLS), range(case.stages)):
+        own = of_ranks[stage * of_stage : (stage + 1) * of_stage]
+        plain, shared = ([found[way]["balance"][call] for found in own] for way in WAYS)
+        # A stage without experts has nothing.
+        assert [each.keys() for each in plain] == [each.keys() for each in shared]
         for key in plain[0]:
             theirs, ours = (sum(each[key] for each in way) for way in (plain, shared))
             torch.testing.assert_close(ours, theirs, rtol=LOGGED_TOLERANCE, atol=LOGGED_TOLERANCE)
+            compared += 1
+    assert compared >= cases.CALLS
 
 
 @pytest.mark.parametrize("name", [

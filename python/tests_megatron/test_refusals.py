@@ -141,21 +141,6 @@ def test_a_part_of_the_model_is_refused_by_name(model, change, message):
         refusals.check_model(gpt)
 
 
-@pytest.mark.parametrize("setting", [
-    {"moe_router_load_balancing_type": ["none", "aux_loss"], "moe_aux_loss_coeff": [0.0, 1e-2]},
-    {"moe_z_loss_coeff": 1e-3},
-    {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"},
-])
-def test_balancing_in_a_pipeline_is_refused_by_name(runtime, setting):
-    gpt = refusals.unwrapped(cases.model_of(cases.Case(config=cases.EXPERTS | setting)))
-    refusals.check_model(gpt)
-    gpt.config.pipeline_model_parallel_size = 2
-    with pytest.raises(UnsupportedTrainerError, match="routers balance experts in a pipeline"):
-        refusals.check_model(gpt)
-    # Nothing is balanced in evaluation.
-    refusals.check_model(gpt.eval())
-
-
 @pytest.mark.parametrize("setting, message", [
     ({}, "core attention is a DotProductAttention and context_parallel_size above 1"),
     ({"hybrid_context_parallel": True}, "hybrid_context_parallel is True"),
@@ -163,14 +148,6 @@ def test_balancing_in_a_pipeline_is_refused_by_name(runtime, setting):
 def test_context_parallelism_with_others_is_refused_by_name(model, setting, message):
     gpt = refusals.unwrapped(model)
     vars(gpt.config).update(context_parallel_size=2, **setting)
-    with pytest.raises(UnsupportedTrainerError, match=message):
-        refusals.check_model(gpt)
-
-
-def test_balancing_with_context_parallelism_is_refused_by_name(runtime):
-    gpt = refusals.unwrapped(cases.model_of(cases.Case(config=cases.BALANCED)))
-    gpt.config.context_parallel_size = 2
-    message = "routers balance experts and context_parallel_size is 2"
     with pytest.raises(UnsupportedTrainerError, match=message):
         refusals.check_model(gpt)
 

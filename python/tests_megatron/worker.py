@@ -32,15 +32,12 @@ def of_cases(dtype: torch.dtype, names: Sequence[str] = ()) -> dict[str, dict]:
                 continue
             if case.ranks != int(conftest.os.environ["WORLD_SIZE"]):
                 continue
-            # Where Megatron's own attention has whole rows.
-            alone, copies = case.alone, case.context_parallel
-            cases.join(alone)
-            found[name] = {
-                "plain": cases.trained(alone.of_dtype(dtype), None, copies),
-                "truth": cases.trained(alone.truth_of(dtype), None, copies),
-            }
             cases.join(case)
-            found[name]["shared"] = cases.trained(case.of_dtype(dtype), runtime)
+            found[name] = {
+                "plain": cases.trained(case.of_dtype(dtype), None),
+                "truth": cases.trained(case.truth_of(dtype), None),
+                "shared": cases.trained(case.of_dtype(dtype), runtime),
+            }
     return found
 
 

@@ -41,6 +41,8 @@ class Handlers(NamedTuple):
     """By the route CACHE, of models that select keys by an indexer."""
     recur: calls.Handler
     """Convolutions and scans."""
+    is_prefix: bool = False
+    """Whether the rows are those of a prefix."""
 
 
 class Mixers:
@@ -90,8 +92,8 @@ class Mixers:
         experts: torch.Tensor | None = None,
     ) -> Iterator[dict]:
         """Context of a pass: calls of this thread go to ``handlers``. Yields arguments that the
-        model's forward needs beside the tokens. ``packed``: the rows of a microbatch, over a prefix
-        of ``prefix_tokens``; None in phase A. ``experts``: recorded for the rows."""
+        model's forward needs beside the tokens. ``packed``: the rows of a pass that follows a prefix
+        of ``prefix_tokens``; None if it follows none. ``experts``: recorded for the rows."""
         arguments: dict = {"use_cache": False}
         joined, callers = None, [*self._recurrent]
         if self.route is Route.CACHE:

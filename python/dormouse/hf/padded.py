@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +62,13 @@ class Places(RowPlaces):
     indices: list[Index]
     microbatches: int = 0
     prompts: int = 1
+    prompt_rows: tuple[int, ...] | None = None
+    """Rows that have the prompt, of which other ranks run some; None: :attr:`rows`."""
+
+    @property
+    def sharing_rows(self) -> Sequence[int]:
+        """Rows that have the prompt, of all ranks."""
+        return self.rows if self.prompt_rows is None else self.prompt_rows
 
     def first_label(self, number):
         return len(self.group.prompt)

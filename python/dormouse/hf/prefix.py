@@ -197,7 +197,9 @@ class PrefixForward:
         positions = torch.arange(first, first + len(tokens), device=tokens.device)
         before = self.path[-1].states if self.path else None
         record = self.states.recorder(lambda: self._running, before)
-        handlers = Handlers(self.attend, self.update, self.update_indexer, record)
+        handlers = Handlers(
+            self.attend, self.update, self.update_indexer, record, is_prefix=True
+        )
         try:
             with (
                 self.mixers.taken_over(handlers, self._packed, first, experts) as arguments,

@@ -17,16 +17,20 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import TopKRouter
 
+from .. import _native as native
 from ..hf.padded import Places
-from ..schedule import Plan
+from ..schedule import Op, Plan
 from .batches import Microbatch
 
 OF_MICROBATCHES, OF_SEQUENCES, GLOBAL = "aux_loss", "seq_aux_loss", "global_aux_loss"
 Z = "z_loss"
+# Owner of rows of dummies and of padding.
+NOBODY = 0
 # By which Megatron logs losses of scores.
 NAMES = {
     OF_MICROBATCHES: "load_balancing_loss",
@@ -41,36 +45,46 @@ def routers_of(gpt: GPTModel) -> list[TopKRouter | None]:
     return [mlp.router if isinstance(mlp, MoELayer) else None for mlp in mlps]
 
 
-def coefficients_of(gpt: GPTModel) -> dict[str, float]:
-    """Returns the coefficient of each loss of scores that the routers add."""
-    for router in routers_of(gpt):
-        if router is not None:
-            found = {kind: router.get_aux_loss_coeff(kind) for kind in NAMES}
-            return {kind: value for kind, value in found.items() if value > 0}
-    return {}
+def coefficients_of(config: TransformerConfig) -> dict[str, float]:
+    """Returns the coefficient of each loss of scores that routers add."""
+    kinds, values = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
+    if isinstance(kinds, str):
+        kinds, values = [kinds], [values]
+    pairs = zip(kinds, values, strict=True)
+    return {kind: value for kind, value in pairs if kind in NAMES and value > 0}
 
 
 def balances(gpt: GPTModel) -> bool:
-    """Returns whether the routers add losses or count tokens in training."""
+    """Returns whether routers add losses or count tokens in training: those of the whole model, of
+    which ``gpt`` may be a part without any."""
     config = gpt.config
+    if not gpt.training or config.num_moe_experts is None:
+        return False
     reads_rows = config.moe_z_loss_coeff is not None or config.moe_router_enable_expert_bias
-    return gpt.training and any(routers_of(gpt)) and (reads_rows or bool(coefficients_of(gpt)))
+    return reads_rows or bool(coefficients_of(config))
+
+
+def ends_at_router(gpt: GPTModel) -> bool:
+    """Returns whether a prefix ends at the last layer's router, not at its K and V. That of a
+    pipeline stage before the last ends at its hidden states."""
+    return gpt.post_process and balances(gpt) and routers_of(gpt)[-1] is not None
 
 
 class Balancing:
     """Counts and numbers of one call.
 
-    They are in tables of owners: each of the trainer's rows, nobody (rows of dummies and of
-    padding), and each group, which owns the rows of its prompt.
+    They are in tables of owners: nobody, each of the trainer's rows, and each group, which owns the
+    rows of its prompt.
     """
 
     def __init__(
         self, gpt: GPTModel, microbatches: Sequence[Microbatch] = (), places: Sequence[Places] = ()
     ):
-        """``microbatches``: of the trainer. ``places``: the groups of the passes. Without either
-        all rows are nobody's."""
+        """``microbatches``: of the trainer, with whole rows. ``places``: the groups of the passes.
+        Without either all rows are nobody's."""
         self._gpt, self._places = gpt, list(places)
-        self._tensor_parallel = gpt.pg_collection.tp
+        # They have parts of the same rows of the trainer's.
+        self._same_rows = parallel_state.get_tensor_and_context_parallel_group()
         layers, experts = len(gpt.decoder.layers), gpt.config.num_moe_experts
         self._device = next(gpt.parameters()).device
         self._microbatches = len(microbatches)
@@ -81,7 +95,7 @@ class Balancing:
         self._rows = len(table)
         self._microbatch, self._microbatch_rows, self._columns = table.T
         self._tokens = (self._microbatch_rows * self._columns).double()
-        owners = self._rows + 1 + len(self._places)
+        owners = 1 + self._rows + len(self._places)
         zeros = self._zeros
         self._counts, self._scores = zeros(layers, owners, experts), zeros(layers, owners, experts)
         self._selected, self._squares = zeros(layers, owners, experts), zeros(layers, owners)
@@ -94,33 +108,61 @@ class Balancing:
         return torch.zeros(shape, dtype=torch.float64, device=self._device)
 
     @property
-    def _nobody(self) -> int:
-        return self._rows
+    def _groups(self) -> int:
+        """The first owner that is a group."""
+        return 1 + self._rows
 
     def begin(self, places: Places, plan: Plan) -> None:
         """Called before the passes of a group: they come in the order of the plan, dummies last."""
         number = next(i for i, each in enumerate(self._places) if each is places)
         self._expected = []
+
+        def length(rows: dict) -> int:
+            return rows["end"] - rows["begin"]
+
         # Its own ops are completed as they are yielded.
         for op in json.loads(plan.to_json())["ops"]:
-            spans = []
             if op["kind"] == "prefix_forward":
-                spans = [(self._rows + 1 + number, op["tokens"])]
+                self._expect(number, prompt_rows=length(op["tokens"]))
             elif op["kind"] == "microbatch":
-                spans = [(places.rows[each["sequence"]], each["rows"]) for each in op["members"]]
-            if spans:
-                owners = [torch.full((at["end"] - at["begin"],), owner) for owner, at in spans]
-                self._expected.append(torch.cat(owners).to(self._device))
+                rows = [(each["sequence"], length(each["rows"])) for each in op["members"]]
+                self._expect(number, response_rows=rows)
+
+    def begin_op(self, number: int, op: Op | None) -> None:
+        """Called before the pass of a forward of a group by itself. ``number``: of the group.
+        ``op``: None: a dummy microbatch."""
+        self._expected = []
+        if op is None:
+            return
+        if op.kind is native.OpKind.PREFIX_FORWARD:
+            self._expect(number, prompt_rows=len(op.tokens))
+        else:
+            rows = [(each.sequence, len(each.rows)) for each in op.members]
+            self._expect(number, response_rows=rows)
+
+    def _expect(
+        self, number: int, prompt_rows: int = 0, response_rows: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Keeps the owners of a pass of a group. ``response_rows``: number of the response, and of
+        its rows."""
+        spans = [(self._groups + number, prompt_rows)] if prompt_rows else []
+        spans += [(self._owner_of(number, each), rows) for each, rows in response_rows]
+        owners = [torch.full((rows,), owner) for owner, rows in spans]
+        self._expected.append(torch.cat(owners).to(self._device))
+
+    def _owner_of(self, number: int, response: int) -> int:
+        row = self._places[number].rows[response]
+        return NOBODY if row == self._rows else 1 + row
 
     def owners(self, rows: int) -> torch.Tensor:
-        """Returns the owners of the next pass, which has ``rows`` rows, those of padding last."""
+        """Returns the owners of the next pass, which has ``rows`` rows on all ranks together,
+        without padding."""
         if not self._expected:
-            return torch.full((rows,), self._nobody, device=self._device)
+            return torch.full((rows,), NOBODY, device=self._device)
         own = self._expected.pop(0)
-        padding = rows - len(own)
-        if not 0 <= padding < self._tensor_parallel.size():
+        if len(own) != rows:
             raise RuntimeError(f"a pass has {rows} rows, and {len(own)} in the plan")
-        return torch.nn.functional.pad(own, (0, padding), value=self._nobody)
+        return own
 
     def count(self, layer: int, owners: torch.Tensor, counted: torch.Tensor, scores, squares):
         """Counts rows of a forward. ``counted``: the experts of their highest scores."""
@@ -134,21 +176,32 @@ class Balancing:
         if self._counting:
             self._selected[layer].index_add_(0, owners, selected.double())
 
+    def set_scale(self) -> None:
+        """Sets by what gradients of the losses are multiplied, as Megatron's schedule does at each
+        of its forwards: for a pipeline stage where it runs none."""
+        config = self._gpt.config
+        scale = torch.ones(1, device=self._device)
+        if config.grad_scale_func is not None:
+            scale = config.grad_scale_func(scale)
+        if not config.calculate_per_token_loss:
+            scale = scale * config.context_parallel_size / self._microbatches
+        moe_utils.MoEAuxLossAutoScaler.set_loss_scale(scale)
+
     def settle(self) -> None:
         """Called after the last forward: finds what the backwards read, logs the losses, and adds
-        the counts to those of the routers. Collective of the tensor-parallel ranks, and with a
-        global loss of the data-parallel ones."""
+        the counts to those of the routers. Collective of the tensor- and context-parallel ranks,
+        and with a global loss of the data-parallel ones."""
         self._counting = False
         config = self._gpt.config
-        counts = _summed(self._of_rows(self._counts), self._tensor_parallel)
+        counts = _summed(self._of_rows(self._counts), self._same_rows)
         of_scores, of_squares = self._zeros(*counts.shape), self._zeros(self._rows)
-        for kind, coefficient in coefficients_of(self._gpt).items():
+        for kind, coefficient in coefficients_of(config).items():
             factors = self._factors(kind, counts)
             self._log(kind, (factors * self._of_rows(self._scores)).sum((1, 2)))
             of_scores += coefficient * factors * self._loss_tokens(kind)[:, None]
         if config.moe_z_loss_coeff is not None:
             # Each rank logs the mean of its own rows.
-            means = self._of_rows(self._squares) * self._tensor_parallel.size() / self._tokens
+            means = self._of_rows(self._squares) * self._same_rows.size() / self._tokens
             self._log(Z, means.sum(1))
             of_squares += config.moe_z_loss_coeff / self._tokens * self._loss_tokens(Z)
         self._give(of_scores, of_squares)
@@ -160,9 +213,9 @@ class Balancing:
 
     def _give(self, of_scores: torch.Tensor, of_squares: torch.Tensor) -> None:
         """Stores the numbers of the trainer's rows; a prompt's are the sums of its rows'."""
-        self.of_scores[:, : self._rows] = of_scores
-        self.of_squares[: self._rows] = of_squares
-        groups = self._group_of_row() + self._rows + 1
+        self.of_scores[:, 1 : self._groups] = of_scores
+        self.of_squares[1 : self._groups] = of_squares
+        groups = self._groups + self._group_of_row()
         self.of_scores.index_add_(1, groups, of_scores)
         self.of_squares.index_add_(0, groups, of_squares)
 
@@ -184,18 +237,17 @@ class Balancing:
         if not self._gpt.config.calculate_per_token_loss:
             return torch.ones_like(self._tokens)
         tokens = self._columns if kind == OF_SEQUENCES else self._tokens
-        return tokens / self._tensor_parallel.size()
+        return tokens / self._same_rows.size()
 
     def _group_of_row(self) -> torch.Tensor:
         found = torch.zeros(self._rows, dtype=torch.int64, device=self._device)
         for number, each in enumerate(self._places):
-            own = [row for row in each.rows if row != self._nobody]
-            found[own] = number
+            found[[row for row in each.sharing_rows if row != self._rows]] = number
         return found
 
     def _of_rows(self, table: torch.Tensor) -> torch.Tensor:
         """Returns a table of the trainer's rows: their own, and their prompts'."""
-        return table[:, : self._rows] + table[:, self._rows + 1 :][:, self._group_of_row()]
+        return table[:, 1 : self._groups] + table[:, self._groups + self._group_of_row()]
 
     def _in_microbatches(self, counts: torch.Tensor) -> torch.Tensor:
         layers, _, experts = counts.shape
@@ -205,7 +257,7 @@ class Balancing:
     def _so_far(self, counts: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Returns what Megatron takes for the counts of each microbatch in a global loss: the mean
         of the steps up to it, of all replicas; and their number."""
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        group = parallel_state.get_data_parallel_group()
         counts = _summed(counts, group).cumsum(1)
         steps = torch.arange(1, self._microbatches + 1, device=self._device)
         for layer, router in enumerate(routers_of(self._gpt)):

@@ -118,6 +118,7 @@ class Context:
             rows=rows,
             indices=indices,
             microbatches=1,
+            prompt_rows=tuple(places.rows),
         )
 
     def joined(self, values: torch.Tensor) -> torch.Tensor:

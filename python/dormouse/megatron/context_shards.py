@@ -12,6 +12,7 @@ from megatron.core.models.gpt import GPTModel
 
 from .. import queries
 from ..trainers.refusals import UnsupportedTrainerError
+from .balancing import ends_at_router
 from .context_ring import ShardRing
 
 # The planner's ways.
@@ -30,8 +31,8 @@ class Shards:
     def of(self, tokens: int) -> Shard:
         """Returns this rank's part of a prompt."""
         sizes = _sizes(self._gpt)
-        if self._way == RING:
-            # Rows of a prompt end at K and V of the last layer.
+        if self._way == RING and not ends_at_router(self._gpt):
+            # No row of a prompt reads K and V of the last layer.
             sizes |= {"layers": max(1, sizes["layers"] - 1)}
         plan = _plan(None, tokens, way=self._way, room_bytes=None, **sizes)
         return Shard(tokens, self._gpt.pg_collection.cp, plan)

@@ -125,7 +125,7 @@ class SharedForwardBackward:
         # Routers read every row of the trainer's.
         whole = has_backward and any(map(balances, chunks))
         if context.ways > 1:
-            places = _all_places(microbatches, context)
+            places = _all_places(microbatches, context, whole)
         else:
             places = self._shared_places(microbatches, whole)
         options = self._options(microbatches, places or [], context.ways)
@@ -146,7 +146,8 @@ class SharedForwardBackward:
         )
         shared = [self._shared(each, way) for each in chunks]
         if pipeline:
-            arguments = (places, own, shape_of(microbatches), options, named)
+            balanced = microbatches if whole else None
+            arguments = (places, own, balanced, shape_of(microbatches), options, named)
             result = run_pipelined(shared, chunks[-1], context, *arguments)
         else:
             calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
@@ -275,12 +276,15 @@ def _alone(modules: list[torch.nn.Module]) -> Iterator[None]:
         yield
 
 
-def _all_places(microbatches: list[Microbatch], context: Context) -> list[Places]:
-    """Returns the groups of all rows, of which some may have a prompt of their own.
+def _all_places(
+    microbatches: list[Microbatch], context: Context, whole: bool
+) -> list[Places]:
+    """Returns the groups of all rows, of which some may have a prompt of their own. ``whole``: see
+    :func:`places_of`.
 
     Raises :class:`UnsupportedTrainerError` for rows that cannot run in shared passes.
     """
-    places = places_of(microbatches)
+    places = places_of(microbatches, whole=whole)
     refuse(
         (
             places is None,

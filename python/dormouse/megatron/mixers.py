@@ -13,6 +13,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from ..hf import registry, substitutes
 from ..hf.attention import Packed, Rules
 from ..hf.mixers import Handlers, Route
+from .balancing import Balancing
 from .context import is_context_parallel
 from .context_ring import ShardRing
 from .context_shards import Shard, Shards
@@ -57,8 +58,8 @@ class GPTMixers:
 
     def padded(self, *rows: torch.Tensor) -> list[torch.Tensor]:
         """Returns 1-D tensors with as many rows as the ranks of sequence parallelism divide; of a
-        prompt with context parallelism, this rank's. Attention of the pass leaves out the last
-        ones."""
+        prompt with context parallelism, this rank's. Padding is 0, and attention of the pass leaves
+        it out."""
         if self._is_sharded:
             self._shard = self._shards.of(len(rows[0]))
             return list(map(self._shard.own, rows))
@@ -75,6 +76,12 @@ class GPTMixers:
         ways = self.sequence_ways
         return padded.chunk(ways)[self._gpt.pg_collection.tp.rank() % ways]
 
+    def _owners(self, balancing: Balancing) -> torch.Tensor:
+        """Returns the owners of this rank's rows of the pass that runs."""
+        rows = self._rows if self._shard is None else self._shard.tokens
+        (padded,) = self.padded(balancing.owners(rows))
+        return self.own_part(padded)
+
     @contextlib.contextmanager
     def taken_over(
         self,
@@ -85,7 +92,9 @@ class GPTMixers:
     ) -> Iterator[dict]:
         """See :meth:`dormouse.hf.mixers.Mixers.taken_over`."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.routers.in_pass(is_prefix=packed is None))
+            is_prefix = handlers.is_prefix
+            routers = self.routers.in_pass(is_prefix=is_prefix, owners_of=self._owners)
+            stack.enter_context(routers)
             for core in self._cores:
                 forward = self._attention(core, handlers.attend)
                 stack.enter_context(substitutes.forward(core, forward))

@@ -16,6 +16,7 @@ from ..hf.padded import Places
 from ..hf.sharding import ReplicatedWeights
 from ..hf.twins import Twins
 from ..schedule import Op, Plan
+from .balancing import Balancing
 from .stage_step import StagePrefix, StageStep
 from .view import GPTView
 
@@ -59,13 +60,15 @@ class Part:
         device: torch.device,
         places: list[Places],
         batches: list[GroupBatch],
+        balancing: Balancing | None,
         plan_of: Callable[[GroupBatch, Sequence[int]], Plan],
         step_of: Callable[[GroupBatch, Plan], StageStep],
     ):
-        """``plan_of``: returns the plan of a group; its second argument has the end of each chunk
-        of the prompt but the last, in tokens."""
+        """``balancing``: of a call whose routers balance experts. ``plan_of``: returns the plan of
+        a group; its second argument has the end of each chunk of the prompt but the last, in
+        tokens."""
         self._view, self._weights, self.device = view, weights, device
-        self._places, self._batches = places, batches
+        self._places, self._batches, self._balancing = places, batches, balancing
         self._plan_of, self._step_of = plan_of, step_of
         self._twins = Twins(view.model, sums_wide=weights.sums_wide)
         self._stack = contextlib.ExitStack()
@@ -75,6 +78,7 @@ class Part:
 
     def __enter__(self) -> Part:
         self._view.hidden.is_sent = True
+        self._stack.enter_context(self._view.own_mixers.routers.of(self._balancing))
         return self
 
     def __exit__(self, *exc):
@@ -168,6 +172,7 @@ class Part:
         """Runs a forward without a graph; returns what it sends. ``values``: on the last part, the
         place of all log-probabilities."""
         batch = self._batches[group]
+        self._begin_pass(group, op)
         self._view.hidden.received = received
         if op is None:
             microbatch_output(self._view, self._path, dummy_pack(batch, 0, self._path[-1].end))
@@ -194,6 +199,14 @@ class Part:
             groups = zip(self._places, self._batches, self._chunk_ends, strict=True)
             self._runs = [self._opened(*each) for each in groups]
             yield
+
+    def settle(self) -> None:
+        """Called between the forwards and the ops of a list: finds what balances experts, as
+        :meth:`.balancing.Balancing.settle`."""
+        if self._balancing is not None:
+            self._balancing.settle()
+            if not self.is_last:
+                self._balancing.set_scale()
 
     def take(self) -> list[torch.Tensor | None]:
         """Returns the gradient of each of :attr:`parameters`, after the ops."""
@@ -226,9 +239,11 @@ class Part:
         if direction == "forward":
             if received is not None:
                 run.received[key] = self._view.hidden.received = received.requires_grad_()
+            forward = (run.prefixes if what == PREFIX else run.microbatches)[number]
+            self._begin_pass(op["group"], forward)
             if what == PREFIX:
-                run.step.prefix_forward(run.prefixes[number])
-            elif run.microbatches[number] is None:
+                run.step.prefix_forward(forward)
+            elif forward is None:
                 self._dummy_forward(run, key)
             else:
                 self._microbatch_forward(run, number, key)
@@ -245,6 +260,10 @@ class Part:
             return None
         # No gradient reaches them if nothing after them is trained.
         return torch.zeros_like(read) if read.grad is None else read.grad.contiguous()
+
+    def _begin_pass(self, group: int, op: Op | None) -> None:
+        if self._balancing is not None:
+            self._balancing.begin_op(group, op)
 
     def _opened(self, places: Places, batch: GroupBatch, chunk_ends: Sequence[int]) -> _Run:
         plan = self._stack.enter_context(self._plan_of(batch, chunk_ends))

@@ -30,14 +30,15 @@ def run_pipelined(
     context: Context,
     places: list[Places],
     own: list[Microbatch],
+    balanced: list[Microbatch] | None,
     shape: tuple[int, int],
     options: dict,
     named: dict,
 ) -> list:
     """Returns what the schedule returns. ``shared``: this stage's parts of the model, of which
-    ``last`` is the last. ``own``: this rank's batches. ``shape``: of the values of all rows.
-    ``options``: of a window. ``named``: the schedule's arguments, a list of
-    models and one of iterators among them.
+    ``last`` is the last. ``own``: this rank's batches. ``balanced``: those with whole rows, if
+    routers balance experts over them. ``shape``: of the values of all rows. ``options``: of a
+    window. ``named``: the schedule's arguments, a list of models and one of iterators among them.
 
     Raises :class:`UnsupportedTrainerError`.
     """
@@ -69,7 +70,7 @@ def run_pipelined(
         places = joint_places(shared[0], last, places, rows, options, forward_only)
         # The last row is that of dummies.
         shape, prompt_chunks = (rows + 1, columns), 1
-    parts = [each.part(places, options["microbatch_tokens"]) for each in shared]
+    parts = [each.part(places, options["microbatch_tokens"], balanced) for each in shared]
     with Stage(parts, shared[0].held, prompt_chunks, options["microbatch_tokens"]) as stage:
         values = stage.values(shape)
         stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)

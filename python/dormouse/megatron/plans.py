@@ -105,7 +105,7 @@ def all_share(
     if is_expert_parallel(gpt):
         shares = all_hold(gpt, shares)
     waits = any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks)
-    waits |= balances(gpt) and GLOBAL in coefficients_of(gpt)
+    waits |= balances(gpt) and GLOBAL in coefficients_of(gpt.config)
     if forward_only or not waits:
         return shares
     # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.

@@ -15,7 +15,6 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from ..trainers.refusals import UnsupportedTrainerError, refuse
-from .balancing import balances
 from .context import is_context_parallel
 from .context_attention import ContextAttention
 
@@ -134,13 +133,6 @@ def check_model(gpt: GPTModel) -> None:
             "fp32_residual_connection=False, or pipeline_model_parallel_size=1",
         ),
         (
-            is_split and balances(gpt),
-            f"routers balance experts and context_parallel_size is "
-            f"{config.context_parallel_size}: rows of a prompt are on several ranks",
-            "moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None and "
-            "moe_router_enable_expert_bias=False, or context_parallel_size=1",
-        ),
-        (
             is_split and config.hybrid_context_parallel,
             "hybrid_context_parallel is True: rows are on different numbers of ranks",
             "hybrid_context_parallel=False",
@@ -149,12 +141,6 @@ def check_model(gpt: GPTModel) -> None:
             SINKHORN in config.moe_router_load_balancing_type,
             "moe_router_load_balancing_type is 'sinkhorn': routing of a row depends on others",
             "'none'",
-        ),
-        (
-            balances(gpt) and config.pipeline_model_parallel_size > 1,
-            "routers balance experts in a pipeline, where passes run in the order of a list",
-            "moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None and "
-            "moe_router_enable_expert_bias=False, or pipeline_model_parallel_size=1",
         ),
         (
             is_expert_parallel and config.moe_token_dispatcher_type != "alltoall",

@@ -13,7 +13,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
 
 from ..hf.sharding import PrefixDone
-from .balancing import Balancing, balances, routers_of
+from .balancing import Balancing, balances, ends_at_router, routers_of
 
 
 class LastRouter:
@@ -50,7 +50,7 @@ class Routers:
     @property
     def end_prefixes(self) -> bool:
         """Whether a prefix ends at the last layer's router, not at its K and V."""
-        return routers_of(self._gpt)[-1] is not None and balances(self._gpt)
+        return ends_at_router(self._gpt)
 
     @contextlib.contextmanager
     def of(self, balancing: Balancing | None) -> Iterator[None]:
@@ -70,30 +70,30 @@ class Routers:
             yield
 
     @contextlib.contextmanager
-    def in_pass(self, *, is_prefix: bool) -> Iterator[None]:
-        """Context of a pass of a step."""
+    def in_pass(
+        self, *, is_prefix: bool, owners_of: Callable[[Balancing], torch.Tensor]
+    ) -> Iterator[None]:
+        """Context of a pass of a step. ``owners_of``: returns those of this rank's rows, called in
+        the forward."""
         self.last = None
         if not balances(self._gpt):
             yield
             return
         balancing = self.balancing or Balancing(self._gpt)
-        group, is_split = self._gpt.pg_collection.tp, self._gpt.config.sequence_parallel
         routers = routers_of(self._gpt)
         owners: torch.Tensor | None = None
 
         def add(layer: int, router: TopKRouter, logits: torch.Tensor) -> torch.Tensor:
             nonlocal owners
             if owners is None:
-                ways = group.size() if is_split else 1
-                # Of all ranks' rows, with padding.
-                owners = balancing.owners(len(logits) * ways).chunk(ways)[group.rank() % ways]
+                owners = owners_of(balancing)
             counted, scores = moe_utils.compute_routing_scores_for_aux_loss(
                 logits, router.topk, router.score_function
             )
             squares = torch.logsumexp(logits, -1).square()
             balancing.count(layer, owners, counted, scores, squares)
             logits = _Added.apply(logits, scores, squares, balancing, layer, owners)
-            if is_prefix and layer == len(routers) - 1:
+            if is_prefix and self.end_prefixes and layer == len(routers) - 1:
                 self.last = LastRouter(logits)
             return logits
 

@@ -30,6 +30,7 @@ from ..schedule import Plan
 from ..trainers.own_forward import own_forward
 from ..trainers.refusals import refuse
 from .balancing import Balancing, balances
+from .batches import Microbatch
 from .context import Context, is_context_parallel
 from .context_shards import ALL_GATHER, Shards
 from .held import Held
@@ -113,8 +114,14 @@ class SharedGPT(ScoredModel):
         """What the stage holds whose first part this is."""
         return Held(self._runtime)
 
-    def part(self, places: list[Places], microbatch_tokens: int) -> Part:
-        """Returns this part of a pipeline with the groups of a call. A context manager."""
+    def part(
+        self,
+        places: list[Places],
+        microbatch_tokens: int,
+        microbatches: Sequence[Microbatch] | None,
+    ) -> Part:
+        """Returns this part of a pipeline with the groups of a call. A context manager.
+        ``microbatches``: of the trainer, if routers balance experts over them."""
         with own_forward(self._model):
             weights = self._ready()
             batches = [GroupBatch(each.group) for each in places]
@@ -129,8 +136,11 @@ class SharedGPT(ScoredModel):
             cuts = [batch.group.prompt[: end + 1] for end in chunk_ends]
             return self._plan(batch, microbatch_tokens, cuts)
 
+        balancing = None
+        if microbatches is not None:
+            balancing = Balancing(self._model, microbatches, places)
         device = self._runtime.device
-        return Part(self._view, weights, device, places, batches, plan_of, step_of)
+        return Part(self._view, weights, device, places, batches, balancing, plan_of, step_of)
 
     def _miniatures(self, reach, request, *, is_tree):
         found = super()._miniatures(reach, request, is_tree=is_tree)
@@ -152,7 +162,7 @@ class SharedGPT(ScoredModel):
         super()._check_if_needed(weights, batches, microbatch_tokens, request)
         runs_probes = self._sleep and torch.is_grad_enabled()
         gpt = self._model
-        come_first = is_expert_parallel(gpt) or is_context_parallel(gpt) or balances(gpt)
+        come_first = waits_in_passes(gpt) or (balances(gpt) and not is_pipeline(gpt))
         if not runs_probes or not come_first:
             return
         # Residency may differ between replicas, and with it what needs a probe; so do responses of

@@ -63,7 +63,7 @@ class Stage:
     @torch.no_grad()
     def values(self, shape: tuple[int, int]) -> torch.Tensor | None:
         """Runs all forwards; returns the log-probabilities of labels, ``shape``, on the last
-        stage."""
+        stage. With experts that are balanced collective of replicas, too."""
         values = None
         if self._parts[-1].is_last:
             dtype = torch.promote_types(self._parts[0].dtype, torch.float32)
@@ -84,6 +84,8 @@ class Stage:
                 if found is not None:
                     sent = part.forward(group, op, received, values)
                     to_send = [] if sent is None else [Message(after, sent, True)]
+        for part in self._parts:
+            part.settle()
         return values
 
     def backward(self, gradients: torch.Tensor | None) -> list[torch.Tensor | None]:
