@@ -52,6 +52,11 @@ class Case:
         return any(map(self.config.get, names))
 
     @property
+    def is_across(self) -> bool:
+        """Whether rows of all replicas share prompts."""
+        return self.share.get("across_replicas", False)
+
+    @property
     def columns(self) -> int:
         """Of the longest rows."""
         columns = COLUMNS_MAX - PROMPT_TOKENS + self.prompt_tokens
@@ -97,6 +102,7 @@ BALANCED = EXPERTS | {
     "moe_aux_loss_coeff": [0.3, 0.5, 0.7],
     "moe_z_loss_coeff": 0.2,
 }
+ACROSS = {"across_replicas": True, "microbatch_tokens": 9}
 CASES = {
     "one rank": Case(),
     "twice": Case(share={"graphs": "twice", "microbatch_tokens": 9}),
@@ -504,6 +510,39 @@ CASES = {
         context_parallel=2,
         config=BALANCED,
         share={"microbatch_tokens": 9},
+    ),
+    "two replicas, prompts of both": Case(2, share=ACROSS),
+    "two replicas, prompts of both, overlapped, long prompts": Case(
+        2,
+        config={"calculate_per_token_loss": True},
+        ddp={"overlap_grad_reduce": True, "bucket_size": 1000},
+        per_token=True,
+        share=ACROSS | {"graphs": "twice"},
+        prompt_tokens=LONG_TOKENS,
+    ),
+    "two replicas, prompts of both, awake": Case(
+        2, share={"across_replicas": True, "sleep": False, "graphs": "kept"}
+    ),
+    "experts on two ranks, prompts of both": Case(
+        2, expert_parallel=2, config=EXPERTS, share=ACROSS
+    ),
+    "four replicas, prompts of all": Case(4, share=ACROSS),
+    "two parts of a sequence, two replicas, prompts of both": Case(
+        4, 2, config={"sequence_parallel": True}, share=ACROSS
+    ),
+    "two stages, two replicas, prompts of both in chunks": Case(
+        4, stages=2, share=ACROSS | {"prompt_chunks": 2}
+    ),
+    "two stages of two chunks, experts on two ranks, prompts of both": Case(
+        4,
+        stages=2,
+        chunks=2,
+        expert_parallel=2,
+        config=EXPERTS | INTERLEAVED,
+        share=ACROSS,
+    ),
+    "context on two ranks, two replicas, prompts of both": Case(
+        4, context_parallel=2, share=ACROSS
     ),
     "two replicas": Case(2, 1),
     "two replicas, sharded optimizer": Case(2, 1, ddp={"use_distributed_optimizer": True}),

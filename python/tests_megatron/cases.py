@@ -38,6 +38,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 import dormouse.megatron
 # Those that are not used here are for the other files of this folder.
 from case_table import (  # noqa: F401
+    ACROSS,
     BALANCED,
     CALLS,
     CALLS_LOW,
@@ -270,10 +271,12 @@ def batches_of(
     prompt_tokens: int = PROMPT_TOKENS,
     columns: int = COLUMNS_MAX,
     replica: int | None = None,
+    *,
+    is_across: bool = False,
 ) -> list[dict]:
     """Returns the microbatches of this rank, or what it has of those of a replica: rows of two
     prompts in any order, one of which has a response of a single token, one holes in its loss and
-    one no loss, with padding behind."""
+    one no loss, with padding behind. ``is_across``: replicas have the same prompts."""
     rank = parallel_state.get_data_parallel_rank() if replica is None else replica
     is_interleaved = parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None
     generator = torch.Generator().manual_seed(10 * call + rank)
@@ -281,7 +284,10 @@ def batches_of(
     def draw(count: int) -> torch.Tensor:
         return torch.randint(VOCABULARY, (count,), generator=generator)
 
+    if is_across:
+        own, generator = generator, torch.Generator().manual_seed(10 * call)
     prompts = draw(prompt_tokens), draw(prompt_tokens - 8)
+    generator = own if is_across else generator
     # Replicas differ in what fits into a microbatch of 9 tokens.
     rows = [(0, 9 - 4 * (rank % 2)), (1, 5), (0, 1), (0, 14), (1, 0), (1, 11)]
     found = []
@@ -383,7 +389,8 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
     for call in range(calls_of(case.weights)):
-        batches = batches_of(call, case.prompt_tokens, case.columns)
+        sizes = case.prompt_tokens, case.columns
+        batches = batches_of(call, *sizes, is_across=case.is_across)
         room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
         with counted.of_call(gpt, bytes_sent, asleep, held), room:
             found["losses"].append(run(case, function, ddp, batches))

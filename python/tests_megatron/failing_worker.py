@@ -38,6 +38,7 @@ STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
 CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)
 PARTS = cases.Case(2, 2, share={"microbatch_tokens": 9})
 REPLICAS = cases.Case(2)
+ACROSS = dataclasses.replace(REPLICAS, share=cases.ACROSS)
 EXPERTS = dataclasses.replace(REPLICAS, expert_parallel=2, config=cases.EXPERTS)
 STAGES_OF_PARTS = dataclasses.replace(PARTS, ranks=4, stages=2)
 STAGES_OF_REPLICAS = dataclasses.replace(STAGES, ranks=4)
@@ -188,6 +189,10 @@ FAILING = {
     "replica 0, prefix, experts on both": Failing(
         EXPERTS, 0, in_place_of(PlannedForward, "forward")
     ),
+    "replica 1, loss, prompts of both": Failing(ACROSS, 1, arguments=a_loss),
+    "replica 0, prefix, prompts of both": Failing(
+        ACROSS, 0, in_place_of(PlannedForward, "forward")
+    ),
     "stage 1, batches end": Failing(STAGES, 1, arguments=few_data),
     "stage 0, before stage 1 arrives": Failing(STAGES, 0, arguments=no_data, others_late_s=3.0),
     "no stage": Failing(STAGES, NO_RANK),
@@ -221,6 +226,12 @@ DIFFERING = {
     ),
     "replica 0, other graphs, experts on both": Differing(
         EXPERTS, 0, other_graphs, names=("options",)
+    ),
+    "replica 1, forward only, prompts of both": Differing(
+        ACROSS, 1, arguments=forward_only, names=("direction",)
+    ),
+    "replica 0, other options, prompts of both": Differing(
+        ACROSS, 0, other_options, names=("options",)
     ),
     "part 1 of stage 1 of two": Differing(
         STAGES_OF_PARTS, 3, arguments=other_batches(of_another_token), names=PROMPTS

@@ -97,6 +97,12 @@ def without_loss(batch: dict) -> dict:
     return batch | {"loss_mask": torch.zeros_like(batch["loss_mask"])}
 
 
+def lone(batch: dict) -> dict:
+    """One microbatch of one replica has a loss."""
+    is_it = cases.parallel_state.get_data_parallel_rank() == 0 and batch["number"] == 1
+    return batch if is_it else without_loss(batch)
+
+
 def unshared(batch: dict) -> dict:
     """Responses of both rows begin with a label of their own, so each has a prompt of its own."""
     tokens = batch["tokens"].clone()
@@ -119,7 +125,8 @@ class Share:
         calls = Calls(self.case, runtime)
 
         def iterators() -> list:
-            found = [each | {"number": i} for i, each in enumerate(cases.batches_of())]
+            batches = cases.batches_of(is_across=self.case.is_across)
+            found = [each | {"number": i} for i, each in enumerate(batches)]
             if cases.parallel_state.get_data_parallel_rank() in self.replicas:
                 found = [
                     self.change(each) if each["number"] in self.numbers else each for each in found
@@ -252,6 +259,9 @@ EXPERTS_OF_CHUNKS = dataclasses.replace(
     EXPERTS_OF_STAGES, chunks=2, config=EXPERTS.config | cases.INTERLEAVED
 )
 OVERLAPPED_STAGES = dataclasses.replace(STAGES_OF_REPLICAS, ddp=OVERLAPPED.ddp)
+ACROSS = dataclasses.replace(REPLICAS, share=cases.ACROSS)
+ACROSS_FOUR = dataclasses.replace(ACROSS, ranks=4, ddp=OVERLAPPED.ddp)
+ACROSS_STAGES = dataclasses.replace(OVERLAPPED_STAGES, share=cases.ACROSS)
 UNEVEN = dataclasses.replace(STAGES, config={"num_layers_in_first_pipeline_stage": 3})
 LATE = {
     "stage 0, before the call": Late(STAGES, 0),
@@ -261,6 +271,11 @@ LATE = {
     "stage 0, stopped in its list": Late(STAGES, 0, once(StageStep, "microbatch_backward", stop)),
     "part 1, stopped in a layer": Late(PARTS, 1, once(TransformerLayer, "forward", stop)),
     "replica 1, before the call": Late(REPLICAS, 1),
+    "replica 0, its backward, prompts of both": Late(
+        dataclasses.replace(ACROSS, share=cases.ACROSS | {"graphs": "twice"}),
+        0,
+        once(Step, "run", sleep),
+    ),
     "replica 1, its backward, experts on both": Late(EXPERTS, 1, once(Step, "run", sleep)),
 }
 SHARES = {
@@ -299,6 +314,10 @@ SHARES = {
     "replica 0 of two stages of two chunks has more prompts, experts on both": Share(
         EXPERTS_OF_CHUNKS, unshared, (0,), (2,)
     ),
+    "replica 1 has no loss, prompts of both": Share(ACROSS, without_loss, (1,)),
+    "replica 0 shares no prompt, prompts of both": Share(ACROSS, unshared, (0,)),
+    "four replicas have two rows": Share(ACROSS_FOUR, lone, (0, 1, 2, 3)),
+    "two replicas of two stages have two rows, overlapped": Share(ACROSS_STAGES, lone, (0, 1)),
     "stages of three layers and of one": Share(UNEVEN, without_loss, ()),
 }
 KEPT = dataclasses.replace(PARTS, share={"graphs": "kept"})
@@ -307,6 +326,10 @@ EVALUATED = {
     "model, two parts, kept graphs": Evaluated(KEPT, "model"),
     "schedule, two parts": Evaluated(PARTS, "schedule"),
     "schedule, two replicas": Evaluated(cases.Case(2), "schedule"),
+    "model, prompts of two replicas": Evaluated(ACROSS, "model"),
+    "schedule, prompts of two replicas": Evaluated(
+        cases.Case(2, share=cases.ACROSS), "schedule"
+    ),
     "model, experts on both": Evaluated(EXPERTS, "model"),
     "model, balanced, experts on both": Evaluated(BALANCED_EXPERTS, "model"),
     "schedule, experts on both": Evaluated(
@@ -318,6 +341,7 @@ NO_LOSS = {
     "no loss, two replicas": NoLoss(REPLICAS),
     "no loss, experts on both": NoLoss(EXPERTS),
     "no loss, two stages, experts on both": NoLoss(EXPERTS_OF_STAGES),
+    "no loss, prompts of two replicas": NoLoss(ACROSS),
 }
 FROZEN = {
     "the first stage is frozen": Frozen(STAGES, 0),

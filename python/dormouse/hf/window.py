@@ -26,6 +26,8 @@ class Window:
         """Of all rows."""
         self._wrapped = wrapped
         self._values: tuple[torch.Tensor, ...] | None = scores.tensors()
+        # Of the last part, until its backward.
+        self._open: tuple[torch.Tensor, ...] | None = None
         self._waiting = scores.mapped(lambda each: each.detach().requires_grad_(each.requires_grad))
 
     def part(self, rows: slice | torch.Tensor, *, is_last: bool) -> TokenScores:
@@ -42,20 +44,36 @@ class Window:
         own, self._values = self._values, None
         if not own[0].requires_grad:
             return self.scores.mapped(lambda each: each[rows])
-        self.scores = self._waiting
-        values = sharding.inside(
-            self._wrapped, lambda: _LastPart.apply(self._waiting.tensors(), rows, *own)
-        )
+        self.scores, self._open = self._waiting, own
+        values = sharding.inside(self._wrapped, lambda: _LastPart.apply(self, rows, *own))
         parts = iter(values)
         return self._waiting.mapped(lambda each: next(parts))
+
+
+    def finish(self) -> None:
+        """Runs the passes with the gradients of the other parts if the loss of the last part was
+        taken and had no backward."""
+        if self._open is not None:
+            values, found = self._open, self._taken()
+            pairs = zip(values, found, strict=True)
+            found = [torch.zeros_like(each) if own is None else own for each, own in pairs]
+            torch.autograd.backward(values, found)
+
+    def _taken(self) -> list[torch.Tensor | None]:
+        """Returns the gradients that wait."""
+        self._open, found = None, []
+        for waiting in self._waiting.tensors():
+            found.append(waiting.grad)
+            waiting.grad = None
+        return found
 
 
 class _LastPart(torch.autograd.Function):
     """Rows of values; in the backward, the gradients of all rows."""
 
     @staticmethod
-    def forward(ctx, waiting, rows, *values):
-        ctx.waiting, ctx.rows = waiting, rows
+    def forward(ctx, window, rows, *values):
+        ctx.window, ctx.rows = window, rows
         ctx.set_materialize_grads(False)
         return tuple(value[rows].clone() for value in values)
 
@@ -63,8 +81,8 @@ class _LastPart(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients):
         found = []
-        for waiting, own in zip(ctx.waiting, gradients, strict=True):
-            whole, waiting.grad = waiting.grad, None
+        pairs = zip(ctx.window._taken(), gradients, ctx.window._waiting.tensors(), strict=True)
+        for whole, own, waiting in pairs:
             if own is not None:
                 whole = torch.zeros_like(waiting) if whole is None else whole
                 whole[ctx.rows] += own

@@ -32,6 +32,7 @@ def share(
     read: Read = read_batch,
     sleep: bool = True,
     prompt_chunks: int | None = None,
+    across_replicas: bool = False,
     **score_options,
 ) -> SharedForwardBackward:
     """Returns what replaces Megatron's ``forward_backward_func``, with the same arguments and
@@ -76,6 +77,10 @@ def share(
     ``"tokens"``, ``"labels"`` and ``"loss_mask"``. ``sleep=False`` keeps prompts awake.
     ``prompt_chunks``: of a pipeline, the number of chunks in which stages run a prompt, fewer of
     one with fewer tokens; 1 runs it whole, None leaves the number to the planner.
+    ``across_replicas``: rows of all data-parallel replicas share prompts. Tokens of all rows go to
+    all replicas, and each runs the rows that the planner gives it, equal prompts on few replicas;
+    log-probabilities go to the replicas that have the rows, and gradients come back. Every replica
+    passes it, and calls in step with the others; ``sharing`` counts what it runs.
     ``score_options``: ``microbatch_tokens`` and ``graphs`` of
     :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
     microbatch's responses. In a pipeline and with expert parallelism graphs are never kept
@@ -93,5 +98,6 @@ def share(
         read=read,
         sleep=sleep,
         prompt_chunks=prompt_chunks,
+        across_replicas=across_replicas,
         score_options=score_options,
     )

@@ -46,22 +46,33 @@ def routers_of(gpt: GPTModel) -> list[TopKRouter | None]:
 
 
 def coefficients_of(config: TransformerConfig) -> dict[str, float]:
-    """Returns the coefficient of each loss of scores that routers add."""
+    """Returns the coefficient of each loss of scores that routers add in training."""
     kinds, values = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
     if isinstance(kinds, str):
         kinds, values = [kinds], [values]
-    pairs = zip(kinds, values, strict=True)
-    return {kind: value for kind, value in pairs if kind in NAMES and value > 0}
+    found: dict[str, float] = {}
+    for kind, value in zip(kinds, values, strict=True):
+        if kind in NAMES:
+            # Megatron takes the first of equal kinds.
+            found.setdefault(kind, value)
+    has_losses = any(value > 0 for value in found.values())
+    return {kind: value for kind, value in found.items() if value != 0} if has_losses else {}
 
 
-def balances(gpt: GPTModel) -> bool:
-    """Returns whether routers add losses or count tokens in training: those of the whole model, of
-    which ``gpt`` may be a part without any."""
+def adds_losses(gpt: GPTModel) -> bool:
+    """Returns whether routers add losses: those of the whole model, of which ``gpt`` may be a part
+    without any."""
     config = gpt.config
     if not gpt.training or config.num_moe_experts is None:
         return False
-    reads_rows = config.moe_z_loss_coeff is not None or config.moe_router_enable_expert_bias
-    return reads_rows or bool(coefficients_of(config))
+    return config.moe_z_loss_coeff is not None or bool(coefficients_of(config))
+
+
+def balances(gpt: GPTModel) -> bool:
+    """Returns whether routers add losses or count tokens, likewise. They count in evaluation mode,
+    too, where there are gradients."""
+    counts = gpt.config.num_moe_experts is not None and gpt.config.moe_router_enable_expert_bias
+    return counts or adds_losses(gpt)
 
 
 def ends_at_router(gpt: GPTModel) -> bool:
@@ -195,14 +206,15 @@ class Balancing:
         config = self._gpt.config
         counts = _summed(self._of_rows(self._counts), self._same_rows)
         of_scores, of_squares = self._zeros(*counts.shape), self._zeros(self._rows)
-        for kind, coefficient in coefficients_of(config).items():
+        has_losses = adds_losses(self._gpt)
+        for kind, coefficient in (coefficients_of(config) if has_losses else {}).items():
             factors = self._factors(kind, counts)
             self._log(kind, (factors * self._of_rows(self._scores)).sum((1, 2)))
             of_scores += coefficient * factors * self._loss_tokens(kind)[:, None]
-        if config.moe_z_loss_coeff is not None:
-            # Each rank logs the mean of its own rows.
-            means = self._of_rows(self._squares) * self._same_rows.size() / self._tokens
-            self._log(Z, means.sum(1))
+        if has_losses and config.moe_z_loss_coeff is not None:
+            # In Megatron each rank logs the mean of its own rows: here, as they are others, of all.
+            squares = _summed(self._of_rows(self._squares), self._same_rows)
+            self._log(Z, (squares / self._tokens).sum(1))
             of_squares += config.moe_z_loss_coeff / self._tokens * self._loss_tokens(Z)
         self._give(of_scores, of_squares)
         if config.moe_router_enable_expert_bias:

@@ -89,7 +89,7 @@ class Context:
         """Returns the groups with this rank's responses, which have about as many tokens as those
         of other ranks. ``row``: of the values, for the response of a group that has none here, or
         for the group of a call without any."""
-        found = places or [Places(Group([0, 0], [[0]], [1.0]), [row], [(row, slice(0, 1))])]
+        found = places or [dummy_of(row)]
         sizes = sorted(
             (-len(response), group, number)
             for group, each in enumerate(found)
@@ -125,6 +125,11 @@ class Context:
         """Returns the values of all ranks' responses; each rank's are 0 elsewhere. Collective, and
         so is the backward."""
         return values if self.ways == 1 else _Summed.apply(values, self.group)
+
+
+def dummy_of(row: int) -> Places:
+    """Returns a group that no row of the trainer's is in. ``row``: of the values."""
+    return Places(Group([0, 0], [[0]], [1.0]), [row], [(row, slice(0, 1))])
 
 
 class _Summed(torch.autograd.Function):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
 
 from ..errors import ArgumentError
 from ..failures import fail_together
@@ -27,12 +29,14 @@ from .balancing import Balancing, balances
 from .batches import Microbatch, Read, places_of, shape_of
 from .calls import Calls
 from .chunks import PROMPT_CHUNKS_MAX
-from .context import Context
+from .context import Context, dummy_of
 from .context_shards import ALL_GATHER, RING, choose_way
 from .pipelined import run_pipelined
 from .plans import all_share, compare_plans, compare_shapes, joint_places
 from .refusals import chunks_of, nested
+from .replicas import Replicas
 from .shared_gpt import SharedGPT, is_expert_parallel, is_pipeline, largest, waits_in_passes
+from .work import Work
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +52,13 @@ class SharedForwardBackward:
         read: Read,
         sleep: bool,
         prompt_chunks: int | None,
+        across_replicas: bool,
         score_options: dict,
     ):
         functools.update_wrapper(self, own)
         self._own, self._runtime, self._read = own, runtime, read
         self._sleep, self._score_options = sleep, score_options
+        self._across_replicas = across_replicas
         if prompt_chunks is not None and not 1 <= prompt_chunks <= PROMPT_CHUNKS_MAX:
             raise ArgumentError(
                 f"prompt_chunks is {prompt_chunks}; accepted: None, or 1 to {PROMPT_CHUNKS_MAX}"
@@ -123,16 +129,38 @@ class SharedForwardBackward:
         microbatches = context.whole(own)
         has_backward = not named["forward_only"] and torch.is_grad_enabled()
         # Routers read every row of the trainer's.
-        whole = has_backward and any(map(balances, chunks))
+        balanced = set(map(balances, chunks))
+        refuse(
+            (
+                len(balanced) > 1,
+                "one chunk of the model balances experts and another is in evaluation mode",
+                "all in one mode",
+            )
+        )
+        whole = has_backward and balanced.pop()
+        replicas, of_replicas = None, [microbatches]
+        if self._across_replicas:
+            refuse(
+                (
+                    whole,
+                    "routers balance experts and across_replicas is True: rows of a replica are "
+                    "on others",
+                    "across_replicas=False",
+                )
+            )
+            replicas = Replicas(chunks[0])
+            of_replicas = replicas.gathered(microbatches)
+        rows_of_all = list(itertools.chain.from_iterable(of_replicas))
         if context.ways > 1:
-            places = _all_places(microbatches, context, whole)
+            places = _all_places(rows_of_all, context, whole)
         else:
-            places = self._shared_places(microbatches, whole)
-        options = self._options(microbatches, places or [], context.ways)
+            places = self._shared_places(rows_of_all, whole)
+        options = self._options(rows_of_all, places or [], context.ways)
         pipeline = is_pipeline(chunks[0])
         if pipeline:
             options["prompt_chunks"] = self._prompt_chunks
-        compare_plans(microbatches, places, options, named["forward_only"], chunks[0])
+        group = None if replicas is None else replicas.group
+        compare_plans(rows_of_all, places, options, named["forward_only"], chunks[0], group)
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
@@ -144,15 +172,22 @@ class SharedForwardBackward:
                 "a larger budget, or pipeline_model_parallel_size=1",
             )
         )
+        dealt, shape = None, shape_of(rows_of_all)
+        if replicas is not None:
+            dealt = replicas.dealt(places, of_replicas, options["microbatch_tokens"])
+            places, shape = dealt.places, (dealt.rows, shape[1])
+        run = places
+        if not places:
+            # Other replicas or ranks wait for this one's passes.
+            rows, columns = shape
+            run, shape = [dummy_of(rows)], (rows + 1, columns)
         shared = [self._shared(each, way) for each in chunks]
+        work = Work(run, shape, options, microbatches if whole else None, dealt)
         if pipeline:
-            balanced = microbatches if whole else None
-            arguments = (places, own, balanced, shape_of(microbatches), options, named)
-            result = run_pipelined(shared, chunks[-1], context, *arguments)
+            result = run_pipelined(shared, chunks[-1], context, own, work, named)
         else:
             calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
-            arguments = (places, microbatches, whole, way, options, named)
-            result = self._run_whole(shared[0], chunks[0], context, calls, *arguments)
+            result = self._run_whole(shared[0], chunks[0], context, calls, way, work, named)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)
         return result
@@ -163,19 +198,16 @@ class SharedForwardBackward:
         gpt: GPTModel,
         context: Context,
         calls_of: Callable[..., Calls],
-        places: list[Places],
-        microbatches: list[Microbatch],
-        is_balanced: bool,
         way: str,
-        options: dict,
+        work: Work,
         named: dict,
     ):
         """Returns what the schedule returns for a model that is not cut into stages.
 
-        ``calls_of``: makes what gives the trainer its losses. ``microbatches``: with whole rows.
-        ``way``: of K and V of prompts.
+        ``calls_of``: makes what gives the trainer its losses. ``way``: of K and V of prompts.
         """
-        shape, has_graph = shape_of(microbatches), not named["forward_only"]
+        places, shape, options = work.places, work.shape, work.options
+        has_graph = not named["forward_only"]
         if context.ways > 1:
             rows, columns = shape
             # The last row is that of dummies.
@@ -197,17 +229,17 @@ class SharedForwardBackward:
             # The last row is that of dummies.
             shape, options = (rows + 1, columns), options | {"graphs": TWICE}
         balancing = None
-        if is_balanced:
+        if work.balanced is not None:
             # All responses run.
             places = [
                 dataclasses.replace(each, microbatches=max(1, each.microbatches))
                 for each in places
             ]
-            balancing = Balancing(gpt, microbatches, places)
-        window = functools.partial(shared.window, places, shape, balancing, **options)
-        part = _parts(window, has_graph=has_graph)
+            balancing = Balancing(gpt, work.balanced, places)
+        window = functools.partial(shared.window, places, shape, balancing, work.dealt, **options)
+        parts = _Parts(window, has_graph=has_graph)
         may_evaluate = has_graph and torch.is_grad_enabled()
-        with calls_of(part, may_evaluate=may_evaluate).in_place():
+        with calls_of(parts.of, may_evaluate=may_evaluate).in_place(), parts.finished(gpt.config):
             return self._own(**named)
 
     def _shared_places(
@@ -309,14 +341,37 @@ def _taken(data_iterator, count: int) -> list:
     return [[next(each) for each in iterators][0] for _ in range(count)]
 
 
-def _parts(find_window: Callable[[], Window], *, has_graph: bool) -> Callable:
-    """Returns parts of a window that is scored when the first is needed, within the schedule."""
-    window: Window | None = None
+class _Parts:
+    """Parts of a window that is scored when the first is needed, within the schedule."""
 
-    def part(rows: slice, is_last: bool) -> torch.Tensor:
-        nonlocal window
-        with torch.set_grad_enabled(has_graph and torch.is_grad_enabled()):
-            window = window or find_window()
-            return window.part(rows, is_last=is_last).log_probabilities
+    def __init__(self, find_window: Callable[[], Window], *, has_graph: bool):
+        self._find_window, self._has_graph = find_window, has_graph
+        self._window: Window | None = None
 
-    return part
+    def of(self, rows: slice, is_last: bool) -> torch.Tensor:
+        """Returns log-probabilities of labels."""
+        with torch.set_grad_enabled(self._has_graph and torch.is_grad_enabled()):
+            self._window = self._window or self._find_window()
+            return self._window.part(rows, is_last=is_last).log_probabilities
+
+    @contextlib.contextmanager
+    def finished(self, config: TransformerConfig) -> Iterator[None]:
+        """Context of a schedule, before whose reduction the passes have run backward: it runs no
+        backward of a loss that is a constant."""
+        own = config.finalize_model_grads_func
+
+        def finalize(*args, **named):
+            self._finish()
+            return own(*args, **named)
+
+        if own is not None:
+            config.finalize_model_grads_func = finalize
+        try:
+            yield
+            self._finish()
+        finally:
+            config.finalize_model_grads_func = own
+
+    def _finish(self) -> None:
+        if self._window is not None and self._has_graph:
+            self._window.finish()

@@ -11,7 +11,6 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 
-from ..hf.padded import Places
 from ..trainers.refusals import refuse
 from .batches import Microbatch
 from .calls import Calls
@@ -19,6 +18,7 @@ from .context import Context
 from .plans import joint_places
 from .shared_gpt import SharedGPT, waits_in_passes
 from .stage import Stage
+from .work import Work
 
 # Arguments of the schedule that are of its messages.
 _OWN_MESSAGES = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection")
@@ -28,20 +28,17 @@ def run_pipelined(
     shared: list[SharedGPT],
     last: GPTModel,
     context: Context,
-    places: list[Places],
     own: list[Microbatch],
-    balanced: list[Microbatch] | None,
-    shape: tuple[int, int],
-    options: dict,
+    work: Work,
     named: dict,
 ) -> list:
     """Returns what the schedule returns. ``shared``: this stage's parts of the model, of which
-    ``last`` is the last. ``own``: this rank's batches. ``balanced``: those with whole rows, if
-    routers balance experts over them. ``shape``: of the values of all rows. ``options``: of a
-    window. ``named``: the schedule's arguments, a list of models and one of iterators among them.
+    ``last`` is the last. ``own``: this rank's batches. ``named``: the schedule's arguments, a list
+    of models and one of iterators among them.
 
     Raises :class:`UnsupportedTrainerError`.
     """
+    places, shape, options = work.places, work.shape, work.options
     refuse(
         *(
             (named.get(name) is not None, f"{name} is given to a pipeline's schedule", "None")
@@ -70,12 +67,15 @@ def run_pipelined(
         places = joint_places(shared[0], last, places, rows, options, forward_only)
         # The last row is that of dummies.
         shape, prompt_chunks = (rows + 1, columns), 1
-    parts = [each.part(places, options["microbatch_tokens"], balanced) for each in shared]
+    parts = [each.part(places, options["microbatch_tokens"], work.balanced) for each in shared]
     with Stage(parts, shared[0].held, prompt_chunks, options["microbatch_tokens"]) as stage:
         values = stage.values(shape)
         stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)
         if values is not None:
-            values = context.joined(values).requires_grad_(not forward_only)
+            values = context.joined(values)
+            if work.dealt is not None:
+                values = work.dealt.to_readers(values)
+            values.requires_grad_(not forward_only)
             calls = Calls(last, own, lambda rows, is_last: values[rows], context.columns_of)
             only = {name: named[name][-1:] for name in ("model", "data_iterator")}
             with calls.in_place(), _Unfinished(config) as finalized:
@@ -85,8 +85,14 @@ def run_pipelined(
                 values.grad = torch.zeros_like(values)
         if forward_only:
             return stored
-        # Other ranks' losses read values of this rank's responses.
-        gradients = stage.backward(None if values is None else context.joined(values.grad))
+        of_values = None
+        if values is not None:
+            of_values = values.grad
+            if work.dealt is not None:
+                of_values = work.dealt.to_runners(of_values, shape[0])
+            # Other ranks' losses read values of this rank's responses.
+            of_values = context.joined(of_values)
+        gradients = stage.backward(of_values)
         pairs = zip(stage.parameters, gradients, strict=True)
         found = [(p.expand_as(p), gradient) for p, gradient in pairs if gradient is not None]
     if found:

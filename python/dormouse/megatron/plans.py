@@ -18,11 +18,10 @@ from megatron.core.models.gpt import GPTModel
 
 from .. import _native as native
 from .. import ranks
-from ..group import Group
 from ..hf.padded import Places
-from .balancing import GLOBAL, balances, coefficients_of
+from .balancing import GLOBAL, adds_losses, balances, coefficients_of
 from .batches import Microbatch, shape_of
-from .context import is_context_parallel
+from .context import dummy_of, is_context_parallel
 from .refusals import settings_of
 from .shared_gpt import (
     SharedGPT,
@@ -43,11 +42,12 @@ def compare_plans(
     options: dict,
     forward_only: bool,
     gpt: GPTModel,
+    replicas: dist.ProcessGroup | None = None,
 ) -> None:
     """Compares what determines the passes of a call over the ranks of a model. Collective.
 
     ``microbatches``: with whole rows. ``places``: None if no prompt is shared. ``options``: of a
-    window.
+    window. ``replicas``: those that share prompts with this one.
 
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they differ.
     """
@@ -57,13 +57,14 @@ def compare_plans(
         | {
             "microbatches": f"{len(microbatches)} of {rows} rows, {columns} columns",
             "direction": _direction(forward_only),
+            "balanced experts": str(balances(gpt)),
             "prompts": "none is shared" if places is None else _described(places),
             "options": ", ".join(f"{name}={value!r}" for name, value in sorted(options.items())),
         },
         budgets={},
         microbatches=(),
     )
-    for group in model_groups(gpt):
+    for group in [*model_groups(gpt), *([] if replicas is None else [replicas])]:
         _agree(group, share, gpt)
 
 
@@ -105,7 +106,7 @@ def all_share(
     if is_expert_parallel(gpt):
         shares = all_hold(gpt, shares)
     waits = any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks)
-    waits |= balances(gpt) and GLOBAL in coefficients_of(gpt.config)
+    waits |= adds_losses(gpt) and GLOBAL in coefficients_of(gpt.config)
     if forward_only or not waits:
         return shares
     # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.
@@ -139,10 +140,10 @@ def joint_places(
         microbatches=microbatches,
     )
     agreement = ranks.agree(joint_group(gpt), passes, next(gpt.parameters()).device)
-    dummy = Places(Group([0, 0], [[0]], [1.0]), [row], [(row, slice(0, 1))])
     return [
         dataclasses.replace(
-            dummy if slot.group is None else places[slot.group], microbatches=slot.microbatches
+            dummy_of(row) if slot.group is None else places[slot.group],
+            microbatches=slot.microbatches,
         )
         for slot in agreement.slots
     ]

@@ -15,6 +15,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from ..trainers.refusals import UnsupportedTrainerError, refuse
+from .balancing import routers_of
 from .context import is_context_parallel
 from .context_attention import ContextAttention
 
@@ -188,6 +189,30 @@ def check_model(gpt: GPTModel) -> None:
         )
     for layer in gpt.decoder.layers:
         _check_layer(layer, is_split)
+    for router in filter(None, routers_of(gpt)):
+        _check_router(gpt, router)
+
+
+def _check_router(gpt: GPTModel, router: TopKRouter) -> None:
+    config, kinds = gpt.config, gpt.config.moe_router_load_balancing_type
+    refuse(
+        (
+            not isinstance(kinds, (str, list)) or router.routing_type != kinds,
+            f"moe_router_load_balancing_type is {kinds!r}, and {router.routing_type!r} in a router",
+            "a string or a list, the same since the model was made",
+        ),
+        (
+            router.enable_expert_bias != config.moe_router_enable_expert_bias,
+            f"moe_router_enable_expert_bias is {config.moe_router_enable_expert_bias}, and "
+            f"{router.enable_expert_bias} in a router",
+            "the same since the model was made",
+        ),
+        (
+            router.training != gpt.training,
+            f"a router's training is {router.training}, and {gpt.training} that of the model",
+            "the same",
+        ),
+    )
 
 
 def _check_layer(layer: torch.nn.Module, is_split: bool) -> None:

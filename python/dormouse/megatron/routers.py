@@ -34,7 +34,7 @@ class LastRouter:
 
     def seeds(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """See :class:`dormouse.hf.prompt_rows.PromptRows`."""
-        return [(self._live, torch.zeros_like(self._live))]
+        return [(self._live, torch.zeros_like(self._live))] if self.need_backward else []
 
 
 class Routers:

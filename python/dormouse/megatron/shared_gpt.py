@@ -36,6 +36,7 @@ from .context_shards import ALL_GATHER, Shards
 from .held import Held
 from .part import Part
 from .refusals import check_model
+from .replicas import Dealt
 from .routers import Routers
 from .stage_step import StageStep
 from .view import view_of
@@ -75,12 +76,14 @@ class SharedGPT(ScoredModel):
         places: list[Places],
         shape: tuple[int, int],
         balancing: Balancing | None = None,
+        dealt: Dealt | None = None,
         *,
         microbatch_tokens: int,
         graphs: str = AUTO,
     ) -> Window:
         """Returns log-probabilities of labels, ``shape``, to be taken in parts; 0 outside
-        ``places``. ``balancing``: of a call whose routers balance experts."""
+        ``places``. ``balancing``: of a call whose routers balance experts. ``dealt``: of rows that
+        replicas run for each other; then parts are of this replica's batches."""
 
         @contextlib.contextmanager
         def context() -> Iterator[None]:
@@ -90,6 +93,8 @@ class SharedGPT(ScoredModel):
         own = (lambda: places, (shape, shape), graphs, context)
         scores = self._call(*own, 1.0, Asked(), microbatch_tokens)
         values = Context(self._model).joined(scores.log_probabilities)
+        if dealt is not None:
+            values = dealt.read(values)
         scores = dataclasses.replace(scores, log_probabilities=values)
         if balancing is not None:
             balancing.settle()

@@ -1,0 +1,25 @@
+"""What a call of the schedule runs in shared passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..hf.padded import Places
+from .batches import Microbatch
+from .replicas import Dealt
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one rank."""
+
+    places: list[Places]
+    """The groups that it runs."""
+    shape: tuple[int, int]
+    """Of the values of their rows."""
+    options: dict
+    """Of a window."""
+    balanced: list[Microbatch] | None
+    """The trainer's batches, with whole rows, if routers balance experts over them."""
+    dealt: Dealt | None
+    """Of rows that replicas run for each other."""

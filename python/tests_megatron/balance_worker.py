@@ -1,0 +1,223 @@
+"""One rank of test_balance.py: models whose routers balance experts in other states than training,
+and losses without a graph.
+
+``python balance_worker.py DIRECTORY``, with the environment of torchrun, leaves ``RANK.pt`` there:
+what each of :data:`CASES` with this many ranks returns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import conftest
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.moe import moe_utils
+
+import cases
+import expert_counts
+from agreement_worker import Calls
+from dormouse.megatron.balancing import routers_of
+from dormouse.megatron.refusals import unwrapped
+from failing_worker import joined
+from models import distance
+
+
+def routers(calls: Calls) -> list:
+    return [each for chunk in calls.chunks for each in routers_of(unwrapped(chunk)) if each]
+
+
+@dataclass(frozen=True)
+class EqualLogits:
+    """Scores of all rows are equal, so every rank logs the same z-loss."""
+
+    case: cases.Case
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+        with torch.no_grad():
+            for router in routers(calls):
+                router.weight.zero_()
+        found = {}
+        for way, function in (("plain", get_forward_backward_func()), ("shared", calls.shared)):
+            moe_utils.clear_aux_losses_tracker()
+            calls.run(function)
+            tracker = moe_utils.get_moe_layer_wise_logging_tracker()
+            found[way] = tracker["z_loss"]["values"].clone()
+        return found
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The model is changed before both ways."""
+
+    case: cases.Case
+    change: Callable[[Calls], None]
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+        self.change(calls)
+        gradients, counted = [], []
+        for function in (get_forward_backward_func(), calls.shared):
+            for router in routers(calls):
+                if router.expert_bias is not None:
+                    router.expert_bias.zero_()
+            calls.run(function)
+            gradients.append(cases.gradients(calls.chunks))
+            counted.append(dict(expert_counts.COUNTED))
+        return {
+            "largest": max(float(each.abs().max()) for each in gradients[0].values()),
+            "difference": max(
+                float((gradients[1][name] - each).abs().max())
+                for name, each in gradients[0].items()
+            ),
+            "counted": counted,
+        }
+
+
+@dataclass(frozen=True)
+class ConstantLoss:
+    """The loss of one microbatch is a constant: Megatron runs no backward of it."""
+
+    case: cases.Case
+    number: int
+    ranks: tuple[int, ...]
+    """Where it is one."""
+
+    def __call__(self, runtime) -> dict:
+        calls, found = Calls(self.case, runtime), []
+        for function in (get_forward_backward_func(), calls.shared):
+            count = iter(range(3))
+
+            def step(data_iterator, model, count=count):
+                losses, own = cases.forward_step(self.case, data_iterator, model)
+                if next(count) != self.number or dist.get_rank() not in self.ranks:
+                    return losses, own
+                return losses, lambda given: (torch.zeros([]), {"loss": torch.zeros([])})
+
+            calls.run(function, forward_step_func=step)
+            found.append(cases.gradients(calls.chunks))
+        return {"distance": distance(*found)}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A call is refused."""
+
+    case: cases.Case
+    change: Callable[[Calls], None]
+
+    def __call__(self, runtime) -> dict:
+        calls = Calls(self.case, runtime)
+        self.change(calls)
+        return {"error": calls.error()}
+
+
+def evaluates(calls: Calls) -> None:
+    for chunk in calls.chunks:
+        chunk.eval()
+
+
+def first_stage_evaluates(calls: Calls) -> None:
+    if parallel_state.get_pipeline_model_parallel_rank() == 0:
+        evaluates(calls)
+
+
+def first_chunk_evaluates(calls: Calls) -> None:
+    calls.chunks[0].eval()
+
+
+def layers_evaluate(calls: Calls) -> None:
+    for chunk in calls.chunks:
+        for layer in unwrapped(chunk).decoder.layers[:2]:
+            layer.eval()
+
+
+def trains_the_head_alone(calls: Calls) -> None:
+    for chunk in calls.chunks:
+        for name, parameter in chunk.named_parameters():
+            parameter.requires_grad_("output_layer" in name or "final_layernorm" in name)
+
+
+BIASES = cases.EXPERTS | {
+    "moe_router_bias_update_rate": 0.05,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_score_function": "sigmoid",
+}
+Z_LOSS = cases.EXPERTS | {"moe_z_loss_coeff": 0.2}
+SHARE = {"microbatch_tokens": 9}
+LOGGED = {
+    "context-parallel ranks": EqualLogits(
+        cases.Case(2, context_parallel=2, config=Z_LOSS, share=SHARE)
+    ),
+    "ranks of a sequence": EqualLogits(
+        cases.Case(2, 2, config=Z_LOSS | {"sequence_parallel": True}, share=SHARE)
+    ),
+}
+CHANGED = {
+    "evaluation mode, biases": Changed(cases.Case(config=BIASES, share=SHARE), evaluates),
+    "evaluation mode, losses": Changed(cases.Case(config=cases.BALANCED, share=SHARE), evaluates),
+    "evaluation mode, biases, two stages": Changed(
+        cases.Case(2, stages=2, config=BIASES, share=SHARE), evaluates
+    ),
+    "evaluation mode, biases, context": Changed(
+        cases.Case(2, context_parallel=2, config=BIASES, share=SHARE), evaluates
+    ),
+    "the head alone is trained": Changed(
+        cases.Case(config=cases.BALANCED, share=SHARE), trains_the_head_alone
+    ),
+    "the head alone is trained, context": Changed(
+        cases.Case(2, context_parallel=2, config=cases.BALANCED, share=SHARE),
+        trains_the_head_alone,
+    ),
+}
+CONSTANT = {
+    "the last loss": ConstantLoss(cases.Case(share=SHARE), 2, (0,)),
+    "the first loss": ConstantLoss(cases.Case(share=SHARE), 0, (0,)),
+    "the last loss of context-parallel ranks": ConstantLoss(
+        cases.Case(2, context_parallel=2, share=SHARE), 2, (0, 1)
+    ),
+    "the last loss of a replica, prompts of both": ConstantLoss(
+        cases.Case(2, share=cases.ACROSS), 2, (0,)
+    ),
+}
+REFUSED = {
+    "the first stage evaluates": Refused(
+        cases.Case(2, stages=2, config=cases.BALANCED, share=SHARE), first_stage_evaluates
+    ),
+    "the first chunk evaluates": Refused(
+        cases.Case(
+            2,
+            stages=2,
+            chunks=2,
+            config=cases.BALANCED | cases.INTERLEAVED,
+            share=SHARE,
+        ),
+        first_chunk_evaluates,
+    ),
+    "layers evaluate": Refused(cases.Case(config=cases.BALANCED), layers_evaluate),
+}
+CASES = LOGGED | CHANGED | CONSTANT | REFUSED
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    found, ranks = {}, int(os.environ["WORLD_SIZE"])
+    with conftest.a_runtime() as runtime:
+        for name, case in CASES.items():
+            if case.case.ranks == ranks:
+                # A refusal closes process groups.
+                with joined(directory / name, case.case):
+                    found[name] = case(runtime)
+                found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+    torch.save(found, directory / f"{os.environ['RANK']}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,72 @@
+"""Routers that balance experts in other states than training, and losses without a graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from balance_worker import CASES, CHANGED, CONSTANT, LOGGED, REFUSED
+from rank_workers import left_by_ranks
+
+WORKER = Path(__file__).with_name("balance_worker.py")
+SECONDS_MAX = 300
+EXACT = 1e-10
+# Of values that are logged in FP32.
+LOGGED_TOLERANCE = 1e-6
+ERRORS = {
+    "the first stage evaluates": "RanksDifferError: ",
+    "the first chunk evaluates": "UnsupportedTrainerError: one chunk of the model balances experts",
+    "layers evaluate": "UnsupportedTrainerError: a router's training is False, and True",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, list[dict]]:
+    """What each rank left, of each case."""
+    left = {}
+    for ranks in (1, 2):
+        directory = tmp_path_factory.mktemp(f"balance_{ranks}")
+        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
+    return left
+
+
+@pytest.mark.parametrize("name", LOGGED)
+def test_each_rank_logs_what_megatron_logs(name, found):
+    for own in found[name]:
+        tolerance = {"rtol": LOGGED_TOLERANCE, "atol": LOGGED_TOLERANCE}
+        assert own["plain"].min() > 0
+        torch.testing.assert_close(own["shared"], own["plain"], **tolerance)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_gradients_and_counts_are_those_of_megatron(name, found):
+    for own in found[name]:
+        assert own["difference"] <= EXACT * own["largest"]
+        plain, shared = own["counted"]
+        assert plain.keys() == shared.keys()
+    for key in found[name][0]["counted"][0]:
+        plain, shared = (
+            sum(own["counted"][way][key] for own in found[name]) for way in (0, 1)
+        )
+        torch.testing.assert_close(shared, plain)
+
+
+def test_tokens_are_counted_in_evaluation_mode(found):
+    plain, _ = found["evaluation mode, biases"][0]["counted"]
+    assert plain and all(each.sum() > 0 for each in plain.values())
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_loss_may_be_a_constant(name, found):
+    assert all(own["distance"] < EXACT for own in found[name])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_in_other_modes_are_refused_by_name(name, found):
+    assert all(own["error"].startswith(ERRORS[name]) for own in found[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_stays_asleep(name, found):
+    assert all(own["asleep"] == 0 for own in found[name])
