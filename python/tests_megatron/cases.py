@@ -41,7 +41,7 @@ from case_table import (  # noqa: F401
     ACROSS,
     BALANCED,
     CALLS,
-    CALLS_LOW,
+    CALLS_OF,
     CASES,
     COLUMNS_MAX,
     COLUMNS_UNIT,
@@ -372,11 +372,6 @@ def gradients(ddp) -> Tensors:
     }
 
 
-def calls_of(dtype: torch.dtype) -> int:
-    """Returns the number of calls of a case with weights of this dtype."""
-    return CALLS if dtype is torch.float64 else CALLS_LOW
-
-
 def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
     ddp, function = chunks_of(case), get_forward_backward_func()
@@ -388,7 +383,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
-    for call in range(calls_of(case.weights)):
+    for call in range(CALLS_OF[case.weights]):
         sizes = case.prompt_tokens, case.columns
         batches = batches_of(call, *sizes, is_across=case.is_across)
         room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
