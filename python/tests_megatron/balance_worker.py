@@ -26,11 +26,17 @@ from agreement_worker import Calls
 from dormouse.megatron.balancing import routers_of
 from dormouse.megatron.refusals import unwrapped
 from failing_worker import joined
-from models import distance
 
 
 def routers(calls: Calls) -> list:
     return [each for chunk in calls.chunks for each in routers_of(unwrapped(chunk)) if each]
+
+
+def difference(plain: cases.Tensors, shared: cases.Tensors) -> dict:
+    return {
+        "largest": max(float(each.abs().max()) for each in plain.values()),
+        "difference": max(float((shared[name] - plain[name]).abs().max()) for name in plain),
+    }
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,7 @@ class Changed:
             calls.run(function)
             gradients.append(cases.gradients(calls.chunks))
             counted.append(dict(expert_counts.COUNTED))
-        return {
-            "largest": max(float(each.abs().max()) for each in gradients[0].values()),
-            "difference": max(
-                float((gradients[1][name] - each).abs().max())
-                for name, each in gradients[0].items()
-            ),
-            "counted": counted,
-        }
+        return difference(*gradients) | {"counted": counted}
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,8 @@ class ConstantLoss:
     """The loss of one microbatch is a constant: Megatron runs no backward of it."""
 
     case: cases.Case
-    number: int
+    number: int | None
+    """None: of all microbatches."""
     ranks: tuple[int, ...]
     """Where it is one."""
 
@@ -97,13 +97,14 @@ class ConstantLoss:
 
             def step(data_iterator, model, count=count):
                 losses, own = cases.forward_step(self.case, data_iterator, model)
-                if next(count) != self.number or dist.get_rank() not in self.ranks:
+                is_constant = self.number in (None, next(count))
+                if not is_constant or dist.get_rank() not in self.ranks:
                     return losses, own
                 return losses, lambda given: (torch.zeros([]), {"loss": torch.zeros([])})
 
             calls.run(function, forward_step_func=step)
             found.append(cases.gradients(calls.chunks))
-        return {"distance": distance(*found)}
+        return difference(*found)
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,14 @@ CHANGED = {
 }
 CONSTANT = {
     "the last loss": ConstantLoss(cases.Case(share=SHARE), 2, (0,)),
+    "all losses of one, overlapped": ConstantLoss(
+        cases.Case(
+            ddp={"overlap_grad_reduce": True, "bucket_size": 1000},
+            share=SHARE | {"graphs": "twice"},
+        ),
+        None,
+        (0,),
+    ),
     "the first loss": ConstantLoss(cases.Case(share=SHARE), 0, (0,)),
     "the last loss of context-parallel ranks": ConstantLoss(
         cases.Case(2, context_parallel=2, share=SHARE), 2, (0, 1)

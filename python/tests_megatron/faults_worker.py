@@ -103,6 +103,11 @@ def lone(batch: dict) -> dict:
     return batch if is_it else without_loss(batch)
 
 
+def weightless(batch: dict) -> dict:
+    """Losses have gradients of 0."""
+    return batch | {"weights": torch.zeros_like(batch["weights"])}
+
+
 def unshared(batch: dict) -> dict:
     """Responses of both rows begin with a label of their own, so each has a prompt of its own."""
     tokens = batch["tokens"].clone()
@@ -261,7 +266,13 @@ EXPERTS_OF_CHUNKS = dataclasses.replace(
 OVERLAPPED_STAGES = dataclasses.replace(STAGES_OF_REPLICAS, ddp=OVERLAPPED.ddp)
 ACROSS = dataclasses.replace(REPLICAS, share=cases.ACROSS)
 ACROSS_FOUR = dataclasses.replace(ACROSS, ranks=4, ddp=OVERLAPPED.ddp)
+TWICE = dataclasses.replace(OVERLAPPED, share={"microbatch_tokens": 9, "graphs": "twice"})
+ACROSS_TWICE = dataclasses.replace(ACROSS_FOUR, share=cases.ACROSS | {"graphs": "twice"})
 ACROSS_STAGES = dataclasses.replace(OVERLAPPED_STAGES, share=cases.ACROSS)
+# Without a number of tokens in a microbatch.
+ACROSS_CONTEXT = dataclasses.replace(
+    ACROSS, ranks=4, context_parallel=2, share={"across_replicas": True}
+)
 UNEVEN = dataclasses.replace(STAGES, config={"num_layers_in_first_pipeline_stage": 3})
 LATE = {
     "stage 0, before the call": Late(STAGES, 0),
@@ -317,6 +328,8 @@ SHARES = {
     "replica 1 has no loss, prompts of both": Share(ACROSS, without_loss, (1,)),
     "replica 0 shares no prompt, prompts of both": Share(ACROSS, unshared, (0,)),
     "four replicas have two rows": Share(ACROSS_FOUR, lone, (0, 1, 2, 3)),
+    "replica 1 has gradients of 0, overlapped": Share(TWICE, weightless, (1,)),
+    "four replicas have two rows, overlapped": Share(ACROSS_TWICE, lone, (0, 1, 2, 3)),
     "two replicas of two stages have two rows, overlapped": Share(ACROSS_STAGES, lone, (0, 1)),
     "stages of three layers and of one": Share(UNEVEN, without_loss, ()),
 }
@@ -342,6 +355,7 @@ NO_LOSS = {
     "no loss, experts on both": NoLoss(EXPERTS),
     "no loss, two stages, experts on both": NoLoss(EXPERTS_OF_STAGES),
     "no loss, prompts of two replicas": NoLoss(ACROSS),
+    "no loss, prompts of two replicas, context": NoLoss(ACROSS_CONTEXT),
 }
 FROZEN = {
     "the first stage is frozen": Frozen(STAGES, 0),

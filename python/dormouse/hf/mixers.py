@@ -92,8 +92,8 @@ class Mixers:
         experts: torch.Tensor | None = None,
     ) -> Iterator[dict]:
         """Context of a pass: calls of this thread go to ``handlers``. Yields arguments that the
-        model's forward needs beside the tokens. ``packed``: the rows of a pass that follows a prefix
-        of ``prefix_tokens``; None if it follows none. ``experts``: recorded for the rows."""
+        model's forward needs beside the tokens. ``packed``: rows that follow a prefix of
+        ``prefix_tokens``; None if they follow none. ``experts``: recorded for the rows."""
         arguments: dict = {"use_cache": False}
         joined, callers = None, [*self._recurrent]
         if self.route is Route.CACHE:

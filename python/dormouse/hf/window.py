@@ -20,14 +20,18 @@ class Window:
     """Scores of the rows of several microbatches. Weights must not change before its last part's
     backward."""
 
-    def __init__(self, wrapped: torch.nn.Module, scores: TokenScores):
-        """``wrapped``: the model with what is around it."""
+    def __init__(
+        self, wrapped: torch.nn.Module, scores: TokenScores, *, may_finish: bool = False
+    ):
+        """``wrapped``: the model with what is around it. ``may_finish``: :meth:`finish` may be
+        called, for which the window keeps the last part's graph."""
         self.scores = scores
         """Of all rows."""
         self._wrapped = wrapped
         self._values: tuple[torch.Tensor, ...] | None = scores.tensors()
         # Of the last part, until its backward.
         self._open: tuple[torch.Tensor, ...] | None = None
+        self._may_finish = may_finish
         self._waiting = scores.mapped(lambda each: each.detach().requires_grad_(each.requires_grad))
 
     def part(self, rows: slice | torch.Tensor, *, is_last: bool) -> TokenScores:
@@ -44,17 +48,20 @@ class Window:
         own, self._values = self._values, None
         if not own[0].requires_grad:
             return self.scores.mapped(lambda each: each[rows])
-        self.scores, self._open = self._waiting, own
+        self.scores = self._waiting
+        self._open = own if self._may_finish else None
         values = sharding.inside(self._wrapped, lambda: _LastPart.apply(self, rows, *own))
         parts = iter(values)
         return self._waiting.mapped(lambda each: next(parts))
 
 
-    def finish(self) -> None:
-        """Runs the passes with the gradients of the other parts if the loss of the last part was
-        taken and had no backward."""
-        if self._open is not None:
-            values, found = self._open, self._taken()
+    def finish(self, *, without_gradients: bool) -> None:
+        """Runs the passes with the gradients of the other parts if the last part was taken and had
+        no backward. ``without_gradients``: also if no part has any."""
+        if self._open is None:
+            return
+        values, found = self._open, self._taken()
+        if without_gradients or any(each is not None for each in found):
             pairs = zip(values, found, strict=True)
             found = [torch.zeros_like(each) if own is None else own for each, own in pairs]
             torch.autograd.backward(values, found)

@@ -128,8 +128,9 @@ class Context:
 
 
 def dummy_of(row: int) -> Places:
-    """Returns a group that no row of the trainer's is in. ``row``: of the values."""
-    return Places(Group([0, 0], [[0]], [1.0]), [row], [(row, slice(0, 1))])
+    """Returns a group that no row of the trainer's is in, and that runs. ``row``: of the values."""
+    group = Group([0, 0], [[0]], [1.0])
+    return Places(group, [row], [(row, slice(0, 1))], microbatches=1)
 
 
 class _Summed(torch.autograd.Function):

@@ -13,6 +13,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
+from megatron.core.utils import get_model_config
 
 from ..errors import ArgumentError
 from ..failures import fail_together
@@ -32,7 +33,7 @@ from .chunks import PROMPT_CHUNKS_MAX
 from .context import Context, dummy_of
 from .context_shards import ALL_GATHER, RING, choose_way
 from .pipelined import run_pipelined
-from .plans import all_share, compare_plans, compare_shapes, joint_places
+from .plans import all_share, compare_plans, compare_shapes, joint_places, overlaps
 from .refusals import chunks_of, nested
 from .replicas import Replicas
 from .shared_gpt import SharedGPT, is_expert_parallel, is_pipeline, largest, waits_in_passes
@@ -159,8 +160,13 @@ class SharedForwardBackward:
         pipeline = is_pipeline(chunks[0])
         if pipeline:
             options["prompt_chunks"] = self._prompt_chunks
-        group = None if replicas is None else replicas.group
-        compare_plans(rows_of_all, places, options, named["forward_only"], chunks[0], group)
+        group = dealt = None
+        if replicas is not None:
+            group = replicas.group
+            if places is not None:
+                dealt = replicas.dealt(places, of_replicas, options["microbatch_tokens"])
+        plan = (rows_of_all, places, options, named["forward_only"])
+        compare_plans(*plan, chunks[0], group, dealt)
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
@@ -172,9 +178,8 @@ class SharedForwardBackward:
                 "a larger budget, or pipeline_model_parallel_size=1",
             )
         )
-        dealt, shape = None, shape_of(rows_of_all)
-        if replicas is not None:
-            dealt = replicas.dealt(places, of_replicas, options["microbatch_tokens"])
+        shape = shape_of(rows_of_all)
+        if dealt is not None:
             places, shape = dealt.places, (dealt.rows, shape[1])
         run = places
         if not places:
@@ -228,6 +233,10 @@ class SharedForwardBackward:
             places = joint_places(shared, gpt, places, rows, options, named["forward_only"])
             # The last row is that of dummies.
             shape, options = (rows + 1, columns), options | {"graphs": TWICE}
+        if has_graph and overlaps(named["model"]):
+            # Every parameter needs a gradient, also where those of all values are 0.
+            first, *others = places
+            places = [dataclasses.replace(first, microbatches=max(1, first.microbatches)), *others]
         balancing = None
         if work.balanced is not None:
             # All responses run.
@@ -237,9 +246,11 @@ class SharedForwardBackward:
             ]
             balancing = Balancing(gpt, work.balanced, places)
         window = functools.partial(shared.window, places, shape, balancing, work.dealt, **options)
-        parts = _Parts(window, has_graph=has_graph)
+        is_joint = work.dealt is not None or why is not None or context.ways > 1
+        parts = _Parts(window, has_graph=has_graph, is_joint=is_joint)
         may_evaluate = has_graph and torch.is_grad_enabled()
-        with calls_of(parts.of, may_evaluate=may_evaluate).in_place(), parts.finished(gpt.config):
+        config = get_model_config(named["model"][0])
+        with calls_of(parts.of, may_evaluate=may_evaluate).in_place(), parts.finished(config):
             return self._own(**named)
 
     def _shared_places(
@@ -270,7 +281,7 @@ class SharedForwardBackward:
             for row, response in zip(each.rows, each.group.responses, strict=True):
                 tokens[of_row[row]] += len(response)
         given = {name: each for name, each in self._score_options.items() if each is not None}
-        return {"microbatch_tokens": -(-max(tokens) // ways), **given}
+        return {"microbatch_tokens": max(1, -(-max(tokens) // ways)), **given}
 
     def _way(self, gpt: GPTModel, places: list[Places]) -> str:
         """Returns the way of K and V of all prompts. Collective of the ranks that decide together.
@@ -344,8 +355,10 @@ def _taken(data_iterator, count: int) -> list:
 class _Parts:
     """Parts of a window that is scored when the first is needed, within the schedule."""
 
-    def __init__(self, find_window: Callable[[], Window], *, has_graph: bool):
-        self._find_window, self._has_graph = find_window, has_graph
+    def __init__(self, find_window: Callable[[], Window], *, has_graph: bool, is_joint: bool):
+        """``is_joint``: other ranks wait for this one's passes."""
+        self._find_window = find_window
+        self._has_graph, self._is_joint = has_graph, is_joint
         self._window: Window | None = None
 
     def of(self, rows: slice, is_last: bool) -> torch.Tensor:
@@ -371,7 +384,9 @@ class _Parts:
             self._finish()
         finally:
             config.finalize_model_grads_func = own
+            # After an error a traceback may hold this.
+            self._window = None
 
     def _finish(self) -> None:
         if self._window is not None and self._has_graph:
-            self._window.finish()
+            self._window.finish(without_gradients=self._is_joint)

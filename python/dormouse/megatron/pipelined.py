@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+from megatron.core.utils import get_model_config
 
 from ..trainers.refusals import refuse
 from .batches import Microbatch
@@ -50,7 +51,7 @@ def run_pipelined(
             "'auto' or 'twice'",
         ),
     )
-    config, forward_only = last.config, named["forward_only"]
+    config, forward_only = get_model_config(named["model"][-1]), named["forward_only"]
     prompt_chunks = options["prompt_chunks"]
     if waits_in_passes(last):
         refuse(

@@ -23,6 +23,7 @@ from .balancing import GLOBAL, adds_losses, balances, coefficients_of
 from .batches import Microbatch, shape_of
 from .context import dummy_of, is_context_parallel
 from .refusals import settings_of
+from .replicas import Dealt
 from .shared_gpt import (
     SharedGPT,
     all_hold,
@@ -42,12 +43,13 @@ def compare_plans(
     options: dict,
     forward_only: bool,
     gpt: GPTModel,
-    replicas: dist.ProcessGroup | None = None,
+    replicas: dist.ProcessGroup | None,
+    dealt: Dealt | None,
 ) -> None:
     """Compares what determines the passes of a call over the ranks of a model. Collective.
 
     ``microbatches``: with whole rows. ``places``: None if no prompt is shared. ``options``: of a
-    window. ``replicas``: those that share prompts with this one.
+    window. ``replicas``: those that share prompts with this one; ``dealt``: what it runs of theirs.
 
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they differ.
     """
@@ -60,6 +62,7 @@ def compare_plans(
             "balanced experts": str(balances(gpt)),
             "prompts": "none is shared" if places is None else _described(places),
             "options": ", ".join(f"{name}={value!r}" for name, value in sorted(options.items())),
+            "rows of replicas": "their own" if dealt is None else dealt.digest[:DIGEST_CHARS],
         },
         budgets={},
         microbatches=(),
@@ -105,13 +108,18 @@ def all_share(
     """
     if is_expert_parallel(gpt):
         shares = all_hold(gpt, shares)
-    waits = any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks)
+    waits = overlaps(chunks)
     waits |= adds_losses(gpt) and GLOBAL in coefficients_of(gpt.config)
     if forward_only or not waits:
         return shares
     # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return all_hold(gpt, shares, group)
+
+
+def overlaps(chunks: Sequence[torch.nn.Module]) -> bool:
+    """Returns whether gradients are reduced as they arrive. ``chunks``: in their wrappers."""
+    return any(getattr(settings_of(each), "overlap_grad_reduce", False) for each in chunks)
 
 
 def joint_places(

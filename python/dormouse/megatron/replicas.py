@@ -23,7 +23,7 @@ from .. import queries, ranks
 from ..group import Group
 from ..hf.padded import Places
 from ..schedule import Forest
-from .batches import FIELDS, Microbatch
+from .batches import FIELDS, Microbatch, check_microbatch
 
 
 class Replicas:
@@ -37,8 +37,10 @@ class Replicas:
     def gathered(self, microbatches: Sequence[Microbatch]) -> list[list[Microbatch]]:
         """Returns the microbatches of each replica, in host memory; losses are 0 or 1. Collective.
 
-        ``microbatches``: this replica's, with whole rows.
+        ``microbatches``: this replica's, with whole rows. Raises :class:`UnsupportedTrainerError`.
         """
+        for each in microbatches:
+            check_microbatch(each)
         shapes = [size for each in microbatches for size in each.tokens.shape]
         numbers = [torch.tensor([len(microbatches), *shapes])]
         for tokens, labels, mask in microbatches:
@@ -72,6 +74,7 @@ class Replicas:
         parts = [_part(each, numbers) for each in places]
         return Dealt(
             self.group,
+            ranks.digest(runner_of),
             [each for each in parts if each is not None],
             len(run),
             end - begin,
@@ -81,6 +84,8 @@ class Replicas:
 
     def _assigned(self, places: Sequence[Places], microbatch_tokens: int) -> dict[int, int]:
         """Returns the replica that runs each row of the groups."""
+        if not places:
+            return {}
         parents, lengths, rows = [], [], []
         for each in places:
             prompt, responses = len(each.group.prompt), list(map(len, each.group.responses))
@@ -111,6 +116,8 @@ class Dealt:
     """A replica's part of the rows of all."""
 
     group: dist.ProcessGroup
+    digest: str
+    """Of which replica runs which row: the same on all."""
     places: list[Places]
     """The groups that it runs, whose rows are numbered anew."""
     rows: int
@@ -193,17 +200,11 @@ def model_shape(config: TransformerConfig, vocab_size: int) -> native.ModelShape
 
 def _unpacked(numbers: torch.Tensor) -> list[Microbatch]:
     """Returns the microbatches of a replica's message."""
-    count, place = int(numbers[0]), 1
+    count = int(numbers[0])
     shapes = numbers[1 : 1 + 2 * count].view(-1, 2).tolist()
-    place += 2 * count
-    found = []
-    for rows, columns in shapes:
-        fields = []
-        for _ in FIELDS:
-            fields.append(numbers[place : place + rows * columns].view(rows, columns))
-            place += rows * columns
-        found.append(Microbatch(*fields))
-    return found
+    sizes = [rows * columns for rows, columns in shapes for _ in FIELDS]
+    fields = iter(numbers[1 + 2 * count :].split(sizes))
+    return [Microbatch(*(next(fields).view(shape) for _ in FIELDS)) for shape in shapes]
 
 
 def _part(places: Places, numbers: dict[int, int]) -> Places | None:
