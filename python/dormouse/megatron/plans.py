@@ -43,8 +43,8 @@ def compare_plans(
     options: dict,
     forward_only: bool,
     gpt: GPTModel,
-    replicas: dist.ProcessGroup | None,
-    dealt: Dealt | None,
+    replicas: dist.ProcessGroup | None = None,
+    dealt: Dealt | None = None,
 ) -> None:
     """Compares what determines the passes of a call over the ranks of a model. Collective.
 
