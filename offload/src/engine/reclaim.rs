@@ -135,23 +135,27 @@ impl<D: Device> Engine<D> {
             });
         }
         if !left.is_empty() && !self.is_direct {
-            self.make_room_in_host(need.bytes);
+            self.make_room_in_host(&left);
         }
         begun.is_enough &= left.is_empty();
         begun
     }
 
-    /// Moves regions from host memory to the file, lowest layer first, up to `bytes`: everything passes
-    /// through host memory, so while it is full nothing sleeps.
-    fn make_room_in_host(&self, bytes: u64) {
+    /// Moves regions from host memory to the file, lowest layer first, until those of `passing` have room in
+    /// it: everything passes through host memory, so while it is full nothing sleeps. They may be larger than
+    /// the request that they are to sleep for.
+    fn make_room_in_host(&self, passing: &[RegionId]) {
+        let mut left = 0;
         let mut resting: Vec<(u32, u64, RegionId)> = {
-            let inner = self.table.lock();
+            let mut inner = self.table.lock();
+            for &id in passing {
+                left += inner.get(id).map_or(0, |entry| entry.data.bytes());
+            }
             let in_host =
                 inner.iter().filter(|(_, e)| e.is_idle() && e.region.state == RegionState::Host);
             in_host.map(|(id, e)| (e.data.label.layer, e.data.bytes(), id)).collect()
         };
         resting.sort_unstable();
-        let mut left = bytes;
         for (_, region_bytes, id) in resting {
             // If the file declines one, it declines all.
             if left == 0 || self.spill(id).is_err() {

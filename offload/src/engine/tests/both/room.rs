@@ -104,6 +104,34 @@ fn without_the_file_room_is_made_in_host_memory() {
     fixture.assert_empty();
 }
 
+/// Host memory is full of small regions. What is to sleep is larger than what the request lacks, and passes
+/// through it.
+#[test]
+fn as_much_leaves_host_memory_as_passes_through_it() {
+    let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.via_host();
+    plan.config.host_bytes_max = MIB as u64;
+    let fixture = plan.build();
+    let small: Vec<_> = (0..4).map(|i| fixture.region(MIB / 4, i)).collect();
+    let ids: Vec<_> = small.iter().map(|r| r.0).collect();
+    fixture.engine.sleep(&ids, Tier::Host, &[]).unwrap();
+    fixture.engine.wait_settled(&ids).unwrap();
+    assert!(ids.iter().all(|&id| fixture.state(id) == RegionState::Host));
+    let (id, address) = fixture.region(MIB, 9);
+    fixture.engine.let_reclaim(&[id], &[]);
+    let other = fixture.allocate(3 * MIB + MIB / 16, 10);
+    assert!(fixture.state(id).is_asleep());
+    fixture.engine.free(other, 0).unwrap();
+    fixture.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, MIB, 9));
+    fixture.engine.free(address, 0).unwrap();
+    fixture.engine.wait_awake(&ids).unwrap();
+    for (i, &(_, address)) in small.iter().enumerate() {
+        assert!(holds(address, MIB / 4, i as u64));
+        fixture.engine.free(address, 0).unwrap();
+    }
+    fixture.assert_empty();
+}
+
 /// A sleep that was to make room is called off by its owner, who lets go again: so it is not that
 /// there is no room to be made.
 #[test]
