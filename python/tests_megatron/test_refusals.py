@@ -192,6 +192,35 @@ def test_kept_graphs_with_expert_parallelism_are_refused_by_name(runtime):
         cases.run(case, shared(runtime, graphs="kept"), chunks, cases.batches_of())
 
 
+def test_balanced_experts_over_replicas_are_refused_by_name(runtime):
+    chunks = cases.chunks_of(cases.Case(config=cases.BALANCED))
+    function = shared(runtime, across_replicas=True)
+    with pytest.raises(UnsupportedTrainerError, match="experts and across_replicas is True"):
+        cases.run(CASE, function, chunks, cases.batches_of())
+
+
+@pytest.mark.parametrize("change, message", [
+    (
+        lambda gpt: setattr(gpt.config, "moe_router_load_balancing_type", "aux_loss"),
+        "load_balancing_type is 'aux_loss', and 'none' in a router",
+    ),
+    (
+        lambda gpt: setattr(gpt.config, "moe_router_load_balancing_type", ("none",)),
+        r"load_balancing_type is \('none',\)",
+    ),
+    (
+        lambda gpt: setattr(gpt.config, "moe_router_enable_expert_bias", True),
+        "enable_expert_bias is True, and False in a router",
+    ),
+    (lambda gpt: gpt.decoder.layers[1].eval(), "a router's training is False, and True"),
+])
+def test_a_router_that_differs_from_the_model_is_refused_by_name(runtime, change, message):
+    gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
+    change(gpt)
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        refusals.check_model(gpt)
+
+
 def test_a_router_of_another_class_is_refused_by_name(runtime):
     gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
     refusals.check_model(gpt)

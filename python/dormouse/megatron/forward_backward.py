@@ -130,27 +130,9 @@ class SharedForwardBackward:
         microbatches = context.whole(own)
         has_backward = not named["forward_only"] and torch.is_grad_enabled()
         # Routers read every row of the trainer's.
-        balanced = set(map(balances, chunks))
-        refuse(
-            (
-                len(balanced) > 1,
-                "one chunk of the model balances experts and another is in evaluation mode",
-                "all in one mode",
-            )
-        )
-        whole = has_backward and balanced.pop()
-        replicas, of_replicas = None, [microbatches]
-        if self._across_replicas:
-            refuse(
-                (
-                    whole,
-                    "routers balance experts and across_replicas is True: rows of a replica are "
-                    "on others",
-                    "across_replicas=False",
-                )
-            )
-            replicas = Replicas(chunks[0])
-            of_replicas = replicas.gathered(microbatches)
+        whole = _balance(chunks) and has_backward
+        replicas = self._replicas(chunks[0], whole)
+        of_replicas = [microbatches] if replicas is None else replicas.gathered(microbatches)
         rows_of_all = list(itertools.chain.from_iterable(of_replicas))
         if context.ways > 1:
             places = _all_places(rows_of_all, context, whole)
@@ -160,13 +142,11 @@ class SharedForwardBackward:
         pipeline = is_pipeline(chunks[0])
         if pipeline:
             options["prompt_chunks"] = self._prompt_chunks
-        group = dealt = None
-        if replicas is not None:
-            group = replicas.group
-            if places is not None:
-                dealt = replicas.dealt(places, of_replicas, options["microbatch_tokens"])
+        dealt = None
+        if replicas is not None and places is not None:
+            dealt = replicas.dealt(places, of_replicas, options["microbatch_tokens"])
         plan = (rows_of_all, places, options, named["forward_only"])
-        compare_plans(*plan, chunks[0], group, dealt)
+        compare_plans(*plan, chunks[0], replicas, dealt)
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
@@ -253,6 +233,23 @@ class SharedForwardBackward:
         with calls_of(parts.of, may_evaluate=may_evaluate).in_place(), parts.finished(config):
             return self._own(**named)
 
+    def _replicas(self, gpt: GPTModel, whole: bool) -> Replicas | None:
+        """Returns those that share prompts with this one. ``whole``: whether routers read all rows.
+
+        Raises :class:`UnsupportedTrainerError`.
+        """
+        if not self._across_replicas:
+            return None
+        refuse(
+            (
+                whole,
+                "routers balance experts and across_replicas is True: rows of a replica are on "
+                "others",
+                "across_replicas=False",
+            )
+        )
+        return Replicas(gpt)
+
     def _shared_places(
         self, microbatches: list[Microbatch], whole: bool
     ) -> list[Places] | None:
@@ -317,6 +314,22 @@ def _alone(modules: list[torch.nn.Module]) -> Iterator[None]:
         for module in modules:
             stack.enter_context(holding(nested(module)[-1]))
         yield
+
+
+def _balance(chunks: list[GPTModel]) -> bool:
+    """Returns whether routers balance experts.
+
+    Raises :class:`UnsupportedTrainerError` for parts of the model in different modes.
+    """
+    found = set(map(balances, chunks))
+    refuse(
+        (
+            len(found) > 1,
+            "one chunk of the model balances experts and another is in evaluation mode",
+            "all in one mode",
+        )
+    )
+    return found.pop()
 
 
 def _all_places(

@@ -23,7 +23,7 @@ from .balancing import GLOBAL, adds_losses, balances, coefficients_of
 from .batches import Microbatch, shape_of
 from .context import dummy_of, is_context_parallel
 from .refusals import settings_of
-from .replicas import Dealt
+from .replicas import Dealt, Replicas
 from .shared_gpt import (
     SharedGPT,
     all_hold,
@@ -43,7 +43,7 @@ def compare_plans(
     options: dict,
     forward_only: bool,
     gpt: GPTModel,
-    replicas: dist.ProcessGroup | None = None,
+    replicas: Replicas | None = None,
     dealt: Dealt | None = None,
 ) -> None:
     """Compares what determines the passes of a call over the ranks of a model. Collective.
@@ -67,7 +67,10 @@ def compare_plans(
         budgets={},
         microbatches=(),
     )
-    for group in [*model_groups(gpt), *([] if replicas is None else [replicas])]:
+    groups = model_groups(gpt)
+    if replicas is not None:
+        groups = [*groups, replicas.group]
+    for group in groups:
         _agree(group, share, gpt)
 
 
