@@ -29,8 +29,8 @@ from .batches import Microbatch
 
 OF_MICROBATCHES, OF_SEQUENCES, GLOBAL = "aux_loss", "seq_aux_loss", "global_aux_loss"
 Z = "z_loss"
-# Owner of rows of dummies and of padding.
-NOBODY = 0
+# Index of rows without an owner: those of dummies and padding.
+NO_OWNER = 0
 # By which Megatron logs losses of scores.
 NAMES = {
     OF_MICROBATCHES: "load_balancing_loss",
@@ -84,15 +84,15 @@ def ends_at_router(gpt: GPTModel) -> bool:
 class Balancing:
     """Counts and numbers of one call.
 
-    They are in tables of owners: nobody, each of the trainer's rows, and each group, which owns the
-    rows of its prompt.
+    Tables are indexed by owner: index 0 has the rows without an owner, then follow the trainer's
+    rows, then the groups. A group owns the rows of its prompt.
     """
 
     def __init__(
         self, gpt: GPTModel, microbatches: Sequence[Microbatch] = (), places: Sequence[Places] = ()
     ):
         """``microbatches``: of the trainer, with whole rows. ``places``: the groups of the passes.
-        Without either all rows are nobody's."""
+        Without either no row has an owner."""
         self._gpt, self._places = gpt, list(places)
         # They have parts of the same rows of the trainer's.
         self._same_rows = parallel_state.get_tensor_and_context_parallel_group()
@@ -163,13 +163,13 @@ class Balancing:
 
     def _owner_of(self, number: int, response: int) -> int:
         row = self._places[number].rows[response]
-        return NOBODY if row == self._rows else 1 + row
+        return NO_OWNER if row == self._rows else 1 + row
 
     def owners(self, rows: int) -> torch.Tensor:
         """Returns the owners of the next pass, which has ``rows`` rows on all ranks together,
         without padding."""
         if not self._expected:
-            return torch.full((rows,), NOBODY, device=self._device)
+            return torch.full((rows,), NO_OWNER, device=self._device)
         own = self._expected.pop(0)
         if len(own) != rows:
             raise RuntimeError(f"a pass has {rows} rows, and {len(own)} in the plan")

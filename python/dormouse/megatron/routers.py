@@ -43,7 +43,7 @@ class Routers:
     def __init__(self, gpt: GPTModel):
         self._gpt = gpt
         self.balancing: Balancing | None = None
-        """Of the call that runs; None: rows of passes are nobody's."""
+        """Of the call that runs; None: no row of a pass has an owner."""
         self.last: LastRouter | None = None
         """Of the last prefix that ran."""
 

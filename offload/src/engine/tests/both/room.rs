@@ -104,8 +104,8 @@ fn without_the_file_room_is_made_in_host_memory() {
     fixture.assert_empty();
 }
 
-/// Host memory is full of small regions. What is to sleep is larger than what the request lacks, and passes
-/// through it.
+/// Host memory is full of small regions. The region that reclaim puts to sleep is larger than the missing
+/// bytes, and its copy to the file passes through host memory.
 #[test]
 fn as_much_leaves_host_memory_as_passes_through_it() {
     let mut plan = Plan { budget_bytes: 4 * MIB, ..Plan::default() }.via_host();
