@@ -61,6 +61,6 @@ def fill(rows: list[Row], found: list[dict]) -> None:
         row.ours = case[figure]
         row.how += (
             f", by parameter: {'largest' if row is worst else '99th percentile'} of the worst of "
-            f"{len(found)} layouts and dtypes on each rank, calls of a case pooled: {case['name']}, "
+            f"{len(found)} layouts and dtypes on each rank, calls pooled: {case['name']}, "
             f"{case['dtype']}, {case['worst_parameter']}"
         )
