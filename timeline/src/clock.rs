@@ -25,10 +25,10 @@ impl ClockAnchor {
     }
 
     fn read() -> Self {
-        let before_ns = now_ns();
+        let before_ns = read_ns(libc::CLOCK_MONOTONIC);
         let realtime_ns = read_ns(libc::CLOCK_REALTIME);
         let boottime_ns = read_ns(libc::CLOCK_BOOTTIME);
-        let error_ns = now_ns().saturating_sub(before_ns);
+        let error_ns = read_ns(libc::CLOCK_MONOTONIC).saturating_sub(before_ns);
         Self { monotonic_ns: before_ns + error_ns / 2, realtime_ns, boottime_ns, error_ns }
     }
 
@@ -40,14 +40,18 @@ impl ClockAnchor {
     }
 }
 
-/// Returns `CLOCK_MONOTONIC` in nanoseconds. A vDSO call: no lock, no allocation, about 20 ns.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds: no lock, no allocation, about 10 ns on x86-64, where it reads the processor's
+/// time-stamp counter and is at most 2 µs behind the kernel's clock, never ahead.
 #[inline]
 pub fn now_ns() -> u64 {
+    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+    return crate::processor::now_ns();
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
     read_ns(libc::CLOCK_MONOTONIC)
 }
 
 #[inline]
-fn read_ns(clock: libc::clockid_t) -> u64 {
+pub(crate) fn read_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     #[expect(unsafe_code, reason = "the standard library does not expose raw clock values")]
     // SAFETY: `time` is a live timespec that the call may write to, and keeps no pointer to.
@@ -63,21 +67,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn monotonic_never_steps_back() {
-        let mut last_ns = now_ns();
-        for _ in 0..10_000 {
-            let next_ns = now_ns();
-            assert!(next_ns >= last_ns);
-            last_ns = next_ns;
+    fn now_is_between_readings_of_the_kernels_clock() {
+        let (mut last_ns, end_ns) = (0, read_ns(libc::CLOCK_MONOTONIC) + 20_000_000);
+        while last_ns < end_ns {
+            let (before_ns, ns) = (read_ns(libc::CLOCK_MONOTONIC), now_ns());
+            assert!(ns + crate::tsc::LAG_NS_MAX >= before_ns, "{ns} is far behind {before_ns}");
+            let after_ns = read_ns(libc::CLOCK_MONOTONIC);
+            assert!(ns <= after_ns, "{ns} is ahead of {after_ns}");
+            last_ns = ns;
         }
     }
 
     #[test]
     fn an_anchor_lies_between_readings_of_each_clock() {
-        let (mono, real, boot) =
-            (now_ns(), read_ns(libc::CLOCK_REALTIME), read_ns(libc::CLOCK_BOOTTIME));
+        let [mono, real, boot] =
+            [libc::CLOCK_MONOTONIC, libc::CLOCK_REALTIME, libc::CLOCK_BOOTTIME].map(read_ns);
         let anchor = ClockAnchor::now();
-        assert!((mono..=now_ns()).contains(&anchor.monotonic_ns));
+        assert!((mono..=read_ns(libc::CLOCK_MONOTONIC)).contains(&anchor.monotonic_ns));
         assert!((real..=read_ns(libc::CLOCK_REALTIME)).contains(&anchor.realtime_ns));
         assert!((boot..=read_ns(libc::CLOCK_BOOTTIME)).contains(&anchor.boottime_ns));
     }

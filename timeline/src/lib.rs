@@ -47,6 +47,8 @@ pub mod live;
 mod names;
 mod peak;
 pub mod pftrace;
+#[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+mod processor;
 mod ring;
 mod ring_slots;
 mod snapshot;
@@ -54,6 +56,8 @@ mod spans;
 mod stalls;
 mod sync;
 mod totals;
+#[cfg(any(all(target_arch = "x86_64", not(miri), not(loom)), test))]
+mod tsc;
 
 pub use clock::{ClockAnchor, now_ns};
 pub use event::{Event, Gauge, Lane, Slice};
@@ -107,7 +111,7 @@ impl Timeline {
         }
     }
 
-    /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of all times in this crate.
+    /// Returns `CLOCK_MONOTONIC` in nanoseconds, the clock of all times in this crate ([`now_ns`]).
     #[inline]
     pub fn now_ns(&self) -> u64 {
         now_ns()

@@ -1,0 +1,33 @@
+//! The clock of this process by the processor's time-stamp counter.
+#![expect(unsafe_code, reason = "intrinsics of the processor")]
+
+use crate::clock::read_ns;
+use crate::tsc::{Source, TscClock};
+use std::arch::x86_64::{_mm_lfence, _rdtsc};
+
+/// One for all timelines, whose times are compared.
+static CLOCK: TscClock = TscClock::new();
+
+#[inline]
+pub(crate) fn now_ns() -> u64 {
+    CLOCK.now_ns(&Processor)
+}
+
+struct Processor;
+
+impl Source for Processor {
+    #[inline]
+    fn ticks(&self) -> u64 {
+        // SAFETY: every x86-64 processor has the instruction, and it accesses no memory.
+        unsafe { _rdtsc() }
+    }
+
+    fn kernel_ns(&self) -> u64 {
+        // SAFETY: every x86-64 processor has the instruction, and it only orders others.
+        unsafe { _mm_lfence() };
+        let ns = read_ns(libc::CLOCK_MONOTONIC);
+        // SAFETY: as above.
+        unsafe { _mm_lfence() };
+        ns
+    }
+}

@@ -1,0 +1,51 @@
+//! Every interleaving of readings while an anchor is set.
+
+use super::*;
+use loom::sync::Arc;
+use loom::thread;
+use std::sync::atomic::AtomicU64 as PlainU64;
+
+/// A tick is a nanosecond. Each reading takes `step`; loom does not interleave within one.
+struct Steps {
+    now: PlainU64,
+    step: u64,
+}
+
+impl Source for Steps {
+    fn ticks(&self) -> u64 {
+        self.now.fetch_add(self.step, std::sync::atomic::Ordering::SeqCst) + self.step
+    }
+
+    fn kernel_ns(&self) -> u64 {
+        self.ticks()
+    }
+}
+
+#[test]
+fn loom_readings_lie_within_their_calls() {
+    loom::model(|| {
+        let clock = TscClock::of(std::array::from_fn(|_| AtomicU64::new(0)));
+        let machine = Steps { now: PlainU64::new(1_000), step: 40 };
+        clock.now_ns(&machine);
+        machine.now.store(3_000_000, std::sync::atomic::Ordering::SeqCst);
+        clock.now_ns(&machine);
+        // The anchor no longer serves: whoever comes first sets the next. With the old offset a reading would be 54 µs behind.
+        machine.now.store(30_000_000, std::sync::atomic::Ordering::SeqCst);
+        let shared = Arc::new((clock, machine));
+        let other = Arc::clone(&shared);
+        let reader = thread::spawn(move || read_twice(&other.0, &other.1));
+        read_twice(&shared.0, &shared.1);
+        reader.join().unwrap();
+        assert!(shared.0.period_ticks.load(Ordering::Relaxed) > 0, "still in use");
+    });
+}
+
+fn read_twice(clock: &TscClock, machine: &Steps) {
+    for _ in 0..2 {
+        let before_ns = machine.ticks();
+        let ns = clock.now_ns(machine);
+        let after_ns = machine.ticks();
+        assert!(ns <= after_ns, "{ns} is ahead of {after_ns}");
+        assert!(ns + LAG_NS_MAX >= before_ns, "{ns} is behind {before_ns}");
+    }
+}
