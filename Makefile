@@ -155,7 +155,7 @@ test-verl: test-lib python ## verl's actor worker with shared prompts beside the
 	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so \
 		target/verl-venv/bin/python -m pytest -q python/tests/test_token_scores.py
 
-test-megatron: test-lib python ## Megatron-core with shared prompts beside itself, on one and two ranks over gloo; not in `make test`: it is downloaded
+test-megatron: test-lib python ## Megatron-core with shared prompts beside itself, on one to four ranks over gloo; not in `make test`: it is downloaded
 	scripts/setup-megatron
 	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(TEST_LIBS)/libdormouse_preload.so \
 		target/megatron-venv/bin/python -m pytest -q python/tests_megatron

@@ -61,6 +61,8 @@ class Failing:
     """Of the schedule on that rank, which the function gets."""
     others_late_s: float = 0.0
     """How much later the other ranks begin the call."""
+    share: dict | None = None
+    """Options of that rank's function; each rank then has a new one. None: those of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,11 @@ def unshared(batch: dict) -> dict:
     return batch | {"loss_mask": torch.ones_like(batch["loss_mask"])}
 
 
+def of_other_masks(batch: dict) -> dict:
+    """The mask has a column less than the tokens."""
+    return batch | {"loss_mask": batch["loss_mask"][:, :-1]}
+
+
 def fewer_microbatches(shared: Callable) -> dict:
     return {"num_microbatches": 2}
 
@@ -193,6 +200,9 @@ FAILING = {
     "replica 0, prefix, prompts of both": Failing(
         ACROSS, 0, in_place_of(PlannedForward, "forward")
     ),
+    "replica 1, other masks, prompts of both": Failing(
+        ACROSS, 1, arguments=other_batches(of_other_masks)
+    ),
     "stage 1, batches end": Failing(STAGES, 1, arguments=few_data),
     "stage 0, before stage 1 arrives": Failing(STAGES, 0, arguments=no_data, others_late_s=3.0),
     "no stage": Failing(STAGES, NO_RANK),
@@ -233,6 +243,12 @@ DIFFERING = {
     "replica 0, other options, prompts of both": Differing(
         ACROSS, 0, other_options, names=("options",)
     ),
+    "replica 1, prompts of both there alone": Differing(
+        REPLICAS, 1, share=cases.ACROSS, names=("across_replicas",)
+    ),
+    "replica 0, prompts of both on the other": Differing(
+        ACROSS, 0, share={}, names=("across_replicas",)
+    ),
     "part 1 of stage 1 of two": Differing(
         STAGES_OF_PARTS, 3, arguments=other_batches(of_another_token), names=PROMPTS
     ),
@@ -270,6 +286,9 @@ def what_came_of(failing: Failing, runtime) -> dict:
         found.append(cases.gradients(model))
     own = {"error": None, "rank": None, "distance": distance(*found)}
     is_failing = dist.get_rank() == failing.rank
+    if failing.share is not None:
+        options = failing.share if is_failing else failing.case.share
+        function = shared(dataclasses.replace(failing.case, share=options), runtime)
     arguments = failing.arguments(function) if is_failing else {}
     if not is_failing:
         time.sleep(failing.others_late_s)

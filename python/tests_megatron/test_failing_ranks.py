@@ -23,6 +23,8 @@ REFUSAL = "UnsupportedTrainerError: data_iterator is None on this rank"
 WANTED = {
     "stage 0, refusal": REFUSAL,
     "stage 0, before stage 1 arrives": REFUSAL,
+    "replica 1, other masks, prompts of both": "UnsupportedTrainerError: tokens, labels, loss_mask "
+    "of a batch have the shapes ",
     "stage 1, batches end": "StopIteration: ",
     "stage 1, evaluation in a loss": "UnsupportedTrainerError: the schedule of a pipeline is "
     "called within itself",

@@ -80,7 +80,8 @@ def share(
     ``across_replicas``: rows of all data-parallel replicas share prompts. Tokens of all rows go to
     all replicas, and each runs the rows that the planner gives it, equal prompts on few replicas;
     log-probabilities go to the replicas that have the rows, and gradients come back. Every replica
-    passes it, and calls in step with the others; ``sharing`` counts what it runs.
+    passes it, or the first call raises :class:`dormouse.ranks.RanksDifferError` on each; they call
+    in step, and ``sharing`` counts what this one runs.
     ``score_options``: ``microbatch_tokens`` and ``graphs`` of
     :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
     microbatch's responses. In a pipeline and with expert parallelism graphs are never kept

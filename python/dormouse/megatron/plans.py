@@ -74,6 +74,15 @@ def compare_plans(
         _agree(group, share, gpt)
 
 
+def compare_across_replicas(is_across: bool, gpt: GPTModel) -> None:
+    """Compares whether prompts are shared by rows of all replicas, over these. Collective.
+
+    Raises :class:`dormouse.ranks.RanksDifferError` on every rank of them if they differ.
+    """
+    share = ranks.Share({"across_replicas": str(is_across)}, budgets={}, microbatches=())
+    _agree(parallel_state.get_data_parallel_group(), share, gpt)
+
+
 def compare_shapes(microbatches: Sequence[Microbatch], gpt: GPTModel) -> None:
     """Compares the shapes of a call's batches over the ranks that have the tokens of the same rows.
     Collective.
