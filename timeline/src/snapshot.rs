@@ -5,6 +5,7 @@ use crate::event::{EVENT_WORDS, Event, GAUGES, Lane, Slice};
 use crate::facts::Facts;
 use crate::names::{NameId, Names};
 use crate::ring::Reading;
+use std::collections::HashMap;
 
 /// The contents of a timeline at one moment.
 #[derive(Clone, Debug)]
@@ -61,6 +62,7 @@ impl Snapshot {
         let dropped = marks.dropped.saturating_add(gauges.dropped);
         let words = marks.events.into_iter().chain(gauges.events);
         let mut events: Vec<Event> = words.filter_map(Event::unpack).collect();
+        put_levels_in_order(&mut events);
         events.sort_by_key(Event::end_ns);
         Self {
             events,
@@ -91,5 +93,49 @@ impl Snapshot {
         let mut slices: Vec<Slice> = self.events.iter().filter_map(of_lane).collect();
         slices.sort_by_key(|slice| (slice.start_ns, slice.end_ns));
         slices
+    }
+}
+
+/// Raises the time of each change of a level to that of the one recorded before it, where another thread read an earlier
+/// time: the order in which an owner recorded them is that in which they are shown. `events`: in the order of their rings.
+fn put_levels_in_order(events: &mut [Event]) {
+    let mut latest_ns = HashMap::new();
+    for event in events {
+        if let Event::Gauge { gauge, tag, at_ns, .. } = event {
+            let latest_ns = latest_ns.entry((*gauge, *tag)).or_insert(*at_ns);
+            *at_ns = (*at_ns).max(*latest_ns);
+            *latest_ns = *at_ns;
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::event::Gauge;
+
+    fn change(gauge: Gauge, at_ns: u64, value_bytes: u64) -> [u64; EVENT_WORDS] {
+        let tag = NameId::OTHER;
+        Event::Gauge { gauge, tag, at_ns, value_bytes, previous_bytes: 0 }.pack()
+    }
+
+    #[test]
+    fn changes_of_a_level_are_shown_in_the_order_of_their_recording() {
+        let events = vec![
+            change(Gauge::HostUsed, 500, 1),
+            change(Gauge::NvmeUsed, 300, 2),
+            change(Gauge::HostUsed, 400, 3),
+            change(Gauge::HostUsed, 450, 4),
+            change(Gauge::HostUsed, 600, 5),
+        ];
+        let (none, all) = (Reading { events: vec![], dropped: 0 }, Reading { events, dropped: 0 });
+        let names = crate::names::NameTable::new().read();
+        let snapshot = Snapshot::assemble(none, all, [0; GAUGES], names, ClockAnchor::default());
+        let shown = |event: &Event| match *event {
+            Event::Gauge { at_ns, value_bytes, .. } => (at_ns, value_bytes),
+            _ => panic!("{event:?}"),
+        };
+        let shown: Vec<(u64, u64)> = snapshot.events.iter().map(shown).collect();
+        assert_eq!(shown, [(300, 2), (500, 1), (500, 3), (500, 4), (600, 5)]);
     }
 }

@@ -4,12 +4,12 @@
 //!   kernel's clock   ●─────────────────●─────────────────●──   ●: an anchor, a reading of both clocks
 //!   readings         ╰───────────────╮ ╰───────────────╮ ╰──   0.2 % slower from one anchor to the next
 //! ```
-//! - **T1** A reading is never ahead of the kernel's clock, so a new anchor only moves readings forward. A thread that finds
-//!   another one setting an anchor reads the kernel's clock; its next reading may be lower, by at most
-//!   2 µs.
-//! - **T2** A reading is at most 2 µs behind the kernel's clock (`LAG_NS_MAX`).
-//! - **T3** A counter that does not keep pace with the kernel's clock (a migrated machine, a changed frequency,
-//!   processors that disagree) is no longer used when an anchor shows it.
+//! - **T1** A reading is not ahead of the kernel's clock, a nanosecond of rounding apart, and at most 2 µs behind it (`LAG_NS_MAX`),
+//!   while the kernel corrects that by at most 500 ppm each way. So a reading may be 2 µs lower than an earlier one of another thread.
+//! - **T2** A new anchor only moves readings forward. Those of a thread are in order, unless one was the kernel's time without a
+//!   new anchor: another thread was setting it, or was interrupted; the next may be 2 µs lower.
+//! - **T3** A counter that does not keep pace with the kernel's clock (a faster correction, a suspended or migrated machine,
+//!   processors that disagree) is not used from the next anchor on, until it has kept pace for a second.
 //! - **T4** A reading takes no lock and never waits.
 
 use crate::sync::{AtomicU64, Ordering};
@@ -26,8 +26,12 @@ const MEASURED_NS_MIN: u64 = 1_000_000;
 const PRECISION_SHIFT: u32 = 13;
 /// The two readings of an anchor are at most this far apart.
 const APART_NS_MAX: u64 = 1_000;
-/// A counter that falls behind the kernel's clock by more than 2^-7 of the time is not used.
-const BEHIND_SHIFT: u32 = 7;
+/// A counter that falls behind the kernel's clock by more than 2^-8 of the time does not keep pace.
+const BEHIND_SHIFT: u32 = SLOWER_SHIFT - 1;
+/// Time without a counter that has not kept pace, at least.
+const PAUSE_NS: u64 = 1_000_000_000;
+/// A counter that has paused more often is not used again.
+const PAUSES_MAX: u64 = 256;
 /// Nanoseconds a tick, times 2^32: counters of 100 MHz to 20 GHz.
 const RATES: RangeInclusive<u64> = (1 << 32) / 20..=10 << 32;
 /// Most that a reading is behind the kernel's clock.
@@ -41,20 +45,24 @@ const HELD: u64 = 1;
 pub(crate) trait Source {
     /// Reads the counter.
     fn ticks(&self) -> u64;
-    /// Reads the kernel's clock, after all readings of the counter before it and before all after it.
+    /// Reads the kernel's clock.
     fn kernel_ns(&self) -> u64;
+    /// Orders what is read before it and after it.
+    fn fence(&self);
 }
 
-/// The latest anchor. Its fields are stored by the thread that holds `anchoring`.
+/// The latest anchor. Its fields are stored by the thread that holds `anchoring`. They share one cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct TscClock {
-    /// [`HELD`] by the thread that sets an anchor; for ever if the counter is no longer used.
+    /// [`HELD`] by the thread that sets an anchor. For ever after [`PAUSES_MAX`], and in a child that was forked meanwhile:
+    /// readings are then the kernel's.
     anchoring: AtomicU64,
     /// Nanoseconds a tick of readings, times 2^32. 0 until it is measured, and then constant.
     rate: AtomicU64,
-    /// Ticks for which an anchor serves. 0 until the rate is measured, and if the counter is no longer used.
+    /// Ticks for which an anchor serves. 0 until the rate is measured, and while the counter pauses.
     period_ticks: AtomicU64,
-    /// The anchor on the counter. Until the rate is measured, the first reading.
+    /// The anchor on the counter. Until the rate is measured, the first reading; in a pause, when it began.
     anchor_ticks: AtomicU64,
     /// The anchor on the kernel's clock.
     anchor_ns: AtomicU64,
@@ -62,6 +70,7 @@ pub(crate) struct TscClock {
     offset_ns: AtomicU64,
     /// How far apart the clocks were read the first time, in ticks.
     first_apart_ticks: AtomicU64,
+    pauses: AtomicU64,
 }
 
 /// A reading of the kernel's clock between two of the counter.
@@ -76,7 +85,9 @@ struct Pair {
 impl Pair {
     fn read(source: &impl Source) -> Self {
         let before = source.ticks();
+        source.fence();
         let kernel_ns = source.kernel_ns();
+        source.fence();
         let ticks = source.ticks();
         Self { kernel_ns, ticks, apart_ticks: ticks.wrapping_sub(before) }
     }
@@ -86,11 +97,11 @@ impl TscClock {
     /// Returns a clock whose first readings are the kernel's, until the rate of the counter is known.
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
-        Self::of([const { AtomicU64::new(0) }; 7])
+        Self::of([const { AtomicU64::new(0) }; 8])
     }
 
-    const fn of(zeros: [AtomicU64; 7]) -> Self {
-        let [anchoring, rate, period_ticks, anchor_ticks, anchor_ns, offset_ns, first_apart_ticks] =
+    const fn of(zeros: [AtomicU64; 8]) -> Self {
+        let [anchoring, rate, period_ticks, anchor_ticks, anchor_ns, offset_ns, first, pauses] =
             zeros;
         Self {
             anchoring,
@@ -99,7 +110,8 @@ impl TscClock {
             anchor_ticks,
             anchor_ns,
             offset_ns,
-            first_apart_ticks,
+            first_apart_ticks: first,
+            pauses,
         }
     }
 
@@ -107,41 +119,52 @@ impl TscClock {
     #[inline]
     pub(crate) fn now_ns(&self, source: &impl Source) -> u64 {
         let ticks = source.ticks();
-        // Acquire, both: pair with the releases in `measure` and `set`. A reader of a period sees the rate, and one of an
-        // anchor its offset or that of a later anchor, which also gives a time of this call.
+        // Acquire, both: pair with the releases in `start` and `set`. Who sees a period sees the rate. Who sees an anchor sees its
+        // offset or a later one, which gives a time within this call, too.
         let period_ticks = self.period_ticks.load(Ordering::Acquire);
         let since = ticks.wrapping_sub(self.anchor_ticks.load(Ordering::Acquire));
         if since < period_ticks {
             let offset_ns = self.offset_ns.load(Ordering::Relaxed);
             return scaled(ticks, self.rate.load(Ordering::Relaxed)).wrapping_add(offset_ns);
         }
-        self.now_from_kernel(source)
+        self.now_from_kernel(source, since)
     }
 
+    /// `since`: ticks since the anchor.
     #[cold]
     #[inline(never)]
-    fn now_from_kernel(&self, source: &impl Source) -> u64 {
+    fn now_from_kernel(&self, source: &impl Source, since: u64) -> u64 {
+        let rate = self.rate.load(Ordering::Relaxed);
+        let is_measured = rate != 0;
+        let pauses = is_measured
+            && self.period_ticks.load(Ordering::Relaxed) == 0
+            && scaled(since, rate) < PAUSE_NS;
+        // A look first: the exchange would take the line from all readers.
+        let held = || self.anchoring.load(Ordering::Relaxed) == HELD;
         // Acquire: pairs with the release below; this thread sees all that the last holder has stored.
-        let taken =
-            self.anchoring.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        if taken.is_err() {
+        let take = || {
+            let (yes, no) = (Ordering::Acquire, Ordering::Relaxed);
+            self.anchoring.compare_exchange(FREE, HELD, yes, no)
+        };
+        if pauses || held() || take().is_err() {
             return source.kernel_ns();
         }
         let pair = Pair::read(source);
+        // Read again: another holder may have measured it.
         let rate = self.rate.load(Ordering::Relaxed);
-        let is_used = if rate == 0 { self.measure(&pair) } else { self.follow(&pair, rate) };
-        if is_used {
+        let may_go_on = if rate == 0 { self.measure(&pair) } else { self.follow(&pair, rate) };
+        if may_go_on {
             self.anchoring.store(FREE, Ordering::Release);
-        } else {
-            self.period_ticks.store(0, Ordering::Relaxed);
         }
         pair.kernel_ns
     }
 
-    /// Measures the rate from the first reading to this one. Returns whether the counter may be used.
+    /// Measures the rate from the first reading to this one. Returns false for a counter with an implausible rate.
     fn measure(&self, pair: &Pair) -> bool {
         let first_ns = self.anchor_ns.load(Ordering::Relaxed);
-        if first_ns == 0 {
+        let first_apart_ticks = self.first_apart_ticks.load(Ordering::Relaxed);
+        // An interrupted first reading would take long to become precise.
+        if first_ns == 0 || pair.apart_ticks < first_apart_ticks / 2 {
             self.anchor_ticks.store(pair.ticks, Ordering::Relaxed);
             self.anchor_ns.store(pair.kernel_ns, Ordering::Relaxed);
             self.first_apart_ticks.store(pair.apart_ticks, Ordering::Relaxed);
@@ -149,7 +172,6 @@ impl TscClock {
         }
         let ns = pair.kernel_ns.saturating_sub(first_ns);
         let ticks = pair.ticks.wrapping_sub(self.anchor_ticks.load(Ordering::Relaxed));
-        let first_apart_ticks = self.first_apart_ticks.load(Ordering::Relaxed);
         let apart_ticks = pair.apart_ticks.saturating_add(first_apart_ticks);
         if ns < MEASURED_NS_MIN || apart_ticks > ticks >> PRECISION_SHIFT {
             return true;
@@ -160,16 +182,15 @@ impl TscClock {
             return false;
         }
         let rate = rate - (rate >> SLOWER_SHIFT);
-        if scaled(pair.apart_ticks, rate) > APART_NS_MAX {
-            return true;
+        if scaled(pair.apart_ticks, rate) <= APART_NS_MAX {
+            self.rate.store(rate, Ordering::Relaxed);
+            self.set(pair, rate);
+            self.start(rate);
         }
-        self.rate.store(rate, Ordering::Relaxed);
-        self.set(pair, rate);
-        self.period_ticks.store((ANCHOR_NS << 32) / rate, Ordering::Release);
         true
     }
 
-    /// Sets a new anchor. Returns false for a counter that has not kept pace since the last one.
+    /// Sets a new anchor, or pauses if the counter has not kept pace since the last one. Returns false after the last pause.
     fn follow(&self, pair: &Pair, rate: u64) -> bool {
         let ns = pair.kernel_ns.saturating_sub(self.anchor_ns.load(Ordering::Relaxed));
         let ticks = pair.ticks.wrapping_sub(self.anchor_ticks.load(Ordering::Relaxed));
@@ -177,12 +198,22 @@ impl TscClock {
         let is_ahead = read_ns > ns.saturating_add(apart_ns).saturating_add(1);
         let is_behind = read_ns.saturating_add(APART_NS_MAX + (ns >> BEHIND_SHIFT)) < ns;
         if is_ahead || is_behind {
-            return false;
-        }
-        if apart_ns <= APART_NS_MAX {
+            self.period_ticks.store(0, Ordering::Relaxed);
             self.set(pair, rate);
+            return self.pauses.fetch_add(1, Ordering::Relaxed) < PAUSES_MAX;
+        }
+        // Where readings are ahead of this pair, the next one sets an anchor.
+        if apart_ns <= APART_NS_MAX && read_ns <= ns {
+            self.set(pair, rate);
+            if self.period_ticks.load(Ordering::Relaxed) == 0 {
+                self.start(rate);
+            }
         }
         true
+    }
+
+    fn start(&self, rate: u64) {
+        self.period_ticks.store((ANCHOR_NS << 32) / rate, Ordering::Release);
     }
 
     fn set(&self, pair: &Pair, rate: u64) {

@@ -19,6 +19,8 @@ impl Source for Steps {
     fn kernel_ns(&self) -> u64 {
         self.ticks()
     }
+
+    fn fence(&self) {}
 }
 
 #[test]

@@ -46,7 +46,8 @@ fn events_are_read_back_oldest_first() {
     for event in [first, notice, second] {
         assert!((before_ns..=after_ns).contains(&event.start_ns()));
     }
-    assert!(snapshot.started.monotonic_ns <= before_ns);
+    // Times of events are up to 2 µs behind those of anchors.
+    assert!(snapshot.started.monotonic_ns <= before_ns + 2_000);
     assert!(snapshot.taken.monotonic_ns >= after_ns);
 }
 
