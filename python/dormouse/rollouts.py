@@ -99,9 +99,11 @@ class Rollouts:
     """Assigns prompts to rollout workers. Any-thread.
 
     ``workers``: how many. ``groups``, ``slope_permille``: None to choose them by trials on the
-    history. ``curve``: ``{"batches", "tokens_per_s"}``, the measured speed of a worker by sequences
-    in its batch; None if a token takes the same time in any batch. ``steps``: earlier steps of a
-    prompt that a prediction reads. ``quantile_permille``, ``unknown_tokens``: of the prediction.
+    history; groups then have from a tenth to 1.9 times as many prompts as the mean, given ones the
+    same number each. ``curve``: ``{"batches", "tokens_per_s"}``, the measured speed of a worker by
+    sequences in its batch; None if a token takes the same time in any batch. ``steps``: earlier
+    steps of a prompt that a prediction reads. ``quantile_permille``, ``unknown_tokens``: of the
+    prediction.
     ``tail_permille``, ``growth_permille``, ``batch_max``, ``recompute_permille``,
     ``late_permille``, ``next_step``: of migrations, which docs/queries/rollout_migrate.md
     describes; a ``tail_permille`` of 0 migrates nothing. ``history``: that of an earlier run,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::trial::Trial;
 use super::{
-    GroupCut, History, LengthPredictor, PROMPT_RESPONSES_MAX, PROMPTS_MAX, RolloutError,
+    GroupCut, History, LengthPredictor, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, RolloutError,
     RolloutRequest, StepOptions, WORKERS_MAX, choose,
 };
 use dormouse_schedule::{Span, TOKENS_MAX, bisect, check_range};
@@ -68,11 +68,11 @@ impl Assignment {
         let tokens: Vec<u64> = predicted.iter().map(|one| one.tokens).collect();
         let ranked = Ranked::of(requests, options.cut, &tokens);
         let trials = || Trial::all(predictor, history, requests, &predicted);
-        let sizes = choose::sizes(&ranked, trials, options)?;
-        let dealt = Dealt::of(&ranked, &sizes);
+        let tiers = choose::tiers(&ranked, trials, options)?;
+        let dealt = Dealt::of(&ranked, &tiers);
         let mut assignment = Self { step: options.step, workers, ..Self::default() };
         let mut begin = 0;
-        for (members, size) in dealt.groups.into_iter().zip(sizes) {
+        for (members, size) in dealt.groups.into_iter().zip(tiers.sizes) {
             let ascending = Span { begin, end: begin + u64::from(size) };
             begin = ascending.end;
             let work = |request: &u32| ranked.work(*request);
@@ -111,6 +111,23 @@ impl Assignment {
             check_range("last worker of a group", group.workers.end, 0, self.workers.into())?;
         }
         Ok(())
+    }
+}
+
+/// Groups and their workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tiers {
+    /// Workers of each group.
+    pub sizes: Vec<u32>,
+    /// Of groups of equal count: what the last one has more than the mean, in thousandths of it; the first has as much
+    /// less, and others are between them.
+    pub rise_permille: i32,
+}
+
+impl Tiers {
+    /// Returns tiers of groups whose numbers of prompts do not rise.
+    pub(super) fn level(sizes: Vec<u32>) -> Self {
+        Self { sizes, rise_permille: 0 }
     }
 }
 
@@ -154,10 +171,21 @@ impl<'a> Ranked<'a> {
     }
 
     /// The requests of each group, shortest first.
-    fn grouped(&self, groups: usize) -> Vec<&[u32]> {
-        let works: Vec<u64> = self.order.iter().map(|&request| self.work(request)).collect();
-        let cuts = group_cuts(&works, groups, self.cut);
+    fn grouped(&self, groups: usize, rise_permille: i32) -> Vec<&[u32]> {
+        let cuts = match self.cut {
+            GroupCut::EqualCount => counted(self.order.len(), groups, rise_permille),
+            GroupCut::EqualWork => {
+                let works: Vec<u64> = self.order.iter().map(|&it| self.work(it)).collect();
+                equal_work(&works, groups)
+            }
+        };
         cuts.windows(2).map(|cut| &self.order[cut[0]..cut[1]]).collect()
+    }
+
+    /// Returns whether numbers of prompts can rise so: groups are cut by them, and each has one.
+    pub(super) fn can_rise(&self, tiers: &Tiers) -> bool {
+        let cuts = || counted(self.order.len(), tiers.sizes.len(), tiers.rise_permille);
+        self.cut == GroupCut::EqualCount && cuts().is_sorted_by(|one, next| one < next)
     }
 
     /// Length and responses of each prompt of each group.
@@ -165,7 +193,7 @@ impl<'a> Ranked<'a> {
         let lengths = |request: &u32| {
             (self.tokens[*request as usize], self.requests[*request as usize].responses)
         };
-        let groups = self.grouped(groups as usize).into_iter();
+        let groups = self.grouped(groups as usize, 0).into_iter();
         groups.map(|members| members.iter().map(lengths).collect()).collect()
     }
 }
@@ -192,10 +220,12 @@ pub(super) struct Dealt {
 
 impl Dealt {
     /// Deals to tiers of these sizes.
-    pub(super) fn of(ranked: &Ranked<'_>, sizes: &[u32]) -> Self {
+    pub(super) fn of(ranked: &Ranked<'_>, tiers: &Tiers) -> Self {
+        let sizes = &tiers.sizes;
+        let grouped = ranked.grouped(sizes.len(), tiers.rise_permille);
         let mut places = vec![Place::default(); ranked.requests.len()];
         let (mut groups, mut tier) = (Vec::with_capacity(sizes.len()), 0);
-        for ((group, members), &size) in (0..).zip(ranked.grouped(sizes.len())).zip(sizes) {
+        for ((group, members), &size) in (0..).zip(grouped).zip(sizes) {
             for (turn, &request) in (0_u32..).zip(members.iter().rev()) {
                 let (round, slot) = (turn / size, turn % size);
                 let slot = if round.is_multiple_of(2) { slot } else { size - 1 - slot };
@@ -218,16 +248,20 @@ fn mirrored(tier: Span, options: &StepOptions) -> Span {
     }
 }
 
-/// Returns the first prompt of each group, and the end. `works[i]` is the predicted tokens of the i-th
-/// prompt by rank; each group has at least one.
-fn group_cuts(works: &[u64], groups: usize, cut: GroupCut) -> Vec<usize> {
-    match cut {
-        GroupCut::EqualCount => (0..=groups).map(|group| group * works.len() / groups).collect(),
-        GroupCut::EqualWork => equal_work(works, groups),
-    }
+/// Returns the first prompt of each group, and the end, of groups whose numbers of prompts rise.
+fn counted(prompts: usize, groups: usize, rise_permille: i32) -> Vec<usize> {
+    let (all, prompts) = (groups as i128, prompts as i128);
+    let thousand = i128::from(PERMILLE);
+    // The sum of 1 + rise × (2 × group + 1 - groups) / groups up to a group, over that up to the last.
+    let cut = |group| {
+        let share = group * (thousand * all + i128::from(rise_permille) * (group - all));
+        (prompts * share / (thousand * all * all)) as usize
+    };
+    (0..=all).map(cut).collect()
 }
 
-/// Cuts into nonempty runs whose largest sum is smallest, by binary search over the cap.
+/// Returns the first prompt of each group, and the end, of groups whose largest sum is smallest, by binary search over the
+/// cap. `works[i]`: predicted tokens of the i-th prompt by rank; each group has at least one.
 fn equal_work(works: &[u64], groups: usize) -> Vec<usize> {
     let largest = works.iter().max().copied().unwrap_or(0);
     let fits = |cap| cuts_within(works, groups, cap).last() == Some(&works.len());

@@ -4,59 +4,65 @@
 //! takes the longest prompts of the second. Equal tiers are safe: if lengths have nothing to do with their
 //! history, they are a random deal. Other tiers are chosen only if they take less than [`TAKEN_PERMILLE`] of
 //! the time of the best equal ones, as the least of many times that have noise is too low.
+//!
+//! Numbers of prompts may rise from group to group. Without a curve that is safe too: the expected longest of n responses
+//! grows slower than n, so a worker that has few prompts in one step and many in the next ends no later, in the mean,
+//! than one that has as many in both, whatever the law of the lengths.
 
-use super::assign::{Dealt, Ranked};
+use super::assign::{Dealt, Ranked, Tiers};
 use super::trial::Trial;
 use super::{Curve, PERMILLE, RolloutError, StepOptions, curve::busy, tier_sizes};
 
 /// Maximum rollouts of a step with trials; with more, tiers that are not given are equal.
 const TRIED_ROLLOUTS_MAX: usize = 1 << 15;
+/// What the last group has more prompts than the mean, in thousandths of it, to try; negative if it has fewer.
+const RISES_PERMILLE: [i32; 4] = [-900, -450, 450, 900];
 /// Slopes to try, in thousandths.
 const SLOPES_PERMILLE: [u32; 8] = [0, 500, 1000, 2000, 4000, 8000, 12_000, 16_000];
 /// Time of tiers that are taken instead of equal ones, in thousandths of theirs.
 const TAKEN_PERMILLE: u32 = 980;
 
-/// Workers of each group.
 struct Candidate {
-    sizes: Vec<u32>,
-    equal: bool,
+    tiers: Tiers,
+    /// No later than a random deal in the mean, if lengths have nothing to do with their history.
+    safe: bool,
 }
 
-/// Returns the workers of each group, as many as groups. `trials` may be empty: then equal tiers are chosen
-/// by the predicted lengths.
-pub(super) fn sizes(
+/// Returns the tiers of the groups. `trials` may be empty: then safe ones are chosen by the predicted lengths.
+pub(super) fn tiers(
     ranked: &Ranked<'_>,
     trials: impl FnOnce() -> Vec<Trial>,
     options: &StepOptions,
-) -> Result<Vec<u32>, RolloutError> {
+) -> Result<Tiers, RolloutError> {
     let mut candidates = candidates(ranked, options)?;
     let rollouts: usize = ranked.responses().sum();
     if candidates.len() < 2 || rollouts > TRIED_ROLLOUTS_MAX {
-        return Ok(candidates.swap_remove(0).sizes);
+        return Ok(candidates.swap_remove(0).tiers);
     }
     let mut trials = trials();
     if trials.is_empty() {
-        candidates.retain(|one| one.equal);
+        candidates.retain(|one| one.safe);
         trials.push(ranked.as_trial());
     }
     let curve = options.curve.as_ref();
-    let time = |one: &Candidate| -> f64 {
-        trials.iter().map(|trial| two_steps(ranked, trial, &one.sizes, curve)).sum()
+    let time = |one: &Candidate| {
+        let times = trials.iter().map(|trial| Time::of_two_steps(ranked, trial, &one.tiers, curve));
+        times.fold(Time::default(), Time::plus)
     };
-    let mut best: [Option<(f64, &Candidate)>; 2] = [None, None];
+    let mut best: [Option<(Time, &Candidate)>; 2] = [None, None];
     for one in &candidates {
-        let (time, best) = (time(one), &mut best[usize::from(one.equal)]);
+        let (time, best) = (time(one), &mut best[usize::from(one.safe)]);
         if best.is_none_or(|(least, _)| time < least) {
             *best = Some((time, one));
         }
     }
     let taken = f64::from(TAKEN_PERMILLE) / f64::from(PERMILLE);
     let chosen = match best {
-        [Some((tiered, one)), Some((equal, _))] if tiered < equal * taken => one,
+        [Some((other, one)), Some((safe, _))] if other.end < safe.end * taken => one,
         [_, Some((_, one))] | [Some((_, one)), None] => one,
         [None, None] => &candidates[0],
     };
-    Ok(chosen.sizes.clone())
+    Ok(chosen.tiers.clone())
 }
 
 /// Returns what to choose from, at least one; the first is what is taken without trials.
@@ -64,29 +70,43 @@ fn candidates(ranked: &Ranked<'_>, options: &StepOptions) -> Result<Vec<Candidat
     let workers = options.workers;
     let mut all = Vec::new();
     for groups in options.groups.map_or_else(|| halves(workers), |groups| vec![groups]) {
-        let Some(curve) = &options.curve else {
-            if !workers.is_multiple_of(groups) {
-                return Err(RolloutError::Tiers { workers, groups });
-            }
-            all.push(Candidate { sizes: equal_sizes(workers, groups), equal: true });
-            continue;
-        };
-        let lengths = ranked.grouped_lengths(groups);
-        let sized = |slope| tier_sizes(curve, &lengths, workers, slope);
-        if let Some(slope) = options.slope_permille {
-            all.push(Candidate { sizes: sized(slope)?, equal: false });
+        if options.curve.is_none() && !workers.is_multiple_of(groups) {
+            return Err(RolloutError::Tiers { workers, groups });
+        }
+        if let (Some(curve), Some(slope)) = (&options.curve, options.slope_permille) {
+            let sizes = tier_sizes(curve, &ranked.grouped_lengths(groups), workers, slope)?;
+            all.push(Candidate { tiers: Tiers::level(sizes), safe: false });
             continue;
         }
-        curve.check()?;
-        all.push(Candidate { sizes: equal_sizes(workers, groups), equal: true });
-        for slope in SLOPES_PERMILLE {
-            let sizes = sized(slope)?;
-            if all.iter().all(|one| one.sizes != sizes) {
-                all.push(Candidate { sizes, equal: false });
-            }
+        let sizes = equal_sizes(workers, groups);
+        let rises: &[i32] = if options.groups.is_none() { &RISES_PERMILLE } else { &[] };
+        let rising = |rise: &i32| Tiers { sizes: sizes.clone(), rise_permille: *rise };
+        let rising = rises.iter().map(rising).filter(|tiers| ranked.can_rise(tiers));
+        let safe = options.curve.is_none();
+        all.push(Candidate { tiers: Tiers::level(sizes.clone()), safe: true });
+        all.extend(rising.map(|tiers| Candidate { tiers, safe }));
+        if let Some(curve) = &options.curve {
+            sloping(&mut all, curve, &ranked.grouped_lengths(groups), workers)?;
         }
     }
     Ok(all)
+}
+
+/// Adds tiers that a curve gives for each slope.
+fn sloping(
+    all: &mut Vec<Candidate>,
+    curve: &Curve,
+    lengths: &[Vec<(u64, u32)>],
+    workers: u32,
+) -> Result<(), RolloutError> {
+    curve.check()?;
+    for slope in SLOPES_PERMILLE {
+        let tiers = Tiers::level(tier_sizes(curve, lengths, workers, slope)?);
+        if all.iter().all(|one| one.tiers != tiers) {
+            all.push(Candidate { tiers, safe: false });
+        }
+    }
+    Ok(())
 }
 
 /// Returns a number, its half and so on while that is whole, and 1.
@@ -105,21 +125,41 @@ fn equal_sizes(workers: u32, groups: u32) -> Vec<u32> {
     (0..groups).map(|group| begin(group + 1) - begin(group)).collect()
 }
 
-fn two_steps(ranked: &Ranked<'_>, trial: &Trial, sizes: &[u32], curve: Option<&Curve>) -> f64 {
-    let dealt = Dealt::of(&ranked.with(&trial.predicted), sizes);
-    let mut lengths: Vec<Vec<(u64, u32)>> = vec![Vec::new(); dealt.workers];
-    for (place, took) in dealt.places.iter().zip(&trial.lengths) {
-        lengths[place.slot as usize].extend(took.iter().map(|tokens| (*tokens, 1)));
+/// When two steps in turn end. The least has the least end, and of equal ends the least sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+struct Time {
+    /// Of the last worker.
+    end: f64,
+    /// Of all workers: those that end early go on with the next step.
+    sum: f64,
+}
+
+impl Time {
+    fn plus(self, other: Self) -> Self {
+        Self { end: self.end + other.end, sum: self.sum + other.sum }
     }
-    let second: Vec<f64> = lengths
-        .into_iter()
-        .map(|mut all| {
-            all.sort_unstable_by(|one, other| other.cmp(one));
-            busy(curve, &all)
-        })
-        .collect();
-    let mut first = second.clone();
-    first.sort_unstable_by(f64::total_cmp);
-    let ends = first.iter().zip(second.iter().rev()).map(|(first, second)| first + second);
-    ends.fold(0.0, f64::max)
+
+    fn of_two_steps(
+        ranked: &Ranked<'_>,
+        trial: &Trial,
+        tiers: &Tiers,
+        curve: Option<&Curve>,
+    ) -> Self {
+        let dealt = Dealt::of(&ranked.with(&trial.predicted), tiers);
+        let mut lengths: Vec<Vec<(u64, u32)>> = vec![Vec::new(); dealt.workers];
+        for (place, took) in dealt.places.iter().zip(&trial.lengths) {
+            lengths[place.slot as usize].extend(took.iter().map(|tokens| (*tokens, 1)));
+        }
+        let second: Vec<f64> = lengths
+            .into_iter()
+            .map(|mut all| {
+                all.sort_unstable_by(|one, other| other.cmp(one));
+                busy(curve, &all)
+            })
+            .collect();
+        let mut first = second.clone();
+        first.sort_unstable_by(f64::total_cmp);
+        let ends = first.iter().zip(second.iter().rev()).map(|(first, second)| first + second);
+        ends.fold(Self::default(), |time, end| Self { end: time.end.max(end), sum: time.sum + end })
+    }
 }

@@ -4,15 +4,15 @@
 //! predicted length and cut into *groups*; groups go to workers in ascending order in odd steps and in
 //! descending order in even steps, so that a worker's long group overlaps its short group of the next step.
 //! A group's workers are its *tier*; long groups get larger tiers, hence smaller batches that decode faster.
-//! Groups and tiers that are not given are chosen by *trials*: each recent step of the history, predicted from
-//! the others. A rollout that exceeds its prediction *migrates* to another worker or to the next step.
+//! Groups, their numbers of prompts and tiers that are not given are chosen by *trials*: each recent step of the
+//! history, predicted from the others. A rollout that exceeds its prediction *migrates* to another worker or to the next step.
 //!
 //! # Invariants
 //! - **R1** Every prompt has one group and one worker; groups ascend by predicted length.
 //! - **R2** Migrations neither lose nor duplicate a rollout, and each is predicted to save more than it costs, in the
 //!   mean of what rollouts may have left.
 //! - **R3** Ties are broken by number: the same data gives the same assignment on every rank.
-//! - **R4** In the trials, tiers that were chosen take no longer than equal ones.
+//! - **R4** In the trials, what was chosen takes no longer than equal tiers of as many prompts.
 //!
 //! ```text
 //!   History ─► predict ─► rank ─► groups ─► tiers ─► Assignment ──Progress──► Migration …
@@ -74,7 +74,8 @@ pub struct RolloutRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupCut {
-    /// Equal numbers of prompts, within one.
+    /// Equal numbers of prompts, within one. Where groups are chosen, their numbers may rise or fall, from
+    /// a tenth of the mean to 1.9 times.
     #[default]
     EqualCount,
     /// Runs of ranked prompts that minimise the largest sum of predicted tokens.

@@ -429,11 +429,63 @@ proptest! {
             let flat = of(Some(*groups), None);
             prop_assert!(time(&chosen) <= time(&flat) * (1.0 + 1e-9), "{} {}", time(&chosen), time(&flat));
         }
+        let counts: Vec<usize> = chosen.groups.iter().map(|group| group.requests.len()).collect();
+        prop_assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+        let mean = lengths.len() as f64 / counts.len() as f64;
+        if given {
+            prop_assert!(counts.iter().all(|count| (*count as f64 - mean).abs() < 1.0), "{counts:?}");
+        } else {
+            let far = |count: &usize| (*count as f64 - mean).abs() > 0.9 * mean + 1.0;
+            prop_assert!(!counts.iter().any(far), "from a tenth of the mean to 1.9 times: {counts:?}");
+        }
         if recorded == 1 {
             let sizes: Vec<u64> = chosen.groups.iter().map(|group| group.workers.count()).collect();
             prop_assert!(sizes.iter().all(|size| *size == sizes[0]), "no trial, no other tiers: {sizes:?}");
         }
     }
+}
+
+/// Few prompts in one step and many in the next end sooner than as many in both.
+#[test]
+fn numbers_of_prompts_rise_where_that_ends_sooner() {
+    let (requests, predictor) = (requests(128, 4), LengthPredictor::default());
+    let gain = |seed| {
+        let length = |at| 1 + (8000.0 * noise(seed, at)) as u64;
+        let lengths: Vec<u64> = (0..128).map(length).collect();
+        let one = |prompt| PromptHistory { prompt, steps: vec![vec![length(prompt); 4]; 3] };
+        let history = History { prompts: (0..128).map(one).collect() };
+        let time = |groups| {
+            let options = StepOptions { step: 1, workers: 16, groups, ..StepOptions::default() };
+            let step = Assignment::of(&history, &requests, &predictor, &options).unwrap();
+            two_steps(&step, &lengths, 4, None)
+        };
+        let level = [16, 8, 4, 2, 1].map(|groups| time(Some(groups)));
+        level.into_iter().fold(f64::INFINITY, f64::min) / time(None)
+    };
+    let gain = (0..8).map(gain).sum::<f64>() / 8.0;
+    // Of uniform lengths and many prompts, 16 equal groups and their mirror images end at 17/16 of the longest, those that rise by
+    // 0.9 at 1.01.
+    assert!(gain > 1.05, "over the best of as many prompts: {gain}");
+}
+
+/// If every worker has one of the longest responses in both steps, numbers that rise end no sooner, but more workers do. If all are as
+/// long, none does, and all have as many prompts.
+#[test]
+fn of_equal_ends_the_one_is_chosen_whose_workers_end_sooner_in_sum() {
+    let (requests, predictor) = (requests(128, 4), LengthPredictor::default());
+    let counts = |length: fn(u64, u64) -> u64| {
+        let of_step = |prompt, step| (0..4).map(|at| length(step, 4 * prompt + at)).collect();
+        let steps = |prompt| (1..4).map(|step| of_step(prompt, step)).collect();
+        let one = |prompt| PromptHistory { prompt, steps: steps(prompt) };
+        let history = History { prompts: (0..128).map(one).collect() };
+        let options = StepOptions { step: 1, workers: 16, ..StepOptions::default() };
+        let step = Assignment::of(&history, &requests, &predictor, &options).unwrap();
+        step.groups.iter().map(|group| group.requests.len()).collect::<Vec<usize>>()
+    };
+    let some = counts(|step, at| if noise(step, at) < 0.15 { 1000 } else { 10 });
+    assert!(some.iter().max() > some.iter().min(), "{some:?}");
+    let all = counts(|_, _| 1000);
+    assert_eq!(all, [8; 16]);
 }
 
 /// With a history that says nothing about the next lengths, tiers by slope 0 would crowd the prompts that it
