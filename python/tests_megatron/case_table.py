@@ -307,7 +307,7 @@ CASES = {
         stages=2,
         config=BALANCED,
         prompt_tokens=LONG_TOKENS,
-        share={"microbatch_tokens": 9},
+        share={"microbatch_tokens": 9, "prompt_chunks": 2},
     ),
     "two stages of two chunks, experts, balanced, prompts in chunks": Case(
         2,
