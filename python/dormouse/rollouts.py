@@ -235,12 +235,12 @@ class Rollouts:
             left = [share for share, taken in enumerate(state.shares) if taken is None]
             if not left:
                 return []
-            state.shares[left[-1]] = worker
             placed = state.assignment["placed"]
+            filled = {placed[piece.request]["worker"] for piece in state.pieces}
+            share = max(left, key=lambda each: (each in filled, each))
+            state.shares[share] = worker
             return [
-                piece
-                for piece in state.pieces
-                if placed[piece.request]["worker"] == left[-1]
+                piece for piece in state.pieces if placed[piece.request]["worker"] == share
             ]
 
     def progress(self, step: int, rollouts: Iterable[tuple[int, int, int, bool]]) -> None:

@@ -119,8 +119,8 @@ impl Assignment {
 pub(super) struct Tiers {
     /// Workers of each group.
     pub sizes: Vec<u32>,
-    /// Of groups of equal count: what the last one has more than the mean, in thousandths of it; the first has as much
-    /// less, and others are between them.
+    /// Of groups of equal count: how their numbers of prompts rise, in thousandths of the mean from the middle to the last
+    /// of many groups; the first has as much less. Of G groups the last has this times (G - 1) / G more.
     pub rise_permille: i32,
 }
 
@@ -182,10 +182,18 @@ impl<'a> Ranked<'a> {
         cuts.windows(2).map(|cut| &self.order[cut[0]..cut[1]]).collect()
     }
 
-    /// Returns whether numbers of prompts can rise so: groups are cut by them, and each has one.
+    /// Returns whether numbers of prompts can rise so: there are several groups, cut by these numbers, and each has a prompt for
+    /// each of its workers.
     pub(super) fn can_rise(&self, tiers: &Tiers) -> bool {
-        let cuts = || counted(self.order.len(), tiers.sizes.len(), tiers.rise_permille);
-        self.cut == GroupCut::EqualCount && cuts().is_sorted_by(|one, next| one < next)
+        let groups = tiers.sizes.len();
+        let counts = || {
+            let cuts = counted(self.order.len(), groups, tiers.rise_permille);
+            cuts.windows(2).map(|cut| cut[1].saturating_sub(cut[0])).collect::<Vec<usize>>()
+        };
+        let fits = |(count, size): (usize, &u32)| count >= *size as usize;
+        groups > 1
+            && self.cut == GroupCut::EqualCount
+            && counts().into_iter().zip(&tiers.sizes).all(fits)
     }
 
     /// Length and responses of each prompt of each group.

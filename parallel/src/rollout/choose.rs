@@ -7,7 +7,8 @@
 //!
 //! Numbers of prompts may rise from group to group. Without a curve that is safe too: the expected longest of n responses
 //! grows slower than n, so a worker that has few prompts in one step and many in the next ends no later, in the mean,
-//! than one that has as many in both, whatever the law of the lengths.
+//! than one that has as many in both, whatever the law of the lengths. Numbers that fall are not: the first to be free takes the
+//! longest group, which has few prompts after few.
 
 use super::assign::{Dealt, Ranked, Tiers};
 use super::trial::Trial;
@@ -15,7 +16,7 @@ use super::{Curve, PERMILLE, RolloutError, StepOptions, curve::busy, tier_sizes}
 
 /// Maximum rollouts of a step with trials; with more, tiers that are not given are equal.
 const TRIED_ROLLOUTS_MAX: usize = 1 << 15;
-/// What the last group has more prompts than the mean, in thousandths of it, to try; negative if it has fewer.
+/// Rises of the number of prompts to try ([`Tiers::rise_permille`]); negative ones fall, and are tried with a curve.
 const RISES_PERMILLE: [i32; 4] = [-900, -450, 450, 900];
 /// Slopes to try, in thousandths.
 const SLOPES_PERMILLE: [u32; 8] = [0, 500, 1000, 2000, 4000, 8000, 12_000, 16_000];
@@ -45,8 +46,11 @@ pub(super) fn tiers(
         trials.push(ranked.as_trial());
     }
     let curve = options.curve.as_ref();
+    let ranked: Vec<Ranked<'_>> = trials.iter().map(|one| ranked.with(&one.predicted)).collect();
     let time = |one: &Candidate| {
-        let times = trials.iter().map(|trial| Time::of_two_steps(ranked, trial, &one.tiers, curve));
+        let both = ranked.iter().zip(&trials);
+        let times =
+            both.map(|(ranked, trial)| Time::of_two_steps(ranked, trial, &one.tiers, curve));
         times.fold(Time::default(), Time::plus)
     };
     let mut best: [Option<(Time, &Candidate)>; 2] = [None, None];
@@ -79,10 +83,11 @@ fn candidates(ranked: &Ranked<'_>, options: &StepOptions) -> Result<Vec<Candidat
             continue;
         }
         let sizes = equal_sizes(workers, groups);
-        let rises: &[i32] = if options.groups.is_none() { &RISES_PERMILLE } else { &[] };
-        let rising = |rise: &i32| Tiers { sizes: sizes.clone(), rise_permille: *rise };
-        let rising = rises.iter().map(rising).filter(|tiers| ranked.can_rise(tiers));
         let safe = options.curve.is_none();
+        let tried = |rise: &&i32| options.groups.is_none() && (**rise > 0 || !safe);
+        let rising = |rise: &i32| Tiers { sizes: sizes.clone(), rise_permille: *rise };
+        let rising = RISES_PERMILLE.iter().filter(tried).map(rising);
+        let rising = rising.filter(|tiers| ranked.can_rise(tiers));
         all.push(Candidate { tiers: Tiers::level(sizes.clone()), safe: true });
         all.extend(rising.map(|tiers| Candidate { tiers, safe }));
         if let Some(curve) = &options.curve {
@@ -145,7 +150,7 @@ impl Time {
         tiers: &Tiers,
         curve: Option<&Curve>,
     ) -> Self {
-        let dealt = Dealt::of(&ranked.with(&trial.predicted), tiers);
+        let dealt = Dealt::of(ranked, tiers);
         let mut lengths: Vec<Vec<(u64, u32)>> = vec![Vec::new(); dealt.workers];
         for (place, took) in dealt.places.iter().zip(&trial.lengths) {
             lengths[place.slot as usize].extend(took.iter().map(|tokens| (*tokens, 1)));

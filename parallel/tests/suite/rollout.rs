@@ -430,7 +430,13 @@ proptest! {
             prop_assert!(time(&chosen) <= time(&flat) * (1.0 + 1e-9), "{} {}", time(&chosen), time(&flat));
         }
         let counts: Vec<usize> = chosen.groups.iter().map(|group| group.requests.len()).collect();
-        prop_assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+        if !measured {
+            let busy = |worker: u32| chosen.placed.iter().any(|one| one.worker == worker);
+            prop_assert!((0..8).all(busy), "no worker idles: {counts:?}");
+            let (first, last) = counts.split_at(counts.len() / 2);
+            let rises = first.iter().sum::<usize>() <= last.iter().sum();
+            prop_assert!(rises, "numbers that fall are not safe: {counts:?}");
+        }
         let mean = lengths.len() as f64 / counts.len() as f64;
         if given {
             prop_assert!(counts.iter().all(|count| (*count as f64 - mean).abs() < 1.0), "{counts:?}");
