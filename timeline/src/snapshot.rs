@@ -5,7 +5,9 @@ use crate::event::{EVENT_WORDS, Event, GAUGES, Lane, Slice};
 use crate::facts::Facts;
 use crate::names::{NameId, Names};
 use crate::ring::Reading;
-use std::collections::HashMap;
+
+/// Times that are farther out of order are those of changes that raced.
+const OUT_OF_ORDER_NS_MAX: u64 = 1_000_000;
 
 /// The contents of a timeline at one moment.
 #[derive(Clone, Debug)]
@@ -96,14 +98,17 @@ impl Snapshot {
     }
 }
 
-/// Raises the time of each change of a level to that of the one recorded before it, where another thread read an earlier
-/// time: the order in which an owner recorded them is that in which they are shown. `events`: in the order of their rings.
+/// Raises the time of each change of a gauge to that of the one recorded before it, where another thread read a time that is
+/// a little earlier ([`now_ns`](crate::now_ns)): changes are shown in the order in which their owner recorded them. `events`: in the
+/// order of their rings.
 fn put_levels_in_order(events: &mut [Event]) {
-    let mut latest_ns = HashMap::new();
+    let mut latest_ns = [0_u64; GAUGES];
     for event in events {
-        if let Event::Gauge { gauge, tag, at_ns, .. } = event {
-            let latest_ns = latest_ns.entry((*gauge, *tag)).or_insert(*at_ns);
-            *at_ns = (*at_ns).max(*latest_ns);
+        if let Event::Gauge { gauge, at_ns, .. } = event {
+            let latest_ns = &mut latest_ns[*gauge as usize];
+            if latest_ns.saturating_sub(*at_ns) <= OUT_OF_ORDER_NS_MAX {
+                *at_ns = (*at_ns).max(*latest_ns);
+            }
             *latest_ns = *at_ns;
         }
     }
@@ -127,6 +132,8 @@ mod tests {
             change(Gauge::HostUsed, 400, 3),
             change(Gauge::HostUsed, 450, 4),
             change(Gauge::HostUsed, 600, 5),
+            change(Gauge::DeviceTagged, 2_000_900, 6),
+            change(Gauge::DeviceTagged, 700, 7),
         ];
         let (none, all) = (Reading { events: vec![], dropped: 0 }, Reading { events, dropped: 0 });
         let names = crate::names::NameTable::new().read();
@@ -136,6 +143,9 @@ mod tests {
             _ => panic!("{event:?}"),
         };
         let shown: Vec<(u64, u64)> = snapshot.events.iter().map(shown).collect();
-        assert_eq!(shown, [(300, 2), (500, 1), (500, 3), (500, 4), (600, 5)]);
+        assert_eq!(
+            shown,
+            [(300, 2), (500, 1), (500, 3), (500, 4), (600, 5), (700, 7), (2_000_900, 6)]
+        );
     }
 }
