@@ -91,9 +91,10 @@ def start_ranks(library: Path, folder: Path) -> list[subprocess.Popen]:
 
 
 def used_s(pid: int) -> float:
-    """Returns the processor time of a process, in user and system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Returns the processor time of a process whose threads stay: to the nanosecond, as a turn of it
+    takes less than a tick of 10 ms."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
 
 
 def drawn(terminal: int, seconds: float) -> bytes:
