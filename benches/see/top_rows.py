@@ -91,7 +91,7 @@ def start_ranks(library: Path, folder: Path) -> list[subprocess.Popen]:
 
 
 def used_s(pid: int) -> float:
-    """Returns the processor time of a process whose threads stay: to the nanosecond, as a turn of it
+    """Returns the processor time of a process whose threads stay: to the nanosecond, as a turn
     takes less than a tick of 10 ms."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
