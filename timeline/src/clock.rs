@@ -25,10 +25,10 @@ impl ClockAnchor {
     }
 
     fn read() -> Self {
-        let before_ns = read_ns(libc::CLOCK_MONOTONIC);
+        let before_ns = monotonic_ns();
         let realtime_ns = read_ns(libc::CLOCK_REALTIME);
         let boottime_ns = read_ns(libc::CLOCK_BOOTTIME);
-        let error_ns = read_ns(libc::CLOCK_MONOTONIC).saturating_sub(before_ns);
+        let error_ns = monotonic_ns().saturating_sub(before_ns);
         Self { monotonic_ns: before_ns + error_ns / 2, realtime_ns, boottime_ns, error_ns }
     }
 
@@ -46,13 +46,18 @@ impl ClockAnchor {
 #[inline]
 pub fn now_ns() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
-    return crate::processor::now_ns();
+    return crate::processor::now_ns(monotonic_ns);
     #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+    monotonic_ns()
+}
+
+/// Reads the kernel's clock.
+fn monotonic_ns() -> u64 {
     read_ns(libc::CLOCK_MONOTONIC)
 }
 
 #[inline]
-pub(crate) fn read_ns(clock: libc::clockid_t) -> u64 {
+fn read_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     #[expect(unsafe_code, reason = "the standard library does not expose raw clock values")]
     // SAFETY: `time` is a live timespec that the call may write to, and keeps no pointer to.

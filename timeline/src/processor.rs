@@ -1,19 +1,21 @@
 //! The clock of this process by the processor's time-stamp counter.
 #![expect(unsafe_code, reason = "intrinsics of the processor")]
 
-use crate::clock::read_ns;
 use crate::tsc::{Source, TscClock};
 use std::arch::x86_64::{_mm_lfence, _rdtsc};
 
 /// One for all timelines, whose times are compared.
 static CLOCK: TscClock = TscClock::new();
 
+/// Returns the time. `kernel_ns` reads the kernel's clock.
 #[inline]
-pub(crate) fn now_ns() -> u64 {
-    CLOCK.now_ns(&Processor)
+pub(crate) fn now_ns(kernel_ns: fn() -> u64) -> u64 {
+    CLOCK.now_ns(&Processor { kernel_ns })
 }
 
-struct Processor;
+struct Processor {
+    kernel_ns: fn() -> u64,
+}
 
 impl Source for Processor {
     #[inline]
@@ -23,7 +25,7 @@ impl Source for Processor {
     }
 
     fn kernel_ns(&self) -> u64 {
-        read_ns(libc::CLOCK_MONOTONIC)
+        (self.kernel_ns)()
     }
 
     fn fence(&self) {
