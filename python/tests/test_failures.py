@@ -110,6 +110,11 @@ def test_a_death_is_told():
 
 def test_the_death_of_the_monitor_is_that_of_rank_0():
     ranks = Ranks(2)
+    # The monitor reads greetings in a thread of its own.
+    limit_s = time.monotonic() + SECONDS_MAX
+    while len(ranks.monitor._peers) < 2:
+        assert time.monotonic() < limit_s
+        time.sleep(0.01)
     for peer in list(ranks.monitor._peers.values()):
         peer.connection.shutdown(socket.SHUT_RDWR)
     assert ranks.failures(1) == [ended(0)]
