@@ -23,8 +23,9 @@ HISTORY = [
 ]
 
 
-def of_lengths(**options) -> Rollouts:
-    return Rollouts(4, history=HISTORY, **options)
+def of_lengths(groups: int | None = 4, **options) -> Rollouts:
+    """``groups``: given ones have as many prompts each."""
+    return Rollouts(4, groups=groups, history=HISTORY, **options)
 
 
 def prompts(responses: int = 1) -> list[Prompt]:
@@ -44,10 +45,14 @@ def test_the_first_free_worker_takes_the_longest_share():
     shares = {worker: rollouts.take(step, worker) for worker in (2, 0, 3, 1)}
     taken = {worker: sorted(piece.prompt for piece in share) for worker, share in shares.items()}
     assert taken == {2: [7, 8], 0: [5, 6], 3: [3, 4], 1: [1, 2]}
+    chosen = of_lengths(groups=None)
+    step = chosen.assign(prompts())
+    rising = [[piece.prompt for piece in chosen.take(step, worker)] for worker in range(4)]
+    assert list(map(sorted, rising)) == [[6, 7, 8], [4, 5], [2, 3], [1]], "their numbers rise"
     assert all(piece.deferred is None and piece.responses == 1 for piece in shares[2])
     # Fewer prompts than workers: the rest is free for the next step.
-    few = rollouts.assign(prompts()[:2])
-    assert [len(rollouts.take(few, worker)) for worker in range(4)] == [1, 1, 0, 0]
+    few = chosen.assign(prompts()[:2])
+    assert [len(chosen.take(few, worker)) for worker in range(4)] == [1, 1, 0, 0]
 
 
 def test_lengths_of_a_step_that_has_ended_become_history():
@@ -58,7 +63,7 @@ def test_lengths_of_a_step_that_has_ended_become_history():
     rollouts.progress(step, [(7, 0, 9, True)])
     learned = {each["prompt"]: each["steps"] for each in rollouts.history}
     assert learned[1] == [[100], [101], [102], [7000]] and learned[8][-1] == [9]
-    again = Rollouts(4, history=rollouts.history, steps=1)
+    again = Rollouts(4, groups=4, history=rollouts.history, steps=1)
     longest = again.take(again.assign(prompts()), 0)
     assert sorted(piece.prompt for piece in longest) == [1, 2]
     report = rollouts.report(step)
