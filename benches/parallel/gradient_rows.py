@@ -15,7 +15,7 @@ DTYPES = ("float32", "bfloat16")
 BYTES = "exchanged_over_planned_bytes"
 BARS = {"gradient_ratio_worst": 4.0, "gradient_ratio_p99": 2.5}
 NAMES = (BYTES, *BARS)
-# Eight calls of 71 layouts, thrice.
+# Of a worker, which runs each layout three times, with up to eight calls.
 SECONDS_MAX = 2400.0
 
 

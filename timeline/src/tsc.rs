@@ -59,6 +59,7 @@ pub(crate) trait Source {
 ///
 /// Readers take a rate and an offset as one by a sequence lock whose sequence is `anchor_ticks`: [`UNSET`] while they are stored.
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))] // loom's atomics have no constants
 #[repr(C, align(64))]
 pub(crate) struct TscClock {
     /// The anchor on the counter. In a pause, and before the rate is measured, the reading from which it is measured.
@@ -104,31 +105,16 @@ impl TscClock {
     /// Returns a clock whose first readings are the kernel's, until the rate of the counter is known.
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
-        Self::of([const { AtomicU64::new(0) }; 9])
-    }
-
-    const fn of(zeros: [AtomicU64; 9]) -> Self {
-        let [
-            anchor_ticks,
-            period_ticks,
-            rate,
-            offset_ns,
-            anchoring,
-            anchor_ns,
-            rest_ticks,
-            apart,
-            pauses,
-        ] = zeros;
         Self {
-            anchor_ticks,
-            period_ticks,
-            rate,
-            offset_ns,
-            anchoring,
-            anchor_ns,
-            rest_ticks,
-            first_apart_ticks: apart,
-            pauses,
+            anchor_ticks: AtomicU64::new(0),
+            period_ticks: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
+            offset_ns: AtomicU64::new(0),
+            anchoring: AtomicU64::new(0),
+            anchor_ns: AtomicU64::new(0),
+            rest_ticks: AtomicU64::new(0),
+            first_apart_ticks: AtomicU64::new(0),
+            pauses: AtomicU64::new(0),
         }
     }
 
@@ -168,7 +154,7 @@ impl TscClock {
         }
         let pair = Pair::read(source);
         // The last holder may have begun a pause since this thread read the counter.
-        if !rests(pair.ticks.wrapping_sub(self.anchor_ticks.load(Ordering::Relaxed))) {
+        if !rests(self.since_anchor(&pair).1) {
             match self.period_ticks.load(Ordering::Relaxed) {
                 0 => self.measure(&pair),
                 _ => self.follow(&pair),
@@ -180,15 +166,14 @@ impl TscClock {
 
     /// Measures the rate from the first reading to this one.
     fn measure(&self, pair: &Pair) {
-        let first_ns = self.anchor_ns.load(Ordering::Relaxed);
+        let is_first = self.anchor_ns.load(Ordering::Relaxed) == 0;
         let first_apart_ticks = self.first_apart_ticks.load(Ordering::Relaxed);
         // An interrupted first reading would take long to become precise.
-        if first_ns == 0 || pair.apart_ticks < first_apart_ticks / 2 {
+        if is_first || pair.apart_ticks < first_apart_ticks / 2 {
             self.begin(pair, self.rest_ticks.load(Ordering::Relaxed));
             return;
         }
-        let ns = pair.kernel_ns.saturating_sub(first_ns);
-        let ticks = pair.ticks.wrapping_sub(self.anchor_ticks.load(Ordering::Relaxed));
+        let (ns, ticks) = self.since_anchor(pair);
         let apart_ticks = pair.apart_ticks.saturating_add(first_apart_ticks);
         if ns < MEASURED_NS_MIN || apart_ticks > ticks >> PRECISION_SHIFT {
             return;
@@ -196,7 +181,7 @@ impl TscClock {
         let rate = (u128::from(ns) << 32) / u128::from(ticks.max(1));
         let rate = u64::try_from(rate).ok().filter(|rate| RATES.contains(rate));
         let Some(rate) = rate.map(|rate| rate - (rate >> SLOWER_SHIFT)) else {
-            // This counter is not one: as good as for ever.
+            // No counter has such a rate. Measuring never begins again.
             self.begin(pair, u64::MAX);
             return;
         };
@@ -210,8 +195,7 @@ impl TscClock {
     /// Sets a new anchor, or pauses if the counter has not kept pace since the last one.
     fn follow(&self, pair: &Pair) {
         let rate = self.rate.load(Ordering::Relaxed);
-        let ns = pair.kernel_ns.saturating_sub(self.anchor_ns.load(Ordering::Relaxed));
-        let ticks = pair.ticks.wrapping_sub(self.anchor_ticks.load(Ordering::Relaxed));
+        let (ns, ticks) = self.since_anchor(pair);
         let (read_ns, apart_ns) = (scaled(ticks, rate), scaled(pair.apart_ticks, rate));
         let is_ahead = read_ns > ns.saturating_add(apart_ns).saturating_add(1);
         let is_behind = read_ns.saturating_add(APART_NS_MAX + (ns >> BEHIND_SHIFT)) < ns;
@@ -222,6 +206,13 @@ impl TscClock {
             // Where readings are ahead of this pair, the next one sets an anchor.
             self.set(pair, rate);
         }
+    }
+
+    /// Returns the nanoseconds and ticks from the anchor to `pair`.
+    fn since_anchor(&self, pair: &Pair) -> (u64, u64) {
+        let ns = pair.kernel_ns.saturating_sub(self.anchor_ns.load(Ordering::Relaxed));
+        let ticks = pair.ticks.wrapping_sub(self.anchor_ticks.load(Ordering::Relaxed));
+        (ns, ticks)
     }
 
     /// Begins to measure, after a pause.

@@ -26,12 +26,13 @@ impl Source for Steps {
 #[test]
 fn loom_readings_lie_within_their_calls() {
     loom::model(|| {
-        let clock = TscClock::of(std::array::from_fn(|_| AtomicU64::new(0)));
+        let clock = TscClock::default();
         let machine = Steps { now: PlainU64::new(1_000), step: 40 };
         clock.now_ns(&machine);
         machine.now.store(3_000_000, std::sync::atomic::Ordering::SeqCst);
         clock.now_ns(&machine);
-        // The anchor no longer serves: whoever comes first sets the next. With the old offset a reading would be 54 µs behind.
+        // The anchor has expired, and the first thread to read sets a new one. A reading with the old offset would be 54 µs
+        // behind.
         machine.now.store(30_000_000, std::sync::atomic::Ordering::SeqCst);
         let shared = Arc::new((clock, machine));
         let other = Arc::clone(&shared);
@@ -71,7 +72,7 @@ impl Source for Still {
 #[test]
 fn loom_a_rate_and_an_offset_are_read_as_one() {
     loom::model(|| {
-        let clock = TscClock::of(std::array::from_fn(|_| AtomicU64::new(0)));
+        let clock = TscClock::default();
         let pair = |ticks, kernel_ns| Pair { kernel_ns, ticks, apart_ticks: 0 };
         clock.set(&pair(1_000, 1_000), 1 << 32);
         clock.period_ticks.store(5_000, Ordering::Relaxed);

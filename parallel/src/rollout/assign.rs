@@ -186,14 +186,9 @@ impl<'a> Ranked<'a> {
     /// each of its workers.
     pub(super) fn can_rise(&self, tiers: &Tiers) -> bool {
         let groups = tiers.sizes.len();
-        let counts = || {
-            let cuts = counted(self.order.len(), groups, tiers.rise_permille);
-            cuts.windows(2).map(|cut| cut[1].saturating_sub(cut[0])).collect::<Vec<usize>>()
-        };
-        let fits = |(count, size): (usize, &u32)| count >= *size as usize;
-        groups > 1
-            && self.cut == GroupCut::EqualCount
-            && counts().into_iter().zip(&tiers.sizes).all(fits)
+        let fits = |(members, size): (&[u32], &u32)| members.len() >= *size as usize;
+        let grouped = || self.grouped(groups, tiers.rise_permille).into_iter();
+        groups > 1 && self.cut == GroupCut::EqualCount && grouped().zip(&tiers.sizes).all(fits)
     }
 
     /// Length and responses of each prompt of each group.
