@@ -2076,7 +2076,7 @@ dormouse_status_t dormouse_history_feedback(struct dormouse_history_t *history,
 
 /// Saves everything into the directory of the history, in the place of what is there, as a whole or not at all.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold
+/// Any-thread. Records of other threads go on; each prompt is saved with or without those of this time. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold
 /// prompt cannot be read.
 dormouse_status_t dormouse_history_save(struct dormouse_history_t *history);
 
@@ -2145,6 +2145,26 @@ dormouse_status_t dormouse_dialogue_retrieve(struct dormouse_dialogue_t *dialogu
                                              struct dormouse_found_t *found,
                                              uint64_t capacity,
                                              uint64_t *count_out);
+
+/// Retrieves entries as `dormouse_dialogue_retrieve` does, with their texts: no other call can forget an entry between
+/// the two.
+///
+/// `count_out` receives the number of entries, and `texts_bytes_out` that of all bytes of their texts. `found` receives
+/// the entries, and `lengths` 3 × `capacity` numbers: the bytes of what was asked, read and answered in each entry.
+/// `texts` receives these bytes, one text behind the other, without a NUL. If `capacity` or `texts_capacity` is not
+/// enough, the arrays are unchanged. Each may be NULL.
+///
+/// Any-thread; retrievals run beside each other. The caller owns the arrays. Errors: those of
+/// `dormouse_dialogue_retrieve`; `LIMIT` if an array is too small (both numbers are written).
+dormouse_status_t dormouse_dialogue_retrieve_texts(struct dormouse_dialogue_t *dialogue,
+                                                   const struct dormouse_query_t *query,
+                                                   struct dormouse_found_t *found,
+                                                   uint64_t *lengths,
+                                                   uint64_t capacity,
+                                                   uint64_t *count_out,
+                                                   char *texts,
+                                                   uint64_t texts_capacity,
+                                                   uint64_t *texts_bytes_out);
 
 /// Returns a text of an entry, as it was recorded: bytes without a NUL.
 ///

@@ -35,17 +35,23 @@ impl<'a> Ids<'a> {
         }
     }
 
-    /// Returns the ids, each below `vocab`.
-    pub(crate) fn below(self, vocab: u32, name: &'static str) -> Result<Vec<u32>, HistoryError> {
+    /// Returns the last ids, at most `most`, each below `vocab`.
+    pub(crate) fn last_below(
+        self,
+        most: usize,
+        vocab: u32,
+        name: &'static str,
+    ) -> Result<Vec<u32>, HistoryError> {
         match self {
-            Self::Narrow(ids) => below(ids, vocab, name),
-            Self::Wide(ids) => below(ids, vocab, name),
+            Self::Narrow(ids) => last_below(ids, most, vocab, name),
+            Self::Wide(ids) => last_below(ids, most, vocab, name),
         }
     }
 }
 
-fn below<T: Copy + Into<i64>>(
+fn last_below<T: Copy + Into<i64>>(
     ids: &[T],
+    most: usize,
     vocab: u32,
     name: &'static str,
 ) -> Result<Vec<u32>, HistoryError> {
@@ -54,5 +60,5 @@ fn below<T: Copy + Into<i64>>(
         let refused = HistoryError::Id { name, index, id, max: vocab - 1 };
         u32::try_from(id).ok().filter(|it| *it < vocab).ok_or(refused)
     };
-    ids.iter().enumerate().map(one).collect()
+    ids.iter().enumerate().skip(ids.len().saturating_sub(most)).map(one).collect()
 }

@@ -80,8 +80,10 @@ impl Prompt {
         move |reward, epoch| match weighing {
             Weighing::Count => 1.0,
             Weighing::Reward => {
-                let above =
-                    if greatest > least { (reward - least) / (greatest - least) } else { 1.0 };
+                // In f64: the distance of two rewards may be more than an f32 has.
+                let over_least = |reward: f32| f64::from(reward) - f64::from(least);
+                let span = over_least(greatest);
+                let above = if span > 0.0 { (over_least(reward) / span) as f32 } else { 1.0 };
                 let age = i32::try_from(latest_epoch - epoch).unwrap_or(i32::MAX);
                 (REWARD_WEIGHT_MIN + above) * EPOCH_DECAY.powi(age)
             }

@@ -1,7 +1,7 @@
 //! Errors.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dormouse_storage::NvmeError;
 
@@ -109,4 +109,12 @@ pub enum HistoryError {
     /// The file of cold prompts could not be made or read.
     #[error("cold prompts: {0}")]
     Cold(#[from] NvmeError),
+}
+
+impl HistoryError {
+    /// Returns what makes a [`HistoryError::File`] of the system's reason.
+    pub(crate) fn file(path: &Path, action: &'static str) -> impl Fn(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::File { path: path.clone(), action, source }
+    }
 }

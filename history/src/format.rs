@@ -5,7 +5,7 @@
 //! tokens [tokens] · begin, end, epoch, reward [responses] · for each run: length, positions
 //! ```
 
-use crate::limits::{CONTEXT_TOKENS, PROMPT_HISTORY_TOKENS_MAX, VOCAB_MAX};
+use crate::limits::{CONTEXT_TOKENS, PROMPT_HISTORY_TOKENS_MAX};
 use crate::prompt::{Extremes, NO_TOKEN, Prompt, Response};
 
 impl Prompt {
@@ -27,7 +27,7 @@ impl Prompt {
     }
 
     /// Reads what [`Prompt::encode`] wrote. The error says what is wrong.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(bytes: &[u8], vocab: u32) -> Result<Self, String> {
         let mut words = Words { bytes };
         let mut prompt = Self::new(&[]);
         for place in &mut prompt.tail {
@@ -51,15 +51,15 @@ impl Prompt {
         if !words.bytes.is_empty() {
             return Err(format!("{} bytes after a prompt", words.bytes.len()));
         }
-        prompt.check()?;
+        prompt.check(vocab)?;
         prompt.extremes = Extremes::of(&prompt.responses);
         Ok(prompt)
     }
 
     /// Refuses what no [`Prompt::record`] makes, as far as lookups depend on it.
-    fn check(&self) -> Result<(), String> {
-        if self.tokens.iter().any(|&id| id >= VOCAB_MAX && id != NO_TOKEN) {
-            return Err("a token id beyond the largest vocabulary".into());
+    fn check(&self, vocab: u32) -> Result<(), String> {
+        if self.tokens.iter().any(|&id| id >= vocab && id != NO_TOKEN) {
+            return Err(format!("a token id beyond the vocabulary of {vocab}"));
         }
         let mut at = 0;
         for it in &self.responses {

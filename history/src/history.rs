@@ -1,7 +1,7 @@
 //! The histories of all prompts, in memory and in the file of cold prompts.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,15 +11,20 @@ use crate::cold::{Cold, ColdPrompt};
 use crate::digest::Digest;
 use crate::draft::{Draft, Weighing};
 use crate::error::HistoryError;
-use crate::limits::{EPOCHS_KEPT_MAX, PROMPTS_MAX, VOCAB_MAX};
+use crate::limits::{CONTEXT_TOKENS, EPOCHS_KEPT_MAX, PROMPTS_MAX, VOCAB_MAX};
 use crate::prompt::Prompt;
+
+/// Part of the budget that is free once it was exceeded: to find what was used least takes longer than a record.
+const FREED_SHARE: u64 = 64;
 
 /// Settings of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Token ids are below this, which is at most [`VOCAB_MAX`].
     pub vocab: u32,
-    /// Bytes of memory that prompts may take; beyond it the least recently used ones become cold.
+    /// Bytes of memory that prompts may take; beyond it the least recently used ones become cold. The table of all
+    /// prompts, which is not counted, takes some 100 bytes more for each, and for a cold one 4 bytes more for each
+    /// [`dormouse_storage::CHUNK_BYTES`].
     pub budget_bytes: u64,
     /// Epochs of a prompt whose responses are kept, the latest included.
     pub epochs_kept: u32,
@@ -80,14 +85,16 @@ pub struct History {
     options: Options,
     places: RwLock<Places>,
     cold: Option<Mutex<Cold>>,
-    /// Counts uses.
+    /// Held by a save.
+    pub(crate) saving: Mutex<()>,
+    /// Counts uses, and moves into the file.
     clock: AtomicU64,
     drafted: AtomicU64,
     accepted: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Places {
+pub(crate) struct Places {
     prompts: HashMap<Digest, Place>,
     bytes: u64,
     forgotten: u64,
@@ -96,9 +103,19 @@ struct Places {
 }
 
 #[derive(Debug)]
-enum Place {
-    Memory { prompt: Arc<Prompt>, used: AtomicU64 },
-    File(ColdPrompt),
+struct Place {
+    used: AtomicU64,
+    stored: Stored,
+}
+
+#[derive(Debug)]
+enum Stored {
+    Memory(Arc<Prompt>),
+    /// `moved`: when it came there, of the clock.
+    File {
+        cold: ColdPrompt,
+        moved: u64,
+    },
 }
 
 impl History {
@@ -117,6 +134,7 @@ impl History {
             options,
             places: RwLock::default(),
             cold: cold.map(Mutex::new),
+            saving: Mutex::default(),
             clock: AtomicU64::new(0),
             drafted: AtomicU64::new(0),
             accepted: AtomicU64::new(0),
@@ -140,8 +158,8 @@ impl History {
         reward: f32,
         epoch: u32,
     ) -> Result<(), HistoryError> {
-        self.check_ids("prompt", prompt)?;
-        self.check_ids("response", response)?;
+        self.check_ids("prompt", prompt, 0)?;
+        self.check_ids("response", response, 0)?;
         if !reward.is_finite() {
             return Err(HistoryError::Reward { reward });
         }
@@ -162,7 +180,7 @@ impl History {
         if !own.responses.is_empty() {
             self.put(&mut places, digest, own);
         }
-        self.shrink(&mut places, self.options.budget_bytes);
+        self.keep_budget(&mut places);
         recorded
     }
 
@@ -171,14 +189,16 @@ impl History {
     /// an empty draft.
     ///
     /// # Errors
-    /// `Id`. A cold prompt that cannot be read is forgotten, and its draft is empty.
+    /// `Id`. A cold prompt that cannot be read is forgotten, and its draft is empty. No other is forgotten for a draft.
     pub fn draft(
         &self,
         prompt: Digest,
         end: &[u32],
         tokens_max: usize,
     ) -> Result<Draft, HistoryError> {
-        self.check_ids("end", end)?;
+        let before = end.len().saturating_sub(CONTEXT_TOKENS);
+        let end = end.get(before..).unwrap_or_default();
+        self.check_ids("end", end, before)?;
         let found = self.find(prompt);
         let draft = |it: &Prompt| it.draft(end, tokens_max, self.options.weighing);
         Ok(found.as_deref().map(draft).unwrap_or_default())
@@ -192,7 +212,7 @@ impl History {
 
     /// Moves the least recently used prompts out of memory until at most `bytes` are in use.
     pub fn release(&self, bytes: u64) {
-        self.shrink(&mut self.places.write(), bytes);
+        self.shrink(&mut self.places.write(), bytes, Full::Forget);
     }
 
     /// Forgets a prompt. Returns whether there was one.
@@ -212,12 +232,12 @@ impl History {
             ..HistoryStats::default()
         };
         for place in places.prompts.values() {
-            match place {
-                Place::Memory { prompt, .. } => {
+            match &place.stored {
+                Stored::Memory(prompt) => {
                     stats.prompts += 1;
                     stats.tokens += prompt.recorded_tokens();
                 }
-                Place::File(_) => stats.cold_prompts += 1,
+                Stored::File { .. } => stats.cold_prompts += 1,
             }
         }
         stats
@@ -228,59 +248,104 @@ impl History {
         self.places.read().failure.clone()
     }
 
-    /// Returns every prompt, cold ones read from the file, in the order of their digests.
-    pub(crate) fn all(&self) -> Result<Vec<(Digest, Arc<Prompt>)>, HistoryError> {
+    /// Returns all prompts, the least recently used first.
+    pub(crate) fn by_use(&self) -> Vec<Digest> {
         let places = self.places.read();
-        let mut all = Vec::with_capacity(places.prompts.len());
-        for (digest, place) in &places.prompts {
-            let prompt = match place {
-                Place::Memory { prompt, .. } => Arc::clone(prompt),
-                Place::File(cold) => Arc::new(self.read_cold(cold)?),
-            };
-            all.push((*digest, prompt));
-        }
-        all.sort_unstable_by_key(|(digest, _)| *digest);
-        Ok(all)
+        let used =
+            |(digest, place): (&Digest, &Place)| (place.used.load(Ordering::Relaxed), *digest);
+        let mut all: Vec<(u64, Digest)> = places.prompts.iter().map(used).collect();
+        drop(places);
+        all.sort_unstable();
+        all.into_iter().map(|(_, digest)| digest).collect()
     }
 
-    /// Replaces everything by these prompts.
-    pub(crate) fn replace(&self, prompts: Vec<(Digest, Prompt)>) {
-        let mut places = self.places.write();
-        let old: Vec<Digest> = places.prompts.keys().copied().collect();
-        for digest in old {
-            self.remove(&mut places, digest);
-        }
-        for (digest, prompt) in prompts {
-            self.put(&mut places, digest, Arc::new(prompt));
-            self.shrink(&mut places, self.options.budget_bytes);
+    /// Returns a prompt, which stays where it is and counts as unused; `None` if it is forgotten.
+    pub(crate) fn read(&self, digest: Digest) -> Result<Option<Arc<Prompt>>, HistoryError> {
+        match self.places.read().prompts.get(&digest).map(|it| &it.stored) {
+            Some(Stored::Memory(prompt)) => Ok(Some(Arc::clone(prompt))),
+            Some(Stored::File { cold, .. }) => Ok(Some(Arc::new(self.read_cold(cold)?))),
+            None => Ok(None),
         }
     }
 
-    pub(crate) fn check_ids(&self, name: &'static str, ids: &[u32]) -> Result<(), HistoryError> {
+    /// Inserts a prompt, in memory or in the file. Returns `false`, and inserts nothing, if it is there.
+    pub(crate) fn insert(&self, places: &mut Places, digest: Digest, prompt: Prompt) -> bool {
+        if places.prompts.contains_key(&digest) {
+            return false;
+        }
+        self.put(places, digest, Arc::new(prompt));
+        self.keep_budget(places);
+        true
+    }
+
+    /// Exchanges all prompts for others, and returns them.
+    pub(crate) fn exchange(&self, mut places: Places) -> Places {
+        let mut own = self.places.write();
+        places.forgotten += own.forgotten;
+        std::mem::replace(&mut own, places)
+    }
+
+    /// Takes everything out of the map, unread.
+    pub(crate) fn clear(&self, places: &mut Places) {
+        for (_, place) in places.prompts.drain() {
+            if let Stored::File { cold, .. } = place.stored {
+                self.free(cold);
+            }
+        }
+        places.bytes = 0;
+    }
+
+    /// Checks the ids behind the first `before` of an argument.
+    fn check_ids(
+        &self,
+        name: &'static str,
+        ids: &[u32],
+        before: usize,
+    ) -> Result<(), HistoryError> {
         let vocab = self.options.vocab;
         match ids.iter().position(|&id| id >= vocab) {
             None => Ok(()),
             Some(index) => {
                 let id = ids.get(index).copied().unwrap_or_default().into();
-                Err(HistoryError::Id { name, index, id, max: vocab - 1 })
+                Err(HistoryError::Id { name, index: before + index, id, max: vocab - 1 })
             }
         }
     }
 
     /// Returns a prompt, in memory from now on if its budget allows.
     fn find(&self, digest: Digest) -> Option<Arc<Prompt>> {
-        match self.places.read().prompts.get(&digest)? {
-            Place::Memory { prompt, used } => {
-                used.store(self.tick(), Ordering::Relaxed);
-                return Some(Arc::clone(prompt));
+        let (read, own) = {
+            let places = self.places.read();
+            let place = places.prompts.get(&digest)?;
+            place.used.store(self.tick(), Ordering::Relaxed);
+            match &place.stored {
+                Stored::Memory(prompt) => return Some(Arc::clone(prompt)),
+                // Other drafts go on while the disk reads.
+                Stored::File { cold, moved } => (self.read_cold(cold), *moved),
             }
-            Place::File(_) => {}
-        }
+        };
         let mut places = self.places.write();
-        let prompt = self.take(&mut places, digest)?;
-        self.put(&mut places, digest, Arc::clone(&prompt));
-        self.shrink(&mut places, self.options.budget_bytes);
-        Some(prompt)
+        let is_same =
+            |it: &Place| matches!(&it.stored, Stored::File { moved, .. } if *moved == own);
+        let is_there = places.prompts.get(&digest).is_some_and(is_same);
+        match read {
+            Ok(prompt) => {
+                let prompt = Arc::new(prompt);
+                // It leaves the file once there is room, so nothing is forgotten for a draft.
+                if is_there && self.make_room(&mut places, prompt.bytes()) {
+                    self.remove(&mut places, digest);
+                    self.put(&mut places, digest, Arc::clone(&prompt));
+                }
+                Some(prompt)
+            }
+            Err(e) => {
+                if is_there {
+                    self.remove(&mut places, digest);
+                    places.lose(&e);
+                }
+                None
+            }
+        }
     }
 
     fn tick(&self) -> u64 {
@@ -290,36 +355,24 @@ impl History {
     fn put(&self, places: &mut Places, digest: Digest, prompt: Arc<Prompt>) {
         places.bytes += prompt.bytes();
         let used = AtomicU64::new(self.tick());
-        places.prompts.insert(digest, Place::Memory { prompt, used });
+        places.prompts.insert(digest, Place { used, stored: Stored::Memory(prompt) });
     }
 
     /// Takes a prompt out of the map; one that cannot be read is forgotten.
     fn take(&self, places: &mut Places, digest: Digest) -> Option<Arc<Prompt>> {
-        match places.prompts.remove(&digest)? {
-            Place::Memory { prompt, .. } => {
-                places.bytes -= prompt.bytes();
-                Some(prompt)
-            }
-            Place::File(cold) => {
-                let read = self.read_cold(&cold);
-                self.free(cold);
-                match read {
-                    Ok(prompt) => Some(Arc::new(prompt)),
-                    Err(e) => {
-                        places.forgotten += 1;
-                        places.failure = Some(e.to_string());
-                        None
-                    }
-                }
-            }
-        }
+        let read = match &places.prompts.get(&digest)?.stored {
+            Stored::Memory(prompt) => Ok(Arc::clone(prompt)),
+            Stored::File { cold, .. } => self.read_cold(cold).map(Arc::new),
+        };
+        self.remove(places, digest);
+        read.inspect_err(|e| places.lose(e)).ok()
     }
 
     /// Takes a prompt out of the map, unread.
     fn remove(&self, places: &mut Places, digest: Digest) {
-        match places.prompts.remove(&digest) {
-            Some(Place::Memory { prompt, .. }) => places.bytes -= prompt.bytes(),
-            Some(Place::File(cold)) => self.free(cold),
+        match places.prompts.remove(&digest).map(|it| it.stored) {
+            Some(Stored::Memory(prompt)) => places.bytes -= prompt.bytes(),
+            Some(Stored::File { cold, .. }) => self.free(cold),
             None => {}
         }
     }
@@ -329,7 +382,7 @@ impl History {
         let damaged = |reason: &str| HistoryError::Damaged { path: dir(), reason: reason.into() };
         let cold = self.cold.as_ref().ok_or_else(|| damaged("no file of cold prompts"))?;
         let bytes = cold.lock().get(place)?;
-        Prompt::decode(&bytes).map_err(|reason| damaged(&reason))
+        Prompt::decode(&bytes, self.options.vocab).map_err(|reason| damaged(&reason))
     }
 
     fn free(&self, place: ColdPrompt) {
@@ -338,35 +391,61 @@ impl History {
         }
     }
 
-    /// Moves the least recently used prompts to the file until at most `bytes` are in use. Those that do not go
-    /// into it are forgotten: a history saves time, and memory is bounded.
-    fn shrink(&self, places: &mut Places, bytes: u64) {
-        if places.bytes <= bytes {
-            return;
+    /// Ends a call that added to memory: it has at most its budget.
+    fn keep_budget(&self, places: &mut Places) {
+        let budget = self.options.budget_bytes;
+        if places.bytes > budget {
+            self.shrink(places, budget - budget / FREED_SHARE, Full::Forget);
         }
-        let mut by_use: Vec<(u64, Digest)> = (places.prompts.iter())
-            .filter_map(|(digest, place)| match place {
-                Place::Memory { used, .. } => Some((used.load(Ordering::Relaxed), *digest)),
-                Place::File(_) => None,
+    }
+
+    /// Returns whether memory has room for `bytes` more, after moves of what was used less recently.
+    fn make_room(&self, places: &mut Places, bytes: u64) -> bool {
+        let budget = self.options.budget_bytes;
+        let Some(room) = budget.checked_sub(bytes) else { return false };
+        places.bytes <= room
+            || self.shrink(places, room.saturating_sub(budget / FREED_SHARE), Full::Keep)
+    }
+
+    /// Moves prompts to the file until at most `bytes` are in use: those first that are larger, then the least recently
+    /// used ones. Returns whether so few are in use.
+    fn shrink(&self, places: &mut Places, bytes: u64, full: Full) -> bool {
+        if places.bytes <= bytes {
+            return true;
+        }
+        let mut order: Vec<(bool, u64, Digest)> = (places.prompts.iter())
+            .filter_map(|(digest, place)| match &place.stored {
+                Stored::Memory(prompt) => {
+                    Some((prompt.bytes() <= bytes, place.used.load(Ordering::Relaxed), *digest))
+                }
+                Stored::File { .. } => None,
             })
             .collect();
-        by_use.sort_unstable();
-        for (_, digest) in by_use {
+        order.sort_unstable();
+        for (_, _, digest) in order {
             if places.bytes <= bytes {
-                return;
+                break;
             }
-            let Some(prompt) = self.take(places, digest) else { continue };
-            match self.spill(&prompt) {
-                Ok(Some(cold)) => {
-                    places.prompts.insert(digest, Place::File(cold));
+            let Some(place) = places.prompts.get_mut(&digest) else { continue };
+            let Stored::Memory(prompt) = &place.stored else { continue };
+            let freed = prompt.bytes();
+            match (self.spill(prompt), full) {
+                (Ok(Some(cold)), _) => {
+                    place.stored = Stored::File { cold, moved: self.tick() };
+                    places.bytes -= freed;
                 }
-                Ok(None) => places.forgotten += 1,
-                Err(e) => {
+                (Ok(None) | Err(_), Full::Keep) => return false,
+                (Ok(None), Full::Forget) => {
+                    self.remove(places, digest);
                     places.forgotten += 1;
-                    places.failure = Some(e.to_string());
+                }
+                (Err(e), Full::Forget) => {
+                    self.remove(places, digest);
+                    places.lose(&e);
                 }
             }
         }
+        places.bytes <= bytes
     }
 
     fn spill(&self, prompt: &Prompt) -> Result<Option<ColdPrompt>, HistoryError> {
@@ -377,7 +456,19 @@ impl History {
     }
 }
 
-/// Returns the directory of a path, the current one if it names none.
-pub(crate) fn parent(path: &Path) -> &Path {
-    path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
+/// What happens to prompts that the file has no room for, or that it fails to write.
+#[derive(Clone, Copy)]
+enum Full {
+    /// They are forgotten: a history saves time, and memory is bounded.
+    Forget,
+    /// They stay in memory.
+    Keep,
+}
+
+impl Places {
+    /// Counts a prompt that was forgotten because the file failed.
+    fn lose(&mut self, reason: &HistoryError) {
+        self.forgotten += 1;
+        self.failure = Some(reason.to_string());
+    }
 }

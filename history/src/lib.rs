@@ -30,12 +30,14 @@ mod bytes;
 mod cold;
 pub mod dialogue;
 mod digest;
+mod dir;
 mod draft;
 mod error;
 mod format;
 mod history;
 mod limits;
 mod prompt;
+mod replace;
 mod save;
 #[cfg(test)]
 mod tests;
@@ -43,9 +45,10 @@ mod window;
 
 pub use dialogue::{Dialogue, DialogueOptions};
 pub use digest::Digest;
+pub use dir::HistoryDir;
 pub use draft::{Draft, Weighing};
 pub use error::HistoryError;
 pub use history::{History, HistoryStats, Options};
 pub use limits::*;
-pub use save::{FILE_NAME, FILE_VERSION, HistoryDir};
+pub use save::{FILE_NAME, FILE_VERSION};
 pub use window::Window;

@@ -113,12 +113,14 @@ impl Prompt {
             let (value, max) = (response.len() as u64, RESPONSE_TOKENS_MAX as u64);
             return Err(HistoryError::Range { name: "response tokens", value, min: 0, max });
         }
-        self.forget_before(epoch_min);
         let added = CONTEXT_TOKENS + response.len();
-        if self.tokens.len() + added > PROMPT_HISTORY_TOKENS_MAX {
+        let kept = self.responses.iter().filter(|it| it.epoch >= epoch_min);
+        let kept: usize = kept.map(|it| CONTEXT_TOKENS + (it.end - it.begin) as usize).sum();
+        if kept + added > PROMPT_HISTORY_TOKENS_MAX {
             let max = PROMPT_HISTORY_TOKENS_MAX as u64;
             return Err(HistoryError::Limit { what: "recorded tokens of a prompt", max });
         }
+        self.forget_before(epoch_min);
         reserve(&mut self.tokens, added);
         self.tokens.extend_from_slice(&self.tail);
         let begin = self.tokens.len() as u32;

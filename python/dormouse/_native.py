@@ -100,6 +100,10 @@ _PROTOTYPES = {
     "dialogue_destroy": [_PTR],
     "dialogue_record": [_PTR, POINTER(Turn), c_uint64, POINTER(c_uint64)],
     "dialogue_retrieve": [_PTR, POINTER(Query), POINTER(Found), c_uint64, POINTER(c_uint64)],
+    "dialogue_retrieve_texts": [
+        *[_PTR, POINTER(Query), POINTER(Found), POINTER(c_uint64), c_uint64, POINTER(c_uint64)],
+        *[c_void_p, c_uint64, POINTER(c_uint64)],
+    ],
     "dialogue_get_text": [_PTR, c_uint64, c_int32, c_char_p, c_uint64, POINTER(c_uint64)],
     "dialogue_get_stats": [_PTR, POINTER(DialogueStats)],
     "dialogue_get_torn": [_PTR, c_char_p, c_uint64, POINTER(c_uint64)],

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import math
 import random
+import threading
 
 import pytest
 import torch
@@ -48,6 +49,33 @@ def test_turns_are_weighed_by_relevance_and_recency(tmp_path):
         assert history.stats()["entries"] == 2
         assert [each.id for each in history.retrieve(embeddings[0], 9.0)] == [2, 0]
         assert history.record([turn(embeddings[1], 9.0, "")]) == 3
+
+
+def test_turns_come_whole_while_others_are_recorded():
+    """One entry is kept, so each record forgets what a retrieval may have found."""
+    long = "long " * 40_000
+    with Dialogue(2, entries_max=1) as history:
+        history.record([turn([1, 0], 0.0, "0")])
+        stopped = threading.Event()
+
+        def record():
+            number = 0
+            while not stopped.is_set():
+                number += 1
+                name = f"{number}{long if number % 50 == 0 else ''}"
+                history.record([turn([1, 0], float(number), name)])
+
+        recorder = threading.Thread(target=record)
+        recorder.start()
+        try:
+            for _ in range(300):
+                [found] = history.retrieve([1, 0], 0.0)
+                assert found.query.startswith(f"{found.time_s:.0f}")
+                assert found.passage == f"passage of {found.query} – ü"
+                assert found.response == f"answer to {found.query}"
+        finally:
+            stopped.set()
+            recorder.join()
 
 
 def test_refused_arguments_are_named():

@@ -11,7 +11,7 @@ BLOCKS = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 def test_the_examples_run():
     blocks = BLOCKS.findall(PAGE.read_text())
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     names: dict = {}
     for number, block in enumerate(blocks):
         exec(compile(block, f"{PAGE.name}, example {number}", "exec"), names)

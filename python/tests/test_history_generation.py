@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedTokenizerFast,
     StaticCache,
+    T5Config,
+    WatermarkingConfig,
 )
 
 import dormouse
@@ -149,6 +153,27 @@ def test_an_end_that_came_counts_as_drafted(llama, history):
     assert history.stats()["drafted_tokens"] == history.stats()["accepted_tokens"] == 4
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A character for each id."""
+    words = {chr(97 + id): id for id in range(VOCAB)}
+    tokens = Tokenizer(models.BPE(words, [], unk_token="a"))
+    tokens.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 7, 20])
+def test_a_stop_string_ends_wherever_it_is_drafted(llama, history, tokenizer, at):
+    own = response(plain(llama))
+    history.record(PROMPT[0], own)
+    for stop in (own[at : at + 1], own[at : at + 2]):
+        options = {"stop_strings": "".join(map(tokenizer.convert_ids_to_tokens, stop))}
+        options["tokenizer"] = tokenizer
+        wanted = response(plain(llama, **options))
+        assert response(drafted(llama, history, **options)) == wanted
+        assert len(wanted) <= at + len(stop) and wanted[-len(stop) :] == stop
+
+
 @pytest.mark.parametrize("new_tokens", [1, 2, 3, 4, 17])
 def test_the_length_is_that_of_generate(llama, history, new_tokens):
     own = response(plain(llama))
@@ -247,6 +272,12 @@ def test_the_model_stays_as_it_is_also_after_an_error(llama, history):
         ({"use_cache": False}, "use_cache is False"),
         ({"custom_generate": "somewhere"}, "custom_generate is 'somewhere'"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha is 0.6"),
+        ({"guidance_scale": 1.5}, "guidance_scale is 1.5"),
+        (
+            {"watermarking_config": WatermarkingConfig()},
+            "watermarking_config is .*accepted: None",
+        ),
+        ({"stopping_criteria": [len]}, "stopping_criteria is .*accepted: None"),
     ],
 )
 def test_options_that_decode_in_another_way_are_refused_by_name(llama, history, options, message):
@@ -257,6 +288,9 @@ def test_options_that_decode_in_another_way_are_refused_by_name(llama, history, 
 def test_other_models_shapes_and_vocabularies_are_refused(llama, history):
     with pytest.raises(dormouse.ArgumentError, match=r"input_ids are \[2, 12\]; accepted: \[1, "):
         generate(llama, PROMPT.expand(2, -1), history)
+    with pytest.raises(dormouse.ArgumentError, match="is the encoder-decoder T5ForConditional"):
+        small = {"vocab_size": VOCAB, "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
+        generate(transformers.T5ForConditionalGeneration(T5Config(**small)), PROMPT, history)
     with pytest.raises(dormouse.ArgumentError, match="model is a Linear"):
         generate(torch.nn.Linear(2, 2), PROMPT, history)
     cache = StaticCache(config=llama.config, max_cache_len=64)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import dormouse
-from dormouse.history import History, Rollout, verify_greedy, verify_sampled
-from dormouse.history.drafters import draft_all
+from dormouse.history import (
+    History,
+    Rollout,
+    draft_all,
+    feedback_all,
+    verify_greedy,
+    verify_sampled,
+)
 
 VOCAB = 1000
 PROMPT = list(range(100, 112))
@@ -58,6 +69,14 @@ def test_ids_of_any_kind_are_one():
         assert drafts == [RESPONSE[:2]] * len(kinds)
         assert all(each.matched_tokens == 7 for each in drafters)
         assert draft_all([], []) == []
+        with pytest.raises(dormouse.ArgumentError, match="accepted is 3; accepted: at most 2"):
+            feedback_all(drafters, [2, 2, 3, 2, 2])
+        assert all(each.window_tokens == 2 for each in drafters)
+        feedback_all(drafters, [2, 2, 1, 2, 2])
+        assert [each.window_tokens for each in drafters] == [4, 4, 2, 4, 4]
+        assert history.stats()["accepted_tokens"] == 9
+        with pytest.raises(dormouse.ArgumentError, match="rollout 1: id 0 of response is 1000"):
+            history.record_all([Rollout(PROMPT, [1]), Rollout(PROMPT, [VOCAB])])
 
 
 def test_what_is_refused():
@@ -85,6 +104,8 @@ def test_what_is_refused():
             history.drafter(PROMPT).draft([1, VOCAB, 2])
         with pytest.raises(dormouse.ArgumentError, match="accepted is 1; accepted: at most 0"):
             history.drafter(PROMPT).feedback(1)
+        with pytest.raises(dormouse.ArgumentError, match="accepted is -1; accepted: 0 or more"):
+            history.drafter(PROMPT).feedback(-1)
         with pytest.raises(dormouse.ArgumentError, match="several histories"):
             draft_all([history.drafter([]), other.drafter([])], [[], []])
         with pytest.raises(dormouse.StateError, match="no directory"):
@@ -118,6 +139,43 @@ def test_a_history_is_saved_loaded_and_locked(tmp_path):
     assert saved.read_bytes() == damaged
 
 
+# Argument: the directory. Prints when it is locked, and is killed then.
+OWNER = """
+import os, sys, time
+from dormouse.history import Dialogue, History
+history = {kind}
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["History(9, dir=sys.argv[1])", "Dialogue(4, dir=sys.argv[1])"])
+def test_a_forked_child_does_not_keep_the_directory(tmp_path, kind):
+    command = [sys.executable, "-c", OWNER.format(kind=kind), str(tmp_path)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert owner.stdout.readline() == "locked\n"
+        with pytest.raises(dormouse.StateError, match=f"in use by process {owner.pid} on"):
+            History(9, dir=tmp_path)
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+        # Its child lives.
+        os.killpg(owner.pid, 0)
+        with History(9, dir=tmp_path):
+            pass
+    finally:
+        os.killpg(owner.pid, signal.SIGKILL)
+
+
+def test_a_saved_history_that_is_not_there_is_told_from_an_empty_directory(tmp_path):
+    (tmp_path / "history.dormouse").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(dormouse.StorageError, match="reading: No such file"):
+        History(9, dir=tmp_path)
+
+
 def test_greedy_verification_is_greedy_decoding():
     """A table of logits by the token before is the model."""
     generator = torch.Generator().manual_seed(0)
@@ -134,6 +192,25 @@ def test_greedy_verification_is_greedy_decoding():
         assert emitted == own[1 : 1 + len(emitted)] and 1 <= len(emitted) <= len(draft) + 1
         equal = next((i for i, (a, b) in enumerate(zip(draft, own[1:])) if a != b), len(draft))
         assert len(emitted) == equal + 1
+
+
+def test_tokens_are_those_of_the_same_random_numbers():
+    """Greedy verification of a sampler's own draws: with noise of Gumbel's law for each place, the
+    greatest sum with the logits is a sample, and with any draft the same one."""
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn(20, 20, generator=generator)
+    for trial in range(100):
+        noise = -torch.log(-torch.log(torch.rand(8, 20, generator=generator)))
+        own = [trial % 20]
+        for place in noise[:-1]:
+            own.append(int((table[own[-1]] + place).argmax()))
+        draft = own[1 : 2 + trial % 6]
+        if trial % 3:
+            draft[-1] = (draft[-1] + trial % 2) % 20
+        rows = table[[own[0], *draft]] + noise[: len(draft) + 1]
+        emitted = verify_greedy(rows, draft)
+        assert emitted == own[1 : 1 + len(emitted)]
+        assert len(emitted) >= len(draft)
 
 
 # By degrees of freedom; of a chi-square, one in a million is above.

@@ -73,7 +73,9 @@ impl OwnFile {
         self.identity.is_some() && Identity::of(self.file.as_raw_fd()) == self.identity
     }
 
-    pub(crate) fn closed_in_child(&self) -> ClosedInChild {
+    /// Has forked children close the file until the result is dropped, before this.
+    #[must_use]
+    pub fn closed_in_child(&self) -> ClosedInChild {
         ClosedInChild::new(self.file.as_raw_fd())
     }
 }
@@ -144,7 +146,7 @@ static DESCRIPTORS: [Place; DESCRIPTORS_MAX] = [const {
 /// A descriptor that children close. It must be dropped before the descriptor is closed: its number may be
 /// reused after that.
 #[derive(Debug)]
-pub(crate) struct ClosedInChild {
+pub struct ClosedInChild {
     place: Option<usize>,
 }
 

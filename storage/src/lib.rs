@@ -64,7 +64,7 @@ mod transfer_tests;
 
 pub use choice::IoEngine;
 pub use chunk::{CHUNK_BYTES, SHORT_ATTEMPTS_MAX};
-pub use descriptors::{OwnFile, close_in_child};
+pub use descriptors::{ClosedInChild, OwnFile, close_in_child};
 pub use error::{IoOperation, NvmeError, ThreadError};
 pub use extent::Extent;
 pub use file::{Aligned, IoMemory, UNIT_BYTES};

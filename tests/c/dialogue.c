@@ -90,6 +90,20 @@ int main(int argc, char **argv)
     query.entries_max = 3;
     RETURNS(dormouse_dialogue_retrieve(dialogue, NULL, found, 3, &count), DORMOUSE_ERR_NULL, "query");
 
+    uint64_t lengths[9] = {0}, bytes = 0;
+    char texts[64] = "";
+    found[0].id = 99;
+    RETURNS(dormouse_dialogue_retrieve_texts(dialogue, &query, found, lengths, 3, &count, texts, 23, &bytes),
+            DORMOUSE_ERR_LIMIT, "capacities are 3 and 23; accepted: at least 3 and 24");
+    RETURNS(dormouse_dialogue_retrieve_texts(dialogue, &query, found, lengths, 2, &count, texts, 64, &bytes),
+            DORMOUSE_ERR_LIMIT, "capacities are 2 and 64; accepted: at least 3 and 24");
+    EXPECT(found[0].id == 99 && lengths[0] == 0 && texts[0] == 0 && count == 3 && bytes == 24);
+    OK(dormouse_dialogue_retrieve_texts(dialogue, &query, NULL, NULL, 0, &count, NULL, 0, &bytes));
+    OK(dormouse_dialogue_retrieve_texts(dialogue, &query, found, lengths, 3, &count, texts, 24, &bytes));
+    EXPECT(found[0].id == 4 && found[1].id == 2 && found[2].id == 0);
+    EXPECT(bytes == 24 && memcmp(texts, "asked4asked234asked01234", 25) == 0);
+    EXPECT(lengths[3] == 5 && lengths[4] == 3 && lengths[5] == 0 && lengths[7] == 5);
+
     char text[16] = "";
     OK(dormouse_dialogue_get_text(dialogue, 2, DORMOUSE_TEXT_PASSAGE, text, sizeof text, &count));
     EXPECT(count == 3 && memcmp(text, "234", 3) == 0);

@@ -4,16 +4,19 @@ use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dormouse_history::dialogue::{Found, NewEntry};
+use dormouse_history::dialogue::{Entry, Found, NewEntry};
 use dormouse_history::{Dialogue, DialogueOptions};
 
 use super::c::*;
 use crate::boundary::{Elements, In, Out, enter, usize_of};
 use crate::fault::Fault;
 use crate::handles::{Kind, Table};
-use crate::status::dormouse_status_t;
+use crate::status::{DORMOUSE_ERR_LIMIT, dormouse_status_t};
 
 static DIALOGUES: Table<Dialogue> = Table::new(Kind::Dialogue);
+
+/// Texts of an entry.
+const TEXTS: usize = 3;
 
 /// Creates a history of dialogues, from which `dormouse_dialogue_retrieve` returns what is relevant and recent.
 ///
@@ -127,21 +130,72 @@ pub unsafe extern "C" fn dormouse_dialogue_retrieve(
             let place = Elements::new(found, capacity, "found")?;
             (Out::new(count_out, "count_out")?, In::one(query, "query")?, place)
         };
-        let own = DIALOGUES.get(dialogue)?;
-        // SAFETY: as above, for what the query points to.
-        let embedding = unsafe { numbers(query.embedding, query.dimension) }?;
-        let count = query.entries_max as usize;
-        let entries = match query.kind {
-            DORMOUSE_QUERY_BEST => own.retrieve(embedding, query.now_s, count)?,
-            DORMOUSE_QUERY_CHAIN => own.chain(embedding, query.now_s, count)?,
-            other => {
-                return Err(Fault::argument(format!(
-                    "kind is {other}; accepted: 0 (best), 1 (chain)"
-                )));
-            }
-        };
+        // SAFETY: as above.
+        let entries = unsafe { retrieve(dialogue, query) }?;
         let entries: Vec<_> = entries.iter().map(found_of).collect();
         out.array(&entries, &place)
+    })
+}
+
+/// Retrieves entries as `dormouse_dialogue_retrieve` does, with their texts: no other call can forget an entry between
+/// the two.
+///
+/// `count_out` receives the number of entries, and `texts_bytes_out` that of all bytes of their texts. `found` receives
+/// the entries, and `lengths` 3 × `capacity` numbers: the bytes of what was asked, read and answered in each entry.
+/// `texts` receives these bytes, one text behind the other, without a NUL. If `capacity` or `texts_capacity` is not
+/// enough, the arrays are unchanged. Each may be NULL.
+///
+/// Any-thread; retrievals run beside each other. The caller owns the arrays. Errors: those of
+/// `dormouse_dialogue_retrieve`; `LIMIT` if an array is too small (both numbers are written).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dormouse_dialogue_retrieve_texts(
+    dialogue: *mut dormouse_dialogue_t,
+    query: *const dormouse_query_t,
+    found: *mut dormouse_found_t,
+    lengths: *mut u64,
+    capacity: u64,
+    count_out: *mut u64,
+    texts: *mut c_char,
+    texts_capacity: u64,
+    texts_bytes_out: *mut u64,
+) -> dormouse_status_t {
+    enter(|| {
+        // SAFETY: the caller's promise (module docs), here and below.
+        let (out, texts_out, query) = unsafe {
+            let texts_out = Out::new(texts_bytes_out, "texts_bytes_out")?;
+            (Out::new(count_out, "count_out")?, texts_out, In::one(query, "query")?)
+        };
+        let lengths_capacity = capacity.saturating_mul(TEXTS as u64);
+        // SAFETY: as above.
+        let (found, lengths, texts) = unsafe {
+            let texts = Elements::<u8>::new(texts.cast(), texts_capacity, "texts")?;
+            let lengths = Elements::new(lengths, lengths_capacity, "lengths")?;
+            (Elements::new(found, capacity, "found")?, lengths, texts)
+        };
+        // SAFETY: as above.
+        let entries = unsafe { retrieve(dialogue, query) }?;
+        let all: Vec<_> = entries.iter().map(found_of).collect();
+        let parts: Vec<&[u8]> = entries.iter().flat_map(|it| texts_of(&it.entry)).collect();
+        let all_lengths: Vec<u64> = parts.iter().map(|it| it.len() as u64).collect();
+        let (count, bytes) = (all.len() as u64, all_lengths.iter().sum());
+        out.write(count);
+        texts_out.write(bytes);
+        let is_short = found.is_short_of(count) || lengths.is_short_of(all_lengths.len() as u64);
+        if is_short || texts.is_short_of(bytes) {
+            return Err(Fault::new(
+                DORMOUSE_ERR_LIMIT,
+                format!(
+                    "capacities are {capacity} and {texts_capacity}; accepted: at least {count} \
+                     and {bytes}"
+                ),
+            ));
+        }
+        found.write(&all)?;
+        lengths.write(&all_lengths)?;
+        if texts.is_wanted() {
+            texts.write(&parts.concat())?;
+        }
+        Ok(())
     })
 }
 
@@ -232,6 +286,27 @@ pub unsafe extern "C" fn dormouse_dialogue_get_torn(
         // SAFETY: as above: `buffer` is NULL or writable for `capacity`.
         unsafe { count.text(torn, buffer, capacity) }
     })
+}
+
+/// # Safety
+/// What the query points to is NULL or readable, as many numbers as it says, which do not change.
+unsafe fn retrieve(
+    dialogue: *mut dormouse_dialogue_t,
+    query: &dormouse_query_t,
+) -> Result<Vec<Found>, Fault> {
+    let own = DIALOGUES.get(dialogue)?;
+    // SAFETY: the caller's contract.
+    let embedding = unsafe { numbers(query.embedding, query.dimension) }?;
+    let count = query.entries_max as usize;
+    match query.kind {
+        DORMOUSE_QUERY_BEST => Ok(own.retrieve(embedding, query.now_s, count)?),
+        DORMOUSE_QUERY_CHAIN => Ok(own.chain(embedding, query.now_s, count)?),
+        other => Err(Fault::argument(format!("kind is {other}; accepted: 0 (best), 1 (chain)"))),
+    }
+}
+
+fn texts_of(it: &Entry) -> [&[u8]; TEXTS] {
+    [&it.query, &it.passage, &it.response]
 }
 
 fn found_of(it: &Found) -> dormouse_found_t {

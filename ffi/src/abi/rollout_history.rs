@@ -1,10 +1,13 @@
 //! Drafts from earlier rollouts. No runtime is required.
 
 use std::ffi::c_char;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dormouse_history::{Digest, History, HistoryDir, Options, Weighing, Window};
+use dormouse_history::{
+    CONTEXT_TOKENS, Digest, History, HistoryDir, HistoryError, Options, Weighing, Window,
+};
 
 use super::c::*;
 use crate::boundary::{In, Out, enter, usize_of};
@@ -65,8 +68,11 @@ pub unsafe extern "C" fn dormouse_history_create(
         let budget_bytes = it.budget_bytes;
         let history =
             History::new(Options { vocab: it.vocab, budget_bytes, epochs_kept, weighing, cold })?;
-        if let Some(saved) = dir.as_ref().map(HistoryDir::path).filter(|path| path.exists()) {
-            history.load(&saved)?;
+        if let Some(dir) = &dir {
+            match history.load(&dir.path()) {
+                Err(HistoryError::File { source, path, .. }) if is_missing(&source, &path) => {}
+                loaded => loaded?,
+            }
         }
         out.write(HISTORIES.insert(Arc::new(Rollouts { history, dir }))?);
         Ok(())
@@ -163,7 +169,7 @@ pub unsafe extern "C" fn dormouse_history_draft(
                 return Err(Fault::null("ids"));
             }
             // SAFETY: as above, for what each draft points to.
-            let end = unsafe { tokens(&it.end, vocab, "end") }?;
+            let end = unsafe { last_tokens(&it.end, CONTEXT_TOKENS, vocab, "end") }?;
             let draft = found.history.draft(digest(it.prompt), &end, most)?;
             made.push((window, draft));
         }
@@ -218,7 +224,7 @@ pub unsafe extern "C" fn dormouse_history_feedback(
 
 /// Saves everything into the directory of the history, in the place of what is there, as a whole or not at all.
 ///
-/// Any-thread. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold
+/// Any-thread. Records of other threads go on; each prompt is saved with or without those of this time. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold
 /// prompt cannot be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_history_save(
@@ -308,6 +314,12 @@ fn window(it: &dormouse_draft_t) -> Window {
     Window::of(it.window_tokens)
 }
 
+/// Whether there is no file at all: a link that leads nowhere is not one that may be made.
+fn is_missing(error: &io::Error, path: &Path) -> bool {
+    let is_absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
+    is_absent(error) && path.symlink_metadata().is_err_and(|e| is_absent(&e))
+}
+
 /// # Safety
 /// The ids are NULL or readable, as many as the struct says, and do not change.
 unsafe fn tokens(
@@ -316,6 +328,18 @@ unsafe fn tokens(
     name: &'static str,
 ) -> Result<Vec<u32>, Fault> {
     // SAFETY: the caller's contract.
+    unsafe { last_tokens(it, usize::MAX, vocab, name) }
+}
+
+/// # Safety
+/// As for [`tokens`].
+unsafe fn last_tokens(
+    it: &dormouse_tokens_t,
+    most: usize,
+    vocab: u32,
+    name: &'static str,
+) -> Result<Vec<u32>, Fault> {
+    // SAFETY: the caller's contract.
     let ids = unsafe { Ids::new(it.ids, it.id_bytes, it.count, name) }?;
-    Ok(ids.below(vocab, name)?)
+    Ok(ids.last_below(most, vocab, name)?)
 }

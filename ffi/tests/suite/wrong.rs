@@ -27,6 +27,8 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "void *", "dst", "result(k)"),
     ("*", "char *", "text", "result(k)"),
     ("*", "char *", "buffer", "result(k)"),
+    ("*", "char *", "texts", "result(k)"),
+    ("*", "uint64_t *", "lengths", "result(k)"),
     ("*", "struct dormouse_forest_node_t *", "nodes", "result(k)"),
     ("*", "struct dormouse_plan_node_t *", "nodes", "result(k)"),
     ("*", "struct dormouse_block_t *", "blocks", "result(k)"),
@@ -87,6 +89,7 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
     ("*", "uint64_t", "align", "0"),
     ("*", "uint64_t", "flags", "1"),
     ("*", "uint64_t", "capacity", "16"),
+    ("*", "uint64_t", "texts_capacity", "16"),
     ("*", "uint64_t", "node_capacity", "16"),
     ("*", "uint64_t", "ending_capacity", "16"),
     ("*", "uint64_t", "range_capacity", "16"),
@@ -117,8 +120,14 @@ const VALUES: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Arguments that say how much a buffer holds. A caller who promises more than there is cannot be refused.
-const PROMISES: &[&str] =
-    &["capacity", "node_capacity", "ending_capacity", "range_capacity", "event_capacity"];
+const PROMISES: &[&str] = &[
+    "capacity",
+    "texts_capacity",
+    "node_capacity",
+    "ending_capacity",
+    "range_capacity",
+    "event_capacity",
+];
 
 /// What a wrong value must return.
 enum Wanted {

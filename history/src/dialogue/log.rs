@@ -1,13 +1,15 @@
 //! The log's file: records are added at its end, and it is written anew when most of it is forgotten.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+
+use dormouse_storage::OwnFile;
 
 use super::record::{Contents, decode, encode_entry, encode_forget, encode_header, entry_bytes};
 use super::state::State;
 use crate::error::HistoryError;
-use crate::history::parent;
+use crate::replace::replace;
 
 /// Name of the log in a directory.
 pub(crate) const LOG_NAME: &str = "dialogue.dormouse";
@@ -25,19 +27,21 @@ pub(crate) trait Storage: std::fmt::Debug + Send {
 /// A file, whose bytes are on the disk when a call returns if it is `synced`.
 #[derive(Debug)]
 struct LogFile {
-    file: File,
+    file: OwnFile,
     synced: bool,
 }
 
 impl Storage for LogFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)?;
-        if self.synced { self.file.sync_data() } else { Ok(()) }
+        let mut file = self.file.get()?;
+        file.write_all(bytes)?;
+        if self.synced { file.sync_data() } else { Ok(()) }
     }
 
     fn cut(&mut self, bytes: u64) -> io::Result<()> {
-        self.file.set_len(bytes)?;
-        self.file.sync_all()
+        let file = self.file.get()?;
+        file.set_len(bytes)?;
+        file.sync_all()
     }
 }
 
@@ -53,7 +57,7 @@ pub(crate) struct Log {
     live_bytes: u64,
     /// It is not written anew before it has more bytes, for an attempt failed.
     rewritten_above: u64,
-    /// The reason that the file may end with part of a record, if it may.
+    /// The reason that what is recorded could be lost, if it could.
     failure: Option<String>,
 }
 
@@ -77,19 +81,17 @@ impl Log {
         synced: bool,
     ) -> Result<(Self, Contents), HistoryError> {
         let path = dir.join(LOG_NAME);
-        let failed = |action| {
-            let path = path.clone();
-            move |source| HistoryError::File { path, action, source }
-        };
-        if !path.exists() {
-            let log = Self::create(&path, &State::new(dimension), 0, dimension, synced);
-            return Ok((log.map_err(failed("making"))?, Contents::default()));
+        let failed = |action| HistoryError::file(&path, action);
+        // Not of what a link names: one that leads nowhere is no new log.
+        if path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+            let log = Self::create(&path, &State::new(dimension), 0, dimension, synced)?;
+            return Ok((log, Contents::default()));
         }
         let bytes = std::fs::read(&path).map_err(failed("reading"))?;
         let contents = decode(&bytes, dimension)
             .map_err(|reason| HistoryError::Damaged { path: path.clone(), reason })?;
         let file = File::options().append(true).open(&path).map_err(failed("opening"))?;
-        let mut storage = LogFile { file, synced };
+        let mut storage = LogFile { file: OwnFile::new(file), synced };
         let sound_bytes = contents.sound_bytes as u64;
         if contents.torn.is_some() {
             storage.cut(sound_bytes).map_err(failed("cutting"))?;
@@ -100,46 +102,41 @@ impl Log {
         Ok((log, contents))
     }
 
-    /// Makes a log of the entries in memory, in the place of what is there, as a whole or not at all.
+    /// Makes a log of the entries in memory, in the place of what is there, as a whole or not at all. If its name may
+    /// not be on the disk, nothing more is recorded.
     fn create(
         path: &Path,
         state: &State,
         next_id: u64,
         dimension: usize,
         synced: bool,
-    ) -> io::Result<Self> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let aside = parent(path).join(format!(".{name}.{}", std::process::id()));
-        let write = || {
-            // What a crash left there is not in the way.
-            let _ = std::fs::remove_file(&aside);
-            let file = File::options().append(true).create_new(true).open(&aside)?;
-            let mut bytes = encode_header(dimension, next_id);
-            let mut written = bytes.len() as u64;
+    ) -> Result<Self, HistoryError> {
+        const ACTION: &str = "making";
+        let mut written = 0;
+        let mut write = |file: &File| {
             let mut writer = BufWriter::new(file);
-            writer.write_all(&bytes)?;
+            let mut bytes = encode_header(dimension, next_id);
+            let mut write = |bytes: &[u8]| {
+                written += bytes.len() as u64;
+                writer.write_all(bytes)
+            };
+            write(&bytes)?;
             for (id, entry) in &state.entries {
                 bytes.clear();
                 let row = state.index.get(*id).map_or(&[][..], |row| row.embedding);
                 encode_entry(entry, row, &mut bytes);
-                writer.write_all(&bytes)?;
-                written += bytes.len() as u64;
+                write(&bytes)?;
             }
-            let file = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
-            file.sync_all()?;
-            std::fs::rename(&aside, path)?;
-            // The rename itself is on the disk once the directory is.
-            File::open(parent(path))?.sync_all()?;
-            Ok((file, written))
+            writer.flush()
         };
-        let (file, written) = write().inspect_err(|_: &io::Error| {
-            // What remains of a full disk, if anything.
-            let _ = std::fs::remove_file(&aside);
-        })?;
-        let storage = Box::new(LogFile { file, synced });
+        let write = |file: &File| write(file).map_err(HistoryError::file(path, ACTION));
+        let made = replace(path, ACTION, File::options().append(true), write)?;
+        let storage = Box::new(LogFile { file: OwnFile::new(made.file), synced });
         let live = state.entries.values().map(|entry| entry_bytes(entry, dimension));
         let live_bytes = live.sum();
-        Ok(Self { synced, live_bytes, ..Self::over(storage, path.to_owned(), written) })
+        let failure = made.synced.err().map(|e| format!("its directory is not on the disk: {e}"));
+        let log = Self::over(storage, path.to_owned(), written);
+        Ok(Self { synced, live_bytes, failure, ..log })
     }
 
     /// Adds entries, and which ones are forgotten for them.
@@ -148,10 +145,9 @@ impl Log {
         entries: &[(super::Entry, Vec<f32>)],
         forgotten: &[u64],
     ) -> Result<(), HistoryError> {
-        let path = self.path.clone();
-        let failed = |source| HistoryError::File { path, action: "recording", source };
+        let failed = HistoryError::file(&self.path, "recording");
         if let Some(reason) = &self.failure {
-            return Err(failed(io::Error::other(format!("it could not be cut after: {reason}"))));
+            return Err(failed(io::Error::other(reason.clone())));
         }
         let mut bytes = Vec::new();
         for (entry, embedding) in entries {
@@ -161,7 +157,7 @@ impl Log {
         encode_forget(forgotten, &mut bytes);
         if let Err(e) = self.storage.append(&bytes) {
             if self.storage.cut(self.bytes).is_err() {
-                self.failure = Some(e.to_string());
+                self.failure = Some(format!("it could not be cut after: {e}"));
             }
             return Err(failed(e));
         }

@@ -13,7 +13,9 @@
 //!   last recorded when one was forgotten.
 //! - **D2** What is retrieved has its exact weight. It is exactly the best if every entry is scanned.
 //! - **D3** An entry that a call recorded is in the log before it is in memory; a log is read back to the same entries.
-//! - **D4** A log that ends within its last record is cut there. A log that is damaged elsewhere stays as it is.
+//! - **D4** A log that ends within its last record, or in zeros, is cut there. A log that is damaged elsewhere stays as
+//!   it is. Records of one call are lost with the machine if its disk wrote a later one of them and not an earlier one:
+//!   such a log is damaged.
 //!
 //! ```text
 //! record ─► log (fdatasync) ─► entries ─► categories ─► summaries ─► embeddings

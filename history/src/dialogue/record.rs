@@ -146,10 +146,11 @@ impl Unsound {
         Self { reason: reason.into(), end }
     }
 
-    /// Returns whether `bytes`, which begin with it, may be one record that was not written to its end. With a sound
-    /// record behind it, it was.
+    /// Returns whether `bytes`, which begin with it, may be one record that was not written to its end, or places of
+    /// records that were not written at all: zeros. With a sound record behind it, it was.
     fn is_last(&self, bytes: &[u8]) -> bool {
         match self.end {
+            _ if bytes.iter().all(|it| *it == 0) => true,
             Some(end) => end >= bytes.len(),
             None => {
                 let behind = 1..bytes.len();

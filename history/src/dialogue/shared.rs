@@ -11,12 +11,15 @@ use super::log::Log;
 use super::record::entry_bytes;
 use super::state::{Scored, Search, State, Weighing};
 use super::vectors::normalise;
+use crate::dir::HistoryDir;
 use crate::error::HistoryError;
 use crate::limits::{
     CHAIN_ENTRIES_MAX, CHAIN_RELEVANCE_MIN, DIMENSION_MAX, ENTRIES_MAX, RECORDED_ENTRIES_MAX,
     RETRIEVED_MAX,
 };
-use crate::save::HistoryDir;
+
+/// Entries that are inserted while retrievals wait.
+const INSERTED_ENTRIES: usize = 64;
 
 /// Settings of a dialogue.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +83,9 @@ struct Writer {
     log: Option<Log>,
     next_id: u64,
     forgotten: u64,
+    /// Entries that were forgotten when the log was opened. The next record says so in the log; until then another
+    /// limit finds them again.
+    unlogged: Vec<u64>,
 }
 
 impl DialogueOptions {
@@ -131,7 +137,7 @@ impl Dialogue {
 
     pub(crate) fn over(options: DialogueOptions, log: Option<Log>) -> Self {
         let state = RwLock::new(State::new(options.dimension));
-        let writer = Mutex::new(Writer { log, next_id: 0, forgotten: 0 });
+        let writer = Mutex::new(Writer { log, next_id: 0, forgotten: 0, unlogged: Vec::new() });
         Self { options, writer, state, torn: None, _dir: None }
     }
 
@@ -156,6 +162,7 @@ impl Dialogue {
         // Fewer may be kept than before, and a crash may have come before a record of what is forgotten.
         let surplus = state.surplus(own.options.weighing(), &[], own.options.entries_max);
         writer.forget(state, &surplus, own.options.dimension);
+        writer.unlogged = surplus;
         if let Some(index) = state.index.rebuilt() {
             state.index = index;
         }
@@ -206,16 +213,22 @@ impl Dialogue {
         let most = self.options.entries_max;
         let surplus = self.state.read().surplus(self.options.weighing(), &rows, most);
         drop(rows);
-        if let Some(log) = &mut writer.log {
-            log.append(&new, &surplus)?;
+        let Writer { log, unlogged, .. } = &mut *writer;
+        if let Some(log) = log {
+            let forgotten = [unlogged.as_slice(), &surplus].concat();
+            log.append(&new, &forgotten)?;
+            unlogged.clear();
         }
         writer.next_id += new.len() as u64;
-        let mut state = self.state.write();
-        for (entry, embedding) in new {
-            state.insert(entry, &embedding);
+        let mut new = new.into_iter().peekable();
+        while new.peek().is_some() {
+            // Retrievals go on between these.
+            let mut state = self.state.write();
+            for (entry, embedding) in new.by_ref().take(INSERTED_ENTRIES) {
+                state.insert(entry, &embedding);
+            }
         }
-        writer.forget(&mut state, &surplus, self.options.dimension);
-        drop(state);
+        writer.forget(&mut self.state.write(), &surplus, self.options.dimension);
         // Nobody else writes meanwhile, and retrievals go on.
         let rebuilt = self.state.read().index.rebuilt();
         if let Some(index) = rebuilt {

@@ -1,6 +1,7 @@
 //! Prompts that memory has no room for.
 
 use std::sync::Arc;
+use std::thread;
 
 use dormouse_storage::Nvme;
 use dormouse_storage::testing::Faults;
@@ -126,4 +127,72 @@ fn a_prompt_that_cannot_be_read_is_forgotten() {
     let stats = history.stats();
     assert_eq!((stats.forgotten_prompts, stats.cold_prompts), (1, 1));
     assert!(history.cold_failure().is_some());
+}
+
+#[test]
+fn a_draft_forgets_nothing_when_the_disk_is_full() {
+    const ENOSPC: i32 = 28;
+    let faults = Arc::new(Faults::in_memory(FILE_BYTES));
+    let one = {
+        let history = super::history();
+        record(&history, 1);
+        history.stats().bytes
+    };
+    // Memory for none, and for two of five.
+    for budget_bytes in [0, 2 * one + one / 2] {
+        let history = with_faults(&faults, budget_bytes);
+        record(&history, 5);
+        faults.fail_writes_after(0, ENOSPC);
+        for prompt in [0, 1, 2, 3, 4, 0] {
+            assert!(is_drafted(&history, prompt), "{prompt}");
+        }
+        let stats = history.stats();
+        assert_eq!((stats.prompts + stats.cold_prompts, stats.forgotten_prompts), (5, 0));
+        assert!(stats.bytes <= budget_bytes);
+        faults.heal();
+    }
+}
+
+#[test]
+fn a_prompt_larger_than_memory_leaves_the_others_there() {
+    let history = with_faults(&Arc::new(Faults::in_memory(FILE_BYTES)), 8 << 10);
+    record(&history, 4);
+    assert_eq!(history.stats().cold_prompts, 0);
+    let long: Vec<u32> = (0..4000).map(|it| it % VOCAB).collect();
+    history.record(&[77], &long, 0.0, 0).unwrap();
+    assert_eq!((history.stats().prompts, history.stats().cold_prompts), (4, 1));
+    assert_eq!(history.draft(Digest::of(&[77]), &[5, 6, 7], 2).unwrap().tokens, [8, 9]);
+    assert_eq!((history.stats().prompts, history.stats().cold_prompts), (4, 1));
+}
+
+/// Prompts come and go while others are read from the file, saved and recorded.
+#[test]
+fn cold_prompts_of_several_threads_are_whole() {
+    let dir = Dir::new();
+    let path = dir.0.join("saved");
+    let history = with_faults(&Arc::new(Faults::in_memory(FILE_BYTES)), 4 << 10);
+    record(&history, 30);
+    thread::scope(|scope| {
+        for thread in 0..3 {
+            let history = &history;
+            scope.spawn(move || {
+                for turn in 0..300 {
+                    assert!(is_drafted(history, (7 * turn + thread) % 30));
+                }
+            });
+        }
+        scope.spawn(|| (0..20).for_each(|_| history.save(&path).unwrap()));
+        for turn in 0..200 {
+            // Tokens that no prompt of `record` has.
+            history.record(&[turn % 30], &[900, 901, turn], 0.0, 0).unwrap();
+        }
+    });
+    let stats = history.stats();
+    assert_eq!((stats.prompts + stats.cold_prompts, stats.forgotten_prompts), (30, 0));
+    assert!(stats.bytes <= 4 << 10);
+    history.save(&path).unwrap();
+    let loaded = super::history();
+    loaded.load(&path).unwrap();
+    assert!((0..30).all(|prompt| is_drafted(&loaded, prompt)));
+    assert_eq!(loaded.stats().tokens, 30 * 50 + 200 * 3);
 }

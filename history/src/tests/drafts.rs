@@ -174,11 +174,46 @@ fn a_draft_ends_where_its_votes_are_too_few() {
 #[test]
 fn of_many_occurrences_evenly_spaced_ones_vote() {
     let history = history();
+    // The first 32 would agree on 8, the last 32 on 10; of all 128, most say 9.
     for number in 0..4 * VOTES_MAX as u32 {
-        let token = if number % 4 == 3 { 9 } else { 8 };
+        let token = match number {
+            0..40 => 8,
+            88.. => 10,
+            _ => 9,
+        };
         history.record(&[1, 2, 3], &[token, 7], 0.0, 0).unwrap();
     }
-    assert_eq!(drafted(&history, &[1, 2, 3], &[1, 2, 3], 8).len(), 2);
+    assert_eq!(drafted(&history, &[1, 2, 3], &[1, 2, 3], 8), [9, 7]);
+}
+
+#[test]
+fn weights_are_of_what_is_kept_and_of_any_reward() {
+    let history = history();
+    let (prompt, end) = ([1, 2, 3], [1, 2, 3]);
+    // With the reward of epoch 0, which is forgotten, the others would weigh about the same.
+    history.record(&prompt, &[9], -1000.0, 0).unwrap();
+    for (token, reward) in [(10, 0.0), (10, 0.0), (11, 1.0)] {
+        history.record(&prompt, &[token], reward, 2).unwrap();
+    }
+    assert_eq!(drafted(&history, &prompt, &end, 1), [11]);
+    // The distance of these has no f32.
+    for (token, reward) in [(12, f32::MAX), (13, f32::MIN), (13, f32::MIN)] {
+        history.record(&prompt, &[token], reward, 4).unwrap();
+    }
+    assert_eq!(drafted(&history, &prompt, &end, 1), [12]);
+}
+
+#[test]
+fn only_the_last_tokens_of_a_sequence_are_read() {
+    let history = history();
+    history.record(&[1, 2, 3], &[4], 0.0, 0).unwrap();
+    // Ids that would be refused are further back.
+    let mut sequence = vec![VOCAB; 5];
+    sequence.extend([1, 1, 1, 1, 1, 2, 3]);
+    assert_eq!(drafted(&history, &[1, 2, 3], &sequence, 1), [4]);
+    sequence.push(VOCAB);
+    let said = history.draft(Digest::of(&[1]), &sequence, 4).unwrap_err().to_string();
+    assert_eq!(said, "id 12 of end is 1000; accepted: 0 to 999");
 }
 
 #[test]

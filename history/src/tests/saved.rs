@@ -1,6 +1,6 @@
 //! Saved histories, whole and damaged.
 
-use std::fs;
+use std::{fs, thread};
 
 use proptest::prelude::*;
 
@@ -77,7 +77,7 @@ fn every_flipped_bit_and_every_cut_is_refused_and_changes_nothing() {
         assert!(matches!(refused, HistoryError::Damaged { .. }), "{refused}");
         assert_eq!(fs::read(&bad).unwrap(), bytes);
     };
-    for at in (0..bytes.len()).step_by(17) {
+    for at in (0..bytes.len()).step_by(5) {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1 << (at % 8);
         refuse(&damaged);
@@ -112,12 +112,94 @@ fn a_save_that_fails_keeps_the_old_file() {
     history.save(&path).unwrap();
     let before = fs::read(&path).unwrap();
     // A directory in the place of the file that is written aside.
-    let aside = dir.0.join(format!(".saved.{}", std::process::id()));
+    let aside = dir.0.join(".saved.new");
     fs::create_dir(&aside).unwrap();
     history.record(&[1], &[1], 0.0, 9).unwrap();
     let said = history.save(&path).unwrap_err().to_string();
-    assert!(said.contains("saving: Is a directory"), "{said}");
+    assert!(said.contains("saving: File exists"), "{said}");
     assert_eq!(fs::read(&path).unwrap(), before);
+    // What a crash left there is replaced.
+    fs::remove_dir(&aside).unwrap();
+    fs::write(&aside, b"half of a history").unwrap();
+    history.save(&path).unwrap();
+    assert_ne!(fs::read(&path).unwrap(), before);
+    assert!(!aside.exists());
+}
+
+#[test]
+fn saves_of_several_threads_leave_a_whole_file() {
+    let dir = Dir::new();
+    let path = dir.0.join("saved");
+    let history = filled();
+    history.save(&path).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..3_u32 {
+            let (history, path) = (&history, &path);
+            scope.spawn(move || {
+                for number in 0..40 {
+                    // Files of different lengths.
+                    history.record(&[thread, number, 9], &[thread; 30], 0.0, 0).unwrap();
+                    history.save(path).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| (0..40).for_each(|_| super::history().load(&path).unwrap()));
+    });
+    let new = super::history();
+    new.load(&path).unwrap();
+    assert_eq!((new.stats().prompts, new.stats().tokens), (124, history.stats().tokens));
+}
+
+#[test]
+fn a_small_memory_loads_what_was_used_last() {
+    let dir = Dir::new();
+    let path = dir.0.join("saved");
+    let old = history();
+    for prompt in 0..8 {
+        old.record(&[prompt], &[1, 2, 3, 4], 0.0, 0).unwrap();
+    }
+    let draft = |of: &History, prompt| of.draft(Digest::of(&[prompt]), &[1, 2, 3], 1).unwrap();
+    for prompt in [5, 2] {
+        assert_eq!(draft(&old, prompt).tokens, [4]);
+    }
+    old.save(&path).unwrap();
+    let two = Options { budget_bytes: old.stats().bytes * 5 / 16, ..Options::of_vocab(VOCAB) };
+    let new = History::new(two).unwrap();
+    new.load(&path).unwrap();
+    assert_eq!((new.stats().prompts, new.stats().forgotten_prompts), (2, 6));
+    assert_eq!((draft(&new, 5).tokens, draft(&new, 2).tokens), (vec![4], vec![4]));
+}
+
+#[test]
+fn a_prompt_twice_and_an_id_beyond_the_vocabulary_are_refused() {
+    let dir = Dir::new();
+    let path = dir.0.join("saved");
+    let history = history();
+    history.record(&[1], &[2, 900], 0.0, 0).unwrap();
+    history.save(&path).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = bytes[..bytes.len() - 4].to_vec();
+        change(&mut bytes);
+        let sum = crc32c::crc32c(&bytes);
+        bytes.extend(sum.to_le_bytes());
+        fs::write(&path, bytes).unwrap();
+        super::history().load(&path).unwrap_err().to_string()
+    };
+    let said = refused(&|bytes| {
+        let prompt = bytes[24..].to_vec();
+        bytes.extend(prompt);
+        bytes[16] = 2;
+    });
+    assert!(said.contains(" twice"), "{said}");
+    let said = refused(&|bytes| bytes[12..16].copy_from_slice(&800_u32.to_le_bytes()));
+    assert!(said.contains("a token id beyond the vocabulary of 800"), "{said}");
+    let said = refused(&|bytes| bytes[16] = 2);
+    assert!(said.contains("24 bytes of a prompt of 0"), "{said}");
+    let said = refused(&|bytes| bytes[16] = 0);
+    assert!(said.contains("bytes after its prompts"), "{said}");
+    fs::write(&path, &bytes).unwrap();
+    super::history().load(&path).unwrap();
 }
 
 #[test]
@@ -145,12 +227,12 @@ proptest! {
         }
         let mut bytes = Vec::new();
         prompt.encode(&mut bytes);
-        prop_assert_eq!(Prompt::decode(&bytes), Ok(prompt));
+        prop_assert_eq!(Prompt::decode(&bytes, VOCAB), Ok(prompt));
         for (at, value) in flips {
             let at = at.index(bytes.len());
             bytes[at] = value;
         }
-        if let Ok(read) = Prompt::decode(&bytes) {
+        if let Ok(read) = Prompt::decode(&bytes, VOCAB) {
             read.draft(&end, 8, crate::Weighing::Reward);
         }
     }

@@ -5,7 +5,8 @@ them and drafts what comes next; a model verifies a draft in one forward, so a r
 them. What is sampled keeps its distribution: :mod:`.verification`.
 
 - :class:`History`: responses by prompt; :class:`Rollout`: one of them.
-- :class:`Drafter`: drafts of one sequence, with its window.
+- :class:`Drafter`: drafts of one sequence, with its window; :func:`draft_all`,
+  :func:`feedback_all`: of several in one call.
 - :func:`verify_greedy`, :func:`verify_sampled`: how many tokens of a draft a model accepts.
 - :func:`dormouse.history.generation.generate`: drafts in transformers' ``generate``.
 - :mod:`.proposer`: drafts in the shape of vLLM's and SGLang's draft proposers.
@@ -17,7 +18,7 @@ them. What is sampled keeps its distribution: :mod:`.verification`.
 
 from .dialogues import Dialogue, Found, Turn
 from .histories import History, Rollout
-from .drafters import Drafter
+from .drafters import Drafter, draft_all, feedback_all
 from .order import distinct_tokens, order_for_sharing
 from .verification import verify_greedy, verify_sampled
 
@@ -29,6 +30,8 @@ __all__ = [
     "Rollout",
     "Turn",
     "distinct_tokens",
+    "draft_all",
+    "feedback_all",
     "order_for_sharing",
     "verify_greedy",
     "verify_sampled",

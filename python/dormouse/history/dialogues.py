@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ from dataclasses import dataclass
 import torch
 
 from .. import _native as native
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DormouseError, StateError
 from ..runtime import _Handle, _text
 
 WEEK_S = 7 * 24 * 3600.0
 # Most turns of one retrieval.
 RETRIEVED_MAX = 1024
 _TEXTS = ("query", "passage", "response")
+# Room for the texts of a retrieval at first, and how often there may be too little.
+_TEXTS_BYTES = 1 << 16
+_ATTEMPTS_MAX = 8
 _FIGURES = [name for name, _ in native.DialogueStats._fields_ if name not in ("size", "version")]
 
 
@@ -36,7 +40,8 @@ class Turn:
 @dataclass(frozen=True)
 class Found:
     """A turn that was retrieved. ``weight``: α · ``relevance`` + (1 − α) · ``recency``; relevance
-    is the cosine of the queries' embeddings, recency exp(−age / decay)."""
+    is the cosine of the queries' embeddings, recency exp(−age / decay). Bytes that are not UTF-8,
+    which only other languages record, are replaced in its texts."""
 
     id: int
     query: str
@@ -147,24 +152,36 @@ class Dialogue(_Handle):
             entries_max=count,
             kind=kind,
         )
-        found, number = (native.Found * count)(), ctypes.c_uint64()
-        arguments = (ctypes.byref(query), found, count, ctypes.byref(number))
-        native.call("dialogue_retrieve", self._handle, *arguments)
-        return [self._found(struct) for struct in found[: number.value]]
-
-    def _found(self, struct: native.Found) -> Found:
-        texts = [self._text_of(struct.id, index) for index in range(len(_TEXTS))]
-        return Found(
-            struct.id, *texts, struct.time_s, struct.weight, struct.relevance, struct.recency
+        found, lengths = (native.Found * count)(), (ctypes.c_uint64 * (len(_TEXTS) * count))()
+        number, texts, nbytes = ctypes.c_uint64(), (ctypes.c_char * _TEXTS_BYTES)(), ctypes.c_uint64()
+        for _ in range(_ATTEMPTS_MAX):
+            nbytes.value = 0
+            outs = (found, lengths, count, ctypes.byref(number))
+            texts_outs = (texts, len(texts), ctypes.byref(nbytes))
+            arguments = (self._handle, ctypes.byref(query), *outs, *texts_outs)
+            try:
+                native.call("dialogue_retrieve_texts", *arguments)
+                return _founds(found[: number.value], lengths, texts[: nbytes.value])
+            except DormouseError:
+                if nbytes.value <= len(texts):
+                    raise
+            # Longer turns may come before the next attempt.
+            texts = (ctypes.c_char * (2 * nbytes.value))()
+        raise StateError(
+            f"the texts of what is retrieved grew in each of {_ATTEMPTS_MAX} attempts, to "
+            f"{nbytes.value} bytes; accepted: turns that are recorded less quickly"
         )
 
-    def _text_of(self, id: int, index: int) -> str:
-        count = ctypes.c_uint64()
-        native.call("dialogue_get_text", self._handle, id, index, None, 0, ctypes.byref(count))
-        buffer = ctypes.create_string_buffer(count.value)
-        arguments = (buffer, count.value, ctypes.byref(count))
-        native.call("dialogue_get_text", self._handle, id, index, *arguments)
-        return buffer.raw.decode()
+
+def _founds(structs: list[native.Found], lengths: Sequence[int], texts: bytes) -> list[Found]:
+    ends = [0, *itertools.accumulate(lengths)]
+    cuts = itertools.pairwise(ends)
+    founds = []
+    for it in structs:
+        own = (texts[begin:end] for begin, end in itertools.islice(cuts, len(_TEXTS)))
+        read = [each.decode(errors="replace") for each in own]
+        founds.append(Found(it.id, *read, it.time_s, it.weight, it.relevance, it.recency))
+    return founds
 
 
 def _numbers(embedding) -> torch.Tensor:

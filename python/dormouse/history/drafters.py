@@ -47,9 +47,8 @@ class Drafter:
 
     def feedback(self, accepted: int) -> None:
         """Says how many tokens of the last draft were accepted. Without it the window stays. Raises
-        :class:`dormouse.ArgumentError` for more than were drafted."""
-        self._draft.accepted = accepted
-        native.call("history_feedback", self._history._handle, ctypes.byref(self._draft), 1)
+        :class:`dormouse.ArgumentError` for fewer than 0 and for more than were drafted."""
+        feedback_all([self], [accepted])
 
     @property
     def window_tokens(self) -> int:
@@ -70,23 +69,37 @@ def draft_all(
     """Returns drafts of several sequences of one history, in one call of the library.
     ``tokens_max``: of all, or of each."""
     limits = [tokens_max] * len(drafters) if isinstance(tokens_max, int) else tokens_max
-    if len({id(each._history) for each in drafters}) > 1:
-        raise ArgumentError("drafters are of several histories; accepted: those of one")
     for limit in limits:
         if limit < 0:
             raise ArgumentError(f"tokens_max is {limit}; accepted: 0 or more")
-    structs, kept = (native.Draft * len(drafters))(), []
-    for index, (drafter, end, limit) in enumerate(zip(drafters, ends, limits, strict=True)):
+    kept = []
+    for drafter, end, limit in zip(drafters, ends, limits, strict=True):
         drafter._draft.capacity = min(limit, WINDOW_TOKENS_MAX)
         drafter._draft.end, owner = tokens_of(end[-CONTEXT_TOKENS:])
         kept.append(owner)
-        structs[index] = drafter._draft
-    if drafters:
-        history = drafters[0]._history
-        native.call("history_draft", history._handle, structs, len(structs))
+    _call("history_draft", drafters)
+    return [list(each._ids[: each._draft.count]) for each in drafters]
+
+
+def feedback_all(drafters: Sequence[Drafter], accepted: Sequence[int]) -> None:
+    """Says of several sequences of one history how many tokens of their last drafts were accepted,
+    in one call of the library: :meth:`Drafter.feedback`. On an error no window is changed."""
+    for drafter, count in zip(drafters, accepted, strict=True):
+        if count < 0:
+            raise ArgumentError(f"accepted is {count}; accepted: 0 or more")
+        drafter._draft.accepted = count
+    _call("history_feedback", drafters)
+
+
+def _call(name: str, drafters: Sequence[Drafter]) -> None:
+    if not drafters:
+        return
+    if len({id(each._history) for each in drafters}) > 1:
+        raise ArgumentError("drafters are of several histories; accepted: those of one")
+    structs = (native.Draft * len(drafters))(*(each._draft for each in drafters))
+    native.call(name, drafters[0]._history._handle, structs, len(structs))
     for struct, drafter in zip(structs, drafters, strict=True):
         drafter._draft = native.Draft.from_buffer_copy(struct)
-    return [list(each._ids[: each._draft.count]) for each in drafters]
 
 
 def equal_tokens(draft: list[int], own: list[int]) -> int:

@@ -7,10 +7,17 @@ candidates of one call from a history.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, StaticCache
+from transformers import (
+    GenerationConfig,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation import GenerationMixin
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -33,6 +40,11 @@ _OTHER_WAYS = {
     "use_cache": (None, True),
     "cache_implementation": (None, "dynamic", "offloaded"),
     "inputs_embeds": (None,),
+    # Their logits processors keep the tokens that they were called with, also of rejected drafts.
+    "guidance_scale": (None, 1, 1.0),
+    "watermarking_config": (None,),
+    # They are asked after a whole draft. Those of ``stop_strings`` are asked within it.
+    "stopping_criteria": (None, []),
 }
 
 
@@ -41,8 +53,8 @@ class HistoryCandidates(CandidateGenerator):
     generators. Not thread-safe.
 
     ``prompt``: token ids of the prompt, ``[prompt_tokens]``. ``length_max``: most tokens of the
-    sequence, prompt included. ``stops``: ids of end tokens; candidates end before them, because the
-    model's own next token is the end.
+    sequence, prompt included. ``stops``: ids of end tokens. ``criteria``: what also ends a sequence,
+    of its ids alone. Candidates end before such an end, because the model's own next token is it.
     """
 
     requires_model_outputs = False
@@ -53,10 +65,12 @@ class HistoryCandidates(CandidateGenerator):
         prompt: torch.Tensor,
         length_max: int,
         stops: torch.Tensor | None = None,
+        criteria: Sequence[StoppingCriteria] = (),
     ):
         self._drafter = history.drafter(prompt.cpu())
         self._length_max = length_max
         self._stops = set() if stops is None else set(stops.flatten().tolist())
+        self._criteria = criteria
         self._draft: list[int] = []
         self._begin = 0
 
@@ -68,7 +82,11 @@ class HistoryCandidates(CandidateGenerator):
         self._draft = self._drafter.draft(input_ids[0, -CONTEXT_TOKENS:].cpu(), room)
         end = next((i for i, token in enumerate(self._draft) if token in self._stops), None)
         draft = torch.tensor([self._draft[:end]], dtype=input_ids.dtype, device=input_ids.device)
-        return torch.cat([input_ids, draft], dim=1), None
+        candidates = torch.cat([input_ids, draft], dim=1)
+        for length in range(self._begin + 1, candidates.shape[1] + 1):
+            if any(bool(each(candidates[:, :length], None)) for each in self._criteria):
+                return candidates[:, : length - 1], None
+        return candidates, None
 
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor | None, num_matches: int
@@ -92,19 +110,29 @@ def generate(
 
     ``input_ids``: the prompt, ``[1, prompt_tokens]``. ``record_epoch``: records the response in
     that epoch, without a reward; trainers record it with its reward: :meth:`History.record`.
-    ``options``: those of ``generate``.
+    ``options``: those of ``generate``. Logits processors must depend on their arguments alone: they
+    also see drafts that are rejected.
+
+    A forward of several tokens rounds otherwise than one of a single token. Where two tokens are
+    nearly as likely, greedy decoding in FP32 or BF16 may choose the other one, as in transformers'
+    own assisted generation.
 
     The model is not modified. Threads may share it as far as they may share ``model.generate``.
 
     Raises :class:`dormouse.ArgumentError` for another shape, for ids outside the history's
     vocabulary, and for options that decode in another way: assistant models, beams, several
-    sequences, static caches; and for a model without transformers' ``generate``. transformers
-    refuses a model that cannot go back in its cache with ``ValueError``.
+    sequences, static caches, guidance, watermarks, stopping criteria of the caller's; for an
+    encoder-decoder model, and for one without transformers' ``generate``. transformers refuses a
+    model that cannot go back in its cache with ``ValueError``.
     """
     if not isinstance(model, GenerationMixin):
         raise ArgumentError(
             f"model is a {type(model).__name__}; accepted: a model of transformers that generates, "
             "of an adapter its get_base_model()"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ArgumentError(
+            f"model is the encoder-decoder {type(model).__name__}; accepted: a decoder alone"
         )
     if input_ids.dim() != 2 or input_ids.shape[0] != 1:
         raise ArgumentError(
@@ -123,14 +151,25 @@ def generate(
 
 
 def _with_candidates(model: GenerationMixin, history: History) -> GenerationMixin:
-    """Returns the model under another class: all its attributes are the same ones."""
+    """Returns the model under another class: all its attributes are the same ones. For one call."""
+    kind = type(model)
+    of_strings: list[StopStringCriteria] = []
+
+    def stopping_criteria(self, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+        criteria = kind._get_stopping_criteria(self, *args, **kwargs)
+        of_strings.extend(each for each in criteria if isinstance(each, StopStringCriteria))
+        return criteria
 
     def candidates(self, generation_config: GenerationConfig, input_ids: torch.Tensor, **_: Any):
         stops = getattr(generation_config, "_eos_token_tensor", None)
-        return HistoryCandidates(history, input_ids[0], generation_config.max_length, stops)
+        length_max = generation_config.max_length
+        return HistoryCandidates(history, input_ids[0], length_max, stops, of_strings)
 
-    kind = type(model)
-    body = {"_get_candidate_generator": candidates, "__module__": kind.__module__}
+    body = {
+        "_get_stopping_criteria": stopping_criteria,
+        "_get_candidate_generator": candidates,
+        "__module__": kind.__module__,
+    }
     assisted = object.__new__(type(kind.__name__, (kind,), body))
     object.__setattr__(assisted, "__dict__", model.__dict__)
     return assisted

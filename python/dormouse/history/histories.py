@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import _native as native
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DormouseError
 from ..runtime import _Handle, _text
 from ..token_ids import ids_of
 
@@ -88,7 +88,9 @@ class History(_Handle):
         self.record_all([Rollout(prompt, response, reward, epoch)])
 
     def record_all(self, rollouts: Iterable[Rollout]) -> None:
-        """Records responses in their order. Those before one that is refused are recorded."""
+        """Records responses in their order. Those before one that the history refuses are recorded:
+        an id, a reward or an epoch that it does not accept; the error says which one. If one has
+        another type or shape, or an epoch that is not a number of 32 bits, none is."""
         rollouts = list(rollouts)
         structs, kept = (native.Rollout * len(rollouts))(), []
         for struct, rollout in zip(structs, rollouts, strict=True):
@@ -101,7 +103,13 @@ class History(_Handle):
                 raise ArgumentError(f"epoch is {rollout.epoch}; accepted: 0 to {(1 << 32) - 1}")
             struct.epoch = rollout.epoch
         recorded = ctypes.c_uint64()
-        native.call("history_record", self._handle, structs, len(structs), ctypes.byref(recorded))
+        arguments = (structs, len(structs), ctypes.byref(recorded))
+        try:
+            native.call("history_record", self._handle, *arguments)
+        except DormouseError as e:
+            if len(structs) < 2:
+                raise
+            raise type(e)(f"rollout {recorded.value}: {e}", e.status) from None
 
     def drafter(self, prompt: torch.Tensor | Sequence[int]) -> Drafter:
         """Returns what drafts one response to a prompt. ``prompt``: its token ids."""

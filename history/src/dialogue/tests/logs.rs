@@ -112,8 +112,11 @@ fn damage_before_the_last_record_is_refused_and_changes_nothing() {
 fn a_tail_of_zeros_is_torn_and_another_log_is_refused() {
     let dir = Dir::new();
     let (bytes, ends) = filled(&dir);
-    fs::write(path(&dir), [&bytes[..ends[3]], &[0; 5000]].concat()).unwrap();
-    assert_eq!(entries(&open(&dir.0).unwrap()).len(), 3);
+    // Less than a record may be, and more.
+    for zeros in [5000, 5 << 20] {
+        fs::write(path(&dir), [&bytes[..ends[3]], &vec![0; zeros]].concat()).unwrap();
+        assert_eq!(entries(&open(&dir.0).unwrap()).len(), 3);
+    }
     fs::write(path(&dir), &bytes).unwrap();
     let other = DialogueOptions { dimension: 20, ..options() };
     let said = Dialogue::open(other, &dir.0).unwrap_err().to_string();
@@ -162,6 +165,66 @@ fn fewer_are_kept_of_a_log_that_has_more() {
     assert_eq!(ids, [3], "the last query is the most like itself");
     drop(dialogue);
     assert_eq!(entries(&open(&dir.0).unwrap()).len(), 4, "the log still has them");
+
+    // With the next record it has them no more: memory and log are the same.
+    let two = DialogueOptions { entries_max: 2, ..options() };
+    let dialogue = Dialogue::open(two.clone(), &dir.0).unwrap();
+    record_one(&dialogue, &embedding(0), 4.0);
+    let kept = entries(&dialogue);
+    assert_eq!(kept.len(), 2);
+    drop(dialogue);
+    assert_eq!(entries(&open(&dir.0).unwrap()), kept);
+}
+
+#[test]
+fn a_log_that_cannot_be_written_anew_stays_the_log() {
+    let dir = Dir::new();
+    let small = DialogueOptions { entries_max: 2, synced: false, ..options() };
+    let dialogue = Dialogue::open(small.clone(), &dir.0).unwrap();
+    // In the place of the file that is written aside.
+    let aside = dir.0.join(format!(".{LOG_NAME}.new"));
+    fs::create_dir(&aside).unwrap();
+    let text = vec![1; 500_000];
+    for number in 0..12 {
+        let own = embedding(number);
+        let time_s = number as f64;
+        let new = NewEntry { embedding: &own, query: b"", passage: &text, response: b"", time_s };
+        dialogue.record(&[new]).unwrap();
+    }
+    assert!(dialogue.stats().log_bytes > 6_000_000);
+    let kept = entries(&dialogue);
+    fs::remove_dir(&aside).unwrap();
+    drop(dialogue);
+    let dialogue = Dialogue::open(small, &dir.0).unwrap();
+    assert_eq!((entries(&dialogue), dialogue.torn()), (kept, None));
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_no_new_log() {
+    let dir = Dir::new();
+    std::os::unix::fs::symlink(dir.0.join("unmounted"), path(&dir)).unwrap();
+    let said = open(&dir.0).unwrap_err().to_string();
+    assert!(said.contains("reading: No such file"), "{said}");
+    assert!(path(&dir).is_symlink());
+}
+
+#[test]
+fn a_call_of_several_entries_is_cut_at_any_byte() {
+    let dir = Dir::new();
+    let dialogue = open(&dir.0).unwrap();
+    record_one(&dialogue, &embedding(0), 0.0);
+    let whole = dialogue.stats().log_bytes as usize;
+    let own = embedding(1);
+    let new = NewEntry { embedding: &own, query: b"q", passage: b"", response: b"r", time_s: 1.0 };
+    dialogue.record(&[new; 5]).unwrap();
+    drop(dialogue);
+    let bytes = fs::read(path(&dir)).unwrap();
+    let one = (bytes.len() - whole) / 5;
+    for cut in whole..=bytes.len() {
+        let contents = decode(&bytes[..cut], DIMENSION).unwrap();
+        assert_eq!(contents.entries.len(), 1 + (cut - whole) / one, "{cut}");
+        assert_eq!(contents.torn.is_some(), !(cut - whole).is_multiple_of(one));
+    }
 }
 
 /// Bytes in memory, the last of which are not written once there is no room.
