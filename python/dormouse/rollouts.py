@@ -2,10 +2,10 @@
 
 A step ends with its longest response, so workers with short ones idle unless they go on to the next
 step. :class:`Rollouts` predicts the lengths of a step's responses from those of earlier steps and
-cuts its prompts into one share for each worker. A worker that is free takes the longest share that
-is left, so the worker that was last in one step has the shortest share of the next one. Rollouts
-that outgrow their prediction move to another worker, or to the next step, where that is predicted
-to gain.
+cuts its prompts into one share for each worker. A worker that is free takes the share with the
+longest prompt that is left, so the worker that was last in one step has the shortest prompts of the
+next one. Rollouts that outgrow their prediction move to another worker, or to the next step, where
+that is predicted to gain.
 
     rollouts = Rollouts(workers=16)
     step = rollouts.assign(prompts)            # when a worker is free and no step has a share left
@@ -39,6 +39,8 @@ _LATE_PERMILLE = 5_000
 _RANK_SHIFT_MAX = 0.3
 # Of a report; no figure that is read here depends on it.
 _STRONG_PERMILLE = 300
+# Most tokens of a rollout.
+_TOKENS_MAX = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class _Step:
     shares: list[int | None]
     progress: dict
     at: dict[tuple[int, int], dict] = field(default_factory=dict)
+    # By prompt, what is or becomes an entry of the history: rollouts that another step ended too.
+    lengths: dict[int, list[int]] = field(default_factory=dict)
     ended: bool = False
 
     def index(self) -> None:
@@ -100,7 +104,8 @@ class Rollouts:
 
     ``workers``: how many. ``groups``, ``slope_permille``: None to choose them by trials on the
     history; groups then have from a tenth to 1.9 times as many prompts as the mean, given ones the
-    same number each. ``curve``: ``{"batches", "tokens_per_s"}``, the measured speed of a worker by
+    same number each. A step with fewer prompts than workers has as many of the given groups as its
+    workers allow. ``curve``: ``{"batches", "tokens_per_s"}``, the measured speed of a worker by
     sequences in its batch; None if a token takes the same time in any batch. ``steps``: earlier
     steps of a prompt that a prediction reads. ``quantile_permille``, ``unknown_tokens``: of the
     prediction.
@@ -132,8 +137,8 @@ class Rollouts:
             raise ArgumentError(f"workers is {workers}, steps {steps}; accepted: 1 or more")
         self.workers = workers
         self._curve = curve
+        self._groups = groups
         self._options = {
-            "groups": groups,
             "cut": "equal_count",
             "curve": curve,
             "slope_permille": slope_permille,
@@ -192,7 +197,8 @@ class Rollouts:
                 requests.append(request)
             shares = min(self.workers, max(len(requests), 1))
             # Odd steps ascend: the last share is the longest.
-            options = {**self._options, "step": 1, "workers": shares}
+            groups = self._groups_of(shares)
+            options = {**self._options, "step": 1, "workers": shares, "groups": groups}
             known = self._history_of(each["prompt"] for each in requests)
             assignment = query(
                 "rollout_assign",
@@ -221,7 +227,7 @@ class Rollouts:
             return number
 
     def take(self, step: int, worker: int) -> list[Piece]:
-        """Gives a free worker the longest share that is left; none is left if it is empty.
+        """Gives a free worker the share with the longest prompt; none is left if it is empty.
 
         Raises :class:`dormouse.ArgumentError` for an unknown step or worker, or a second share of a
         step.
@@ -248,20 +254,28 @@ class Rollouts:
         When all of a step have finished or are deferred, it has ended, and its lengths become
         history.
 
-        Raises :class:`dormouse.ArgumentError` for a rollout that is not in the step; nothing is
-        taken then.
+        Raises :class:`dormouse.ArgumentError` for a rollout that is not in the step, and for tokens
+        below 0 or above 2**28; nothing is taken then.
         """
         with self._lock:
             state = self._step(step)
-            seen = [(state.at.get((r, n)), r, n, tokens, done) for r, n, tokens, done in rollouts]
-            for at, request, response, *_ in seen:
+            seen = [
+                (state.at.get((r, n)), r, n, int(tokens), bool(done))
+                for r, n, tokens, done in rollouts
+            ]
+            for at, request, response, tokens, _ in seen:
                 if at is None or state.ended:
                     raise ArgumentError(
                         f"response {response} of request {request} is not in step {step}; "
                         "accepted: responses of the step that are not deferred, until it has ended"
                     )
+                if not 0 <= tokens <= _TOKENS_MAX:
+                    raise ArgumentError(
+                        f"response {response} of request {request} has {tokens} tokens; "
+                        f"accepted: 0 to {_TOKENS_MAX}"
+                    )
             for at, _, _, tokens, done in seen:
-                at["tokens"], at["finished"] = int(tokens), bool(done)
+                at["tokens"], at["finished"] = tokens, done
             self._end_if_ended(state)
 
     def migrate(self, step: int) -> list[Move]:
@@ -328,7 +342,14 @@ class Rollouts:
 
     def _history_of(self, prompts: Iterable[int]) -> list[dict]:
         known = dict.fromkeys(each for each in prompts if each in self._history)
-        return [{"prompt": each, "steps": list(self._history[each])} for each in known]
+        copied = {each: [list(step) for step in self._history[each]] for each in known}
+        return [{"prompt": prompt, "steps": steps} for prompt, steps in copied.items()]
+
+    def _groups_of(self, shares: int) -> int | None:
+        if self._groups is None or shares == self.workers:
+            return self._groups
+        fewer = range(min(self._groups, shares), 0, -1)
+        return next(each for each in fewer if self._curve is not None or shares % each == 0)
 
     def _defer(self, step: int, state: _Step, rollout: dict) -> None:
         request = rollout["request"]
@@ -347,18 +368,27 @@ class Rollouts:
     def _end_if_ended(self, state: _Step) -> None:
         if not all(each["finished"] for each in state.progress["rollouts"]):
             return
-        state.ended = True
         self._rank_shift = self._report(state, _STRONG_PERMILLE)["rank_shift"]["mean"]
-        lengths: dict[int, list[int]] = {}
+        state.ended = True
+        for prompt, tokens in state.lengths.items():
+            self._remember(prompt, tokens)
         for each in state.progress["rollouts"]:
-            prompt = state.requests[each["request"]]["prompt"]
-            lengths.setdefault(prompt, []).append(each["tokens"])
-        # Trials hold one step out.
-        kept = self._predictor["last_steps"] + 1
-        for prompt, tokens in lengths.items():
-            steps = self._history.setdefault(prompt, [])
-            steps.append(tokens)
-            del steps[:-kept]
+            piece = state.pieces[each["request"]]
+            # What was deferred is a response of the step that it began in, if that is still known.
+            home = state if piece.deferred is None else self._steps.get(piece.deferred[0])
+            if home is None:
+                continue
+            if piece.prompt not in home.lengths:
+                home.lengths[piece.prompt] = []
+                if home.ended:
+                    self._remember(piece.prompt, home.lengths[piece.prompt])
+            home.lengths[piece.prompt].append(each["tokens"])
         ended = [number for number, each in self._steps.items() if each.ended]
         for number in ended[:-_ENDED_STEPS_KEPT]:
             del self._steps[number]
+
+    def _remember(self, prompt: int, lengths: list[int]) -> None:
+        steps = self._history.setdefault(prompt, [])
+        steps.append(lengths)
+        # Trials hold one step out.
+        del steps[: -(self._predictor["last_steps"] + 1)]

@@ -94,8 +94,51 @@ def test_a_deferred_rollout_goes_on_in_the_next_step():
     [deferred] = [piece for piece in pieces if piece.deferred is not None]
     assert deferred.deferred == (step, 1, 0) and deferred.begun_tokens == 500
     assert deferred.prompt == 2 and Counter(piece.request for piece in pieces) == Counter(range(5))
-    rollouts.progress(following, [(piece.request, 0, 1000, True) for piece in pieces])
-    assert {each["prompt"]: each["steps"][-1] for each in rollouts.history}[2] == [1000, 1000]
+    took = {piece.request: 1000 if piece.deferred is None else 1500 for piece in pieces}
+    rollouts.progress(following, [(request, 0, length, True) for request, length in took.items()])
+    learned = {each["prompt"]: each["steps"] for each in rollouts.history}
+    assert learned[2][-2:] == [[1000], [1500]], "one step each"
+
+
+def test_a_deferred_rollout_is_of_the_step_that_it_began_in():
+    rollouts = after_a_step(next_step=True)
+    step = rollouts.assign(prompts(responses=2))
+    for worker in range(4):
+        rollouts.take(step, worker)
+    states = [(r, n, 100 * r + 100, True) for r in range(8) for n in range(2)]
+    states[2] = (1, 0, 500, False)
+    rollouts.progress(step, states)
+    [move] = rollouts.migrate(step)
+    assert (move.request, move.response) == (1, 0)
+    # A step without its prompt ends what it began.
+    following = rollouts.assign([Prompt(8, 50)])
+    requests = [piece.request for worker in range(4) for piece in rollouts.take(following, worker)]
+    known = rollouts.history
+    rollouts.progress(following, [(request, 0, 900, True) for request in requests])
+    learned = {each["prompt"]: each["steps"] for each in rollouts.history}
+    assert learned[2][-1] == [200, 900] and learned[8][-1] == [900]
+    assert {each["prompt"]: each["steps"] for each in known}[2][-1] == [200], "it is a copy"
+
+
+def test_given_groups_are_fewer_in_a_step_of_few_prompts():
+    def shares_of(count, groups, curve=None):
+        rollouts = Rollouts(8, groups=groups, curve=curve, history=HISTORY)
+        step = rollouts.assign(prompts()[:count])
+        return [len(rollouts.take(step, worker)) for worker in range(8)]
+
+    for count in range(1, 9):
+        assert shares_of(count, 4) == [1] * count + [0] * (8 - count)
+        assert shares_of(count, 4, assignment.CURVE) == [1] * count + [0] * (8 - count)
+    with pytest.raises(ArgumentError, match="8 workers for 3 groups"):
+        shares_of(8, 3)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_tier_of_several_workers_gives_its_longest_prompt_first(groups):
+    rollouts = of_lengths(groups=groups)
+    step = rollouts.assign(prompts())
+    longest = [max(piece.prompt for piece in rollouts.take(step, worker)) for worker in range(4)]
+    assert longest == sorted(longest, reverse=True) and longest[0] == 8
 
 
 def test_nothing_moves_to_a_share_that_nobody_has_taken():
@@ -137,6 +180,12 @@ def test_refusals_name_what_is_accepted():
         rollouts.report(9)
     with pytest.raises(ArgumentError, match="response 1 of request 0"):
         rollouts.progress(step, [(0, 0, 5, False), (0, 1, 5, False)])
+    # The last one would end the step.
+    for tokens in (-1, (1 << 28) + 1):
+        with pytest.raises(ArgumentError, match=f"request 7 has {tokens} tokens; accepted: 0 to "):
+            rollouts.progress(step, [(r, 0, tokens if r == 7 else 5, True) for r in range(8)])
+    with pytest.raises(ValueError, match="many"):
+        rollouts.progress(step, [(0, 0, 5, True), (1, 0, "many", True)])
     assert rollouts.report(step)["actual_imbalance"] == 1.0, "nothing of a refused call is taken"
     with pytest.raises(ArgumentError, match="workers is 0"):
         Rollouts(0)

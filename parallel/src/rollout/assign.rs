@@ -84,14 +84,9 @@ impl Assignment {
             });
         }
         let place = |((place, request), predicted_tokens): ((&Place, &RolloutRequest), u64)| {
-            let tier = assignment.groups[place.group as usize].workers.begin as u32;
-            let worker = tier + place.slot - place.tier;
-            PlacedPrompt {
-                predicted_tokens,
-                responses: request.responses,
-                group: place.group,
-                worker,
-            }
+            let Place { group, slot } = *place;
+            let worker = if is_mirrored(options) { workers - 1 - slot } else { slot };
+            PlacedPrompt { predicted_tokens, responses: request.responses, group, worker }
         };
         let places = dealt.places.iter().zip(requests).zip(tokens.iter().copied());
         assignment.placed = places.map(place).collect();
@@ -182,13 +177,16 @@ impl<'a> Ranked<'a> {
         cuts.windows(2).map(|cut| &self.order[cut[0]..cut[1]]).collect()
     }
 
-    /// Returns whether numbers of prompts can rise so: there are several groups, cut by these numbers, and each has a prompt for
-    /// each of its workers.
+    /// Returns whether numbers of prompts can rise so: there are several groups, cut by these numbers, and no worker is idle.
     pub(super) fn can_rise(&self, tiers: &Tiers) -> bool {
-        let groups = tiers.sizes.len();
+        tiers.sizes.len() > 1 && self.cut == GroupCut::EqualCount && self.fills(tiers)
+    }
+
+    /// Returns whether each group has a prompt for each of its workers.
+    pub(super) fn fills(&self, tiers: &Tiers) -> bool {
         let fits = |(members, size): (&[u32], &u32)| members.len() >= *size as usize;
-        let grouped = || self.grouped(groups, tiers.rise_permille).into_iter();
-        groups > 1 && self.cut == GroupCut::EqualCount && grouped().zip(&tiers.sizes).all(fits)
+        let groups = self.grouped(tiers.sizes.len(), tiers.rise_permille);
+        groups.into_iter().zip(&tiers.sizes).all(fits)
     }
 
     /// Length and responses of each prompt of each group.
@@ -205,14 +203,12 @@ impl<'a> Ranked<'a> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
     group: u32,
-    /// First slot of the group.
-    tier: u32,
     /// Worker of an odd step.
     pub slot: u32,
 }
 
 /// Prompts of each group dealt to its tier, longest first and in alternating direction, so that prompts and
-/// long prompts are spread evenly.
+/// long prompts are spread evenly. The last worker has the longest prompt, so all workers ascend by their longest.
 pub(super) struct Dealt {
     /// Requests of each group, shortest first.
     groups: Vec<Vec<u32>>,
@@ -231,8 +227,8 @@ impl Dealt {
         for ((group, members), &size) in (0..).zip(grouped).zip(sizes) {
             for (turn, &request) in (0_u32..).zip(members.iter().rev()) {
                 let (round, slot) = (turn / size, turn % size);
-                let slot = if round.is_multiple_of(2) { slot } else { size - 1 - slot };
-                places[request as usize] = Place { group, tier, slot: tier + slot };
+                let slot = if round.is_multiple_of(2) { size - 1 - slot } else { slot };
+                places[request as usize] = Place { group, slot: tier + slot };
             }
             groups.push(members.to_vec());
             tier += size;
@@ -241,9 +237,13 @@ impl Dealt {
     }
 }
 
+fn is_mirrored(options: &StepOptions) -> bool {
+    options.step.is_multiple_of(2)
+}
+
 /// Mirrors a tier in even steps.
 fn mirrored(tier: Span, options: &StepOptions) -> Span {
-    if options.step.is_multiple_of(2) {
+    if is_mirrored(options) {
         let workers = u64::from(options.workers);
         Span { begin: workers - tier.end, end: workers - tier.begin }
     } else {

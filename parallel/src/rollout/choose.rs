@@ -42,7 +42,10 @@ pub(super) fn tiers(
     }
     let mut trials = trials();
     if trials.is_empty() {
-        candidates.retain(|one| one.safe);
+        // A given slope leaves no choice that is safe.
+        if candidates.iter().any(|one| one.safe) {
+            candidates.retain(|one| one.safe);
+        }
         trials.push(ranked.as_trial());
     }
     let curve = options.curve.as_ref();
@@ -88,7 +91,11 @@ fn candidates(ranked: &Ranked<'_>, options: &StepOptions) -> Result<Vec<Candidat
         let rising = |rise: &i32| Tiers { sizes: sizes.clone(), rise_permille: *rise };
         let rising = RISES_PERMILLE.iter().filter(tried).map(rising);
         let rising = rising.filter(|tiers| ranked.can_rise(tiers));
-        all.push(Candidate { tiers: Tiers::level(sizes.clone()), safe: true });
+        let level = Tiers::level(sizes.clone());
+        // Tiers of a curve's slopes are there too, and leave no worker idle.
+        if options.curve.is_none() || ranked.fills(&level) {
+            all.push(Candidate { tiers: level, safe: true });
+        }
         all.extend(rising.map(|tiers| Candidate { tiers, safe }));
         if let Some(curve) = &options.curve {
             sloping(&mut all, curve, &ranked.grouped_lengths(groups), workers)?;

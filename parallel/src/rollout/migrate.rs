@@ -298,6 +298,7 @@ impl<'a> Load<'a> {
         let mut busy: Vec<usize> = (0..self.workers.len())
             .filter(|&to| to != from && !self.workers[to].migrated)
             .filter(|&to| !self.workers[to].unfinished.is_empty())
+            .filter(|&to| self.workers[to].unfinished.len() < self.options.batch_max as usize)
             .collect();
         let end = |worker: usize| mean(|draw| self.ends[worker][draw]);
         busy.sort_by(|one, other| end(*other).total_cmp(&end(*one)));

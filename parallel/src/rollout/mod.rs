@@ -1,8 +1,8 @@
 //! Assignment of prompts to rollout workers by the lengths of earlier responses.
 //!
 //! A step ends with its longest response, so workers with short responses idle. Prompts are *ranked* by
-//! predicted length and cut into *groups*; groups go to workers in ascending order in odd steps and in
-//! descending order in even steps, so that a worker's long group overlaps its short group of the next step.
+//! predicted length and cut into *groups*; workers ascend by their longest prompt in odd steps and
+//! descend in even steps, so that a worker's long prompts overlap its short ones of the next step.
 //! A group's workers are its *tier*; long groups get larger tiers, hence smaller batches that decode faster.
 //! Groups, their numbers of prompts and tiers that are not given are chosen by *trials*: each recent step of the
 //! history, predicted from the others. A rollout that exceeds its prediction *migrates* to another worker or to the next step.
@@ -12,7 +12,7 @@
 //! - **R2** Migrations neither lose nor duplicate a rollout, and each is predicted to save more than it costs, in the
 //!   mean of what rollouts may have left.
 //! - **R3** Ties are broken by number: the same data gives the same assignment on every rank.
-//! - **R4** In the trials, what was chosen takes no longer than equal tiers of as many prompts.
+//! - **R4** In the trials, what was chosen takes no longer than equal tiers whose groups have equal numbers of prompts.
 //!
 //! ```text
 //!   History ─► predict ─► rank ─► groups ─► tiers ─► Assignment ──Progress──► Migration …

@@ -111,6 +111,15 @@ proptest! {
         let odd = options.step % 2 == 1;
         let mirrored = begins.iter().rev().is_sorted();
         prop_assert!((odd && begins.is_sorted()) || (!odd && mirrored));
+        let longest = |worker: u32| {
+            let own = step.placed.iter().filter(|one| one.worker == worker);
+            own.map(|one| one.predicted_tokens).max()
+        };
+        let mut longest: Vec<u64> = (0..workers).filter_map(longest).collect();
+        if !odd {
+            longest.reverse();
+        }
+        prop_assert!(longest.is_sorted(), "workers ascend by their longest prompt: {longest:?}");
         if cut == GroupCut::EqualCount {
             let counts = || step.groups.iter().map(|group| group.requests.len());
             prop_assert!(counts().max().unwrap() - counts().min().unwrap() <= 1);
@@ -451,6 +460,36 @@ proptest! {
     }
 }
 
+#[test]
+fn a_given_slope_leaves_the_groups_to_choose_also_without_a_history() {
+    let (requests, predictor) = (requests(8, 2), LengthPredictor::default());
+    let curve = Some(curve());
+    let slope_permille = Some(500);
+    let options =
+        StepOptions { step: 1, workers: 4, curve, slope_permille, ..StepOptions::default() };
+    for steps in [vec![], vec![vec![30, 40]; 3]] {
+        let one = |prompt| PromptHistory { prompt, steps: steps.clone() };
+        let history = History { prompts: (0..8).map(one).collect() };
+        let step = Assignment::of(&history, &requests, &predictor, &options).unwrap();
+        assert_eq!(step.placed.len(), 8);
+    }
+}
+
+/// Of 8 prompts in 5 groups, equal tiers of 7 workers would give one of two workers nothing.
+#[test]
+fn no_worker_idles_in_tiers_of_a_curve() {
+    let options = StepOptions {
+        step: 1,
+        workers: 7,
+        groups: Some(5),
+        curve: Some(curve()),
+        ..StepOptions::default()
+    };
+    let step = assign(&[100; 8], 1, &options);
+    let workers: BTreeSet<u32> = step.placed.iter().map(|one| one.worker).collect();
+    assert_eq!(workers.len(), 7);
+}
+
 /// Few prompts in one step and many in the next end sooner than as many in both.
 #[test]
 fn numbers_of_prompts_rise_where_that_ends_sooner() {
@@ -716,6 +755,38 @@ fn a_rollout_goes_on_as_those_with_near_predictions_did() {
     steps.extend(vec![vec![vec![5000]; 3]; 200]);
     assert_eq!(moves_of_two(steps, &options), 0, "others, predicted 5000, do not count");
     assert_eq!(moves_of_two(vec![vec![vec![5000]; 3]; 70], &options), 1);
+}
+
+/// 20 workers that end late have as many rollouts as they may; one that ends sooner has room.
+#[test]
+fn a_full_worker_is_no_destination_and_hides_none() {
+    let lengths: Vec<u64> = (0..22).map(|worker| 100 + worker).collect();
+    let step = assign(&lengths, 2, &options(1, 22, 22));
+    let mut progress = whole(&step, &lengths, 2);
+    for one in &mut progress.rollouts {
+        let (tokens, finished) = match (step.placed[one.request as usize].worker, one.response) {
+            (0, 0) | (1, 1) => (100, true),
+            (0, _) => (160, false),
+            (1, _) => (50, false),
+            _ => (1, false),
+        };
+        (one.tokens, one.finished) = (tokens, finished);
+    }
+    let mut past = history(&lengths);
+    // Of those with near predictions, some were much longer.
+    past.prompts.extend(
+        (100..140)
+            .map(|prompt| PromptHistory { prompt, steps: vec![vec![100], vec![400], vec![100]] }),
+    );
+    let options = MigrationOptions {
+        tail_permille: 500,
+        batch_max: 2,
+        recompute_permille: 0,
+        ..MigrationOptions::default()
+    };
+    let moves = migrate(&step, &requests(22, 2), &past, &progress, &options).unwrap();
+    let to: Vec<Destination> = moves.iter().map(|one| one.to).collect();
+    assert_eq!(to, [Destination::Worker(1)]);
 }
 
 #[test]
