@@ -196,6 +196,11 @@ fn weights_are_of_what_is_kept_and_of_any_reward() {
         history.record(&prompt, &[token], reward, 2).unwrap();
     }
     assert_eq!(drafted(&history, &prompt, &end, 1), [11]);
+    // The best one is of an epoch that stays when another is forgotten.
+    for (token, reward, epoch) in [(9, 0.0, 0), (20, 10.0, 1), (21, 0.0, 2), (21, 0.0, 2)] {
+        history.record(&[4, 5, 6], &[token], reward, epoch).unwrap();
+    }
+    assert_eq!(drafted(&history, &[4, 5, 6], &[4, 5, 6], 1), [20]);
     // The distance of these has no f32.
     for (token, reward) in [(12, f32::MAX), (13, f32::MIN), (13, f32::MIN)] {
         history.record(&prompt, &[token], reward, 4).unwrap();
