@@ -15,17 +15,21 @@ from dormouse.demo import epochs, trace
 from dormouse.demo import model as demo_model
 from dormouse.demo.epochs import Answer, Epoch, Recording
 
-# Prompts, responses, and tokens of each: 10⁷ tokens.
-SIZE = (640, 16, 1000)
+# How rows end: prompts, responses, and tokens of each: 10⁷ tokens; a budget in bytes, of half of them.
+SIZES = {
+    "": (640, 16, 1000),
+    "_one_prompt": (1, 10_000, 1000),
+    "_over_budget": (10_000, 1, 1000, 42_000_000),
+}
 SPEED_BARS = {
     "draft_us_per_token": ("us", LOWER, 5.0),
     "bytes_per_token": ("bytes", LOWER, 12.0),
     "insert_tokens_per_s": ("tokens/s", HIGHER, 1e6),
 }
-# As rows name the temperatures of the recorded epochs.
-LABELS = {epochs.TRAINED: "sampled", epochs.GREEDY: "greedy"}
+# How rows of the recorded epochs end, by temperature.
+LABELS = {epochs.TRAINED: "", epochs.GREEDY: "_greedy"}
 # Of the demo's recorded groups, drafts of the last four responses from the first four.
-SAME_WEIGHTS, HALF = "same_weights", 4
+SAME_WEIGHTS, HALF = "_same_weights", 4
 KINDS = ("acceptance", "tokens_per_forward")
 OVER_LOOKUP = "acceptance_over_prompt_lookup"
 SPEEDUP = "rollout_speedup"
@@ -34,16 +38,24 @@ PUBLISHED = "published (arXiv 2508.18588): 65 to 79 % accepted, 1.5 times from d
 TIMED_RESPONSES = 1
 
 
-def speed_rows() -> list[Row]:
-    figures = example("drafts", *SIZE)
+def speed_names(label: str) -> tuple[str, ...]:
+    # What is forgotten counts as recorded, and takes no bytes.
+    kept = (each for each in SPEED_BARS if not (label == "_over_budget" and "bytes" in each))
+    return tuple(f"{name}{label}" for name in kept)
+
+
+def speed_rows(label: str) -> list[Row]:
+    size = SIZES[label]
+    figures = example("drafts", *size)
     how = (
-        f"history/examples/drafts.rs: {figures['tokens']:,} tokens of {SIZE[0]} prompts, 1 thread; "
+        f"history/examples/drafts.rs: {figures['tokens']:,} tokens of {size[0]} prompts, 1 thread; "
         f"one token in ten differs, {figures['acceptance']:.0%} of drafted tokens are accepted"
     )
-    return [
-        Row(name, unit, better, how, ours=figures[name], bar=bar)
-        for name, (unit, better, bar) in SPEED_BARS.items()
-    ]
+    rows = []
+    for name in speed_names(label):
+        unit, better, bar = SPEED_BARS[name.removesuffix(label)]
+        rows.append(Row(name, unit, better, how, ours=figures[name.removesuffix(label)], bar=bar))
+    return rows
 
 
 def worth_rows(label: str, recording: Recording, temperature: float) -> list[Row]:
@@ -79,11 +91,11 @@ def halves() -> Recording:
 def rows_of(label: str, found: dict[str, Counts], how: str) -> list[Row]:
     rows = []
     for kind in KINDS:
-        row = Row(f"{kind}_{label}", "ratio", HIGHER, how)
+        row = Row(f"{kind}{label}", "ratio", HIGHER, how)
         for name in (OURS, LOOKUP, NGRAM):
             row.put(name, getattr(found[name], kind))
         rows.append(row)
-    over = Row(f"{OVER_LOOKUP}_{label}", "ratio", HIGHER, how, bar=1.0)
+    over = Row(f"{OVER_LOOKUP}{label}", "ratio", HIGHER, how, bar=1.0)
     if found[LOOKUP].accepted:
         over.ours = found[OURS].acceptance / found[LOOKUP].acceptance
     else:
@@ -109,7 +121,7 @@ def time_rows() -> list[Row]:
             f"{found[PLAIN].wall_s:.0f} s; by CPU time "
             f"{found[PLAIN].cpu_s / found[OURS].cpu_s:.2f}; {PUBLISHED}"
         )
-        row = Row(f"{SPEEDUP}_{label}", "ratio", HIGHER, how)
+        row = Row(f"{SPEEDUP}{label}", "ratio", HIGHER, how)
         for name in (OURS, LOOKUP, NGRAM):
             row.put(name, found[PLAIN].wall_s / found[name].wall_s)
         rows.append(row)
@@ -158,7 +170,7 @@ def text_of(recording: Recording) -> str:
 
 
 def names(label: str) -> tuple[str, ...]:
-    return tuple(f"{kind}_{label}" for kind in (*KINDS, OVER_LOOKUP))
+    return tuple(f"{kind}{label}" for kind in (*KINDS, OVER_LOOKUP))
 
 
 def recorded_rows(label: str, temperature: float) -> list[Row]:
@@ -176,9 +188,9 @@ def unmeasured(rows: Iterable[str], reason: Exception) -> list[Row]:
     return found
 
 
-SPEEDUPS = tuple(f"{SPEEDUP}_{label}" for label in LABELS.values())
+SPEEDUPS = tuple(f"{SPEEDUP}{label}" for label in LABELS.values())
 MAKERS = [
-    (tuple(SPEED_BARS), speed_rows),
+    *((speed_names(label), partial(speed_rows, label)) for label in SIZES),
     *(
         (names(label), partial(recorded_rows, label, temperature))
         for temperature, label in LABELS.items()

@@ -112,14 +112,14 @@ def test_rows_have_figures_of_all_and_a_bar_over_prompt_lookup():
         LOOKUP: Counts(tokens=100, forwards=80, drafted=100, accepted=20),
         NGRAM: Counts(tokens=100, forwards=50, drafted=100, accepted=50),
     }
-    rows = {row.name: row for row in rows_of("greedy", found, "how")}
+    rows = {row.name: row for row in rows_of("_greedy", found, "how")}
     assert rows["acceptance_greedy"].ours == 0.75
     assert rows["acceptance_greedy"].peers == {LOOKUP: 0.2, NGRAM: 0.5}
     assert rows["tokens_per_forward_greedy"].ours == 2.5
     over = rows["acceptance_over_prompt_lookup_greedy"]
     assert over.ours == pytest.approx(3.75) and over.met is True
     found[LOOKUP] = Counts(tokens=100, forwards=100, drafted=9)
-    row = rows_of("greedy", found, "how")[-1]
+    row = rows_of("_greedy", found, "how")[-1]
     assert row.ours is None and "no accepted token" in row.how
     total = Counts()
     total.add(found[OURS])
@@ -131,11 +131,15 @@ def test_makers_name_the_rows_that_they_make(monkeypatch):
     figures = {"tokens": 10, "acceptance": 0.9}
     figures |= dict.fromkeys(draft_rows.SPEED_BARS, 4.0)
     monkeypatch.setattr(draft_rows, "example", lambda *_: figures)
-    rows = draft_rows.speed_rows()
-    assert tuple(row.name for row in rows) == draft_rows.MAKERS[0][0]
-    assert [row.met for row in rows] == [True, True, False]
+    made = dict(draft_rows.MAKERS)
+    for label, met in (("", [True, True, False]), ("_over_budget", [True, False])):
+        rows = draft_rows.speed_rows(label)
+        names = tuple(row.name for row in rows)
+        assert names in made and names[0] == f"draft_us_per_token{label}"
+        assert [row.met for row in rows] == met
     found = dict.fromkeys((OURS, LOOKUP, NGRAM), Counts(tokens=1, forwards=1))
-    assert tuple(row.name for row in rows_of("sampled", found, "")) == draft_rows.MAKERS[1][0]
+    for label in ("", "_greedy", "_same_weights"):
+        assert tuple(row.name for row in rows_of(label, found, "")) in made
 
 
 def test_the_recorded_groups_are_two_epochs_of_one_policy():
@@ -150,7 +154,8 @@ def test_the_recorded_groups_are_two_epochs_of_one_policy():
 
 def test_without_a_recording_rows_say_so(monkeypatch, tmp_path):
     monkeypatch.setattr(epochs, "read", partial(epochs.read, tmp_path))
-    for names, maker in (draft_rows.MAKERS[1], draft_rows.MAKERS[-1]):
-        rows = maker()
+    made = dict(draft_rows.MAKERS)
+    for names in (draft_rows.names("_greedy"), draft_rows.SPEEDUPS):
+        rows = made[names]()
         assert tuple(row.name for row in rows) == names
         assert all(row.ours is None and "is missing" in row.how for row in rows)

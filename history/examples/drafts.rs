@@ -1,7 +1,7 @@
 //! Figures of a history of 10⁷ tokens, as JSON: time of records and drafts, memory.
 //!
-//! `drafts PROMPTS RESPONSES TOKENS`: responses of a prompt are one text, of which each token is another with
-//! probability 0.1, as in `benches/history`.
+//! `drafts PROMPTS RESPONSES TOKENS [BUDGET_BYTES]`: responses of a prompt are one text, of which each token is another
+//! with probability 0.1, as in `benches/history`. Beyond the budget the least recently used prompts are forgotten.
 
 #[path = "support/numbers.rs"]
 mod numbers;
@@ -32,10 +32,12 @@ impl Numbers {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sizes: Vec<usize> =
         std::env::args().skip(1).map(|it| it.parse()).collect::<Result<_, _>>()?;
-    let [prompts, responses, tokens] = sizes[..] else {
-        return Err("usage: drafts PROMPTS RESPONSES TOKENS".into());
+    let (prompts, responses, tokens, budget_bytes) = match sizes[..] {
+        [prompts, responses, tokens] => (prompts, responses, tokens, u64::MAX),
+        [prompts, responses, tokens, budget] => (prompts, responses, tokens, budget as u64),
+        _ => return Err("usage: drafts PROMPTS RESPONSES TOKENS [BUDGET_BYTES]".into()),
     };
-    let history = History::new(Options { budget_bytes: u64::MAX, ..Options::of_vocab(VOCAB) })?;
+    let history = History::new(Options { budget_bytes, ..Options::of_vocab(VOCAB) })?;
     let mut numbers = Numbers(1);
     let mut texts = Vec::new();
     let (mut record_s, mut recorded) = (0.0, 0);
@@ -54,7 +56,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut drafts, mut drafted, mut accepted, mut forwards) = (0_u64, 0_u64, 0_u64, 0_u64);
     let mut draft_s = 0.0;
     for number in 0..DRAFTED {
-        let (prompt, text) = &texts[number * 7919 % prompts];
+        // Of the last half: with a budget the others may be forgotten.
+        let (prompt, text) = &texts[prompts - 1 - number * 7919 % prompts.div_ceil(2)];
         let response = numbers.like(text);
         let sequence = [prompt.as_slice(), &response].concat();
         let (digest, mut at, mut window) = (Digest::of(prompt), prompt.len(), Window::default());
