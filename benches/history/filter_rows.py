@@ -10,6 +10,7 @@ machine changes less than the clock's: the least of runs in turn.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,8 @@ sys.path.append(str(ROOT / "benches"))
 from rows import LOWER, Makers, Row  # noqa: E402
 
 RUN = Path(__file__).with_name("filtered.py")
+ASLEEP_RUN = Path(__file__).with_name("filter_asleep.py")
+PRELOAD = ROOT / "target" / "release" / "libdormouse_preload.so"
 PERCENT = (0, 20, 40, 60)
 BACKWARD, STEP, BYTES, DISTANCE = "backward", "step", "saved_bytes", "distance"
 # Published for 40 %: -35 % of the backward, -22 % of the step (arXiv 2502.00340).
@@ -71,5 +74,29 @@ def maker(percent: int) -> tuple[list[str], Callable[[], list[Row]]]:
     return names(percent), partial(rows, percent)
 
 
-MAKERS: Makers = [maker(percent) for percent in PERCENT]
+ASLEEP = {percent: f"filter_asleep_bytes_over_whole_{percent}" for percent in PERCENT if percent}
+
+
+def asleep_rows() -> list[Row]:
+    """Bytes asleep in a shared step, of one process."""
+    command = [sys.executable, str(ASLEEP_RUN), *map(str, PERCENT)]
+    env = {**os.environ, "LD_PRELOAD": str(PRELOAD)}
+    run = subprocess.run(
+        command, stdout=subprocess.PIPE, timeout=SECONDS_MAX, check=True, text=True, env=env
+    )
+    figures = {int(percent): asleep for percent, asleep in json.loads(run.stdout).items()}
+    how = (
+        f"SmolLM2-135M, FP32, a prompt of 512 tokens and four responses of 384, graphs kept; of "
+        f"{figures[0] / 1e6:.0f} MB asleep with nothing dropped"
+    )
+    return [
+        Row(name, "ratio", LOWER, how, ours=figures[percent] / figures[0])
+        for percent, name in ASLEEP.items()
+    ]
+
+
+MAKERS: Makers = [
+    *(maker(percent) for percent in PERCENT),
+    (list(ASLEEP.values()), asleep_rows),
+]
 
