@@ -2,8 +2,8 @@
 
 A step ends with its longest response, so workers with short ones idle unless they go on to the next
 step. :class:`Rollouts` predicts the lengths of a step's responses from those of earlier steps and
-cuts its prompts into one share for each worker. A worker that is free takes the share with the
-longest prompt that is left, so the worker that was last in one step has the shortest prompts of the
+cuts its prompts into one share for each worker. A worker that is free takes the share that is left
+and predicted to take longest, so the worker that was last in one step has the shortest share of the
 next one. Rollouts that outgrow their prediction move to another worker, or to the next step, where
 that is predicted to gain.
 
@@ -227,7 +227,7 @@ class Rollouts:
             return number
 
     def take(self, step: int, worker: int) -> list[Piece]:
-        """Gives a free worker the share with the longest prompt; none is left if it is empty.
+        """Gives a free worker the longest share that is left; none is left if it is empty.
 
         Raises :class:`dormouse.ArgumentError` for an unknown step or worker, or a second share of a
         step.

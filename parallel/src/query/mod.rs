@@ -294,8 +294,8 @@ const QUERIES: &[Query] = &[
         "rollout_assign",
         "Assigns prompts to rollout workers. `groups` and `slope_permille` are optional: without them, \
          groups, how many prompts each has, and tiers are chosen by trials on the history, never slower there \
-         than equal tiers whose groups have equal numbers of prompts. Workers of an odd step ascend by their longest \
-         prompt. An asynchronous trainer gives the prompts of the last worker to the first worker that is free.",
+         than equal tiers whose groups have equal numbers of prompts. Workers of an odd step ascend by predicted \
+         time. An asynchronous trainer gives the prompts of the last worker to the first worker that is free.",
         &["history", "requests", "predictor", "options"],
         |q| {
             let (history, requests) = (q.get("history")?, q.get::<Vec<_>>("requests")?);

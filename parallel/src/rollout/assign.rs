@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::curve::busy;
 use super::trial::Trial;
 use super::{
-    GroupCut, History, LengthPredictor, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX, RolloutError,
-    RolloutRequest, StepOptions, WORKERS_MAX, choose,
+    Curve, GroupCut, History, LengthPredictor, PERMILLE, PROMPT_RESPONSES_MAX, PROMPTS_MAX,
+    RolloutError, RolloutRequest, StepOptions, WORKERS_MAX, choose,
 };
 use dormouse_schedule::{Span, TOKENS_MAX, bisect, check_range};
 
@@ -69,7 +70,7 @@ impl Assignment {
         let ranked = Ranked::of(requests, options.cut, &tokens);
         let trials = || Trial::all(predictor, history, requests, &predicted);
         let tiers = choose::tiers(&ranked, trials, options)?;
-        let dealt = Dealt::of(&ranked, &tiers);
+        let dealt = Dealt::of(&ranked, &tiers, options.curve.as_ref());
         let mut assignment = Self { step: options.step, workers, ..Self::default() };
         let mut begin = 0;
         for (members, size) in dealt.groups.into_iter().zip(tiers.sizes) {
@@ -189,6 +190,11 @@ impl<'a> Ranked<'a> {
         groups.into_iter().zip(&tiers.sizes).all(fits)
     }
 
+    /// Length and responses of each prompt.
+    fn lengths(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.tokens.iter().zip(self.requests).map(|(tokens, request)| (*tokens, request.responses))
+    }
+
     /// Length and responses of each prompt of each group.
     pub(super) fn grouped_lengths(&self, groups: u32) -> Vec<Vec<(u64, u32)>> {
         let lengths = |request: &u32| {
@@ -208,7 +214,7 @@ pub(super) struct Place {
 }
 
 /// Prompts of each group dealt to its tier, longest first and in alternating direction, so that prompts and
-/// long prompts are spread evenly. The last worker has the longest prompt, so all workers ascend by their longest.
+/// long prompts are spread evenly. Workers of a tier ascend by predicted time.
 pub(super) struct Dealt {
     /// Requests of each group, shortest first.
     groups: Vec<Vec<u32>>,
@@ -219,7 +225,7 @@ pub(super) struct Dealt {
 
 impl Dealt {
     /// Deals to tiers of these sizes.
-    pub(super) fn of(ranked: &Ranked<'_>, tiers: &Tiers) -> Self {
+    pub(super) fn of(ranked: &Ranked<'_>, tiers: &Tiers, curve: Option<&Curve>) -> Self {
         let sizes = &tiers.sizes;
         let grouped = ranked.grouped(sizes.len(), tiers.rise_permille);
         let mut places = vec![Place::default(); ranked.requests.len()];
@@ -227,13 +233,49 @@ impl Dealt {
         for ((group, members), &size) in (0..).zip(grouped).zip(sizes) {
             for (turn, &request) in (0_u32..).zip(members.iter().rev()) {
                 let (round, slot) = (turn / size, turn % size);
-                let slot = if round.is_multiple_of(2) { size - 1 - slot } else { slot };
+                let slot = if round.is_multiple_of(2) { slot } else { size - 1 - slot };
                 places[request as usize] = Place { group, slot: tier + slot };
             }
             groups.push(members.to_vec());
             tier += size;
         }
-        Self { groups, places, workers: tier as usize }
+        let mut dealt = Self { groups, places, workers: tier as usize };
+        if sizes.iter().any(|size| *size > 1) {
+            dealt.ascend(ranked, tiers, curve);
+        }
+        dealt
+    }
+
+    /// Orders the workers of each tier by predicted time, of equal ones by predicted tokens.
+    fn ascend(&mut self, ranked: &Ranked<'_>, tiers: &Tiers, curve: Option<&Curve>) {
+        let mut lengths: Vec<Vec<(u64, u32)>> = vec![Vec::new(); self.workers];
+        for (place, length) in self.places.iter().zip(ranked.lengths()) {
+            lengths[place.slot as usize].push(length);
+        }
+        let predicted: Vec<(f64, u64)> = lengths
+            .into_iter()
+            .map(|mut all| {
+                all.sort_unstable_by(|one, other| other.cmp(one));
+                let tokens = all.iter().map(|(tokens, responses)| tokens * u64::from(*responses));
+                (busy(curve, &all), tokens.sum())
+            })
+            .collect();
+        let mut slots = vec![0; self.workers];
+        let mut begin = 0;
+        for size in &tiers.sizes {
+            let mut order: Vec<u32> = (begin..begin + size).collect();
+            order.sort_by(|one, other| {
+                let [one, other] = [one, other].map(|slot| predicted[*slot as usize]);
+                one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))
+            });
+            for (slot, old) in (begin..).zip(order) {
+                slots[old as usize] = slot;
+            }
+            begin += size;
+        }
+        for place in &mut self.places {
+            place.slot = slots[place.slot as usize];
+        }
     }
 }
 

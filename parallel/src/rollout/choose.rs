@@ -157,7 +157,7 @@ impl Time {
         tiers: &Tiers,
         curve: Option<&Curve>,
     ) -> Self {
-        let dealt = Dealt::of(ranked, tiers);
+        let dealt = Dealt::of(ranked, tiers, curve);
         let mut lengths: Vec<Vec<(u64, u32)>> = vec![Vec::new(); dealt.workers];
         for (place, took) in dealt.places.iter().zip(&trial.lengths) {
             lengths[place.slot as usize].extend(took.iter().map(|tokens| (*tokens, 1)));

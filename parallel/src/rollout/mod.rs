@@ -1,8 +1,8 @@
 //! Assignment of prompts to rollout workers by the lengths of earlier responses.
 //!
 //! A step ends with its longest response, so workers with short responses idle. Prompts are *ranked* by
-//! predicted length and cut into *groups*; workers ascend by their longest prompt in odd steps and
-//! descend in even steps, so that a worker's long prompts overlap its short ones of the next step.
+//! predicted length and cut into *groups*; workers ascend by predicted time in odd steps and
+//! descend in even steps, so that a worker's long share overlaps its short one of the next step.
 //! A group's workers are its *tier*; long groups get larger tiers, hence smaller batches that decode faster.
 //! Groups, their numbers of prompts and tiers that are not given are chosen by *trials*: each recent step of the
 //! history, predicted from the others. A rollout that exceeds its prediction *migrates* to another worker or to the next step.

@@ -111,15 +111,20 @@ proptest! {
         let odd = options.step % 2 == 1;
         let mirrored = begins.iter().rev().is_sorted();
         prop_assert!((odd && begins.is_sorted()) || (!odd && mirrored));
-        let longest = |worker: u32| {
-            let own = step.placed.iter().filter(|one| one.worker == worker);
-            own.map(|one| one.predicted_tokens).max()
+        let time = |worker: u64| {
+            let own = step.placed.iter().filter(|one| u64::from(one.worker) == worker);
+            let own: Vec<u64> = own.flat_map(|one| vec![one.predicted_tokens; responses as usize]).collect();
+            let longest = own.iter().max().map_or(0.0, |tokens| *tokens as f64);
+            let time = options.curve.as_ref().map_or(longest, |curve| token_by_token(curve, &own));
+            ((time * 1e6).round(), own.iter().sum::<u64>())
         };
-        let mut longest: Vec<u64> = (0..workers).filter_map(longest).collect();
-        if !odd {
-            longest.reverse();
+        for group in &step.groups {
+            let mut times: Vec<_> = (group.workers.begin..group.workers.end).map(time).collect();
+            if !odd {
+                times.reverse();
+            }
+            prop_assert!(times.is_sorted(), "a tier's workers ascend by predicted time: {times:?}");
         }
-        prop_assert!(longest.is_sorted(), "workers ascend by their longest prompt: {longest:?}");
         if cut == GroupCut::EqualCount {
             let counts = || step.groups.iter().map(|group| group.requests.len());
             prop_assert!(counts().max().unwrap() - counts().min().unwrap() <= 1);
