@@ -178,6 +178,15 @@ impl OffloadError {
         }
     }
 
+    /// Whether the device is full, and not the budget.
+    pub(crate) fn is_device_full(&self) -> bool {
+        match self {
+            Self::WakeFailed { source, .. } => source.is_device_full(),
+            Self::Device(e) => matches!(e, DeviceError::OutOfMemory { .. }),
+            _ => false,
+        }
+    }
+
     pub(crate) fn argument(
         what: &'static str,
         seen: impl ToString,

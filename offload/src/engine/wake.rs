@@ -45,8 +45,8 @@ impl<D: Device> Engine<D> {
         self.pump();
     }
 
-    /// Wakes regions and blocks until their bytes are there. Without room, puts eligible regions to sleep
-    /// and retries, at most [`WAKE_ATTEMPTS_MAX`] times.
+    /// Wakes regions and blocks until their bytes are there. Without room, unmaps free pages or puts eligible regions
+    /// to sleep, and retries, at most [`WAKE_ATTEMPTS_MAX`] times.
     ///
     /// # Errors
     /// `WakeFailed` with the cause; the region is still asleep and the call can be repeated. `Device` if
@@ -93,9 +93,15 @@ impl<D: Device> Engine<D> {
                 break;
             };
             let (bytes, may_help) = (unwoken.bytes, unwoken.error.is_out_of_memory());
+            let is_device_full = unwoken.error.is_device_full();
             result = Err(self.wake_failed(unwoken));
             if !may_help || fruitless == FRUITLESS_ATTEMPTS_MAX {
                 break;
+            }
+            // Within the budget the device can still be full, of others' memory and of the allocator's own free
+            // pages. Those go first: no region sleeps for them.
+            if is_device_full && self.allocator.trim(bytes) > 0 {
+                continue;
             }
             if attempt >= own_attempt && self.make_room(bytes).freed_bytes == 0 {
                 fruitless += 1;

@@ -362,3 +362,28 @@ fn one_in_line_sleeps_when_a_stash_has_been_written() {
     fixture.engine.free(address, 0).unwrap();
     fixture.assert_empty();
 }
+
+/// Others use the device too: less of it is left than the budget allows.
+#[test]
+fn a_wake_has_the_free_pages_of_a_device_smaller_than_the_budget() {
+    let change = |config: &mut Config| config.budget_bytes = 64 * MIB as u64;
+    let plan = Plan { budget_bytes: 16 * MIB, change, ..Plan::default() };
+    let fixture = plan.build();
+    let (id, address) = fixture.region(8 * MIB, 1);
+    let (other, kept) = fixture.region(MIB, 2);
+    fixture.engine.let_reclaim(&[other], &[]);
+    fixture.engine.sleep(&[id], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[id]).unwrap();
+    let free = [MIB; 14].map(|bytes| fixture.allocate(bytes, 3));
+    for start in free {
+        fixture.engine.free(start, 0).unwrap();
+    }
+    assert!(fixture.allocator.stats().cached_bytes.current > 12 * MIB as u64);
+    fixture.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, 8 * MIB, 1));
+    assert_eq!(fixture.state(other), RegionState::Awake, "no region sleeps where free pages do");
+    for start in [address, kept] {
+        fixture.engine.free(start, 0).unwrap();
+    }
+    fixture.assert_empty();
+}
