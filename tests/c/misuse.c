@@ -146,6 +146,19 @@ static void memory(dormouse_runtime_t *runtime)
     EXPECT(none == NULL);
 
     OK(dormouse_mem_alloc(runtime, 10000, 0, NULL, &block));
+    /* Whole pages: what lies beside it can sleep apart. */
+    void *beside[4];
+    for (int at = 0; at < 4; at++) {
+        OK(dormouse_mem_alloc(runtime, 100, at % 2 ? 64 : 0, NULL, &beside[at]));
+        for (int other = 0; other < at; other++) {
+            EXPECT((uintptr_t)beside[at] / 4096 != (uintptr_t)beside[other] / 4096);
+        }
+        EXPECT(at % 2 || (uintptr_t)beside[at] % 4096 == 0);
+    }
+    for (int at = 0; at < 4; at++) {
+        OK(dormouse_mem_free(runtime, beside[at], NULL));
+    }
+    EXPECT((uintptr_t)block % 4096 == 0);
     DORMOUSE_INIT(&info);
     OK(dormouse_mem_query(runtime, (char *)block + 9999, &info));
     EXPECT(info.base == block && info.requested_bytes == 10000 && info.bytes >= 10000);

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use dormouse_device::{AddressRange, Fill};
+use dormouse_device::AddressRange;
 
 use super::c::*;
 use crate::boundary::{Out, RawStream, enter, usize_of};
@@ -33,8 +33,8 @@ pub unsafe extern "C" fn dormouse_mem_alloc(
         let (stream, out) = unsafe { (RawStream::new(stream), Out::new(ptr_out, "ptr_out")?) };
         let heap = Runtime::get(runtime)?.heap;
         let _known = heap.stream(stream)?;
-        let (bytes, align) = (usize_of(bytes, "bytes")?, usize_of(align.max(1), "align")?);
-        let allocated = heap.allocate(bytes, align, stream.key(), Fill::Any);
+        let (bytes, align) = (usize_of(bytes, "bytes")?, usize_of(align, "align")?);
+        let allocated = heap.allocate_pages(bytes, align, stream.key());
         let block = allocated.map_err(|error| heap.fault_of(error))?;
         out.write(std::ptr::with_exposed_provenance_mut(block.range.start));
         Ok(())

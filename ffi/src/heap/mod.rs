@@ -239,10 +239,27 @@ impl Heap {
         stream: u64,
         fill: Fill,
     ) -> Result<Block, AllocError> {
+        self.allocate_collected(Request { align, stream, fill, ..Request::new(bytes) })
+    }
+
+    /// Allocates a block of whole pages for the layer and the tag that are open on the calling thread. `align` of 0 is
+    /// that of a page.
+    pub(crate) fn allocate_pages(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: u64,
+    ) -> Result<Block, AllocError> {
+        let align = if align == 0 { self.allocator.device().page_bytes() } else { align };
+        let whole = Request { align, stream, whole_pages: true, ..Request::new(bytes) };
+        self.allocate_collected(whole)
+    }
+
+    fn allocate_collected(&self, request: Request) -> Result<Block, AllocError> {
         let Collecting { window: Window { scope, arena }, tag, .. } = collect::settled();
         // All of a block can sleep only if it shares no page.
-        let whole_pages = scope != 0 || tag != 0;
-        let request = Request { bytes, align, stream, arena, scope, tag, fill, whole_pages };
+        let whole_pages = request.whole_pages || scope != 0 || tag != 0;
+        let request = Request { arena, scope, tag, whole_pages, ..request };
         let outcome = log::deferred(|| self.allocator.allocate(&request));
         let elsewhere = match &outcome {
             // A window left open on this thread after its prefix's phase A.

@@ -184,7 +184,8 @@ table! {
         c"limit on the host tier, in bytes",
         "Pinned host memory for sleeping data and stash copies, allocated on demand. On the host \
          device this is ordinary memory: sleep does not reduce the resident set. Automatic: what it holds \
-         and half of the memory that is available, revised after each step and when the tier is full."
+         and half of the memory that is available, at most three quarters of both, revised after each step and \
+         when the tier is full."
     }
     NvmeDir c"DORMOUSE_NVME_DIR" {
         Path, c"",

@@ -15,6 +15,8 @@ const FILE_UNIT_BYTES: u64 = 4096;
 const HOST_BYTES_MAX: u64 = 64 << 40;
 /// The host tier takes this part of the available memory: the program goes on to allocate too.
 const AVAILABLE_DIVISOR: u64 = 2;
+/// This part of what it holds and what is available is left to others.
+const LEFT_DIVISOR: u64 = 4;
 /// The part of all memory, if the available memory is not known.
 const MEMORY_DIVISOR: u64 = 4;
 
@@ -89,8 +91,9 @@ pub fn file_bytes(disk: &Disk) -> FileSize {
     FileSize { start_bytes, limit: Chosen::new(limit_bytes, reason) }
 }
 
-/// Returns the limit of the host tier: what it holds, and half of the memory that is available beside. `None`
-/// for `available_bytes` that are not known: then a quarter of `memory_bytes`, all that the process may use.
+/// Returns the limit of the host tier: what it holds, and half of the memory that is available beside, but at most three
+/// quarters of both: it is asked for again whenever the tier is full, and pinned memory is nobody else's. `None` for
+/// `available_bytes` that are not known: then a quarter of `memory_bytes`, all that the process may use.
 #[must_use]
 pub fn host_bytes(memory_bytes: u64, available_bytes: Option<u64>, held_bytes: u64) -> Chosen {
     let Some(available_bytes) = available_bytes else {
@@ -100,14 +103,20 @@ pub fn host_bytes(memory_bytes: u64, available_bytes: Option<u64>, held_bytes: u
         return Chosen::new((memory_bytes / MEMORY_DIVISOR).min(HOST_BYTES_MAX), reason);
     };
     let available = units::bytes(available_bytes);
+    let room_bytes = held_bytes.saturating_add(available_bytes);
+    let most_bytes = room_bytes - room_bytes / LEFT_DIVISOR;
+    let bytes = held_bytes.saturating_add(available_bytes / AVAILABLE_DIVISOR);
     let reason = match held_bytes {
+        _ if bytes > most_bytes => {
+            let room = units::bytes(room_bytes);
+            format!("three quarters of the {room} of memory that it holds or that is available")
+        }
         0 => format!("half of the {available} of memory that is available"),
         held => {
             format!("{} held, and half of the {available} that is available", units::bytes(held))
         }
     };
-    let bytes = held_bytes.saturating_add(available_bytes / AVAILABLE_DIVISOR);
-    Chosen::new(bytes.min(HOST_BYTES_MAX), reason)
+    Chosen::new(bytes.min(most_bytes).min(HOST_BYTES_MAX), reason)
 }
 
 /// Returns the number of I/O threads. `None`: there is no file tier.

@@ -41,7 +41,8 @@ fn the_host_tier_takes_half_of_what_is_available() {
         (64 * GIB, Some(50 * GIB), 0, 25 * GIB, "half of the 50 GiB of memory that is available"),
         (64 * GIB, Some(2 * GIB), 0, GIB, "half of the 2 GiB"),
         (64 * GIB, Some(0), 0, 0, "half of the 0 B"),
-        (64 * GIB, Some(10 * GIB), 20 * GIB, 25 * GIB, "20 GiB held, and half of the 10 GiB"),
+        (64 * GIB, Some(20 * GIB), 20 * GIB, 30 * GIB, "20 GiB held, and half of the 20 GiB"),
+        (64 * GIB, Some(10 * GIB), 22 * GIB, 24 * GIB, "three quarters of the 32 GiB of memory"),
         (64 * GIB, None, 3, 16 * GIB, "a quarter of 64 GiB of memory; how much"),
     ] {
         let chosen = host_bytes(memory, available, used);
@@ -199,6 +200,19 @@ proptest! {
         prop_assert!(larger.start_bytes >= size.start_bytes && larger.limit.value >= size.limit.value);
         // Where the file of 4 GiB that was the fixed size fits, it is there.
         prop_assert!(free < 4 * GIB || ulimit < 4 * GIB || size.start_bytes == 4 * GIB);
+    }
+
+    /// However often it is full and asks again, a quarter of the memory is left.
+    #[test]
+    fn the_host_tier_leaves_a_quarter(available in 0..TIB, request in 1..GIB) {
+        let mut held = 0;
+        while let limit = host_bytes(0, Some(available - held), held).value
+            && limit >= held + request
+        {
+            held = limit;
+        }
+        prop_assert!(available - held >= available / 4, "{held}");
+        prop_assert!(held + request > available / 4 * 3 - GIB, "{held}");
     }
 
     #[test]
