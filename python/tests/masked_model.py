@@ -12,6 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from dormouse.activations.layers import find_layers
+
 ATTENTION = "masked_sdpa"
 OWN_ATTENTION = "masked_own"
 _keep: list[torch.Tensor] = []
@@ -21,7 +23,7 @@ def zeroing(keep: torch.Tensor, columns: int) -> Callable[[torch.Tensor], torch.
     """A hook that zeroes the gradients of dropped rows; ``columns``: the dimension that counts."""
     shape = [1] * (columns + 2)
     shape[0], shape[columns] = keep.shape
-    return lambda grad: grad * keep.view(shape).to(grad.dtype)
+    return lambda grad: grad.masked_fill(~keep.view(shape), 0)
 
 
 def _hooked(query, key, value) -> None:
@@ -52,15 +54,18 @@ AttentionMaskInterface.register(OWN_ATTENTION, eager_mask)
 @contextlib.contextmanager
 def masked(model, keep: torch.Tensor, layers, attention: str = ATTENTION) -> Iterator[None]:
     """Context of a forward of ``model`` whose gradients are zero in the rows that ``keep``,
-    ``[sequences, columns]``, drops: at the logits, at every layer's output, at query, key and
-    value."""
+    ``[sequences, columns]``, drops: at every layer's input and output, at query, key and value."""
 
     def hook(module, args, output):
         hidden = output if isinstance(output, torch.Tensor) else output[0]
         if hidden.requires_grad:
             hidden.register_hook(zeroing(keep, columns=1))
 
+    def pre_hook(module, args, arguments):
+        hook(module, args, args or arguments["hidden_states"])
+
     handles = [layer.register_forward_hook(hook) for layer in layers]
+    handles += [layer.register_forward_pre_hook(pre_hook, with_kwargs=True) for layer in layers]
     config = model.config
     before, config._attn_implementation = config._attn_implementation, attention
     _keep.append(keep)
@@ -77,7 +82,7 @@ def masked_backward(model, ids, keep, loss_fn, attention=ATTENTION, **arguments)
     """Adds the gradients of ``loss_fn(logits)``."""
     # peft's models pass on what they lack.
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with masked(base, keep, base.model.layers, attention):
+    with masked(base, keep, find_layers(base), attention):
         logits = model(input_ids=ids, **arguments).logits
     if logits.requires_grad:
         logits.register_hook(zeroing(keep, columns=1))

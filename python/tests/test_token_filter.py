@@ -342,6 +342,10 @@ def test_top_share():
     expected = {0.0: 0, 0.1: 1, 0.5: 3, 2 / 3: 4, 1.0: 6}
     for share, count in expected.items():
         assert int(top_share(loss, reference, share).sum()) == count
+    # Products in binary are 7.000000000000001 and 28.999999999999996.
+    hundred = torch.arange(100.0)
+    for share, count in {0.07: 7, 0.29: 29}.items():
+        assert int(top_share(hundred, hundred, share).sum()) == count
     assert top_share(loss, reference, 0.5).tolist() == [[True, False, True], [False, True, False]]
     with pytest.raises(ArgumentError, match="share is 1.5; accepted: 0 to 1"):
         top_share(loss, reference, 1.5)

@@ -14,7 +14,7 @@ from test_token_scores import a_batch as padded_batch
 from test_token_scores import padded
 
 from dormouse.hf import SharedPrefix
-from dormouse.hf.filter import attention, microbatch
+from dormouse.hf.filter import attention, graph, microbatch
 from dormouse.hf.filter.rows import Rows
 
 
@@ -129,9 +129,39 @@ def test_of_attention_with_all_rows(monkeypatch, runtime):
         assert distance(got, take_gradients(model)) > 1e3 * FP64_BOUND
 
 
+class Everything(set):
+    """Every sum is in memory that was allocated for it."""
+
+    def __contains__(self, edge) -> bool:
+        return True
+
+
+def with_sums_in_place(monkeypatch):
+    """Each gradient is added to the first, which an addition handed to others too."""
+    whole = graph._Sums.__init__
+
+    def mutant(self, *arguments):
+        whole(self, *arguments)
+        self._own = Everything()
+
+    monkeypatch.setattr(graph._Sums, "__init__", mutant)
+
+
+def test_of_layers_whose_parts_are_parallel(monkeypatch, runtime):
+    with_sums_in_place(monkeypatch)
+    with in_fp64():
+        model = zoo_model("gpt_neox")
+        _, got, wanted = both_dense(model, *a_batch(2, 19))
+        assert distance(got, wanted) > 1e3 * FP64_BOUND
+        batch = padded([17, 17, 17, 17, 17], [12, 16, 11, 18, 13])
+        kept = some_tokens(batch[0], batch[2])
+        _, got, wanted = both_shared(model, runtime, batch, kept, graphs="kept")
+        assert distance(got, wanted) > 1e3 * FP64_BOUND
+
+
 def without_anchors_at_attention(monkeypatch):
     """Where rows are is not known at an attention's output."""
-    monkeypatch.setattr(attention, "anchor", lambda node, rows: None)
+    monkeypatch.setattr(attention, "anchor", lambda node, rows, began: None)
 
 
 def test_of_rows_behind_an_unknown_operation(monkeypatch):

@@ -32,6 +32,12 @@ def some_tokens(ids, keep, seed: int = 5):
     return kept
 
 
+def responses_of(kept, mask):
+    """The kept tokens of each response."""
+    columns = kept.shape[1]
+    return [own[: int(of_row[-columns:].sum())] for own, of_row in zip(kept, mask, strict=True)]
+
+
 def weights_of(kept, seed: int = 6):
     """A loss's factor of each token's log-probability: dropped tokens have one too."""
     generator = torch.Generator().manual_seed(seed)
@@ -82,8 +88,10 @@ def test_gradients_are_those_of_dense_filtered_rows(kind, microbatch_tokens, gra
     options = {"graphs": graphs, "microbatch_tokens": microbatch_tokens}
     scores, got, wanted = both(tiny(kind), runtime, batch, kept, **options)
     assert distance(got, wanted) <= FP64_BOUND
-    assert scores.filtered
     assert all(report.kept_whole == {} for report in scores.filtered)
+    # The row that predicts a response's first token is kept with any of its tokens.
+    counts = (int(own[1:].sum()) + int(own.any()) for own in responses_of(kept, batch[1]))
+    assert sum(report.kept_rows for report in scores.filtered) == sum(counts)
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)
@@ -160,38 +168,54 @@ def test_gradients_of_the_prompt_are_whole(graphs, runtime):
     assert bool(got["model.embed_tokens.weight"][prompt].any(1).all())
 
 
+def mixed_loss(log_probabilities, entropies, chosen_logits, hidden, factors):
+    """Of one response or of all: ``hidden`` are the rows that predict its tokens."""
+    total = (log_probabilities + 0.3 * entropies + 0.1 * chosen_logits) * factors
+    return (total + hidden.square().mean(-1) * factors).sum()
+
+
+def dense_mixed(model, ids, mask, keep, kept, factors) -> None:
+    """The gradients of :func:`mixed_loss` of kept tokens, each row by itself."""
+    hidden = []
+    handle = model.model.norm.register_forward_hook(lambda *each: hidden.append(each[2]))
+    for row in range(len(ids)):
+        count = int(mask[row, -keep:].sum())
+        if count == 0:
+            continue
+        tokens, own = ids[row, mask[row].nonzero().flatten()], kept[row, :count]
+        rows = torch.ones(1, len(tokens), dtype=torch.bool)
+        rows[0, -count:-1], rows[0, -1] = own[1:], False
+
+        def loss(logits, labels=tokens[-count:], factors=factors[row, :count] * own):
+            own = slice(-len(labels) - 1, -1)
+            found = logits[0, own].log_softmax(-1)
+            chosen = [x.gather(1, labels[:, None])[:, 0] for x in (found, logits[0, own])]
+            entropies = -(found.exp() * found).sum(-1)
+            return mixed_loss(chosen[0], entropies, chosen[1], hidden.pop()[0, own], factors)
+
+        masked_backward(model, tokens[None], rows, loss, use_cache=False)
+    handle.remove()
+
+
 @pytest.mark.parametrize("graphs", GRAPHS)
-def test_entropies_chosen_logits_and_hidden_states(graphs, runtime):
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_entropies_chosen_logits_and_hidden_states(is_apart, graphs, runtime):
+    """Of kept tokens: what a loss says of others does not count."""
     model = tiny().eval()
-    batch = a_batch()
-    ids, mask, keep = batch
+    ids, mask, keep = a_batch()
     kept = some_tokens(ids, keep)
-    shared = SharedPrefix(model, runtime)
-    options = {
-        "entropy": True,
-        "outputs": ("chosen_logits", "last_hidden_state"),
-        "graphs": graphs,
-        "microbatch_tokens": 8,
-    }
-
-    def loss(scores, factors):
-        total = (scores.log_probabilities + 0.3 * scores.entropies) * factors
-        total = total + 0.1 * scores.chosen_logits * factors
-        hidden = scores.last_hidden_state.square().mean(-1).double() * factors
-        return (total + hidden).sum()
-
     factors = weights_of(kept)
-    loss(shared.score(ids, mask, keep=keep, token_filter=kept, **options), factors).backward()
-    got = take_gradients(model)
-    # What a loss says of dropped tokens does not count.
-    loss(
-        shared.score(ids, mask, keep=keep, token_filter=kept, **options), factors * kept
-    ).backward()
-    assert distance(got, take_gradients(model)) <= FP64_BOUND
-    # Another way of the head, and of what a loss reads.
-    shared._find_head = lambda: None
-    loss(shared.score(ids, mask, keep=keep, token_filter=kept, **options), factors).backward()
-    assert distance(got, take_gradients(model)) <= FP64_BOUND
+    dense_mixed(model, ids, mask, keep, kept, factors)
+    wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime)
+    if not is_apart:
+        shared._find_head = lambda: None
+    options = {"graphs": graphs, "microbatch_tokens": 8, "token_filter": kept, "entropy": True}
+    outputs = ("chosen_logits", "last_hidden_state")
+    scores = shared.score(ids, mask, keep=keep, outputs=outputs, **options)
+    values = scores.log_probabilities, scores.entropies, scores.chosen_logits
+    mixed_loss(*values, scores.last_hidden_state, factors).backward()
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
 
 
 @pytest.mark.parametrize("holds_logits", [True, False])
@@ -232,6 +256,61 @@ def test_low_precision_is_as_near_to_fp64_as_the_reference(dtype, runtime):
     _, got, wanted = both(model, runtime, batch, kept, microbatch_tokens=64)
     error = gradcheck.compare(truth.items(), wanted, got)
     assert error.within_bounds, error
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("kind", ["gpt_neox", "phi", "cohere"])
+def test_layers_whose_parts_are_parallel(kind, graphs, runtime):
+    with in_fp64():
+        model = zoo_model(kind)
+        batch = padded([17, 17, 17, 17, 17], [12, 16, 11, 18, 13])
+        kept = some_tokens(batch[0], batch[2])
+        shared = SharedPrefix(model, runtime)
+        shared_filtered(shared, *batch, kept, graphs=graphs)
+        got = take_gradients(model)
+        dense_filtered(model, *batch, kept)
+        assert distance(got, take_gradients(model)) <= FP64_BOUND
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("sleep", [True, False])
+@pytest.mark.parametrize("microbatch_tokens", [8, 64])
+def test_every_microbatch_has_a_report(microbatch_tokens, sleep, graphs, runtime):
+    model, (ids, mask, keep) = tiny(), a_batch()
+    options = {"keep": keep, "graphs": graphs, "microbatch_tokens": microbatch_tokens}
+    shared = SharedPrefix(model, runtime, sleep=sleep)
+    shared.score(ids, mask, **options).log_probabilities.sum().backward()
+    wanted = take_gradients(model)
+    everything = torch.ones(len(ids), keep, dtype=torch.bool)
+    scores = shared.score(ids, mask, token_filter=everything, **options)
+    scores.log_probabilities.sum().backward()
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
+    assert len(scores.filtered) == scores.counts["microbatches"]
+    assert all(report.kept_rows == report.rows > 0 for report in scores.filtered)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_gradients_of_dropped_tokens_that_are_not_finite(graphs, runtime):
+    model, (ids, mask, keep) = tiny(), a_batch()
+    kept = some_tokens(ids, keep)
+    dense_filtered(model, ids, mask, keep, kept)
+    wanted = take_gradients(model)
+    shared = SharedPrefix(model, runtime)
+    scores = shared.score(ids, mask, keep=keep, token_filter=kept, graphs=graphs)
+    factors = weights_of(kept).masked_fill(~kept, torch.inf)
+    (scores.log_probabilities * factors).sum().backward()
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_saved_tensor_hooks(graphs, runtime):
+    """What they hold keeps its rows."""
+    model, batch = tiny(), a_batch()
+    kept = some_tokens(batch[0], batch[2])
+    options = {"graphs": graphs, "context": torch.autograd.graph.save_on_cpu}
+    scores, got, wanted = both(model, runtime, batch, kept, **options)
+    assert distance(got, wanted) <= FP64_BOUND
+    assert all("PackedAttentionBackward" in report.kept_whole for report in scores.filtered)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gpt_oss", "gemma2"])
@@ -300,6 +379,18 @@ def test_masks_of_another_shape_are_refused(token_filter, message, graphs, runti
     shared.score(ids, mask, keep=keep, graphs=graphs).log_probabilities.sum().backward()
 
 
+def test_masks_of_packed_batches_have_one_element_per_token(runtime):
+    shared = SharedPrefix(tiny(), runtime)
+    lengths = torch.tensor([0, 9, 17])
+    with pytest.raises(ArgumentError, match=r"token_filter has shape \[16\]; .*\[17\]"):
+        shared.score_packed(
+            torch.arange(17),
+            lengths,
+            prompt_lengths=torch.tensor([4, 4]),
+            token_filter=torch.ones(16, dtype=torch.bool),
+        )
+
+
 def test_checkpointed_models_are_refused(runtime):
     model, (ids, mask, keep) = tiny().train(), a_batch()
     model.gradient_checkpointing_enable()
@@ -335,6 +426,23 @@ def test_kept_rows_sleep_until_the_backward(runtime, monkeypatch):
     scores = awake.score(*batch[:2], token_filter=kept, **options)
     assert all(report.asleep_bytes == 0 for report in scores.filtered)
     (scores.log_probabilities * weights_of(kept)).sum().backward()
+    assert distance(take_gradients(model), wanted) <= FP64_BOUND
+
+
+def test_microbatches_that_keep_everything_sleep_too(runtime, monkeypatch):
+    monkeypatch.setattr("dormouse.hf.filter.microbatch.ASLEEP_BYTES_MIN", 1 << 19)
+    model, batch = tiny(), padded([40] * 4, [400, 380, 410, 400])
+    kept = torch.ones(4, batch[2], dtype=torch.bool)
+    shared = SharedPrefix(model, runtime)
+    options = {"keep": batch[2], "graphs": "kept", "microbatch_tokens": 900}
+    shared.score(*batch[:2], **options).log_probabilities.sum().backward()
+    wanted = take_gradients(model)
+    scores = shared.score(*batch[:2], token_filter=kept, **options)
+    assert len(scores.filtered) == 2
+    for report in scores.filtered:
+        assert report.kept_rows == report.rows
+        assert report.asleep_bytes > 0.5 * report.kept_bytes
+    scores.log_probabilities.sum().backward()
     assert distance(take_gradients(model), wanted) <= FP64_BOUND
 
 

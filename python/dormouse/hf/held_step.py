@@ -16,9 +16,10 @@ from ..runtime import Runtime
 from ..schedule import Op, Score
 from . import graph
 from .embedding_rows import EmbeddingRows
-from .filter.graph import Edge, FilteredGraph
+from .filter.graph import FilteredGraph
+from .filter.marks import Edge
 from .filter.microbatch import Dropped, FilteredMicrobatch
-from .filter.model import anchor_of, marked_layers
+from .filter.model import marked_layers
 from .filter.rows import Layout
 from .head import Head
 from .likelihood import Norms
@@ -64,7 +65,7 @@ class _Head:
             ]
         elif self.logits.requires_grad:
             root = Edge.of(self.logits), by_rows
-            self.filtered = FilteredGraph([root], rows, anchor_of, self.leaves)
+            self.filtered = FilteredGraph([root], rows, self.leaves)
             self.logits = rows.gather(self.logits.detach(), by_rows)
 
     def backward(self, edge: GradientEdge | None, gradient: torch.Tensor) -> None:
@@ -191,11 +192,15 @@ class HeldStep(Step):
         both = zip(held.scores, values, strict=True)
         masks = [self.choose(score, own.of_logits[0].detach()) for score, own in both]
         dropped = Dropped(held.scores, masks)
-        if not dropped.is_all_kept:
-            held.drop(dropped)
-            if self.sleeps_in is not None:
-                held.filtered.sleep(self.sleeps_in)
-            self.filter_reports.append(held.filtered.report)
+        if dropped.is_all_kept and self.sleeps_in is None:
+            self.filter_reports.append(dropped.report)
+            return
+        # If all is kept too: the graph sleeps in this way alone, because hooks of saved tensors
+        # would have had to be there in the forward.
+        held.drop(dropped)
+        if self.sleeps_in is not None:
+            held.filtered.sleep(self.sleeps_in)
+        self.filter_reports.append(held.filtered.report)
 
     def _hold_whole(self, op: Op) -> tuple[list[Values], _Held]:
         with self._of_layers():

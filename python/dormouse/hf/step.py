@@ -111,7 +111,7 @@ class Step:
         self.choose: Choose | None = None
         """Chooses the kept tokens of a group's responses; None: all are kept."""
         self.filter_reports: list[FilterReport] = []
-        """Of the microbatches that dropped tokens."""
+        """Of the microbatches, where tokens are chosen."""
         self._accumulation = Accumulation(device)
         modules = modules_of(view.model) if weights.accumulate_in_place else []
         self._adding = accumulating(modules, self._accumulation)
@@ -325,7 +325,10 @@ class Step:
         if self.choose is None:
             return None
         dropped = Dropped(op.scores, [self.choose(score, None) for score in op.scores])
-        return None if dropped.is_all_kept else dropped
+        if not dropped.is_all_kept:
+            return dropped
+        self.filter_reports.append(dropped.report)
+        return None
 
     def _marking(self, dropped: Dropped | None) -> contextlib.AbstractContextManager:
         """Context of the forward of a microbatch some of whose rows will have no backward."""

@@ -63,8 +63,8 @@ class TokenScores:
     checked: Checked | None = None
     """The last check of the model."""
     filtered: list[FilterReport] = field(default_factory=list)
-    """Of each microbatch with dropped tokens, in the order of the forward; the mode "twice" fills it
-    in the backward."""
+    """Of each microbatch of a call with a ``token_filter``, in the order of the forward; the mode
+    "twice" fills it in the backward, which runs those with a gradient alone."""
     chosen_logits: torch.Tensor | None = None
     """Logits of the tokens themselves, not divided by the temperature, in the layout and dtype of
     :attr:`log_probabilities`; None if not asked for, as the following."""
@@ -180,7 +180,7 @@ class Call:
             torch.get_autocast_dtype(self._kind),
         )
         self.filtered: list[FilterReport] = []
-        """Of the microbatches that dropped tokens."""
+        """Of the microbatches, where tokens are chosen."""
         responses = sum(len(each.rows) for each in places)
         self.counts = {
             "groups": len(places),

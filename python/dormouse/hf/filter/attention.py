@@ -17,8 +17,10 @@ from .. import attention as packed_attention
 from ..attention import CausalAttention, PackedAttention, Packed, Rules
 from ..kernels import Scores
 from ..measured import kernel_for
+from .marks import Edge, sources_of
 from .rows import Layout, NotByRowsError, Rows
 from .rules import Gradients, Operation, Plan, by_edges, kind_of
+from .saved import are_by_hooks
 
 # Rows of queries whose scores with dropped keys are computed at a time.
 BLOCK_ROWS = 128
@@ -91,9 +93,11 @@ def of_segments(
         for whole, part in zip((grad_query, grad_key, grad_value), found, strict=True):
             whole[:, :, each.compact] = part
         if len(each.dropped):
-            by_dropped_keys(
-                grad_query[:, :, each.compact], *own, each, key, value, is_causal, scores, far
-            )
+            # Autocast would round the products below FP32.
+            with torch.autocast(query.device.type, enabled=False):
+                by_dropped_keys(
+                    grad_query[:, :, each.compact], *own, each, key, value, is_causal, scores, far
+                )
     return grad_query, grad_key, grad_value
 
 
@@ -144,17 +148,19 @@ def by_dropped_keys(
 def dense(op: Operation) -> Plan:
     """torch's attention of a batch of sequences with their own keys."""
     node, rows = op.node, op.rows
+    if not rows.are_equal(op.layouts.get(0), _QUERY) or op.layouts.keys() != {0}:
+        raise NotByRowsError("attention whose output is stored otherwise")
+    if not _is_over_own_rows(node, rows, op.began):
+        raise NotByRowsError("attention over another sequence")
+    if node._saved_dropout_p or are_by_hooks(node):
+        return with_all_rows(op)
     saved = dict(op.saved.tensors(node))
     names = _DENSE[node.name()]
     query, key, value, out, lse = (saved[f"_saved_{name}"] for name in names[:5])
     mask = saved.get(f"_saved_{names[5]}")
-    if not rows.are_equal(op.layouts.get(0), _QUERY) or op.layouts.keys() != {0}:
-        raise NotByRowsError("attention whose output is stored otherwise")
     sizes = query.shape[0], query.shape[2]
     if sizes != (rows.sequences, rows.columns) or key.shape[2] != query.shape[2]:
         raise NotByRowsError(f"attention of {query.shape[2]} rows over {key.shape[2]} keys")
-    if node._saved_dropout_p:
-        return with_all_rows(op)
     is_causal = node._saved_is_causal
     scale = node._saved_scale
     scores = Scores(query.shape[3] ** -0.5 if scale is None else scale)
@@ -168,13 +174,21 @@ def dense(op: Operation) -> Plan:
 
     def run(gradients: Gradients) -> Gradients:
         *tensors, mask = (getattr(node, f"_saved_{name}") for name in names)
-        if mask is not None and mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=tensors[0].dtype).masked_fill_(~mask, -torch.inf)
+        if mask is not None:
+            mask = _expanded(mask, rows.columns, tensors[0].dtype)
         grads = of_segments(gradients[0], *tensors, own, is_causal, scores, mask)
         return [*grads, *[None] * (len(op.inputs) - 3)]
 
     layouts = [_QUERY if sizes is not None else None for sizes in op.inputs[:3]]
     return Plan([*layouts, *[None] * (len(op.inputs) - 3)], run)
+
+
+def _expanded(mask: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a mask that torch accepts as :func:`of_segments` takes it."""
+    mask = mask[(None,) * (4 - mask.dim())]
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    return mask.expand(-1, -1, columns, columns)
 
 
 # Attributes of query, key, value, output, log-sum-exp and mask, by the name of the node.
@@ -189,6 +203,8 @@ def causal(op: Operation) -> Plan:
     """:class:`.CausalAttention`: one sequence over itself."""
     node, rows = op.node, op.rows
     _check_one_row(op)
+    if are_by_hooks(node):
+        return with_all_rows(op)
     query, key, value, out, lse = range(5)
     for item in (query, out, lse):
         op.saved.gather_item(node, item, _QUERY)
@@ -208,6 +224,8 @@ def packed(op: Operation) -> Plan:
     node, rows = op.node, op.rows
     _check_one_row(op)
     rules: Rules = node.rules
+    if are_by_hooks(node):
+        return with_all_rows(op)
     saved = node.saved_tensors
     if rules.limits or rules.softcap is not None or saved[3] is not None:
         # A window, a soft cap or sinks.
@@ -266,9 +284,19 @@ def _check_one_row(op: Operation) -> None:
         raise NotByRowsError("attention whose output is stored otherwise")
 
 
-def anchor(node, rows: Rows) -> Layout | None:
+def _is_over_own_rows(node, rows: Rows, began: int) -> bool:
+    """Returns whether query, key and value are of the layers' own sequence: from one tensor of it.
+    Sizes do not tell, where another sequence is as long."""
+    first, *others = (sources_of(edge, rows, began) for edge in Edge(node, 0).below())
+    return None not in first and all(each == first for each in others)
+
+
+def anchor(node, rows: Rows, began: int) -> Layout | None:
     """Returns the layout of what an attention of the batch returns; None for other nodes."""
-    if kind_of(node) not in KNOWN:
+    kind = kind_of(node)
+    if kind not in KNOWN:
+        return None
+    if kind in _DENSE and not _is_over_own_rows(node, rows, began):
         return None
     sizes = node._input_metadata[0].shape
     has_rows = len(sizes) == 4 and (sizes[0], sizes[2]) == (rows.sequences, rows.columns)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import torch
 
@@ -19,8 +21,8 @@ def top_share(loss: torch.Tensor, reference_loss: torch.Tensor, share: float) ->
     """Returns the tokens whose loss exceeds the reference's by most, bool, shaped as ``loss``.
 
     ``loss``, ``reference_loss``: of each token, for example ``-log_probabilities``, of equal shape.
-    ``share``: of the tokens that are kept, 0 to 1; their number is rounded up. Of equal differences
-    the first are kept.
+    ``share``: of the tokens that are kept, 0 to 1; their number is rounded up, as of the decimal
+    number that Python prints for the share. Of equal differences the first are kept.
 
     Raises :class:`dormouse.ArgumentError`.
     """
@@ -32,7 +34,8 @@ def top_share(loss: torch.Tensor, reference_loss: torch.Tensor, share: float) ->
     if not 0 <= share <= 1:
         raise ArgumentError(f"share is {share}; accepted: 0 to 1")
     difference = (loss.detach() - reference_loss.detach()).flatten()
-    count = -int(-share * len(difference) // 1)
+    # 0.07 of 100 are 7, but 8 in binary.
+    count = math.ceil(Fraction(str(float(share))) * len(difference))
     best = difference.argsort(descending=True, stable=True)[:count]
     keep = torch.zeros(len(difference), dtype=torch.bool, device=loss.device)
     keep[best] = True

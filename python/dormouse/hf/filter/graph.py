@@ -4,11 +4,12 @@ The plan goes through the nodes in the order of the backward. Where the rule of 
 known, the tensors it saved lose their dropped rows, and the node itself runs on compact gradients:
 its products become smaller. A node without a rule keeps its rows. It gets a gradient with zeros in
 dropped rows, and what it returns stays whole down to the next tensor whose rows are known: a
-layer's output, an attention's, one that has another gradient by rows. There dropped rows get no
-gradient.
+layer's input or output, an attention's output, one that has another gradient by rows. There dropped
+rows get no gradient.
 
 The nodes do not run in autograd's engine, which compares the sizes of gradients with those of the
-forward. Hooks of tensors inside the graph are not called; those of leaves are.
+forward. Hooks of tensors inside the graph are not called. Leaves get their gradients from the
+engine: all their hooks run, also those that no code in Python can see.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from ...errors import StateError
-from .. import graph
 from . import attention, rules
+from .marks import Edge, mark_of, nodes_below
 from .rows import Layout, NotByRowsError, Rows
 from .rules import Operation, Plan
 from .saved import Saved
@@ -32,18 +33,6 @@ from .saved import Saved
 KNOWN = rules.KNOWN | attention.KNOWN
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-
-
-class Edge(NamedTuple):
-    """An output of a node, which is a tensor of the forward."""
-
-    node: torch.autograd.graph.Node
-    number: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Edge:
-        """Returns the edge of a tensor with a graph."""
-        return cls(*torch.autograd.graph.get_gradient_edge(tensor)[:2])
 
 
 @dataclass
@@ -75,11 +64,9 @@ class FilteredGraph:
         self,
         roots: Sequence[tuple[Edge, Layout | None]],
         rows: Rows,
-        anchor_of: Callable[[Edge], Layout | None],
         taken: Sequence[torch.Tensor] = (),
     ):
         """``roots``: where the backward begins, with the layouts of their gradients.
-        ``anchor_of``: returns the layout of a tensor inside the graph if its rows are known.
         ``taken``: leaves whose gradients :meth:`backward` returns."""
         self.rows = rows
         self._roots = roots
@@ -87,7 +74,9 @@ class FilteredGraph:
         self._taken = [Edge.of(leaf) for leaf in taken]
         self._saved = Saved(rows)
         self._plans: list[_Planned] | None = []
-        self._make(anchor_of)
+        # The number of the first operation of the layers.
+        self._began = 0
+        self._make()
 
     @property
     def report(self) -> FilterReport:
@@ -102,7 +91,7 @@ class FilteredGraph:
         compact, self._compact = self._compact, []
         return compact
 
-    def _make(self, anchor_of: Callable[[Edge], Layout | None]) -> None:
+    def _make(self) -> None:
         found: dict[Edge, list[Layout | None]] = {}
         for edge, layout in self._roots:
             found.setdefault(edge, []).append(layout)
@@ -110,9 +99,10 @@ class FilteredGraph:
         # Nodes below a tensor whose rows are known.
         inside = set()
         for node in _in_order([edge.node for edge, _ in self._roots]):
-            own = attention.anchor(node, self.rows) if node in inside else None
+            is_below = node in inside
+            own = attention.anchor(node, self.rows, self._began) if is_below else None
             layouts = {
-                number: anchor_of(edge) or own or self._common(found.pop(edge))
+                number: self._anchor(edge) or own or self._common(found.pop(edge))
                 for number in range(len(node._input_metadata))
                 if (edge := Edge(node, number)) in found
             }
@@ -122,12 +112,20 @@ class FilteredGraph:
             else:
                 plan = self._plan_of(node, layouts)
             self._plans.append(_Planned(node, layouts, plan))
-            if node in inside or any(layouts.values()):
+            if is_below or any(layouts.values()):
                 inside.update(target for target, _ in node.next_functions)
             for (target, number), layout in zip(node.next_functions, plan.inputs, strict=True):
                 if target is not None:
                     found.setdefault(Edge(target, number), []).append(layout)
         self._compact = self._saved.seal()
+
+    def _anchor(self, edge: Edge) -> Layout | None:
+        """Returns the layout of a tensor whose rows are known."""
+        mark = mark_of(edge)
+        if mark is None:
+            return None
+        self._began = max(self._began, mark.began)
+        return mark.layout
 
     def _common(self, layouts: list[Layout | None]) -> Layout | None:
         """Returns the layout of a sum: a term by rows tells where these are in the others."""
@@ -135,12 +133,11 @@ class FilteredGraph:
         return first if all(self.rows.are_equal(first, each) for each in others) else None
 
     def _plan_of(self, node, layouts: dict[int, Layout | None]) -> Plan:
-        inputs = [None] * len(node.next_functions)
-        whole = Plan(inputs, lambda gradients: rules.call(node, gradients), is_whole=True)
+        outputs = [tuple(meta.shape) for meta in node._input_metadata]
+        whole = self._with_all_rows(node, outputs, layouts)
         if all(layout is None for layout in layouts.values()):
             self._saved.hold(node)
             return whole
-        outputs = [tuple(meta.shape) for meta in node._input_metadata]
         inputs = [
             None if target is None else tuple(target._input_metadata[number].shape)
             for target, number in node.next_functions
@@ -149,17 +146,30 @@ class FilteredGraph:
         try:
             if rule is None:
                 raise NotByRowsError("an unknown operation")
-            plan = rule(Operation(node, outputs, inputs, layouts, self.rows, self._saved))
+            own = layouts, self.rows, self._saved, self._began
+            plan = rule(Operation(node, outputs, inputs, *own))
             self._saved.apply()
         except NotByRowsError:
             self._saved.forget()
             plan = whole
-            for number in layouts:
-                layouts[number] = None
         if plan.is_whole:
             self._kept_whole[node.name()] += 1
             self._saved.count_whole(node)
         return plan
+
+    def _with_all_rows(self, node, outputs, layouts: dict[int, Layout | None]) -> Plan:
+        """Runs a node with zeros in dropped rows. ``outputs``: their sizes."""
+
+        def run(gradients):
+            whole = [
+                grad
+                if grad is None or (layout := layouts.get(number)) is None
+                else self.rows.scatter(grad, layout, outputs[number])
+                for number, grad in enumerate(gradients)
+            ]
+            return rules.call(node, whole)
+
+        return Plan([None] * len(node.next_functions), run, is_whole=True)
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Adds gradients to the leaves; returns those of ``taken``, compact where their rows are
@@ -168,53 +178,68 @@ class FilteredGraph:
             raise StateError("a second backward of a filtered graph; accepted: one")
         plans, self._plans = self._plans, None
         self._compact.clear()
-        buffers: dict[Edge, torch.Tensor] = {}
-        places = {planned.node: planned for planned in plans}
+        sums = _Sums(self.rows, {planned.node: planned.layouts for planned in plans})
         taken: dict[Edge, torch.Tensor] = {}
         with torch.no_grad():
             for (edge, layout), grad in zip(self._roots, gradients, strict=True):
-                self._add(buffers, places, edge, layout, grad)
-            for planned in plans:
-                node, _, plan = planned
-                edges = [Edge(node, number) for number in range(len(node._input_metadata))]
-                own = [buffers.pop(edge, None) for edge in edges]
+                sums.add(edge, layout, grad)
+            for node, _, plan in plans:
+                own = sums.take(node)
                 if all(grad is None for grad in own):
                     continue
-                if node.name() == _ACCUMULATE:
-                    if edges[0] in self._taken:
-                        taken[edges[0]] = own[0]
-                    else:
-                        _accumulate(node.variable, own.pop())
-                    continue
-                found = plan.run(own)
-                del own
-                self._saved.release(node)
-                for (target, number), layout, grad in zip(
-                    node.next_functions, plan.inputs, found, strict=True
-                ):
-                    if target is not None:
-                        self._add(buffers, places, Edge(target, number), layout, grad)
+                if node.name() != _ACCUMULATE:
+                    sums.add_all(node, plan.inputs, plan.run(own))
+                    self._saved.release(node)
+                elif (edge := Edge(node, 0)) in self._taken:
+                    taken[edge] = own[0]
+                else:
+                    _accumulate(node.variable, own)
         return [taken.get(edge) for edge in self._taken]
 
-    def _add(self, buffers, places, edge: Edge, layout: Layout | None, grad) -> None:
+
+class _Sums:
+    """Gradients of the tensors of a graph, added up until their nodes run."""
+
+    def __init__(self, rows: Rows, layouts: dict):
+        """``layouts``: of the gradients of each node's outputs, by number."""
+        self._rows, self._layouts = rows, layouts
+        self._found: dict[Edge, torch.Tensor] = {}
+        # Sums in memory that was allocated here. Any other gradient may be that of several tensors,
+        # as what an addition returns, or have one value for several elements.
+        self._own: set[Edge] = set()
+
+    def take(self, node) -> list[torch.Tensor | None]:
+        """Returns the gradients of a node's outputs, once."""
+        edges = [Edge(node, number) for number in range(len(node._input_metadata))]
+        self._own.difference_update(edges)
+        return [self._found.pop(edge, None) for edge in edges]
+
+    def add_all(self, node, layouts: Sequence[Layout | None], gradients) -> None:
+        """Adds the gradients of a node's inputs."""
+        for target, layout, grad in zip(node.next_functions, layouts, gradients, strict=True):
+            if target[0] is not None:
+                self.add(Edge(*target), layout, grad)
+
+    def add(self, edge: Edge, layout: Layout | None, grad: torch.Tensor | None) -> None:
         """Adds a gradient to that of a tensor, in the layout of that."""
         if grad is None:
             return
         meta = edge.node._input_metadata[edge.number]
-        grad = _fitted(grad, self.rows.sizes(meta.shape, layout), meta.dtype)
-        wanted = places[edge.node].layouts[edge.number]
-        if not self.rows.are_equal(layout, wanted):
+        grad = _fitted(grad, self._rows.sizes(meta.shape, layout), meta.dtype)
+        wanted = self._layouts[edge.node][edge.number]
+        if not self._rows.are_equal(layout, wanted):
             if layout is not None:
-                grad = self.rows.scatter(grad, layout, meta.shape)
+                grad = self._rows.scatter(grad, layout, meta.shape)
             if wanted is not None:
-                grad = self.rows.gather(grad, wanted)
-        before = buffers.get(edge)
+                grad = self._rows.gather(grad, wanted)
+        before = self._found.get(edge)
         if before is None:
-            buffers[edge] = grad
-        elif _is_own(before):
+            self._found[edge] = grad
+        elif edge in self._own:
             before.add_(grad)
         else:
-            buffers[edge] = before + grad
+            self._found[edge] = before + grad
+            self._own.add(edge)
 
 
 def _fitted(grad: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -224,33 +249,26 @@ def _fitted(grad: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> tor
     return grad if grad.dtype is dtype else grad.to(dtype)
 
 
-def _accumulate(leaf: torch.Tensor, grad: torch.Tensor) -> None:
-    """Adds to the gradient of a leaf, with its hooks."""
-    is_plain = not leaf._backward_hooks and not getattr(leaf, "_post_accumulate_grad_hooks", None)
-    if is_plain and type(leaf.grad) is torch.Tensor and leaf.grad.layout is torch.strided:
-        leaf.grad.add_(grad)
-    elif is_plain and leaf.grad is None and _is_own(grad) and grad.stride() == leaf.stride():
-        leaf.grad = grad.detach()
-    else:
-        torch.autograd.backward([leaf], [grad])
+def _accumulate(leaf: torch.Tensor, grad: list[torch.Tensor]) -> None:
+    """Takes the gradient from the list and adds it to that of a leaf."""
+    with torch.enable_grad():
+        handed = _Handed.apply(leaf, grad)
+    handed.backward()
 
 
-def _is_own(grad: torch.Tensor) -> bool:
-    """Returns whether nothing else holds the memory of a gradient."""
-    storage = grad.untyped_storage()
-    # Python's object of the storage holds it too, and the tensor that the gradient is a view of.
-    return torch._C._storage_Use_Count(storage._cdata) == 2 + (grad._base is not None)
+class _Handed(torch.autograd.Function):
+    """Hands a gradient to the engine. Nothing else holds it then, so that it becomes the leaf's
+    without a copy."""
 
+    @staticmethod
+    def forward(ctx, leaf, grad: list[torch.Tensor]):
+        ctx.grad = grad
+        # There, so that the engine orders the streams of a GPU.
+        return leaf.new_empty(())
 
-def nodes_below(roots: Sequence) -> set:
-    """Returns the nodes of a graph."""
-    seen, todo = set(roots), list(roots)
-    while todo:
-        for target, _ in todo.pop().next_functions:
-            if target is not None and target not in seen:
-                seen.add(target)
-                todo.append(target)
-    return seen
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.grad.pop(), None
 
 
 def _in_order(roots: Sequence) -> Iterator:

@@ -13,8 +13,9 @@ from .. import mixers, tensor_parallel
 from ..outputs import Output
 from ..score_values import Tensors, Values
 from ..support import ModelView, UnsupportedModelError, Way
-from .graph import Edge, FilteredGraph, FilterReport
-from .model import Mark, anchor_of, backward_of, mark_rows
+from .graph import FilteredGraph, FilterReport
+from .marks import Edge, Mark, mark_rows
+from .model import backward_of
 from .rows import Layout, Rows
 
 # Smaller tensors stay awake.
@@ -48,6 +49,11 @@ class Dropped:
         """Whether nothing is dropped."""
         return all(bool(mask.all()) for mask in self._masks)
 
+    @property
+    def report(self) -> FilterReport:
+        """Of a microbatch that frees nothing."""
+        return FilterReport(self.rows.total, self.rows.count)
+
     def masked(self, given: Sequence[Values]) -> list[Values]:
         """Returns the gradients of each response's values without those of dropped tokens."""
         return [masked(each, mask) for each, mask in zip(given, self._masks, strict=True)]
@@ -64,11 +70,12 @@ class Dropped:
 
 
 def masked(values: Values, mask: torch.Tensor) -> Values:
-    """Returns gradients of a response's values, zero where ``mask`` is."""
+    """Returns gradients of a response's values, zero where ``mask`` is, also where they are not
+    finite."""
 
     def zeroed(given: Tensors) -> Tensors:
         return tuple(
-            each if each is None else each * mask.view(-1, *[1] * (each.dim() - 1)).to(each.dtype)
+            each if each is None else each.masked_fill(~mask.view(-1, *[1] * (each.dim() - 1)), 0)
             for each in given
         )
 
@@ -86,7 +93,7 @@ class FilteredMicrobatch:
         self._roots = [root for root in roots if root.requires_grad]
         self._layout = layout
         edges = [(Edge.of(root), layout) for root in self._roots]
-        self._graph = FilteredGraph(edges, dropped.rows, anchor_of)
+        self._graph = FilteredGraph(edges, dropped.rows)
         self._tag: Tag | None = None
         self.report = self._graph.report
         """What was dropped."""

@@ -42,6 +42,8 @@ class Operation(NamedTuple):
     """Of the gradients of its outputs, by number; an output without a gradient has none."""
     rows: Rows
     saved: Saved
+    began: int
+    """The number of the first operation of the layers."""
 
     @property
     def layout(self) -> Layout:
@@ -70,10 +72,9 @@ class Operation(NamedTuple):
 def call(node, gradients: Gradients) -> Gradients:
     """Runs the backward of a node."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
+        # Also where a function asked for None: that cannot be read, and zeros say the same.
         gradients = [
-            torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device)
-            if grad is None and node.materialize_grads
-            else grad
+            torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device) if grad is None else grad
             for grad, meta in zip(gradients, node._input_metadata, strict=True)
         ]
         found = node.apply(*gradients)

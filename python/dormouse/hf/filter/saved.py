@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -45,30 +46,29 @@ class Saved:
 
     def tensors(self, node) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields names and values of the tensors that an operation of torch saved."""
-        kind = type(node)
-        for name in dir(kind):
-            if name.startswith(_PREFIX) and hasattr(kind, f"_raw{name}"):
-                # Raises, as autograd does, if it was changed in place since.
-                if getattr(getattr(node, f"_raw{name}"), "unpack_hook", None) is not None:
-                    raise NotByRowsError("saved by hooks")
-                value = getattr(node, name)
-                if isinstance(value, torch.Tensor):
-                    yield name, value
+        check_no_hooks(node)
+        for name in _names(type(node)):
+            # Raises, as autograd does, if it was changed in place since.
+            value = getattr(node, name)
+            if isinstance(value, torch.Tensor):
+                yield name, value
 
     def gather(self, node, name: str, layout: Layout | None) -> None:
         """Replaces a saved tensor by its kept rows at the next :meth:`apply`; without a layout by
         itself, so that :meth:`release` frees it."""
+        check_no_hooks(node)
         self._wanted.append((node, name, None, layout, True))
 
     def gather_item(self, node, item: int, layout: Layout | None) -> None:
         """The same of a tensor that a :class:`torch.autograd.Function` saved."""
+        check_no_hooks(node)
         self._wanted.append((node, _OF_FUNCTIONS, item, layout, True))
 
     def apply(self) -> None:
         """Replaces what was asked for since the last call."""
         wanted, self._wanted = self._wanted, []
         for node, name, item, layout, is_counted in wanted:
-            raw = getattr(node, f"_raw{'' if item is None else '_'}{name}")
+            raw = getattr(node, _raw(name))
             value = getattr(node, name)
             if item is not None:
                 raw, value = raw[item], value[item]
@@ -109,8 +109,9 @@ class Saved:
         self.apply()
 
     def count_whole(self, node) -> None:
-        """Counts what a node saved that keeps its rows."""
-        for _, _, tensor in graph.saved(node):
+        """Counts what a node saved that keeps its rows. What hooks saved they hold: reading it may
+        compute a layer again."""
+        for _, _, tensor in () if are_by_hooks(node) else graph.saved(node):
             for counts in (self.before, self.after):
                 _count(counts, tensor)
 
@@ -123,6 +124,34 @@ class Saved:
         """Frees what a node saved, after its backward."""
         for holder in self._holders.pop(node, ()):
             holder.tensor = None
+
+
+def check_no_hooks(node) -> None:
+    """Raises :class:`NotByRowsError` if hooks hold what a node saved."""
+    if are_by_hooks(node):
+        raise NotByRowsError("saved by hooks")
+
+
+def are_by_hooks(node) -> bool:
+    """Returns whether hooks hold what a node saved."""
+    for name in _names(type(node)):
+        raw = getattr(node, _raw(name))
+        for each in raw if isinstance(raw, (tuple, list)) else (raw,):
+            if getattr(each, "unpack_hook", None) is not None:
+                return True
+    return False
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    """Returns the attributes in which nodes of a class save tensors."""
+    names = (name for name in dir(kind) if name.startswith((_PREFIX, _OF_FUNCTIONS)))
+    return tuple(name for name in names if hasattr(kind, _raw(name)))
+
+
+def _raw(name: str) -> str:
+    """Returns the attribute in which a tensor is as it is held."""
+    return f"_raw_{name.removeprefix('_')}"
 
 
 def _count(counts: dict[int, int], tensor: torch.Tensor) -> None:
