@@ -60,11 +60,23 @@ struct TableSlot<P> {
     entry: Option<RegionEntry<P>>,
 }
 
+/// Returns where a table's generations begin, far from those of others: an allocator outlives its engines, and a block
+/// that an earlier one left asleep is none of a later one's regions.
+fn first_generation() -> u32 {
+    /// 2³² over the golden ratio: its multiples spread evenly.
+    const STEP: u32 = 0x9e37_79b9;
+    static TABLES: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+    let tables = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    tables.wrapping_mul(STEP).max(1)
+}
+
 /// The state under the lock.
 #[derive(Debug)]
 pub(crate) struct Regions<P: Payload> {
     slots: Vec<TableSlot<P>>,
     vacant: Vec<u32>,
+    /// Of a slot that is new.
+    first_generation: u32,
     /// A thread that others wait for panicked (T4).
     pub(crate) is_broken: bool,
     pub(crate) shared: P::Shared,
@@ -104,8 +116,9 @@ impl<P: Payload> Regions<P> {
             return Some(RegionId { index, generation: slot.generation });
         }
         let index = u32::try_from(self.slots.len()).ok().filter(|&i| i < REGIONS_MAX)?;
-        self.slots.push(TableSlot { generation: 1, entry });
-        Some(RegionId { index, generation: 1 })
+        let generation = self.first_generation;
+        self.slots.push(TableSlot { generation, entry });
+        Some(RegionId { index, generation })
     }
 
     pub(crate) fn remove(&mut self, id: RegionId) -> Option<P> {
@@ -215,7 +228,9 @@ pub(crate) struct Table<P: Payload> {
 
 impl<P: Payload> Table<P> {
     pub(crate) fn new(shared: P::Shared) -> Self {
-        let inner = Regions { slots: Vec::new(), vacant: Vec::new(), is_broken: false, shared };
+        let first_generation = first_generation();
+        let (slots, vacant) = (Vec::new(), Vec::new());
+        let inner = Regions { slots, vacant, first_generation, is_broken: false, shared };
         Self { inner: Mutex::new(inner), changed: Condvar::new(), waiters: AtomicUsize::new(0) }
     }
 

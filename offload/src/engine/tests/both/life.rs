@@ -293,3 +293,27 @@ fn after_a_shutdown_nothing_moves_and_nothing_hangs() {
     fixture.engine.free(awake_at, 0).unwrap();
     fixture.assert_empty();
 }
+
+/// Blocks outlive the engine that adopted them; the next one's regions are others.
+#[test]
+fn a_block_of_an_earlier_engine_is_no_region_of_a_later_one() {
+    let _turn = Turn::take();
+    let allocator = new_allocator(16 * MIB);
+    let engine = || {
+        let timeline = Arc::new(Timeline::new(1024));
+        Engine::new(Arc::clone(&allocator), EngineConfig::default(), timeline).unwrap()
+    };
+    let [old, new] =
+        [MIB; 2].map(|bytes| allocator.allocate(&Request::new(bytes)).unwrap().range.start);
+    let adopt = |engine: &Engine<TestDevice>, address| {
+        engine.adopt(address, Role::Tagged, label("x", None)).unwrap()
+    };
+    let first = engine();
+    let of_first = adopt(&first, old);
+    drop(first);
+    let second = engine();
+    let of_second = adopt(&second, new);
+    assert_ne!(of_first, of_second);
+    assert_eq!((second.region_at(old), second.region_at(new)), (None, Some(of_second)));
+    second.free(new, 0).unwrap();
+}
