@@ -91,9 +91,10 @@ pub fn file_bytes(disk: &Disk) -> FileSize {
     FileSize { start_bytes, limit: Chosen::new(limit_bytes, reason) }
 }
 
-/// Returns the limit of the host tier: what it holds, and half of the memory that is available beside, but at most three
-/// quarters of both: it is asked for again whenever the tier is full, and pinned memory is nobody else's. `None` for
-/// `available_bytes` that are not known: then a quarter of `memory_bytes`, all that the process may use.
+/// Returns the limit of the host tier: what it holds, and half of the memory that is available beside. More than three
+/// quarters of both it only holds already: this is asked for again whenever the tier is full, and pinned memory is of
+/// use to nobody else. `None` for `available_bytes` that are not known: then a quarter of `memory_bytes`, all that the
+/// process may use.
 #[must_use]
 pub fn host_bytes(memory_bytes: u64, available_bytes: Option<u64>, held_bytes: u64) -> Chosen {
     let Some(available_bytes) = available_bytes else {
@@ -107,6 +108,9 @@ pub fn host_bytes(memory_bytes: u64, available_bytes: Option<u64>, held_bytes: u
     let most_bytes = room_bytes - room_bytes / LEFT_DIVISOR;
     let bytes = held_bytes.saturating_add(available_bytes / AVAILABLE_DIVISOR);
     let reason = match held_bytes {
+        held if held >= most_bytes && held > 0 => {
+            format!("{} held, and no more while {available} are available", units::bytes(held))
+        }
         _ if bytes > most_bytes => {
             let room = units::bytes(room_bytes);
             format!("three quarters of the {room} of memory that it holds or that is available")
@@ -116,7 +120,7 @@ pub fn host_bytes(memory_bytes: u64, available_bytes: Option<u64>, held_bytes: u
             format!("{} held, and half of the {available} that is available", units::bytes(held))
         }
     };
-    Chosen::new(bytes.min(most_bytes).min(HOST_BYTES_MAX), reason)
+    Chosen::new(bytes.min(most_bytes).max(held_bytes).min(HOST_BYTES_MAX), reason)
 }
 
 /// Returns the number of I/O threads. `None`: there is no file tier.
