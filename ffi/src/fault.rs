@@ -37,7 +37,7 @@ thread_local! {
     static MESSAGE: UnsafeCell<[u8; MESSAGE_BYTES_MAX]> = const { UnsafeCell::new([0; MESSAGE_BYTES_MAX]) };
 }
 
-/// Sets the message of this thread. A message that is too long is cut at a character.
+/// Sets the message of this thread. One that is too long is [`shortened`].
 pub(crate) fn set_last_error(message: &str) {
     MESSAGE.with(|cell| {
         // SAFETY: only this thread accesses its buffer, and no reference into it outlives this function. C
@@ -59,15 +59,29 @@ pub(crate) fn c_text<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
     buffer.map(|byte| byte as c_char)
 }
 
-/// Copies `text` into `buffer` with a NUL, cut at a character boundary. NULs inside become '?'.
+/// Copies `text` into `buffer` with a NUL, [`shortened`] to it. NULs inside become '?'.
 fn copy_text(text: &str, buffer: &mut [u8]) {
-    let Some(length) = buffer.len().checked_sub(1) else { return };
-    let end = text.floor_char_boundary(length);
-    let (kept, rest) = buffer.split_at_mut(end);
+    let Some(bytes_max) = buffer.len().checked_sub(1) else { return };
+    let text = shortened(text, bytes_max);
+    let (kept, rest) = buffer.split_at_mut(text.len());
     for (to, from) in kept.iter_mut().zip(text.bytes()) {
         *to = if from == 0 { b'?' } else { from };
     }
     rest.fill(0);
+}
+
+/// Returns `text` in at most `bytes_max` bytes, with `…` where some are missing. The last of several lines stays if it
+/// fits: that of an out-of-memory error names the dump.
+fn shortened(text: &str, bytes_max: usize) -> Cow<'_, str> {
+    const MARK: &str = "…";
+    if text.len() <= bytes_max {
+        return text.into();
+    }
+    let Some(room) = bytes_max.checked_sub(MARK.len()) else { return "".into() };
+    let last_line = text.rfind('\n').map_or("", |at| &text[at..]);
+    let last_line = if last_line.len() <= room { last_line } else { "" };
+    let kept = text.floor_char_boundary(room - last_line.len());
+    format!("{}{MARK}{last_line}", &text[..kept]).into()
 }
 
 #[cfg(test)]
@@ -95,8 +109,22 @@ mod tests {
     #[test]
     fn long_text_is_cut_at_a_character_and_short_text_is_padded() {
         set_last_error(&"é".repeat(MESSAGE_BYTES_MAX));
-        assert_eq!(last().len(), MESSAGE_BYTES_MAX - 2, "odd length, two-byte characters");
+        assert_eq!(last().len(), MESSAGE_BYTES_MAX - 1);
+        assert!(last().ends_with("éé…"));
         set_last_error("a\0b");
         assert_eq!(last(), "a?b");
+        assert_eq!(shortened("aéé", 4), "a…", "a character is kept whole");
+        assert_eq!((&*shortened("abcd", 4), &*shortened("abcd", 2)), ("abcd", ""));
+    }
+
+    #[test]
+    fn the_last_line_of_a_long_message_stays() {
+        let dump = format!("The dump shows it: xdg-open /{}.html", "long/".repeat(100));
+        set_last_error(&format!("out of memory\n{}\n{dump}", "held by a tag\n".repeat(200)));
+        let seen = last();
+        assert_eq!(seen.len(), MESSAGE_BYTES_MAX - 1);
+        assert!(seen.starts_with("out of memory\nheld") && seen.ends_with(&format!("…\n{dump}")));
+        set_last_error(&format!("out of memory\n/{}", "x".repeat(MESSAGE_BYTES_MAX)));
+        assert!(last().starts_with("out of memory\n/xxx") && last().ends_with("xx…"));
     }
 }
