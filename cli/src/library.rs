@@ -2,8 +2,11 @@
 #![expect(unsafe_code, reason = "calls a C library")]
 
 use std::error::Error as _;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
 
 use libloading::Library;
 use serde::Serialize;
@@ -21,6 +24,8 @@ const STRUCT_VERSION: u32 = 1;
 const TEXT_BYTES: usize = 512;
 /// `DORMOUSE_END`.
 const END: i32 = 4;
+/// `DORMOUSE_FORMAT_CONFIG`.
+const FORMAT_CONFIG: i32 = 3;
 
 /// Names of `DORMOUSE_FROM_*`, by number.
 const SOURCES: [&str; 5] = ["built in", "file", "environment", "options", AUTOMATIC];
@@ -79,6 +84,9 @@ pub enum LibraryError {
         /// Its message, which names the variable, the value and what is accepted.
         reason: String,
     },
+    /// Its text could not be read.
+    #[error("the configuration could not be read from the library: {0}")]
+    Read(#[from] io::Error),
 }
 
 /// Returns the path of the library: `named`, `DORMOUSE_LIB`, or one near this program.
@@ -110,20 +118,38 @@ fn near(program: &Path) -> Vec<PathBuf> {
     places
 }
 
+/// The library, loaded.
+struct Loaded(Library);
+
+impl Loaded {
+    fn open(file: &Path) -> Result<Self, LibraryError> {
+        // SAFETY: the initialisers of libdormouse.so only set static data; the user names the file.
+        unsafe { Library::new(file) }.map(Self).map_err(load_error)
+    }
+
+    /// Returns why the call before this one failed.
+    fn refusal(&self) -> LibraryError {
+        type Message = unsafe extern "C" fn() -> *const c_char;
+        // SAFETY: the header of this release declares it so.
+        match unsafe { self.0.get::<Message>(b"dormouse_get_last_error\0") } {
+            // SAFETY: returns text that is valid until the thread's next call.
+            Ok(message) => LibraryError::Refused { reason: unsafe { text(message()) } },
+            Err(error) => load_error(error),
+        }
+    }
+}
+
+fn load_error(error: libloading::Error) -> LibraryError {
+    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    LibraryError::Load { reason }
+}
+
 /// Reads all parameters of the library at `file`, as a process started with this environment has them.
 pub(crate) fn params(file: &Path) -> Result<Vec<Param>, LibraryError> {
     type Get = unsafe extern "C" fn(u32, *mut RawParam) -> i32;
-    type Message = unsafe extern "C" fn() -> *const c_char;
-    let load = |error: libloading::Error| {
-        let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-        LibraryError::Load { reason }
-    };
-    // SAFETY: the initialisers of libdormouse.so only set static data; the user names the file.
-    let library = unsafe { Library::new(file) }.map_err(load)?;
+    let library = Loaded::open(file)?;
     // SAFETY: the header of this release declares it so, and its size and version are checked by the callee.
-    let get = unsafe { library.get::<Get>(b"dormouse_param_get\0") }.map_err(load)?;
-    // SAFETY: as above.
-    let message = unsafe { library.get::<Message>(b"dormouse_get_last_error\0") }.map_err(load)?;
+    let get = unsafe { library.0.get::<Get>(b"dormouse_param_get\0") }.map_err(load_error)?;
     let mut params = Vec::new();
     for index in 0..PARAMS_MAX {
         // SAFETY: all-zero words are null pointers, numbers and empty text.
@@ -137,14 +163,35 @@ pub(crate) fn params(file: &Path) -> Result<Vec<Param>, LibraryError> {
                 params.push(unsafe { raw.read() });
             }
             END => break,
-            _ => {
-                // SAFETY: returns text that is valid until the thread's next call.
-                let reason = unsafe { text(message()) };
-                return Err(LibraryError::Refused { reason });
-            }
+            _ => return Err(library.refusal()),
         }
     }
     Ok(params)
+}
+
+/// Returns the configuration of a process started with this environment as the library at `file` writes it for
+/// `DORMOUSE_CONFIG`: values whole and quoted, unlike those of [`params`].
+pub(crate) fn configuration(file: &Path) -> Result<String, LibraryError> {
+    type Dump = unsafe extern "C" fn(*mut c_void, i32, *const c_char) -> i32;
+    let library = Loaded::open(file)?;
+    // SAFETY: the header of this release declares it so.
+    let dump = unsafe { library.0.get::<Dump>(b"dormouse_runtime_dump\0") }.map_err(load_error)?;
+    // The library writes to a path. A pipe has one, needs no folder and leaves nothing behind.
+    let (mut reader, writer) = io::pipe()?;
+    let path =
+        CString::new(format!("/proc/self/fd/{}", writer.as_raw_fd())).map_err(io::Error::from)?;
+    std::thread::scope(|scope| {
+        let text = scope.spawn(move || {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).map(|_| text)
+        });
+        // SAFETY: this format needs no runtime, and the path is NUL-terminated.
+        let status = unsafe { dump(null_mut(), FORMAT_CONFIG, path.as_ptr()) };
+        // The reader sees the end.
+        drop(writer);
+        let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        if status == 0 { Ok(text) } else { Err(library.refusal()) }
+    })
 }
 
 impl Param {
@@ -206,6 +253,7 @@ mod tests {
         has(&format!("#define DORMOUSE_STRUCT_VERSION {STRUCT_VERSION}\n"));
         has(&format!("#define DORMOUSE_TEXT_BYTES {TEXT_BYTES}\n"));
         has(&format!("#define DORMOUSE_END {END}\n"));
+        has(&format!("#define DORMOUSE_FORMAT_CONFIG {FORMAT_CONFIG}\n"));
         for (number, source) in SOURCES.iter().enumerate() {
             let name = source.to_uppercase().replace(' ', "_");
             has(&format!("#define DORMOUSE_FROM_{name} {number}\n"));

@@ -12,7 +12,7 @@ use dormouse_timeline::live::{Figures, LivePage, SETTINGS, SettingFigure, remove
 
 use crate::dumps::process;
 use crate::fault::Fault;
-use crate::params::{Config, Key, Provenance};
+use crate::params::{Config, Key};
 use crate::{log, status};
 
 /// Maximum number of updates per second.
@@ -57,7 +57,7 @@ pub(crate) fn create(config: &Config, figures: &Figures) -> Result<Option<LivePa
 
 /// Whether the page has the path of processes that name none.
 pub(crate) fn is_built_in(config: &Config) -> bool {
-    config.setting(Key::StatsFile).provenance == Provenance::BuiltIn
+    !config.is_chosen(Key::StatsFile)
 }
 
 /// Returns the settings of a page.

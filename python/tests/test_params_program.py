@@ -68,12 +68,28 @@ def test_the_file_loads_back(tmp_path):
     file.write_text(program("--file", **settings).stdout)
     after = shown(DORMOUSE_CONFIG=str(file))
     for name, param in before.items():
-        if param["source"] == "automatic":
-            assert f"\n# {name} = " in file.read_text()
-            assert after[name]["source"] == "automatic", "a comment of the file"
+        if name in settings:
+            assert (after[name]["value"], after[name]["source"]) == (settings[name], "file")
         elif name not in ("DORMOUSE_CONFIG", "DORMOUSE_LIB"):
-            assert after[name]["value"] == param["value"], name
-    assert after["DORMOUSE_HOST_BUDGET_BYTES"]["source"] == "file"
+            assert f"\n# {name} = " in file.read_text()
+            assert after[name]["source"] == param["source"], name
+
+
+@pytest.mark.parametrize("path", ["/data/run #3", '/a "b" \\c', "/100%%", "/a b/é\n#"])
+def test_a_path_loads_back_whatever_it_has(tmp_path, path):
+    file = tmp_path / "all.conf"
+    file.write_text(program("--file", DORMOUSE_DUMP_DIR=path).stdout)
+    after = shown(DORMOUSE_CONFIG=str(file))
+    assert after["DORMOUSE_DUMP_DIR"]["value"] == path
+
+
+def test_a_long_path_is_whole_in_the_file_and_shown_as_cut_elsewhere(tmp_path):
+    path = "/data" + "/long" * 300
+    text = program("--file", DORMOUSE_DUMP_DIR=path).stdout
+    assert f"\nDORMOUSE_DUMP_DIR = {path}\n" in text
+    value = shown(DORMOUSE_DUMP_DIR=path)["DORMOUSE_DUMP_DIR"]["value"]
+    assert len(value.encode()) == 511 and value.endswith("/lo…")
+    assert "/lo…  [environment]" in program(DORMOUSE_DUMP_DIR=path).stdout
 
 
 def test_automatic_values_have_their_reasons(tmp_path):

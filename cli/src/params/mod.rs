@@ -8,21 +8,19 @@ use std::path::Path;
 use dormouse_parallel::draw::bytes;
 
 use crate::args::ParamsArgs;
-use crate::library::{self, AUTOMATIC, Param};
+use crate::library::{self, Param};
 use crate::text::as_json;
 use crate::{Error, Output};
 
 /// Prints all parameters, or one at length.
 pub(crate) fn run(args: &ParamsArgs) -> Result<Output, Error> {
     let file = library::find(args.lib.as_deref())?;
+    if args.file {
+        return Ok(Output::of(library::configuration(&file)?));
+    }
     let params = library::params(&file)?;
     let Some(name) = &args.name else {
-        let text = match (args.json, args.file) {
-            (true, _) => as_json(&params),
-            (_, true) => configuration(&params),
-            _ => table(&params, &file),
-        };
-        return Ok(Output::of(text));
+        return Ok(Output::of(if args.json { as_json(&params) } else { table(&params, &file) }));
     };
     let Some(param) = params.iter().find(|param| is_named(param, name)) else {
         let names: Vec<&str> = params.iter().map(|param| param.name.as_str()).collect();
@@ -77,27 +75,6 @@ fn table(params: &[Param], file: &Path) -> String {
     }
     let _ = writeln!(text, "\nread from {}", file.display());
     text.push_str("next: dormouse params NAME explains one; dormouse params --file writes a file for DORMOUSE_CONFIG\n");
-    text
-}
-
-/// The values as a file that `DORMOUSE_CONFIG` names. A parameter is a comment if it is unset or automatic, or if a file must not set it.
-fn configuration(params: &[Param]) -> String {
-    let mut text = String::from("# Configuration of dormouse. Load it with DORMOUSE_CONFIG.\n");
-    for param in params {
-        let is_in_file = page::of(&param.name).is_none_or(|page| page.is_in_file);
-        let is_automatic = param.source == AUTOMATIC;
-        let is_comment = param.value.is_empty() || is_automatic || !is_in_file;
-        let mark = if is_comment { "# " } else { "" };
-        let _ = writeln!(
-            text,
-            "\n# {} [{}]; accepted: {}\n{mark}{} = {}",
-            param.help,
-            param.origin(),
-            param.accepts,
-            param.name,
-            param.value
-        );
-    }
     text
 }
 

@@ -25,7 +25,7 @@ use crate::boundary::RawStream;
 use crate::collect::{self, Collecting, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
-use crate::params::{Config, Key, Provenance};
+use crate::params::{Config, Key};
 use crate::{dumps, log, status};
 
 pub(crate) type HeapAllocator = Allocator<AnyDevice>;
@@ -88,10 +88,6 @@ fn lacks_addresses(error: &AllocError) -> bool {
     }
 }
 
-fn is_budget_chosen(config: &Config) -> bool {
-    config.setting(Key::CpuBudget).provenance != Provenance::BuiltIn
-}
-
 impl Heap {
     pub(crate) const fn device(&self) -> (DeviceKind, u32) {
         (self.kind, self.ordinal)
@@ -110,7 +106,7 @@ impl Heap {
     /// Sets the budget to that of `config`.
     pub(crate) fn set_budget(&self, config: &Config) -> Result<(), Fault> {
         self.allocator.set_budget(self.budget_bytes(config))?;
-        self.has_chosen_budget.store(is_budget_chosen(config), Ordering::Relaxed);
+        self.has_chosen_budget.store(config.is_chosen(Key::CpuBudget), Ordering::Relaxed);
         Ok(())
     }
 

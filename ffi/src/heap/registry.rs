@@ -15,7 +15,7 @@ use dormouse_device::sync::Mutex;
 use dormouse_device::{Device, DeviceKind};
 use dormouse_timeline::Timeline;
 
-use super::{Heap, is_budget_chosen};
+use super::Heap;
 use crate::device::{Any, AnyDevice, GPUS_MAX};
 use crate::fault::Fault;
 use crate::params::{self, Config, Key};
@@ -239,7 +239,7 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         timeline,
         min_bytes,
         reserve_bytes: config.number(Key::HeapReserve),
-        has_chosen_budget: AtomicBool::new(is_budget_chosen(config)),
+        has_chosen_budget: AtomicBool::new(config.is_chosen(Key::CpuBudget)),
         engine: Mutex::new(None),
         had_engine: AtomicBool::new(false),
         frees: AtomicUsize::new(0),

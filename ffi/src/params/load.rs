@@ -161,14 +161,9 @@ impl Config {
         &self.settings[key as usize]
     }
 
-    /// Returns whether a user has chosen the value. A dumped configuration has every value, also the built-in ones.
+    /// Returns whether a user has chosen the value.
     pub(crate) fn is_chosen(&self, key: Key) -> bool {
-        let setting = self.setting(key);
-        match setting.provenance {
-            Provenance::BuiltIn | Provenance::Automatic => false,
-            Provenance::File => setting.to_text() != TABLE[key as usize].built_in(),
-            Provenance::Environment | Provenance::Options => true,
-        }
+        !matches!(self.setting(key).provenance, Provenance::BuiltIn | Provenance::Automatic)
     }
 
     /// Returns the configuration with `choices` in place of automatic values: for each key the number, if there is one,
@@ -206,12 +201,9 @@ impl Config {
 
     /// Lists the values that a user has set, as `NAME=value (source)`.
     pub(crate) fn list_changed(&self) -> String {
-        let set = TABLE.iter().map(|param| (param, self.setting(param.key)));
-        let of_user = |setting: &Setting| {
-            !matches!(setting.provenance, Provenance::BuiltIn | Provenance::Automatic)
-        };
-        let set = set.filter(|(_, setting)| of_user(setting));
-        let texts = set.map(|(param, setting)| {
+        let chosen = TABLE.iter().filter(|param| self.is_chosen(param.key));
+        let texts = chosen.map(|param| {
+            let setting = self.setting(param.key);
             format!("{}={} ({})", param.name(), setting.to_text(), setting.provenance.name())
         });
         texts.collect::<Vec<_>>().join(", ")

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dormouse_device::sync::Mutex;
 
 pub(crate) use automatic::{Choices, Machine, ProcessMemory};
-pub(crate) use load::{Config, Override, PREFIX, Provenance};
+pub(crate) use load::{Config, Override, PREFIX};
 use load::{Loaded, Note};
 pub(crate) use table::{HEAP_MIN_BUILT_IN_BYTES, Key};
 pub(crate) use values::{LOG_TARGETS, parse_filter};

@@ -46,9 +46,10 @@ pub(crate) fn dump(config: &Config) -> String {
         let setting = config.setting(param.key);
         let text_of = setting.to_text();
         let shown = format_value(&text_of);
-        // Parameters that are not set, automatic or not accepted in a file become comments.
-        let is_comment = shown.is_empty() || config.is_automatic(param.key) || !param.in_file;
-        let mark = if is_comment { "# " } else { "" };
+        // What nobody has chosen is a comment: a value of a file counts as chosen, and a built-in one need not be that of
+        // another machine.
+        let is_line = config.is_chosen(param.key) && param.in_file && !shown.is_empty();
+        let mark = if is_line { "" } else { "# " };
         let _ = writeln!(
             text,
             "\n# {}\n# [{}] built in {}; accepted: {}\n{mark}{} = {shown}",
@@ -104,7 +105,28 @@ mod tests {
                 param.key
             );
         }
+        let chosen = TABLE.iter().map(|param| param.key).filter(|key| again.is_chosen(*key));
+        assert_eq!(
+            chosen.collect::<Vec<_>>(),
+            TABLE
+                .iter()
+                .map(|param| param.key)
+                .filter(|key| config.is_chosen(*key))
+                .collect::<Vec<_>>()
+        );
         assert_eq!(again.setting(Key::Checksum).provenance, Provenance::File);
+    }
+
+    /// A budget that nobody has chosen is no limit for `malloc`, and a page that nobody has named may fail.
+    #[test]
+    fn a_dump_of_built_in_values_chooses_none() {
+        let text = dump(&Config::from_sources(&File(String::new()), &[]).config);
+        let Loaded { config, bad, .. } = Config::from_sources(&File(text), &[]);
+        // What names the file.
+        assert_eq!(
+            (config.list_changed().as_str(), bad.as_str()),
+            ("DORMOUSE_CONFIG=it (environment)", "")
+        );
     }
 
     /// Texts that a parameter of each kind may get; not all are accepted.
