@@ -143,6 +143,29 @@ fn a_trace_says_what_the_page_of_the_same_timeline_says() {
 }
 
 #[test]
+fn lost_levels_are_said_by_a_page_and_by_a_trace() {
+    let here = Folder::new();
+    let mut snapshot = step();
+    // The first changes are lost: 1 MiB and what was before.
+    let changes = snapshot.events.iter().filter(|event| matches!(event, Event::Gauge { .. }));
+    let from_ns = changes.map(Event::end_ns).nth(3).unwrap();
+    snapshot
+        .events
+        .retain(|event| !matches!(event, Event::Gauge { at_ns, .. } if *at_ns < from_ns));
+    (snapshot.levels_from_ns, snapshot.dropped) = (from_ns, 3);
+    put_both(&here, &snapshot);
+    let (mut of_page, mut of_trace) = (json(&here, "page.html"), json(&here, "step.pftrace"));
+    assert!(of_page["levels_from_s"].as_f64().unwrap() > 0.0);
+    for report in [&mut of_page, &mut of_trace] {
+        (report["not_in_file"], report["dropped"]) = (Value::Null, Value::Null);
+    }
+    assert_eq!(of_page, of_trace);
+    let output = dormouse(here.path(), &["report", "page.html"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\nlevels and peaks are recorded from "), "{text}");
+}
+
+#[test]
 fn a_trace_with_lost_events_says_so() {
     let here = Folder::new();
     put_both(&here, &Snapshot { dropped: 5, ..step() });

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -92,3 +95,56 @@ def test_the_peak_is_the_same_wherever_it_is_told(runtime, tmp_path):
     assert counters["device mapped"] == stats["mapped"]["peak_bytes"]
     assert data["peak"]["place"].startswith("phase B")
     assert sum(owner["bytes"] for owner in data["peak"]["owners"]) == peak
+
+
+WRAPPED = """
+import sys
+import torch
+import dormouse
+from dormouse import Prefix
+from dormouse._native import Edge, Phase
+
+MIB = 1 << 20
+runtime = dormouse.Runtime()
+before = torch.empty(900 * MIB, dtype=torch.uint8)  # the peak of the process
+del before
+with Prefix(runtime, None, layers=1) as node:
+    node.enter(Phase.A)
+    node.mark(Edge.FORWARD_BEGIN, 0)
+    node.mark(Edge.FORWARD_END, 0)
+    node.enter(Phase.B)
+    # Each of them is a change of the level: the ring of 64 has none from before the phase.
+    for _ in range(100):
+        torch.empty(40 * MIB, dtype=torch.uint8)
+    large = torch.empty(300 * MIB + 12_345, dtype=torch.uint8)
+    del large
+    node.enter(Phase.C)
+    node.mark(Edge.BACKWARD_BEGIN, 0)
+    node.mark(Edge.BACKWARD_END, 0)
+    report = node.report()
+    runtime.dump(sys.argv[1] + "/page.html")
+    runtime.dump(sys.argv[1] + "/trace.pftrace")
+    print(runtime.stats()["allocated"]["peak_bytes"], report["phase_peak_bytes"]["B"])
+"""
+
+
+def test_what_the_ring_has_lost_is_not_recorded_and_no_peak(tmp_path):
+    script = tmp_path / "wrapped.py"
+    script.write_text(WRAPPED)
+    environment = {**os.environ, "DORMOUSE_TRACE_EVENTS_MAX": "64"}
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    of_process, of_phase = map(int, done.stdout.split())
+    assert of_process > 900 * MIB > of_phase > 300 * MIB
+    data = page_data(tmp_path / "page.html")
+    counters = counter_peaks((tmp_path / "trace.pftrace").read_bytes())
+    assert data["levels_from_ns"] > 0
+    assert data["peak"]["bytes"] == data["totals"]["peak_bytes"][0] == counters["device awake"] == of_phase
+    assert data["peak"]["place"].startswith("phase B")
+    peaks = {phase["name"][0]: phase["peak_bytes"][0] for phase in data["totals"]["phases"]}
+    assert peaks["A"] is None and peaks["B"] == of_phase
+    text = (tmp_path / "page.html").read_text()
+    assert "Levels of memory are recorded from" in text and "The most so far, " in text
+    assert "<td>not recorded</td>" in text

@@ -13,6 +13,8 @@ pub struct Facts {
     pub reason: String,
     /// Limit of the mapped device bytes; 0 if unknown.
     pub budget_bytes: u64,
+    /// The most device bytes that were handed out and awake at once so far, in the window or before it; 0 if unknown.
+    pub peak_bytes: u64,
     /// The best rate that each lane of copies has shown, in bytes/s, in the order of [`Lane::ALL`]; 0 if
     /// unknown.
     pub bytes_per_s: [u64; LANES],

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 /// A level over time, as (time from which it holds, bytes). Never empty; times are in order.
 pub(crate) type Steps = Vec<(u64, u64)>;
 
-/// What each gauge showed in the window of a snapshot.
+/// What each gauge showed in the window of a snapshot, as far as that is recorded.
 #[derive(Debug)]
 pub(crate) struct Levels {
     gauges: Vec<Steps>,
@@ -17,10 +17,10 @@ pub(crate) struct Levels {
 }
 
 impl Levels {
-    /// Reads the levels of `snapshot`. Each begins with the value before its first change, or has the current
-    /// value if it did not change.
+    /// Reads the levels of `snapshot`, from the time on from which all changes are there. Each begins with the value before
+    /// its first change, or has the current value if it did not change.
     pub(crate) fn of(snapshot: &Snapshot) -> Self {
-        let (begin_ns, _) = snapshot.window_ns();
+        let begin_ns = snapshot.levels_begin_ns();
         let mut gauges = vec![Steps::new(); Gauge::ALL.len()];
         let mut tags = HashMap::<NameId, Steps>::new();
         for event in &snapshot.events {

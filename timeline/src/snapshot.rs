@@ -16,6 +16,8 @@ pub struct Snapshot {
     pub events: Vec<Event>,
     /// Events recorded since creation that are missing: overwritten, or being written at that moment.
     pub dropped: u64,
+    /// The time from which all changes of gauges are here; 0: since the creation of the timeline.
+    pub levels_from_ns: u64,
     /// Current value of each gauge, in the order of [`crate::Gauge::ALL`].
     pub gauges_now: [u64; GAUGES],
     /// Current device bytes by tag, without those of 0 bytes.
@@ -62,18 +64,23 @@ impl Snapshot {
         started: ClockAnchor,
     ) -> Self {
         let dropped = marks.dropped.saturating_add(gauges.dropped);
-        let words = marks.events.into_iter().chain(gauges.events);
-        let mut events: Vec<Event> = words.filter_map(Event::unpack).collect();
-        put_levels_in_order(&mut events);
+        let taken = ClockAnchor::now();
+        let mut changes: Vec<Event> = gauges.events.into_iter().filter_map(Event::unpack).collect();
+        put_levels_in_order(&mut changes);
+        let oldest_ns = changes.iter().map(Event::end_ns).min().unwrap_or(taken.monotonic_ns);
+        let levels_from_ns = if gauges.dropped > 0 { oldest_ns } else { 0 };
+        let marks = marks.events.into_iter().filter_map(Event::unpack);
+        let mut events: Vec<Event> = marks.chain(changes).collect();
         events.sort_by_key(Event::end_ns);
         Self {
             events,
             dropped,
+            levels_from_ns,
             gauges_now,
             tags_now: Vec::new(),
             names,
             started,
-            taken: ClockAnchor::now(),
+            taken,
             facts: Facts::default(),
         }
     }
@@ -84,6 +91,11 @@ impl Snapshot {
         let begin = self.events.iter().map(Event::start_ns).min();
         let end = self.events.iter().map(Event::end_ns).max();
         begin.zip(end).unwrap_or((self.taken.monotonic_ns, self.taken.monotonic_ns))
+    }
+
+    /// Returns the time from which levels are known: the window's begin, or later if older changes of gauges are lost.
+    pub fn levels_begin_ns(&self) -> u64 {
+        self.levels_from_ns.max(self.window_ns().0)
     }
 
     /// Returns the slices of `lane`, by start time.
@@ -99,11 +111,11 @@ impl Snapshot {
 }
 
 /// Raises the time of each change of a gauge to that of the one recorded before it, where another thread read a time that is
-/// a little earlier ([`now_ns`](crate::now_ns)): changes are shown in the order in which their owner recorded them. `events`: in the
-/// order of their rings.
-fn put_levels_in_order(events: &mut [Event]) {
+/// a little earlier ([`now_ns`](crate::now_ns)): changes are shown in the order in which their owner recorded them. `changes`: in
+/// the order of their ring.
+fn put_levels_in_order(changes: &mut [Event]) {
     let mut latest_ns = [0_u64; GAUGES];
-    for event in events {
+    for event in changes {
         if let Event::Gauge { gauge, at_ns, .. } = event {
             let latest_ns = &mut latest_ns[*gauge as usize];
             if latest_ns.saturating_sub(*at_ns) <= OUT_OF_ORDER_NS_MAX {
@@ -138,6 +150,7 @@ mod tests {
         let (none, all) = (Reading { events: vec![], dropped: 0 }, Reading { events, dropped: 0 });
         let names = crate::names::NameTable::new().read();
         let snapshot = Snapshot::assemble(none, all, [0; GAUGES], names, ClockAnchor::default());
+        assert_eq!(snapshot.levels_from_ns, 0);
         let shown = |event: &Event| match *event {
             Event::Gauge { at_ns, value_bytes, .. } => (at_ns, value_bytes),
             _ => panic!("{event:?}"),
@@ -147,5 +160,21 @@ mod tests {
             shown,
             [(300, 2), (500, 1), (500, 3), (500, 4), (600, 5), (700, 7), (2_000_900, 6)]
         );
+    }
+
+    #[test]
+    fn levels_begin_with_the_oldest_change_if_older_ones_are_lost() {
+        let mark = Event::Slice(Slice::new(Lane::Phase, NameId::OTHER, 10, 20)).pack();
+        let assembled = |dropped: [u64; 2], events| {
+            let marks = Reading { events: vec![mark], dropped: dropped[0] };
+            let gauges = Reading { events, dropped: dropped[1] };
+            let names = crate::names::NameTable::new().read();
+            Snapshot::assemble(marks, gauges, [0; GAUGES], names, ClockAnchor::default())
+        };
+        let changes = || vec![change(Gauge::HostUsed, 30, 1), change(Gauge::NvmeUsed, 40, 2)];
+        let begin_ns = |dropped| assembled(dropped, changes()).levels_begin_ns();
+        assert_eq!([[0, 0], [9, 0], [0, 9]].map(begin_ns), [10, 10, 30]);
+        let none_left = assembled([0, 9], vec![]);
+        assert_eq!(none_left.levels_begin_ns(), none_left.taken.monotonic_ns);
     }
 }

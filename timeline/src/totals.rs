@@ -41,8 +41,8 @@ pub struct PhaseTotals {
     pub busy_ns: u64,
     /// Stall time during the phase.
     pub stall_ns: u64,
-    /// Peak of each gauge during the phase, in the order of [`Gauge::ALL`].
-    pub peak_bytes: [u64; GAUGES],
+    /// Peak of each gauge during the phase, in the order of [`Gauge::ALL`]; `None` if its levels are not recorded.
+    pub peak_bytes: [Option<u64>; GAUGES],
 }
 
 /// Totals of a snapshot.
@@ -50,7 +50,7 @@ pub struct PhaseTotals {
 pub struct Totals {
     /// By lane, in the order of [`Lane::ALL`].
     pub lanes: [LaneTotals; LANES],
-    /// Peak of each gauge in the window, in the order of [`Gauge::ALL`].
+    /// Peak of each gauge in the window as far as it is recorded, in the order of [`Gauge::ALL`].
     pub peak_bytes: [u64; GAUGES],
     /// By phase, in the order of their first start.
     pub phases: Vec<PhaseTotals>,
@@ -127,9 +127,9 @@ fn by_name(snapshot: &Snapshot) -> Vec<(String, Vec<Slice>)> {
     groups.into_iter().map(named).collect()
 }
 
-/// Returns the peak of `steps` within disjoint `spans`, both ordered by time.
-fn peak_within(steps: &[(u64, u64)], spans: &[Span]) -> u64 {
-    let mut peak_bytes = 0;
+/// Returns the peak of `steps` within disjoint `spans`, both ordered by time. `None` if all spans end before the steps.
+fn peak_within(steps: &[(u64, u64)], spans: &[Span]) -> Option<u64> {
+    let mut peak_bytes = None;
     let mut ends = steps.iter().skip(1).map(|(from_ns, _)| *from_ns);
     let mut spans = spans.iter().peekable();
     for (from_ns, bytes) in steps {
@@ -138,7 +138,7 @@ fn peak_within(steps: &[(u64, u64)], spans: &[Span]) -> u64 {
         let Some(span) = spans.peek() else { break };
         // A level that was replaced at the same nanosecond still counts.
         if span.0 < to_ns.max(from_ns.saturating_add(1)) {
-            peak_bytes = peak_bytes.max(*bytes);
+            peak_bytes = peak_bytes.max(Some(*bytes));
         }
     }
     peak_bytes

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Event, NameId, Timeline};
+use crate::{Event, NameId, Peak, Timeline};
 use proptest::prelude::*;
 
 /// A snapshot of `events`, with two names to call phases by.
@@ -35,17 +35,24 @@ fn an_unchanged_gauge_is_its_own_peak() {
     snapshot.gauges_now = now;
     let totals = Totals::of(&snapshot);
     assert_eq!(totals.peak_bytes, now);
-    assert_eq!(totals.phases[0].peak_bytes, now);
+    assert_eq!(totals.phases[0].peak_bytes, now.map(Some));
 }
 
 #[test]
-fn a_window_with_lost_events_starts_from_the_previous_value() {
-    let mut events = changes(Gauge::DeviceAwake, 500, &[(30, 100)]);
+fn a_level_before_its_first_change_is_the_previous_value_if_no_change_is_lost() {
+    let mut events = changes(Gauge::DeviceAwake, 500, &[(30, 100), (50, 200)]);
     events.push(slice(Lane::Phase, 1, 0, 10, 0));
     events.push(slice(Lane::Phase, 2, 40, 50, 0));
-    let totals = Totals::of(&snapshot(events));
-    let peaks: Vec<u64> = totals.phases.iter().map(|phase| phase.peak_bytes[0]).collect();
-    assert_eq!(peaks, [500, 100]);
+    let mut snapshot = snapshot(events);
+    let peaks = |snapshot: &Snapshot| {
+        let totals = Totals::of(snapshot);
+        let phases: Vec<_> = totals.phases.iter().map(|phase| phase.peak_bytes[0]).collect();
+        (phases, totals.peak_bytes[0], Peak::of(snapshot).unwrap().bytes)
+    };
+    assert_eq!(peaks(&snapshot), (vec![Some(500), Some(100)], 500, 500));
+    // What the level was at 0 is not known: changes before that at 31 are lost.
+    snapshot.levels_from_ns = 31;
+    assert_eq!(peaks(&snapshot), (vec![None, Some(100)], 200, 200));
 }
 
 #[test]
@@ -106,7 +113,7 @@ proptest! {
                     (level, begun) = (*value_bytes, until);
                 }
             }
-            prop_assert_eq!(phase.peak_bytes[Gauge::HostUsed as usize], peak);
+            prop_assert_eq!(phase.peak_bytes[Gauge::HostUsed as usize], Some(peak));
         }
     }
 }

@@ -28,6 +28,8 @@ struct Report {
     window_s: f64,
     /// Older events that the dump lacks.
     dropped: u64,
+    /// From when on levels are recorded: peaks are those of that time.
+    levels_from_s: f64,
     /// What a trace does not say; empty for a page, which says all.
     not_in_file: Vec<&'static str>,
     budget_bytes: u64,
@@ -63,7 +65,8 @@ struct PhaseReport {
     runs: u64,
     busy_s: f64,
     stall_s: f64,
-    peak_bytes: u64,
+    /// `None`: not recorded.
+    peak_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -125,7 +128,7 @@ impl Report {
             runs: phase.count,
             busy_s: s(phase.busy_ns),
             stall_s: s(phase.stall_ns),
-            peak_bytes: phase.peak_bytes.first().copied().unwrap_or(0),
+            peak_bytes: phase.peak_bytes.first().copied().flatten(),
         });
         let peak = page.peak.as_ref().map(|peak| PeakReport {
             at_s: s(peak.at_ns),
@@ -143,6 +146,7 @@ impl Report {
             pid: page.pid,
             window_s: s(page.window_ns),
             dropped: page.dropped,
+            levels_from_s: s(page.levels_from_ns),
             not_in_file: page.lacks.clone(),
             budget_bytes: page.budget_bytes,
             peak_bytes: page.peak.as_ref().map_or(page.peak_bytes(), |peak| peak.bytes),
@@ -192,6 +196,10 @@ fn table(report: &Report, file: &Path) -> String {
         dropped => format!("; {} are lost", things(dropped, "older event", "older events")),
     };
     lines.push(format!("{} shown{lost}", seconds(report.window_s)));
+    if report.levels_from_s > 0.0 {
+        let from = seconds(report.levels_from_s);
+        lines.push(format!("levels and peaks are recorded from {from} on; earlier ones are lost"));
+    }
     if !report.not_in_file.is_empty() {
         lines.push(format!("not in a trace: {}", report.not_in_file.join("; ")));
     }
@@ -207,7 +215,7 @@ fn table(report: &Report, file: &Path) -> String {
             things(phase.runs, "run", "runs"),
             seconds(phase.stall_s),
             percent(phase.stall_s / phase.busy_s.max(f64::MIN_POSITIVE)),
-            bytes(phase.peak_bytes)
+            phase.peak_bytes.map_or("not recorded".to_owned(), bytes)
         )
     }));
     if !report.copies.is_empty() {

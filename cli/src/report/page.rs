@@ -59,6 +59,8 @@ pub(super) struct Page {
     pub(super) window_ns: u64,
     pub(super) dropped: u64,
     #[serde(default)]
+    pub(super) levels_from_ns: u64,
+    #[serde(default)]
     pub(super) budget_bytes: u64,
     pub(super) lanes: Vec<Lane>,
     #[serde(default)]
@@ -131,7 +133,8 @@ pub(super) struct Phase {
     pub(super) count: u64,
     pub(super) busy_ns: u64,
     pub(super) stall_ns: u64,
-    pub(super) peak_bytes: Vec<u64>,
+    /// `None`: not recorded.
+    pub(super) peak_bytes: Vec<Option<u64>>,
 }
 
 impl Page {

@@ -240,7 +240,7 @@ impl Reader {
     }
 
     fn level(&mut self, uuid: u64, gauge: Gauge, tag: NameId, at_ns: u64, value_bytes: u64) {
-        // The first sample is of the window's begin: before it there is nothing.
+        // The first sample is where the levels begin: before it there is nothing.
         let previous_bytes = self.values.insert(uuid, value_bytes).unwrap_or(value_bytes);
         self.events.push(Event::Gauge { gauge, tag, at_ns, value_bytes, previous_bytes });
     }
@@ -316,6 +316,9 @@ impl Reader {
         // Levels of equal times keep their order.
         self.events.sort_by_key(Event::end_ns);
         let mut snapshot = self.names.snapshot();
+        // Every counter has a sample where the recorded levels begin.
+        let changes = self.events.iter().filter(|event| matches!(event, Event::Gauge { .. }));
+        snapshot.levels_from_ns = changes.map(Event::end_ns).min().unwrap_or(0);
         (snapshot.events, snapshot.started, snapshot.taken) = (self.events, started, taken);
         Ok(Trace { process, snapshot, has_lost: self.has_lost })
     }

@@ -64,6 +64,7 @@ impl<D: Device> Engine<D> {
         Facts {
             reason: String::new(),
             budget_bytes: stats.budget_bytes,
+            peak_bytes: stats.active_bytes.peak,
             bytes_per_s,
             blocks_at_ns: largest.at_ns,
             blocks: largest.blocks.clone(),
@@ -107,8 +108,10 @@ impl<D: Device> Engine<D> {
 #[must_use]
 pub fn allocator_facts<D: Device>(allocator: &Allocator<D>) -> Facts {
     let (blocks, blocks_total) = largest_awake(allocator);
+    let stats = allocator.stats();
     Facts {
-        budget_bytes: allocator.stats().budget_bytes,
+        budget_bytes: stats.budget_bytes,
+        peak_bytes: stats.active_bytes.peak,
         blocks_at_ns: now_ns(),
         blocks: blocks.iter().map(plain).collect(),
         blocks_total,

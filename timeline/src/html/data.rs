@@ -27,6 +27,8 @@ struct Data<'a> {
     begin_unix_ms: u64,
     window_ns: u64,
     dropped: u64,
+    /// From when on levels are recorded.
+    levels_from_ns: u64,
     budget_bytes: u64,
     /// The best rate by lane; 0 if unknown.
     bytes_per_s: [u64; LANES],
@@ -169,6 +171,7 @@ pub(super) fn json(story: &Story, process: &Process) -> io::Result<String> {
         begin_unix_ms: snapshot.taken.unix_ns(begin_ns) / 1_000_000,
         window_ns: end_ns.saturating_sub(begin_ns),
         dropped: snapshot.dropped,
+        levels_from_ns: snapshot.levels_begin_ns() - begin_ns,
         budget_bytes: snapshot.facts.budget_bytes,
         bytes_per_s: snapshot.facts.bytes_per_s,
         levels: levels(story, begin_ns),

@@ -28,12 +28,32 @@ pub(super) fn head(story: &Story, process: &Process, out: &mut dyn Write) -> io:
             snapshot.dropped
         )?;
     }
+    if let Some(sentence) = unrecorded_sentence(story) {
+        writeln!(out, "<p class=\"notice\">{sentence}</p>")?;
+    }
     out.write_all(b"<ul class=\"answer\">\n")?;
     for sentence in [peak_sentence(story), wait_sentence(story)].into_iter().flatten() {
         writeln!(out, "<li>{sentence}</li>")?;
     }
     out.write_all(b"</ul>\n")?;
     figures(story, out)
+}
+
+/// Says from when on levels are recorded, if that is not the whole window.
+fn unrecorded_sentence(story: &Story) -> Option<String> {
+    let snapshot = &*story.snapshot;
+    let (begin_ns, _) = snapshot.window_ns();
+    let from_ns = snapshot.levels_begin_ns().checked_sub(begin_ns).filter(|ns| *ns > 0)?;
+    let seen_bytes = story.peak.as_ref().map_or(0, |peak| peak.bytes);
+    let earlier = match snapshot.facts.peak_bytes {
+        most if most > seen_bytes => format!(" The most so far, {}, was before that.", bytes(most)),
+        _ => String::new(),
+    };
+    Some(format!(
+        "Levels of memory are recorded from {} after the first event on: earlier ones are lost, and peaks are those of the \
+         recorded time.{earlier}",
+        duration(from_ns)
+    ))
 }
 
 /// Says what set the peak and whose bytes it was.
@@ -125,7 +145,9 @@ pub(super) fn tables(story: &Story, out: &mut dyn Write) -> io::Result<()> {
             duration(phase.busy_ns),
             format!("{} ({})", duration(phase.stall_ns), share(phase.stall_ns, phase.busy_ns)),
         ];
-        row.extend(Gauge::TIERS.map(|gauge| bytes(phase.peak_bytes[gauge as usize])));
+        row.extend(Gauge::TIERS.map(|gauge| {
+            phase.peak_bytes[gauge as usize].map_or("not recorded".to_owned(), bytes)
+        }));
         row
     });
     let head = ["phase", "runs", "time", "stalled"].into_iter();

@@ -1,7 +1,9 @@
 //! Reads the page's data back with another parser, and checks its markup.
 
 use crate::common::{NAMES, drawn, events, named, process, snapshot};
-use dormouse_timeline::{Event, Gauge, Lane, LiveBlock, NameId, Slice, Snapshot, Timeline, html};
+use dormouse_timeline::{
+    Event, Gauge, Lane, LiveBlock, NameId, Slice, Snapshot, Timeline, html, now_ns,
+};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -142,6 +144,39 @@ fn the_tables_show_counts_bytes_and_times() {
     assert_eq!(table_row(&page, "nvme used")[..2], ["nvme used", "100 MiB"]);
     assert!(page.contains("10.0 % of the phases"));
     assert!(page.contains("12 older events are not shown"));
+}
+
+/// The ring of gauges wraps before that of marks.
+#[test]
+fn levels_that_are_lost_are_not_recorded() {
+    let timeline = Timeline::new(0);
+    let [early, late] = ["A early", "B late"].map(|name| timeline.intern(name));
+    let phase = |name, from_ns| timeline.slice(Slice::new(Lane::Phase, name, from_ns, now_ns()));
+    let began_ns = now_ns();
+    timeline.gauge(Gauge::DeviceAwake, 900 * MIB);
+    phase(early, began_ns);
+    for level in (0..200).chain([0]) {
+        timeline.gauge(Gauge::DeviceAwake, level * MIB);
+    }
+    let began_ns = now_ns();
+    timeline.gauge(Gauge::DeviceAwake, 50 * MIB);
+    phase(late, began_ns);
+    let mut snapshot = timeline.snapshot();
+    snapshot.facts.peak_bytes = 900 * MIB;
+    let page = page(&snapshot);
+    let data = data(&page);
+    let peaks = |at: usize| data["totals"]["phases"][at]["peak_bytes"][0].as_u64();
+    assert_eq!([peaks(0), peaks(1)], [None, Some(50 * MIB)]);
+    assert_eq!(data["peak"]["bytes"], 199 * MIB);
+    let from_ns = snapshot.levels_begin_ns() - snapshot.window_ns().0;
+    assert!(from_ns > 0);
+    assert_eq!(data["levels_from_ns"], from_ns);
+    for level in data["levels"].as_array().unwrap() {
+        assert_eq!(running(&level["at_ns"])[0], from_ns, "{}", level["title"]);
+    }
+    assert!(page.contains("Levels of memory are recorded from"));
+    assert!(page.contains("The most so far, 900 MiB, was before that."));
+    assert_eq!(table_row(&page, "A early")[4], "not recorded");
 }
 
 const MIB: u64 = 1 << 20;

@@ -60,6 +60,8 @@ const above = (length, key, value) => {
   }
   return low;
 };
+// Levels before the oldest recorded change are not known.
+const isRecorded = (dump, ns) => ns >= (dump.levels_from_ns ?? 0);
 const levelAt = (level, ns) => {
   const at = above(level.at_ns.length, (i) => level.at_ns[i], ns) - 1;
   return level.bytes[Math.max(0, at)] ?? 0;

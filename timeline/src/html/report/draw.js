@@ -268,6 +268,16 @@ const drawBase = (base) => {
   paint.strokeStyle = colours.line;
   line(paint, gutter, base + 0.5, width - margin, base + 0.5);
 };
+// Where levels are not recorded, the area says so.
+const drawUnrecorded = (item) => {
+  const [x0, x1] = [Math.max(gutter, xOf(0)), Math.min(xOf(data.levels_from_ns), width - margin)];
+  if (data.levels_from_ns === 0 || x1 <= x0) return;
+  paint.strokeStyle = colours.soft;
+  paint.setLineDash([2, 4]);
+  paint.strokeRect(x0, item.top + 24, x1 - x0, item.height - 24);
+  paint.setLineDash([]);
+  writeWithin("not recorded", x0, x1, item.top + item.height / 2);
+};
 const drawDevice = (item) => {
   const base = item.top + item.height;
   const left = gutter, count = Math.floor(timeWidth());
@@ -279,6 +289,7 @@ const drawDevice = (item) => {
     drawScale(item, base, device_peak);
     labelStack(paint, stack, columns, left + from, base, pixelsPerByte);
   }
+  drawUnrecorded(item);
   trace(base, mapped);
   paint.strokeStyle = colours.ink;
   paint.setLineDash([4, 3]);
@@ -331,7 +342,7 @@ const drawTier = (item) => {
   paint.stroke();
   paint.lineWidth = 1;
   paint.lineTo(end, base);
-  paint.lineTo(Math.max(gutter, xOf(0)), base);
+  paint.lineTo(Math.max(gutter, xOf(data.levels_from_ns)), base);
   paint.globalAlpha = 0.28;
   paint.fillStyle = colours[tier.look];
   paint.fill();

@@ -47,6 +47,7 @@ const describe = (found) => {
   return { title: lane.copy || lane.index === STALL ? `${title} · ${lane.title}` : title, lines };
 };
 const levelsAt = (ns) => {
+  if (data.levels_from_ns > 0 && !isRecorded(data, ns)) return [["levels", "not recorded"]];
   const total = levelAt(awake, ns);
   const lines = [["awake", bytes(total)]];
   let left = total;
@@ -133,7 +134,7 @@ for (const row of document.querySelectorAll("tr[data-from]")) {
 
 const strip = byId("steps");
 const say = (step, at) =>
-  `step ${at + 1} of ${steps.length} · ${duration(step.to - step.from)} · peak ${bytes(step.peak)} · stalled ${duration(step.stall)} (${share(step.stall, step.to - step.from)})`;
+  `step ${at + 1} of ${steps.length} · ${duration(step.to - step.from)} · peak ${step.peak === null ? "not recorded" : bytes(step.peak)} · stalled ${duration(step.stall)} (${share(step.stall, step.to - step.from)})`;
 const choose = (at) => {
   chosen = Math.min(Math.max(at, 0), steps.length - 1);
   const { from, to } = around(steps[chosen]);
@@ -156,6 +157,7 @@ if (steps.length > 0) {
     time.style.height = `${Math.max(2, ((step.to - step.from) / longest) * 40)}px`;
     stall.style.height = `${(step.stall / longest) * 40}px`;
     peak.style.bottom = `${(step.peak / highest) * 40}px`;
+    peak.hidden = step.peak === null;
     button.append(time, stall, peak);
     button.onclick = () => choose(at);
     strip.append(button);

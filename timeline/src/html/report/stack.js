@@ -26,7 +26,7 @@ const columnsOf = (dump, layers, count, timeOf) => {
     for (; next < at_ns.length && at_ns[next] <= to; next += 1) {
       if (total[next] >= total[best]) { best = next; moment_ns = at_ns[next]; }
     }
-    totals[column] = total[best] ?? 0;
+    totals[column] = to > (at_ns[0] ?? 0) ? total[best] : 0;
     let left = totals[column];
     layers.forEach(({ level }, layer) => {
       let value = left;

@@ -18,8 +18,11 @@ const findSteps = (dump) => {
   }
   const awake = dump.tier("awake"), stalls = dump.lanes[STALL];
   for (const step of steps) {
-    step.peak = levelAt(awake, step.from);
-    for (let at = above(awake.at_ns.length, (i) => awake.at_ns[i], step.from); awake.at_ns[at] <= step.to; at += 1) {
+    // Null: not recorded.
+    const recorded = isRecorded(dump, step.from);
+    step.peak = recorded ? levelAt(awake, step.from) : null;
+    const changes = recorded ? above(awake.at_ns.length, (i) => awake.at_ns[i], step.from) : Infinity;
+    for (let at = changes; awake.at_ns[at] <= step.to; at += 1) {
       step.peak = Math.max(step.peak, awake.bytes[at]);
     }
     // Waits of several threads at once count once.
