@@ -527,6 +527,11 @@ impl<D: Device> Allocator<D> {
         }
     }
 
+    /// Returns the timeline on which the levels are recorded.
+    pub const fn timeline(&self) -> &Arc<Timeline> {
+        &self.timeline
+    }
+
     /// Records the gauges as they are, to the byte, and their peaks if those were missed by less than a step. For
     /// phase edges and dumps.
     pub fn record_levels(&self) {
@@ -543,6 +548,17 @@ impl<D: Device> Allocator<D> {
             || mapped_bytes.peak > locked.mapped_gauge_peak_bytes
         {
             self.mapped_moved(&mut locked);
+        }
+    }
+
+    /// Records the peak of awake bytes if it was missed by less than a step, and again if it is now: for whoever records what
+    /// part of it is an owner's.
+    pub fn record_peak(&self) {
+        let mut locked = self.state.lock();
+        locked.state.settle_thread_cache();
+        let Amount { current, peak, .. } = locked.state.stats.active_bytes;
+        if peak > locked.awake_gauge_peak_bytes || peak == current {
+            self.awake_moved(&mut locked);
         }
     }
 

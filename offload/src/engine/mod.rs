@@ -206,7 +206,8 @@ impl<D: Device> Engine<D> {
             let timeline = Arc::clone(&timeline);
             nvme.on_note(move |note| timeline.instant(Lane::Notice, timeline.intern(note), 0));
         }
-        let owners = owner_levels::OwnerLevels::new(Arc::clone(&timeline));
+        let awake: Arc<dyn owner_levels::AwakeBytes> = allocator.clone();
+        let owners = owner_levels::OwnerLevels::new(Arc::clone(&timeline), awake);
         let engine = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,

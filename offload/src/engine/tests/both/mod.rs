@@ -152,7 +152,7 @@ impl Fixture {
         faults: Faults,
         nvme: Nvme,
     ) -> Self {
-        let timeline = Arc::new(Timeline::new(1024));
+        let timeline = Arc::clone(allocator.timeline());
         let engine =
             Engine::with_nvme(Arc::clone(&allocator), config, timeline, Some(Arc::new(nvme)))
                 .unwrap();

@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::{TAG_NAME_BYTES_MAX, TagId, TagStats};
 use crate::ids::Tier;
+use dormouse_timeline::Peak;
 
 #[test]
 fn a_tag_sleeps_and_wakes_as_one() {
@@ -161,4 +162,33 @@ fn the_bytes_of_a_tag_are_counted_once_whether_claimed_asleep_or_freed() {
     engine.free(added, 0).unwrap();
     engine.tag_destroy(other).unwrap();
     fixture.assert_empty();
+}
+
+/// Small blocks raise the level by less than a step of the gauge, so that peak is recorded when the tag's block goes.
+#[test]
+fn a_peak_is_recorded_while_its_owner_still_has_its_bytes() {
+    for goes in ["freed", "asleep"] {
+        let fixture = Plan::default().build();
+        let engine = &fixture.engine;
+        let tag = engine.tag_create("weights", true).unwrap();
+        let large = fixture.allocate(16 * MIB, 1);
+        engine.tag_add(tag, large).unwrap();
+        let small = fixture.allocate(1 << 12, 2);
+        if goes == "freed" {
+            engine.free(large, 0).unwrap();
+        } else {
+            engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+            engine.wait_settled(&engine.tag_regions(tag).unwrap()).unwrap();
+            engine.tag_wait(tag).unwrap();
+            engine.free(large, 0).unwrap();
+        }
+        let snapshot = engine.timeline.snapshot();
+        let peak = Peak::of(&snapshot).unwrap();
+        assert_eq!(peak.bytes, fixture.allocator.stats().active_bytes.peak, "{goes}");
+        let (owner, bytes) = peak.owners[0];
+        assert_eq!((owner.title(&snapshot).as_str(), bytes), ("tag weights", 16 << 20), "{goes}");
+        engine.free(small, 0).unwrap();
+        engine.tag_destroy(tag).unwrap();
+        fixture.assert_empty();
+    }
 }
