@@ -13,9 +13,7 @@
 //! - **G3** A forked child writes nothing: it does not use the allocators.
 
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +29,7 @@ use dormouse_timeline::ClockAnchor;
 use crate::device::AnyDevice;
 use crate::dumps::{Bell, DeviceId, Source};
 use crate::params::{Config, Key};
-use crate::{fork, log};
+use crate::{files, fork, log};
 
 /// How often the thread takes operations.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -154,16 +152,14 @@ impl DeviceLog {
     ) -> Result<Self, String> {
         let directory = log::expand_path(directory)?;
         let stem = log::expand_path(Path::new("dormouse-%h-rank%r-pid%p"))?;
-        let path = Path::new(&directory).join(format!("{stem}-{device}.csv"));
-        let path = std::path::absolute(path).map_err(|error| error.to_string())?;
-        let failed = |error| format!("could not write {}: {error}", path.display());
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = options
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(&path)
-            .map_err(failed)?;
-        file.write_all(COLUMNS.as_bytes()).map_err(failed)?;
+        let directory = std::path::absolute(directory).map_err(|error| error.to_string())?;
+        // Another process may have the same host, rank and id.
+        let numbers =
+            std::iter::once(String::new()).chain((1..).map(|number| format!("-{number}")));
+        let paths = numbers.map(|number| directory.join(format!("{stem}{number}-{device}.csv")));
+        let (mut file, path) = files::create_first(paths)?;
+        file.write_all(COLUMNS.as_bytes())
+            .map_err(|error| format!("could not write {}: {error}", path.display()))?;
         Ok(Self {
             path,
             file: OwnFile::new(file),

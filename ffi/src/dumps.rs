@@ -13,10 +13,13 @@
 //! - **D1** The thread starts with the first runtime or GPU heap, so a program that only preloads the library has none.
 //! - **D2** A request waits for the thread a limited time, and holds no lock that the thread takes.
 //! - **D3** A forked child writes nothing.
-//! - **D4** The number of dumps of a process is limited for each reason.
-//! - **D5** All dumps that fail cause one warning. The error that a dump was to explain is returned all the same.
+//! - **D4** For each reason the dumps of a process that stay are limited, and so are its attempts.
+//! - **D5** Dumps that fail for the same reason and cause are one warning. The error that a dump was to explain is returned
+//!   all the same.
+//! - **D6** No dump replaces a file: another process may have the same host, rank and id.
 
 mod bell;
+mod kept;
 mod last;
 mod reason;
 mod signal;
@@ -25,7 +28,7 @@ mod trigger;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -38,8 +41,9 @@ use crate::params::{Config, Key};
 use crate::{fork, status, stderr};
 
 use bell::WAKE;
+use kept::Kept;
 use signal::Handler;
-use target::{Target, open_command};
+use target::{Target, show_commands};
 use trigger::Trigger;
 
 pub(crate) use bell::Bell;
@@ -55,12 +59,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const SIGNAL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of requests that wait for the thread.
 const JOBS_MAX: usize = 16;
+/// Maximum number of warnings about dumps that fail.
+const WARNINGS_MAX: usize = 16;
+/// What fails where a setting cannot work.
+const SETTING: &str = "setting";
 
 static SERVICE: OnceLock<&Service> = OnceLock::new();
 /// Held while the service starts.
 static STARTING: Mutex<()> = Mutex::new(());
-/// Whether a failed dump has been warned about (D5).
-static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+/// What has been warned about, as (what failed, cause) (D5).
+static WARNED: Mutex<Vec<(&str, String)>> = Mutex::new(Vec::new());
 /// The next number in the name of a dump.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
@@ -95,7 +103,7 @@ struct Service {
     handler: OnceLock<Handler>,
     jobs: ArrayQueue<Arc<Job>>,
     sources: Mutex<Vec<Source>>,
-    counts: [AtomicU64; Reason::COUNT],
+    kept: Mutex<[Kept; Reason::COUNT]>,
 }
 
 /// Adds a device to those that are dumped. The first call with a directory starts the thread. Never fails: a setting
@@ -116,16 +124,18 @@ fn start(config: &Config) -> Option<&'static Service> {
     let reasons = config.text(Key::Dump);
     let Some(directory) = config.path(Key::DumpDir) else {
         if config.is_chosen(Key::Dump) && reasons != "off" {
-            warn_once("DORMOUSE_DUMP is set, but DORMOUSE_DUMP_DIR is not");
+            warn_once(SETTING, "DORMOUSE_DUMP is set, but DORMOUSE_DUMP_DIR is not");
         }
         return None;
     };
     let target = Target::new(directory)
-        .inspect_err(|why| warn_once(&format!("DORMOUSE_DUMP_DIR is {directory:?}: {why}")))
+        .inspect_err(|why| {
+            warn_once(SETTING, &format!("DORMOUSE_DUMP_DIR is {directory:?}: {why}"));
+        })
         .ok()?;
     if let Some(obstacle) = target.obstacle() {
         // It may go away before the first dump.
-        warn_once(&obstacle);
+        warn_once(SETTING, &obstacle);
     }
     let mut service = Service {
         target,
@@ -134,7 +144,7 @@ fn start(config: &Config) -> Option<&'static Service> {
         handler: OnceLock::new(),
         jobs: ArrayQueue::new(JOBS_MAX),
         sources: Mutex::new(Vec::new()),
-        counts: Default::default(),
+        kept: Mutex::default(),
     };
     service.warn_of_unused(config);
     if service.takes(Reason::Trigger) {
@@ -146,7 +156,7 @@ fn start(config: &Config) -> Option<&'static Service> {
     let service: &'static Service = Box::leak(Box::new(service));
     let builder = std::thread::Builder::new().name("dormouse-dump".to_owned());
     if let Err(error) = with_signals_blocked(|| builder.spawn(|| service.serve())) {
-        warn_once(&format!("no thread for them: {error}"));
+        warn_once(SETTING, &format!("no thread for them: {error}"));
         return None;
     }
     if service.takes(Reason::Signal) {
@@ -175,8 +185,8 @@ pub(crate) fn out_of_memory(source: impl FnOnce() -> Source, why: &str) -> Optio
     }
     Some(match service.request(Reason::OutOfMemory, why, Some(source())) {
         Ok(paths) => {
-            let commands: Vec<String> = paths.iter().map(|path| open_command(path)).collect();
-            format!("The dump shows what held the memory: {}", commands.join(" "))
+            let commands: Vec<String> = paths.iter().map(|path| show_commands(path)).collect();
+            format!("The dump shows what held the memory: {}", commands.join("; "))
         }
         Err(why) => format!("No dump was written: {why}."),
     })
@@ -191,8 +201,7 @@ pub(crate) fn write(source: &Source) -> Result<PathBuf, Fault> {
              existing, writable directory",
         )
     })?;
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let written = service.target.write(source, number, Reason::Call, "");
+    let written = service.target.write(source, next_number(), Reason::Call, "");
     written.map_err(|why| Fault::new(status::DORMOUSE_ERR_IO, why))
 }
 
@@ -204,19 +213,37 @@ fn may_request() -> bool {
 /// The exit of the process, by `exit` or a return from `main`.
 extern "C" fn at_exit() {
     let Some(service) = SERVICE.get().filter(|_| may_request()) else { return };
-    // The thread has warned about other failures.
+    // The thread has warned about its own failures.
     if let Ok(Err(why)) = catch_unwind(AssertUnwindSafe(|| service.request(Reason::Exit, "", None)))
-        && !HAS_WARNED.load(Ordering::Relaxed)
+        && is_first(Reason::Exit.name(), &why)
     {
         stderr::print(&format!("no dump at exit: {why}"));
     }
 }
 
-/// Warns about dumps that cannot be written, once per process (D5).
-fn warn_once(why: &str) {
-    if !HAS_WARNED.swap(true, Ordering::Relaxed) {
+/// Returns the number of the next dump.
+fn next_number() -> u64 {
+    NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Warns about dumps of `what` that cannot be written, once for each cause (D5).
+fn warn_once(what: &'static str, why: &str) {
+    if is_first(what, why) {
         tracing::warn!(target: "ffi", reason = why, "dumps cannot be written");
     }
+}
+
+/// Whether `what` fails by this cause for the first time. The cause is the end of the text: before it is the path, which
+/// differs for each dump.
+fn is_first(what: &'static str, why: &str) -> bool {
+    let cause = why.rsplit(": ").next().unwrap_or(why).to_owned();
+    let mut warned = WARNED.lock();
+    let is_known = warned.iter().any(|known| known.0 == what && known.1 == cause);
+    if is_known || warned.len() == WARNINGS_MAX {
+        return false;
+    }
+    warned.push((what, cause));
+    true
 }
 
 impl Service {
@@ -306,15 +333,13 @@ impl Service {
 
     /// Writes a dump of `source`, or of every device. On the thread.
     fn write(&self, reason: Reason, why: &str, source: Option<&Source>) -> Outcome {
-        let before = self.counts[reason as usize].fetch_add(1, Ordering::Relaxed);
-        let limit = reason.dumps_max();
-        if before >= limit {
-            if before == limit {
-                tracing::warn!(target: "ffi", reason = reason.name(), limit, "no further dumps of this process");
-            }
-            return Err(format!("this process has written {limit}"));
+        if !self.kept.lock()[reason as usize].attempt(reason) {
+            let limit = reason.attempts_max();
+            let why = format!("this process has tried {limit} times");
+            warn_once(reason.name(), &why);
+            return Err(why);
         }
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let number = next_number();
         let sources = source.map_or_else(|| self.sources.lock().clone(), |one| vec![one.clone()]);
         let outcome: Outcome = sources
             .iter()
@@ -325,14 +350,22 @@ impl Service {
             })
             .collect();
         match &outcome {
-            Err(why) => warn_once(why),
-            Ok(paths) => {
-                for path in paths {
-                    tracing::info!(target: "ffi", path = %path.display(), "dump written");
-                }
-            }
+            Err(why) => warn_once(reason.name(), why),
+            Ok(paths) => self.keep(reason, paths),
         }
         outcome
+    }
+
+    /// Tells where a dump is, and removes the one that it replaces (D4).
+    fn keep(&self, reason: Reason, paths: &[PathBuf]) {
+        for path in paths {
+            tracing::info!(target: "ffi", path = %path.display(), "dump written");
+        }
+        for old in self.kept.lock()[reason as usize].add(reason, paths.to_vec()) {
+            // Somebody may have moved it.
+            let removed = std::fs::remove_file(&old).is_ok();
+            tracing::info!(target: "ffi", path = %old.display(), removed, "an older dump makes room");
+        }
     }
 }
 

@@ -4,10 +4,12 @@
 //!   Symbolic links are followed; what is replaced is their target.
 //! - Anything else keeps its place: a device, a FIFO, and an open file behind `/proc` such as `/dev/stdout`.
 
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -20,6 +22,8 @@ use crate::status;
 const LINKS_MAX: u32 = 40;
 /// Limit of the names that are tried for the file aside.
 const NAME_ATTEMPTS_MAX: u32 = 16;
+/// Limit of the names that are tried for a new file: more than one process of a name leaves behind.
+const NEW_NAMES_MAX: usize = 4096;
 
 /// Writes what `fill` writes to the file at `path`.
 pub(crate) fn dump(
@@ -30,6 +34,33 @@ pub(crate) fn dump(
         return Err(Fault::argument(format!("path is {path:?}; accepted: the path of a file")));
     }
     write_file(path, fill).map_err(|error| {
+        let message = format!("could not write {}: {error}", path.display());
+        Fault::new(status::DORMOUSE_ERR_IO, message)
+    })
+}
+
+/// Writes what `fill` writes to a new file with the first of `paths` that is free, and returns it. All are in one folder.
+pub(crate) fn dump_new(
+    mut paths: impl Iterator<Item = PathBuf>,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<PathBuf, Fault> {
+    let mut path = paths.next().unwrap_or_default();
+    let folder = folder_of(&path).to_owned();
+    let written = aside(
+        &folder,
+        |file| fill(file),
+        |aside| {
+            for _ in 0..NEW_NAMES_MAX {
+                match rename_new(aside, &path) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    moved => return moved,
+                }
+                path = paths.next().unwrap_or_default();
+            }
+            Err(io::Error::from_raw_os_error(libc::EEXIST))
+        },
+    );
+    written.map(|()| path.clone()).map_err(|error| {
         let message = format!("could not write {}: {error}", path.display());
         Fault::new(status::DORMOUSE_ERR_IO, message)
     })
@@ -142,15 +173,61 @@ fn folder_of(path: &Path) -> &Path {
 
 /// Writes a file aside and renames it to `target`. The permissions of an existing file are kept.
 fn replace(target: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let (file, aside) = create_aside(folder_of(target))?;
-    let existing = fs::metadata(target).ok();
-    let permitted =
-        existing.map_or(Ok(()), |existing| file.set_permissions(existing.permissions()));
+    let fill = |file: &mut BufWriter<WithoutSignal>| {
+        let permissions = fs::metadata(target).ok().map(|existing| existing.permissions());
+        permissions.map_or(Ok(()), |kept| file.get_ref().0.set_permissions(kept))?;
+        fill(file)
+    };
+    aside(folder_of(target), fill, |aside| fs::rename(aside, target))
+}
+
+/// Writes a file aside in `folder`, and has `rename` give it its name. If that fails, no file is left.
+fn aside(
+    folder: &Path,
+    fill: impl FnOnce(&mut BufWriter<WithoutSignal>) -> io::Result<()>,
+    rename: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let (file, path) = create_aside(folder)?;
     let mut file = BufWriter::new(WithoutSignal(file));
-    let filled = permitted.and_then(|()| fill(&mut file)).and_then(|()| file.flush());
-    filled.and_then(|()| fs::rename(&aside, target)).inspect_err(|_| {
-        let _gone_already = fs::remove_file(&aside);
+    // A file system of another machine, or with a quota, may refuse the bytes only now: before they replace others.
+    let filled =
+        fill(&mut file).and_then(|()| file.flush()).and_then(|()| file.get_ref().0.sync_all());
+    filled.and_then(|()| rename(&path)).inspect_err(|_| {
+        let _gone_already = fs::remove_file(&path);
     })
+}
+
+/// Renames `from` to `to`, which must be free: else the error is `AlreadyExists`.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let [from_c, to_c] = [from, to].map(|path| CString::new(path.as_os_str().as_bytes()));
+    let (from_c, to_c) = (from_c?, to_c?);
+    // By number: the function needs a newer libc than others here.
+    // SAFETY: two NUL-terminated paths.
+    let renamed = unsafe {
+        libc::syscall(
+            libc::SYS_renameat2,
+            libc::AT_FDCWD,
+            from_c.as_ptr(),
+            libc::AT_FDCWD,
+            to_c.as_ptr(),
+            libc::RENAME_NOREPLACE,
+        )
+    };
+    if renamed == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // A file system without this, such as NFS.
+        error if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
+            take_and_rename(from, to)
+        }
+        error => Err(error),
+    }
+}
+
+/// Renames `from` to `to`, which must be free, in two steps: takes the name, and replaces the empty file.
+fn take_and_rename(from: &Path, to: &Path) -> io::Result<()> {
+    File::create_new(to).and_then(|_taken| fs::rename(from, to))
 }
 
 /// Creates a file of its own in `folder`. It follows no symbolic link that another user planted.
@@ -167,6 +244,25 @@ fn create_aside(folder: &Path) -> io::Result<(File, PathBuf)> {
         }
     }
     Err(last)
+}
+
+/// Creates a file with the first of `paths` that is free, readable by its owner only.
+pub(crate) fn create_first(
+    paths: impl Iterator<Item = PathBuf>,
+) -> Result<(File, PathBuf), String> {
+    let mut refusal = "no name for a file".to_owned();
+    for path in paths.take(NEW_NAMES_MAX) {
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => return Ok((file, path)),
+            Err(error) => {
+                refusal = format!("could not write {}: {error}", path.display());
+                if error.kind() != io::ErrorKind::AlreadyExists {
+                    break;
+                }
+            }
+        }
+    }
+    Err(refusal)
 }
 
 /// Reads the regular file at `path`, at most `bytes_max` bytes. A device or FIFO is refused without opening it: it

@@ -1,9 +1,12 @@
 //! Why a dump is written.
 
-/// Limit of the dumps of a process where memory runs out: a trainer may repeat a request for ever.
-const OUT_OF_MEMORY_DUMPS_MAX: u64 = 8;
-/// Limit of the dumps of a process by signal, and of those by the trigger file.
-const REQUESTED_DUMPS_MAX: u64 = 64;
+/// Limit of the dumps of a process where memory runs out that stay.
+const OUT_OF_MEMORY_DUMPS_MAX: usize = 8;
+/// Limit of the dumps of a process by signal, and of those by the trigger file, that stay.
+const REQUESTED_DUMPS_MAX: usize = 64;
+/// Limit of the attempts of a process for one reason, also of those that fail: a trainer may repeat a request for ever, and
+/// a disk may be slow to refuse.
+const ATTEMPTS_MAX: u64 = 128;
 
 /// The cause of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +34,21 @@ impl Reason {
         }
     }
 
-    /// Limit of the dumps of a process for this reason.
-    pub(super) const fn dumps_max(self) -> u64 {
+    /// Limit of the dumps of a process for this reason that stay.
+    pub(super) const fn dumps_max(self) -> usize {
         match self {
             Self::OutOfMemory => OUT_OF_MEMORY_DUMPS_MAX,
-            Self::Exit => 1,
             Self::Signal | Self::Trigger => REQUESTED_DUMPS_MAX,
-            // The program counts its own calls.
+            // There is one exit, and the program counts its own calls.
+            Self::Exit | Self::Call => usize::MAX,
+        }
+    }
+
+    /// Limit of the attempts of a process for this reason.
+    pub(super) const fn attempts_max(self) -> u64 {
+        match self {
+            Self::Exit => 1,
+            Self::OutOfMemory | Self::Signal | Self::Trigger => ATTEMPTS_MAX,
             Self::Call => u64::MAX,
         }
     }

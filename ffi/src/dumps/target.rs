@@ -70,7 +70,8 @@ impl Target {
         (!is_writable).then(|| format!("{shown} is not writable"))
     }
 
-    /// Writes the timeline of `source` as dump `number`, and returns its path. `why`: the text of an error, or empty.
+    /// Writes the timeline of `source` as dump `number`, or with the next number that is free, and returns its path. `why`:
+    /// the text of an error, or empty.
     pub(super) fn write(
         &self,
         source: &Source,
@@ -84,11 +85,11 @@ impl Target {
             .try_reserve_exact(room_bytes)
             .map_err(|_| format!("there are no {room_bytes} bytes of memory to write it"))?;
         let Self { directory, stem } = self;
-        let name = format!("{stem}-{number}-{}-{}.html", reason.name(), source.device);
-        let path = directory.join(name);
+        let end = format!("{}-{}.html", reason.name(), source.device);
+        let paths = (number..).map(|number| directory.join(format!("{stem}-{number}-{end}")));
         let process = process();
         let snapshot = source.snapshot(why);
-        files::dump(&path, |file| html::write(&snapshot, &process, file))
+        let path = files::dump_new(paths, |file| html::write(&snapshot, &process, file))
             .map_err(|fault| fault.message.into_owned())?;
         note_written(&path, reason);
         Ok(path)
@@ -107,14 +108,19 @@ fn program_name() -> String {
     if name.is_empty() { "process".to_owned() } else { name.to_owned() }
 }
 
-/// Returns the command that opens the page at `path`, for a shell.
-pub(super) fn open_command(path: &Path) -> String {
-    let path = path.display().to_string();
+/// Returns the commands that show the page at `path`, for a shell: with a display, and without.
+pub(super) fn show_commands(path: &Path) -> String {
+    let path = shell_word(&path.display().to_string());
+    format!("xdg-open {path}, or as text: dormouse report {path}")
+}
+
+fn shell_word(text: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:@%,=".contains(letter);
-    if path.chars().all(is_plain) {
-        return format!("xdg-open {path}");
+    if text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
-    format!("xdg-open '{}'", path.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
@@ -122,12 +128,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_is_one_for_a_shell() {
-        assert_eq!(open_command(Path::new("/a/b-1.html")), "xdg-open /a/b-1.html");
-        assert_eq!(open_command(Path::new("/a b/c.html")), "xdg-open '/a b/c.html'");
-        assert_eq!(open_command(Path::new("/it's")), r"xdg-open '/it'\''s'");
+    fn the_commands_are_for_a_shell() {
+        let wanted = "xdg-open '/a b.html', or as text: dormouse report '/a b.html'";
+        assert_eq!(show_commands(Path::new("/a b.html")), wanted);
+        assert_eq!(
+            [shell_word("/a/b-1.html"), shell_word("/it's")],
+            ["/a/b-1.html", r"'/it'\''s'"]
+        );
         for path in ["/a b/$HOME", "/it's `x`", "/plain"] {
-            let command = open_command(Path::new(path)).replace("xdg-open", "printf %s");
+            let command = format!("printf %s {}", shell_word(path));
             let told = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
             assert_eq!(String::from_utf8_lossy(&told.stdout), path);
         }

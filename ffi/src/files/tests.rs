@@ -189,3 +189,38 @@ fn only_short_regular_files_are_read() {
         assert!(read(&path).unwrap_err().contains("no regular file"), "{path:?}");
     }
 }
+
+#[test]
+fn a_new_file_takes_the_first_free_name_and_replaces_none() {
+    let folder = folder("new");
+    let paths = || (0..).map(|number| folder.join(format!("dump-{number}")));
+    let dump = |text: &str| dump_new(paths(), |file| file.write_all(text.as_bytes())).unwrap();
+    // A link, even one that leads nowhere, is taken.
+    symlink("nowhere", folder.join("dump-1")).unwrap();
+    assert_eq!(dump("first"), folder.join("dump-0"));
+    assert_eq!(dump("second"), folder.join("dump-2"));
+    assert_eq!(fs::read_to_string(folder.join("dump-0")).unwrap(), "first");
+    let refused = dump_new(std::iter::repeat(folder.join("dump-0")), |_| Ok(())).unwrap_err();
+    assert!(refused.message.contains("dump-0: File exists"), "{}", refused.message);
+    dump_new(paths(), |_| Err(io::Error::other("half way"))).unwrap_err();
+    assert_eq!(count(&folder), 3, "nothing is left aside");
+    // Where the file system cannot do it in one step.
+    let aside = folder.join("aside");
+    fs::write(&aside, "third").unwrap();
+    assert!(take_and_rename(&aside, &folder.join("dump-0")).is_err());
+    take_and_rename(&aside, &folder.join("dump-3")).unwrap();
+    assert_eq!(
+        (fs::read_to_string(folder.join("dump-3")).unwrap().as_str(), aside.exists()),
+        ("third", false)
+    );
+}
+
+#[test]
+fn a_log_takes_the_first_free_name() {
+    let folder = folder("first");
+    let create = || create_first((0..).map(|number| folder.join(format!("log-{number}"))));
+    assert_eq!(create().unwrap().1, folder.join("log-0"));
+    assert_eq!(create().unwrap().1, folder.join("log-1"));
+    let nowhere = create_first(std::iter::repeat(folder.join("absent/log"))).unwrap_err();
+    assert!(nowhere.contains("absent/log: No such file"), "{nowhere}");
+}

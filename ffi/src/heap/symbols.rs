@@ -11,10 +11,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dormouse_device::Fill;
 use dormouse_device::host::os_page_bytes;
+use dormouse_timeline::now_ns;
 
 use super::registry::{SPAN, Span};
 use super::{Heap, copying, lacks_addresses};
@@ -25,8 +26,11 @@ use crate::{fault, fork, spare, stderr, system};
 const NEW_PAGES_BYTES_MIN: usize = 1 << 20;
 /// Copied at a time when a block moves to libc's heap; a multiple of every page size.
 const MOVED_BYTES: usize = 2 << 20;
-/// Maximum number of out-of-memory reports that one process writes to standard error.
+/// Maximum number of out-of-memory reports that one process writes to standard error at length. Later ones are lines: the
+/// last may end the program.
 const REPORTS_MAX: usize = 3;
+/// Least time between two of those lines.
+const LINE_INTERVAL_NS: u64 = 100_000_000;
 
 unsafe extern "C" {
     /// environ(7).
@@ -34,6 +38,8 @@ unsafe extern "C" {
 }
 
 static REPORTS: AtomicUsize = AtomicUsize::new(0);
+/// The earliest time of the next line.
+static LINE_FROM_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Opens the heap for requests, and returns the words that the preload library reads on every call. Called by its
 /// constructor, before the program's threads. Starts no thread, reserves no addresses, and opens no file but the one in
@@ -290,11 +296,30 @@ fn obtain(bytes: usize, align: usize, fill: Fill) -> (*mut c_void, bool) {
             // malloc returns no message: it goes to this thread's last error and to standard error.
             let text = heap.fault_of(error).message;
             fault::set_last_error(&text);
-            if REPORTS.fetch_add(1, Ordering::Relaxed) < REPORTS_MAX {
-                stderr::print(&text);
-            }
+            report(&text);
             (no_memory(), false)
         }
+    }
+}
+
+/// Writes an out-of-memory report to standard error: at length, or its first line and its last, which names the dump.
+fn report(text: &str) {
+    if REPORTS.fetch_add(1, Ordering::Relaxed) < REPORTS_MAX {
+        stderr::print(text);
+        return;
+    }
+    let now_ns = now_ns();
+    let from_ns = LINE_FROM_NS.load(Ordering::Relaxed);
+    let next_ns = now_ns + LINE_INTERVAL_NS;
+    // Another thread that was faster writes its own line.
+    let is_due = now_ns >= from_ns
+        && LINE_FROM_NS
+            .compare_exchange(from_ns, next_ns, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok();
+    if is_due {
+        let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+        let last = rest.lines().next_back().unwrap_or("");
+        stderr::print(&format!("{first} {last}"));
     }
 }
 

@@ -308,16 +308,19 @@ table! {
         "`oom`: a device's memory runs out; the error names the dump. `exit`: the process calls `exit` or returns from \
          `main`, as Python does; a process that a signal or `_exit` ends writes nothing. `signal`: \
          DORMOUSE_DUMP_SIGNAL comes. `trigger`: the file DORMOUSE_DUMP_TRIGGER appears. A thread writes them, from \
-         the first runtime of the process on; a request waits for it at most 10 s. At most 8 dumps of a process for \
-         `oom`, 1 for `exit`, 64 for `signal` and 64 for `trigger`. Read when the first runtime is created."
+         the first runtime of the process on; a request waits for it at most 10 s. Of a process stay the first \
+         and the last 7 dumps for `oom`, and the first and the last 63 for `signal` and for `trigger`: a newer one \
+         replaces the second. After 128 attempts for a reason, failed ones included, there are no more. Read when the \
+         first runtime is created."
     }
     DumpDir c"DORMOUSE_DUMP_DIR" {
         Path, c"",
         c"an existing, writable directory, in which %h is the host, %p the pid, %r the rank and %% a %",
         c"directory of timeline dumps",
         "A dump is a page for a browser, named `dormouse-<host>-rank<rank>-pid<pid>-<number>-<reason>-<device>.html`. \
-         It is written under another name and renamed. Nothing is written if the directory is not set. Dumps that \
-         fail, on a full disk or in a directory that cannot be written, cause one warning, and the program goes on."
+         The number is the next that no file has. It is written under another name and renamed. Nothing is written if the \
+         directory is not set. Dumps that fail, on a full disk or in a directory that cannot be written, cause one \
+         warning for each reason and cause, and the program goes on."
     }
     DumpSignal c"DORMOUSE_DUMP_SIGNAL" {
         Choice(&["SIGUSR1", "SIGUSR2"]), c"SIGUSR1",
@@ -331,13 +334,15 @@ table! {
         Path, c"dump-rank%r",
         c"a path, absolute or below DORMOUSE_DUMP_DIR, in which %h is the host, %p the pid, %r the rank and %% a %",
         c"file that requests a dump when it appears, if DORMOUSE_DUMP has trigger",
-        "It is looked for ten times a second and removed: `touch` it. Of processes with the same path, one writes a dump."
+        "It is looked for ten times a second and removed: `touch $DORMOUSE_DUMP_DIR/dump-rank0` requests a dump of rank 0. \
+         Of processes with the same path, one writes a dump."
     }
     AllocLogDir c"DORMOUSE_ALLOC_LOG_DIR" {
         Path, c"",
         c"an existing, writable directory, in which %h is the host, %p the pid, %r the rank and %% a %",
         c"directory of logs of allocations, which `dormouse replay` reads",
-        "Each device has a file, `dormouse-<host>-rank<rank>-pid<pid>-<device>.csv`, with a row for each allocation, free \
+        "Each device has a file, `dormouse-<host>-rank<rank>-pid<pid>-<device>.csv` (`…-pid<pid>-<number>-…` \
+         if there is such a file), with a row for each allocation, free \
          and request that found no memory: CSV as RMM's logging adaptor writes it, so its replay reads it too. A GPU's \
          begins with its first allocation, the host's with the first runtime, which writes a row for each block that is \
          live. A thread writes the rows; the exit of the process waits for it at most 10 s. While a log is on, small \
