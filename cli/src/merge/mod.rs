@@ -12,6 +12,7 @@ mod perfetto;
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -47,6 +48,14 @@ pub enum MergeError {
         file: PathBuf,
         /// What was found.
         seen: String,
+    },
+    /// The archive would replace a trace.
+    #[error("--out {} is the trace {}; accepted: another file", out.display(), file.display())]
+    Replaces {
+        /// The archive.
+        out: PathBuf,
+        /// The trace.
+        file: PathBuf,
     },
     /// No dump among the files.
     #[error("no file is a .pftrace of dormouse; accepted: at least one")]
@@ -93,6 +102,14 @@ struct Merged {
 
 /// Writes the archive.
 pub(crate) fn run(args: &MergeArgs) -> Result<Output, Error> {
+    // By what they are: a link, or another spelling of a path, is the same file.
+    let identity = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let existing = identity(&args.out);
+    if let Some(file) =
+        args.files.iter().find(|file| existing.is_some() && identity(file) == existing)
+    {
+        return Err(MergeError::Replaces { out: args.out.clone(), file: file.clone() }.into());
+    }
     let mut traces = Vec::new();
     for (number, file) in args.files.iter().enumerate() {
         traces.push(examine(file, number)?);
