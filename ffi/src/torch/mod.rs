@@ -12,6 +12,7 @@ pub(crate) mod python;
 pub(crate) mod request_flags;
 mod throw;
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{from_ref, null_mut, with_exposed_provenance_mut};
@@ -39,7 +40,7 @@ const ALIGN_BYTES: usize = 512;
 pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
     let needs = Needs::of(device);
     let context = needs.record().then(history::enter_allocation);
-    let outcome = malloc(bytes, device, stream, needs);
+    let outcome = malloc(bytes, device, stream, needs, true);
     // Before an observer, and the exception.
     drop(context);
     match outcome {
@@ -63,9 +64,20 @@ pub(crate) unsafe fn malloc_or_throw(bytes: isize, device: i32, stream: RawStrea
     }
 }
 
-/// `dormouse_torch_pool_malloc`.
+thread_local! {
+    /// The request of this thread's pool that found no memory last: size, device and stream.
+    static REFUSED: Cell<Option<(isize, i32, u64)>> = const { Cell::new(None) };
+}
+
+/// `dormouse_torch_pool_malloc`. A dump is written where PyTorch repeats the request: before that it gives back what its
+/// own cache holds, and may find room.
 pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *mut c_void {
-    malloc(bytes, device, stream, Needs::of(device)).unwrap_or_else(|failure| {
+    let request = (bytes, device, stream.key());
+    let is_repeated = REFUSED.take() == Some(request);
+    malloc(bytes, device, stream, Needs::of(device), is_repeated).unwrap_or_else(|failure| {
+        if failure.is_out_of_memory && !is_repeated {
+            REFUSED.set(Some(request));
+        }
         if failure.is_out_of_memory {
             // PyTorch's own allocator needs the pages that the request did find.
             guarded("pool_malloc", || {
@@ -78,16 +90,18 @@ pub(crate) fn malloc_or_null(bytes: isize, device: i32, stream: RawStream) -> *m
     })
 }
 
+/// Allocates. `is_dumped`: a request that finds no memory writes a dump.
 #[inline]
 fn malloc(
     bytes: isize,
     device: i32,
     stream: RawStream,
     needs: Needs,
+    is_dumped: bool,
 ) -> Result<*mut c_void, Failure> {
     match malloc_cached(bytes, device, stream, needs) {
         Some(pointer) => Ok(pointer),
-        None => malloc_uncached(bytes, device, stream),
+        None => malloc_uncached(bytes, device, stream, is_dumped),
     }
 }
 
@@ -136,7 +150,12 @@ fn malloc_cached(
 }
 
 #[inline(never)]
-fn malloc_uncached(bytes: isize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
+fn malloc_uncached(
+    bytes: isize,
+    device: i32,
+    stream: RawStream,
+    is_dumped: bool,
+) -> Result<*mut c_void, Failure> {
     let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0) else {
         return Ok(null_mut());
     };
@@ -146,11 +165,16 @@ fn malloc_uncached(bytes: isize, device: i32, stream: RawStream) -> Result<*mut 
              the child. Use torch.multiprocessing with the spawn start method",
         ));
     }
-    let answer = catch_unwind(AssertUnwindSafe(|| allocate(bytes, device, stream)));
+    let answer = catch_unwind(AssertUnwindSafe(|| allocate(bytes, device, stream, is_dumped)));
     answer.unwrap_or_else(|_| Err(Failure::other("internal error in dormouse, please report it")))
 }
 
-fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void, Failure> {
+fn allocate(
+    bytes: usize,
+    device: i32,
+    stream: RawStream,
+    is_dumped: bool,
+) -> Result<*mut c_void, Failure> {
     let heap = Heap::gpu(device)?;
     if Needs::of(device).record() {
         history::join(heap);
@@ -174,7 +198,7 @@ fn allocate(bytes: usize, device: i32, stream: RawStream) -> Result<*mut c_void,
             history::note_out_of_memory(heap, bytes);
             let capacity_bytes = heap.allocator().device().memory_info().capacity_bytes;
             let mut text = out_of_memory_text(&report, device, capacity_bytes);
-            if let Some(line) = heap.dump_line(text.trim_end()) {
+            if is_dumped && let Some(line) = heap.dump_line(text.trim_end()) {
                 text = format!("{}\n{line}", text.trim_end());
             }
             Err(Failure { text, is_out_of_memory: true })
@@ -274,14 +298,43 @@ pub(crate) fn free_to_driver(pointer: *mut c_void, device: i32, stream: RawStrea
 /// The message of PyTorch's own allocator, which trainers search for "CUDA out of memory", and our
 /// report.
 fn out_of_memory_text(report: &OutOfMemory, device: i32, capacity_bytes: u64) -> String {
-    const GIB: f64 = (1_u64 << 30) as f64;
-    let gib = |bytes: u64| bytes as f64 / GIB;
     format!(
-        "CUDA out of memory. Tried to allocate {:.2} GiB. GPU {device} has a total capacity of \
-         {:.2} GiB, of which dormouse may use {:.2} GiB and holds {:.2} GiB.\n{report}",
-        gib(report.asked_bytes),
-        gib(capacity_bytes),
-        gib(report.stats.budget_bytes),
-        gib(report.stats.mapped_bytes.current),
+        "CUDA out of memory. Tried to allocate {}. GPU {device} has a total capacity of {}, of which dormouse may use {} \
+         and holds {}.\n{report}",
+        torch_size(report.asked_bytes),
+        torch_size(capacity_bytes),
+        torch_size(report.stats.budget_bytes),
+        torch_size(report.stats.mapped_bytes.current),
     )
+}
+
+/// Formats bytes as PyTorch's own allocator does in this message.
+fn torch_size(bytes: u64) -> String {
+    let scaled = |unit_bytes: u64, unit| format!("{:.2} {unit}", bytes as f64 / unit_bytes as f64);
+    match bytes {
+        0..=0x400 => format!("{bytes} bytes"),
+        0x401..=0x10_0000 => scaled(1 << 10, "KiB"),
+        0x10_0001..=0x4000_0000 => scaled(1 << 20, "MiB"),
+        _ => scaled(1 << 30, "GiB"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_units_of_pytorch() {
+        let sizes = [512, 1024, 1536, 1 << 20, 20 << 20, 1 << 30, 5 << 29].map(torch_size);
+        let wanted = [
+            "512 bytes",
+            "1024 bytes",
+            "1.50 KiB",
+            "1024.00 KiB",
+            "20.00 MiB",
+            "1024.00 MiB",
+            "2.50 GiB",
+        ];
+        assert_eq!(sizes, wanted);
+    }
 }

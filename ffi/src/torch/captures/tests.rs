@@ -119,7 +119,7 @@ fn raw(stream: usize) -> RawStream {
 }
 
 fn allocate(bytes: usize, stream: usize) -> Result<usize, torch::Failure> {
-    torch::malloc(bytes.cast_signed(), GPU, raw(stream), Needs::of(GPU))
+    torch::malloc(bytes.cast_signed(), GPU, raw(stream), Needs::of(GPU), true)
         .map(|pointer| pointer.addr())
 }
 
