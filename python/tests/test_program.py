@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -117,3 +118,28 @@ def test_a_step_that_is_to_stay_awake_warns_of_nothing(tmp_path):
     script.write_text(STEP)
     done = run(str(script), str(tmp_path), "awake")
     assert done.stdout == "0\n", done.stderr
+
+
+TAGGED = """
+import torch
+import dormouse
+
+runtime = dormouse.Runtime()
+tag = runtime.tag("replay buffer")
+with tag.collect():
+    held = torch.ones(40 << 20, dtype=torch.uint8)
+"""
+
+
+def test_the_page_of_an_exit_has_what_the_runtime_knew(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TAGGED)
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    done = run("-m", "dormouse", "run", str(script), DORMOUSE_DUMP="exit", DORMOUSE_DUMP_DIR=str(dumps))
+    assert done.returncode == 0, done.stderr
+    (page,) = dumps.iterdir()
+    _, _, table = page.read_text().partition("<caption>Largest live blocks</caption>")
+    rows = re.findall(r"<tr><td>(.*?)</td></tr>", table.partition("</table>")[0])
+    largest = rows[0].split("</td><td>")
+    assert (largest[1], largest[4]) == ("replay buffer", "40.0 MiB"), rows[:3]

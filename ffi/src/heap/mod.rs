@@ -60,6 +60,8 @@ pub(crate) struct Heap {
     engine: Mutex<Option<Arc<HeapEngine>>>,
     /// Whether any runtime has used the heap: the process trains.
     had_engine: AtomicBool,
+    /// What the last engine knew at its end.
+    last_facts: Mutex<Facts>,
     /// Number of frees that may hold the engine.
     frees: AtomicUsize,
     /// Streams that the allocator knows, by the caller's handle.
@@ -159,11 +161,21 @@ impl Heap {
         self.allocator.record_levels();
         let facts = match self.engine() {
             Some(engine) => engine.facts(),
-            None => allocator_facts(&self.allocator),
+            None => self.facts_without_engine(),
         };
         let mut snapshot = self.timeline.snapshot();
         snapshot.facts = Facts { reason: reason.to_owned(), ..facts };
         snapshot
+    }
+
+    /// Returns what is known after the last runtime, or without one. Python destroys its runtime before the exit of the
+    /// process, whose dump shows what there was: the largest blocks are those of the moment at which more was in use.
+    fn facts_without_engine(&self) -> Facts {
+        let (now, last) = (allocator_facts(&self.allocator), self.last_facts.lock().clone());
+        let Facts { budget_bytes, peak_bytes, .. } = now;
+        let bytes_per_s = last.bytes_per_s;
+        let largest = if last.blocks_total.1 >= now.blocks_total.1 { last } else { now };
+        Facts { budget_bytes, peak_bytes, bytes_per_s, ..largest }
     }
 
     /// Returns the engine of the runtime, while one exists.
@@ -183,7 +195,9 @@ impl Heap {
             }
             std::thread::yield_now();
         }
-        drop(previous);
+        if let Some(previous) = previous {
+            *self.last_facts.lock() = previous.facts();
+        }
     }
 
     /// Returns the device's stream of `raw` and registers it with the allocator. Refuses a stream of

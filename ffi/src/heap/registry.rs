@@ -242,6 +242,7 @@ fn with_device(device: AnyDevice, ordinal: u32, config: &Config) -> Result<Heap,
         has_chosen_budget: AtomicBool::new(config.is_chosen(Key::CpuBudget)),
         engine: Mutex::new(None),
         had_engine: AtomicBool::new(false),
+        last_facts: Mutex::default(),
         frees: AtomicUsize::new(0),
         streams: Mutex::new(HashMap::new()),
     })

@@ -98,7 +98,7 @@ fn an_out_of_memory_text_names_tag_layer_phase_dump_and_command_in_twelve_lines(
     }
     // Eight of the ten stay: the first, and the last seven.
     let stays = |report: &&str| run.names().iter().any(|name| report.ends_with(name.as_str()));
-    let stay: Vec<bool> = reports[..10].iter().map(|report| stays(&report)).collect();
+    let stay: Vec<bool> = reports[..10].iter().map(stays).collect();
     assert_eq!(stay, [true, false, false, true, true, true, true, true, true, true]);
     assert_eq!((run.names().len(), run.ended.err.as_str()), (8, ""));
 }

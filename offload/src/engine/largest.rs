@@ -2,7 +2,7 @@
 //!
 //! Where memory runs out, the moment of the dump is the one that matters. A dump between two steps finds nothing of
 //! what the step held: so marks of a prefix keep the largest blocks of their moment when much more is in use than at the
-//! last such moment.
+//! last such moment. So does the end of a tag: Python destroys tags and runtime before the exit of the process.
 
 use dormouse_alloc::{Allocator, BlockInfo};
 use dormouse_device::Device;
@@ -38,6 +38,11 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// As [`Engine::note_level`], of this moment.
+    pub(super) fn note_level_now(&self) {
+        self.note_level(self.allocator.stats().allocated_bytes.current);
+    }
+
     /// Forgets the largest blocks kept: peaks begin anew.
     pub(super) fn forget_largest(&self) {
         *lock(&self.largest) = LargestBlocks::default();
@@ -50,7 +55,8 @@ impl<D: Device> Engine<D> {
         let stats = self.allocator.stats();
         let now = self.largest_blocks(stats.allocated_bytes.current);
         let kept = lock(&self.largest);
-        let largest = if kept.level_bytes > now.level_bytes { &*kept } else { &now };
+        // At equal levels the kept ones: what has closed since then had a name.
+        let largest = if kept.level_bytes >= now.level_bytes { &*kept } else { &now };
         let rates = self.best_rates();
         let mut bytes_per_s = [0; Lane::ALL.len()];
         for (lane, rate) in [

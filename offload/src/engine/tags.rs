@@ -122,6 +122,7 @@ impl<D: Device> Engine<D> {
             Some(found) if !found.is_going => found.is_going = true,
             _ => return Err(stale(tag)),
         }
+        self.note_level_now();
         let given_back = self.give_back_under(tag);
         let mut tags = lock(&self.tags);
         if given_back.is_ok() {
