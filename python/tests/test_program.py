@@ -13,7 +13,7 @@ import pytest
 
 import dormouse
 from dormouse import _native as native
-from dormouse.__main__ import environment
+from dormouse.__main__ import environment, interpreter_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 120
@@ -81,6 +81,39 @@ def test_a_script_runs_under_the_preload_library_with_its_arguments(tmp_path):
 def test_a_module_runs_too():
     told = run("-m", "dormouse", "run", "-m", "json.tool", "--help")
     assert "json.tool" in told.stdout and told.returncode == 0
+
+
+def test_the_flags_of_the_interpreter_are_those_of_the_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import faulthandler, sys\n"
+        "print(faulthandler.is_enabled(), sys.flags.optimize, sys.stdout.write_through, sys.warnoptions, sys.argv[1:])\n"
+    )
+    flags = ["-u", "-X", "faulthandler", "-W", "error::UserWarning", "-OO"]
+    told = run(*flags, "-m", "dormouse", "run", str(script), "-m", "dormouse")
+    assert told.stdout == "True 2 True ['error::UserWarning'] ['-m', 'dormouse']\n", told.stderr
+
+
+@pytest.mark.parametrize(
+    ("head", "flags"),
+    [
+        (["-m", "dormouse"], []),
+        (["-mdormouse"], []),
+        (["-um", "dormouse"], ["-u"]),
+        (["-X", "dev", "-Bumdormouse"], ["-X", "dev", "-Bu"]),
+        (["/lib/dormouse/__main__.py"], []),
+        (["-u", "/lib/dormouse"], []),
+    ],
+)
+def test_flags_are_told_from_what_runs(head, flags):
+    assert interpreter_flags(["python", *head, "run", "a.py"], ["run", "a.py"]) == flags
+
+
+@pytest.mark.parametrize("place", ["a b", "a:b"])
+def test_a_path_that_the_loader_would_split_is_refused(monkeypatch, place):
+    monkeypatch.setattr(native, "preload_path", lambda: Path(f"/{place}/libdormouse_preload.so"))
+    with pytest.raises(SystemExit, match="splits LD_PRELOAD at spaces and colons"):
+        environment({})
 
 
 def test_other_preloaded_libraries_stay_behind_ours():
