@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -41,11 +42,22 @@ def built() -> Path:
         return Path(named)
     command = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked"]
     command += [word for crate in CRATES for word in ("-p", crate)]
+    command += ["--message-format", "json-render-diagnostics"]
     try:
-        subprocess.run(command, cwd=ROOT, check=True)
+        told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     except FileNotFoundError:
         raise SystemExit(f"{command[0]} was not found: install Rust 1.95 or newer (https://rustup.rs)") from None
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    return folder_of(told)
+
+
+def folder_of(told: str) -> Path:
+    """Returns the folder of what a build has made, from cargo's own messages: variables and its configuration move it."""
+    files = [Path(file) for line in told.splitlines() for file in json.loads(line).get("filenames", ())]
+    folders = [{file.parent for file in files if file.name == name} for name in (*LIBRARIES, PROGRAM)]
+    if not folders[0] or any(each != folders[0] for each in folders) or len(folders[0]) != 1:
+        named = ", ".join((*LIBRARIES, PROGRAM))
+        raise SystemExit(f"cargo made them in {folders}; accepted: {named} in one folder")
+    return folders[0].pop()
 
 
 def put(source: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -55,6 +56,34 @@ def wheel(tmp_path_factory) -> Path:
     pip("wheel", *offline, "-w", folder, ROOT, DORMOUSE_BUILT=str(native.library_path().parent))
     (found,) = folder.iterdir()
     return found
+
+
+def test_the_libraries_are_where_cargo_says_it_made_them(tmp_path):
+    # As a build for CARGO_BUILD_TARGET in the target-dir of a configuration.
+    folder = tmp_path / "elsewhere/x86_64-unknown-linux-gnu/release"
+    folder.mkdir(parents=True)
+    names = ("libdormouse.so", "libdormouse_preload.so", "dormouse")
+    for name in names:
+        (folder / name).symlink_to("/bin/true")
+    made = [json.dumps({"reason": "compiler-artifact", "filenames": [str(folder / name)]}) for name in names]
+    cargo = tmp_path / "cargo"
+    build = [sys.executable, ROOT / "setup.py", "--quiet", "build_py", "--build-lib", tmp_path / "made"]
+
+    def built(lines: list[str]) -> subprocess.CompletedProcess:
+        text = "\n".join([*lines, '{"reason": "build-finished"}'])
+        cargo.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+        cargo.chmod(0o755)
+        environment = bare_environment(CARGO=str(cargo), DORMOUSE_BUILT="")
+        return subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    done = built(made)
+    assert done.returncode == 0, done.stderr
+    assert {f"dormouse/{name}" for name in names[:2]} <= {
+        str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made/dormouse").iterdir()
+    }
+    # A library of an earlier build is not packed.
+    done = built(made[1:])
+    assert done.returncode != 0 and "accepted: libdormouse.so, " in done.stderr, done.stderr
 
 
 @pytest.fixture(scope="module")
