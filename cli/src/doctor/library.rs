@@ -38,7 +38,7 @@ pub(super) fn checks(named: Option<&Path>) -> (Vec<Check>, Settings) {
     let file = match library::find(named) {
         Ok(file) => file,
         Err(error) => {
-            let advice = "pip install dormouse, or make lib in a checkout";
+            let advice = "in a checkout: pip install ., or make lib";
             return (
                 vec![Check::broken("library", error.to_string(), advice)],
                 Settings::default(),

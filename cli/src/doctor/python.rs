@@ -97,7 +97,7 @@ fn package(answer: &Answer) -> Check {
     let ours = env!("CARGO_PKG_VERSION");
     match (&answer.package, &answer.dormouse) {
         (None, _) => {
-            let advice = "pip install dormouse into this Python; programs in C need none";
+            let advice = "in a checkout, into this Python: pip install .; programs in C need none";
             Check::advice(WHAT, "not importable", advice)
         }
         (Some(place), Some(version)) if version != ours => {
