@@ -44,19 +44,20 @@ def built() -> Path:
     command += [word for crate in CRATES for word in ("-p", crate)]
     command += ["--message-format", "json-render-diagnostics"]
     try:
-        told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     except FileNotFoundError:
         raise SystemExit(f"{command[0]} was not found: install Rust 1.95 or newer (https://rustup.rs)") from None
-    return folder_of(told)
+    return folder_of(done.stdout)
 
 
 def folder_of(told: str) -> Path:
-    """Returns the folder of what a build has made, from cargo's own messages: variables and its configuration move it."""
-    files = [Path(file) for line in told.splitlines() for file in json.loads(line).get("filenames", ())]
-    folders = [{file.parent for file in files if file.name == name} for name in (*LIBRARIES, PROGRAM)]
-    if not folders[0] or any(each != folders[0] for each in folders) or len(folders[0]) != 1:
-        named = ", ".join((*LIBRARIES, PROGRAM))
-        raise SystemExit(f"cargo made them in {folders}; accepted: {named} in one folder")
+    """Returns the folder of what a build has made, from cargo's messages: many settings move it."""
+    messages = [json.loads(line) for line in told.splitlines()]
+    files = [Path(file) for message in messages for file in message.get("filenames", ())]
+    names = (*LIBRARIES, PROGRAM)
+    folders = [{file.parent for file in files if file.name == name} for name in names]
+    if len(folders[0]) != 1 or any(each != folders[0] for each in folders):
+        raise SystemExit(f"cargo made {folders}; accepted: {', '.join(names)} in one folder")
     return folders[0].pop()
 
 

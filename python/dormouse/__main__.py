@@ -24,8 +24,8 @@ def environment(now: Mapping[str, str]) -> dict[str, str]:
     preload = str(_native.preload_path())
     if " " in preload or ":" in preload:
         raise SystemExit(
-            f"dormouse: the preload library is {preload!r}, and the loader splits LD_PRELOAD at spaces and colons; "
-            "accepted: an installation whose path has neither"
+            f"dormouse: the preload library is {preload!r}, and the loader splits LD_PRELOAD at "
+            "spaces and colons; accepted: an installation whose path has neither"
         )
     others = [path for path in now.get("LD_PRELOAD", "").replace(":", " ").split() if path != preload]
     # The preload library loads the libdormouse next to it; another copy would be a second runtime.
@@ -33,7 +33,7 @@ def environment(now: Mapping[str, str]) -> dict[str, str]:
 
 
 def interpreter_flags(original: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Returns the flags of ``original``, a command line of Python that runs this module with ``arguments``."""
+    """Returns the flags of ``original``, which runs this module with ``arguments``."""
     *flags, module = original[1 : len(original) - len(arguments)] or [""]
     last = f"{flags.pop()}{module}" if flags and module == __package__ else module
     # -m dormouse, -mdormouse, or behind other letters: -um dormouse.

@@ -87,7 +87,8 @@ def test_the_flags_of_the_interpreter_are_those_of_the_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "import faulthandler, sys\n"
-        "print(faulthandler.is_enabled(), sys.flags.optimize, sys.stdout.write_through, sys.warnoptions, sys.argv[1:])\n"
+        "flags = sys.flags.optimize, sys.stdout.write_through, sys.warnoptions\n"
+        "print(faulthandler.is_enabled(), *flags, sys.argv[1:])\n"
     )
     flags = ["-u", "-X", "faulthandler", "-W", "error::UserWarning", "-OO"]
     told = run(*flags, "-m", "dormouse", "run", str(script), "-m", "dormouse")
@@ -169,7 +170,8 @@ def test_the_page_of_an_exit_has_what_the_runtime_knew(tmp_path):
     script.write_text(TAGGED)
     dumps = tmp_path / "dumps"
     dumps.mkdir()
-    done = run("-m", "dormouse", "run", str(script), DORMOUSE_DUMP="exit", DORMOUSE_DUMP_DIR=str(dumps))
+    settings = {"DORMOUSE_DUMP": "exit", "DORMOUSE_DUMP_DIR": str(dumps)}
+    done = run("-m", "dormouse", "run", str(script), **settings)
     assert done.returncode == 0, done.stderr
     (page,) = dumps.iterdir()
     _, _, table = page.read_text().partition("<caption>Largest live blocks</caption>")

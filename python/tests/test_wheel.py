@@ -65,9 +65,11 @@ def test_the_libraries_are_where_cargo_says_it_made_them(tmp_path):
     names = ("libdormouse.so", "libdormouse_preload.so", "dormouse")
     for name in names:
         (folder / name).symlink_to("/bin/true")
-    made = [json.dumps({"reason": "compiler-artifact", "filenames": [str(folder / name)]}) for name in names]
+    artifact = {"reason": "compiler-artifact"}
+    made = [json.dumps({**artifact, "filenames": [str(folder / name)]}) for name in names]
     cargo = tmp_path / "cargo"
-    build = [sys.executable, ROOT / "setup.py", "--quiet", "build_py", "--build-lib", tmp_path / "made"]
+    build = [sys.executable, ROOT / "setup.py", "--quiet", "build_py"]
+    build += ["--build-lib", tmp_path / "made"]
 
     def built(lines: list[str]) -> subprocess.CompletedProcess:
         text = "\n".join([*lines, '{"reason": "build-finished"}'])
