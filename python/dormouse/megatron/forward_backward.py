@@ -32,7 +32,7 @@ from .calls import Calls
 from .chunks import PROMPT_CHUNKS_MAX
 from .context import Context, dummy_of
 from .context_shards import ALL_GATHER, RING, choose_way
-from .pipelined import run_pipelined
+from .pipelined import run_pipelined, timed
 from .plans import (
     all_share,
     compare_across_replicas,
@@ -179,7 +179,8 @@ class SharedForwardBackward:
         shared = [self._shared(each, way) for each in chunks]
         work = Work(run, shape, options, microbatches if whole else None, dealt)
         if pipeline:
-            result = run_pipelined(shared, chunks[-1], context, own, work, named)
+            with timed(get_model_config(named["model"][-1])):
+                result = run_pipelined(shared, chunks[-1], context, own, work, named)
         else:
             calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
             result = self._run_whole(shared[0], chunks[0], context, calls, way, work, named)

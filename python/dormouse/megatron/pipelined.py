@@ -7,9 +7,13 @@ out the planner's lists. Megatron's pipeline schedule would send a row of each m
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import get_model_config
 
 from ..trainers.refusals import refuse
@@ -108,22 +112,37 @@ def run_pipelined(
     return stored
 
 
+@contextlib.contextmanager
+def timed(config: TransformerConfig) -> Iterator[None]:
+    """Context of a call on a stage: Megatron's timer of its pipeline schedules. It may start with a
+    barrier of all ranks, so every stage starts it."""
+    if config.timers is None:
+        yield
+        return
+    timer = config.timers("forward-backward", log_level=1)
+    timer.start(barrier=config.barrier_with_L1_time)
+    yield
+    timer.stop()
+
+
 class _Unfinished:
     """Context of a schedule that gives parameters no gradients, and reduces none; learns the number
-    of tokens."""
+    of tokens. It starts no timers: the other stages run no schedule."""
 
-    def __init__(self, config):
+    def __init__(self, config: TransformerConfig):
         self._config = config
         self.tokens: torch.Tensor | None = None
 
     def __enter__(self):
         config = self._config
-        self._own = config.finalize_model_grads_func, config.no_sync_func
+        self._own = config.finalize_model_grads_func, config.no_sync_func, config.timers
         config.finalize_model_grads_func, config.no_sync_func = self._learn, None
+        config.timers = None
         return self
 
     def __exit__(self, *exc):
-        self._config.finalize_model_grads_func, self._config.no_sync_func = self._own
+        config = self._config
+        config.finalize_model_grads_func, config.no_sync_func, config.timers = self._own
 
     def _learn(self, model, num_tokens=None, **named) -> None:
         self.tokens = num_tokens
