@@ -45,6 +45,8 @@ class Case:
     """Of the longer prompt. Long ones sleep: pages leave whole."""
     ring: bool = False
     """Whether there is only room for K and V that pass round context-parallel ranks."""
+    has_third: bool = False
+    """Whether every second replica has a third prompt."""
 
     @property
     def is_balanced(self) -> bool:
@@ -485,6 +487,14 @@ CASES = {
         config=BALANCED | {"calculate_per_token_loss": True},
         per_token=True,
         share={"microbatch_tokens": 9},
+    ),
+    "context on two ranks, experts on four, balanced, a third prompt of one": Case(
+        4,
+        expert_parallel=4,
+        context_parallel=2,
+        config=BALANCED,
+        share={"microbatch_tokens": 9},
+        has_third=True,
     ),
     "context on two ranks, experts, balanced by biases": Case(
         2,

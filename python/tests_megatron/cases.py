@@ -273,10 +273,12 @@ def batches_of(
     replica: int | None = None,
     *,
     is_across: bool = False,
+    has_third: bool = False,
 ) -> list[dict]:
     """Returns the microbatches of this rank, or what it has of those of a replica: rows of two
     prompts in any order, one of which has a response of a single token, one holes in its loss and
-    one no loss, with padding behind. ``is_across``: replicas have the same prompts."""
+    one no loss, with padding behind. ``is_across``: replicas have the same prompts. ``has_third``:
+    every second one has a third prompt."""
     rank = parallel_state.get_data_parallel_rank() if replica is None else replica
     is_interleaved = parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None
     generator = torch.Generator().manual_seed(10 * call + rank)
@@ -290,6 +292,8 @@ def batches_of(
     generator = own if is_across else generator
     # Replicas differ in what fits into a microbatch of 9 tokens.
     rows = [(0, 9 - 4 * (rank % 2)), (1, 5), (0, 1), (0, 14), (1, 0), (1, 11)]
+    if has_third and rank % 2:
+        prompts, rows = [*prompts, draw(prompt_tokens - 4)], [*rows[:-1], (2, 11)]
     found = []
     for place in range(0, len(rows), 2):
         own = []
@@ -385,7 +389,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     moe_utils.clear_aux_losses_tracker()
     for call in range(CALLS_OF[case.weights]):
         sizes = case.prompt_tokens, case.columns
-        batches = batches_of(call, *sizes, is_across=case.is_across)
+        batches = batches_of(call, *sizes, is_across=case.is_across, has_third=case.has_third)
         room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
         with counted.of_call(gpt, bytes_sent, asleep, held), room:
             found["losses"].append(run(case, function, ddp, batches))

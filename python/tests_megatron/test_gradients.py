@@ -92,7 +92,9 @@ def test_prompts_run_once_and_nothing_stays_asleep(run_of, name):
         assert sum(each.rows for each in sharing) == rows * len(sharing)
         assert sum(each.prompts for each in sharing) < prompts * len(sharing)
     else:
-        assert all((each.rows, each.prompts) == (rows, prompts) for each in sharing)
+        assert all(each.rows == rows for each in sharing)
+        more = {0, cases.CALLS} if case.has_third else {0}
+        assert {each.prompts - prompts for each in sharing} == more
     assert all(found["shared"]["open"] == 0 for found in of_ranks)
 
 

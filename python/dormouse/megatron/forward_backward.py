@@ -168,16 +168,13 @@ class SharedForwardBackward:
                 "a larger budget, or pipeline_model_parallel_size=1",
             )
         )
-        shape = shape_of(rows_of_all)
+        rows, columns = shape_of(rows_of_all)
         if dealt is not None:
-            places, shape = dealt.places, (dealt.rows, shape[1])
-        run = places
-        if not places:
-            # Other replicas or ranks wait for this one's passes.
-            rows, columns = shape
-            run, shape = [dummy_of(rows)], (rows + 1, columns)
+            places, rows = dealt.places, dealt.rows
+        # Without any, other replicas or ranks wait for this one's passes.
+        run = places or [dummy_of(rows)]
         shared = [self._shared(each, way) for each in chunks]
-        work = Work(run, shape, options, microbatches if whole else None, dealt)
+        work = Work(run, (rows + 1, columns), options, microbatches if whole else None, dealt)
         if pipeline:
             with timed(get_model_config(named["model"][-1])):
                 result = run_pipelined(shared, chunks[-1], context, own, work, named)
@@ -202,12 +199,10 @@ class SharedForwardBackward:
 
         ``calls_of``: makes what gives the trainer its losses. ``way``: of K and V of prompts.
         """
-        places, shape, options = work.places, work.shape, work.options
+        places, options = work.places, work.options
         has_graph = not named["forward_only"]
         if context.ways > 1:
-            rows, columns = shape
-            # The last row is that of dummies.
-            places, shape = context.dealt(places, rows), (rows + 1, columns)
+            places = context.dealt(places, work.dummy_row)
         # Why each microbatch waits for those of other ranks.
         why = "K and V of prompts that pass round a ring" if way == RING else None
         if is_expert_parallel(gpt):
@@ -220,10 +215,9 @@ class SharedForwardBackward:
                     "'auto' or 'twice'",
                 )
             )
-            rows, columns = shape
-            places = joint_places(shared, gpt, places, rows, options, named["forward_only"])
-            # The last row is that of dummies.
-            shape, options = (rows + 1, columns), options | {"graphs": TWICE}
+            row, forward_only = work.dummy_row, named["forward_only"]
+            places = joint_places(shared, gpt, places, row, options, forward_only)
+            options |= {"graphs": TWICE}
         if has_graph and overlaps(named["model"]):
             # Every parameter needs a gradient, also where those of all values are 0.
             first, *others = places
@@ -236,7 +230,8 @@ class SharedForwardBackward:
                 for each in places
             ]
             balancing = Balancing(gpt, work.balanced, places)
-        window = functools.partial(shared.window, places, shape, balancing, work.dealt, **options)
+        own = places, work.shape, balancing, work.dealt
+        window = functools.partial(shared.window, *own, **options)
         is_joint = work.dealt is not None or why is not None or context.ways > 1
         parts = _Parts(window, has_graph=has_graph, is_joint=is_joint)
         may_evaluate = has_graph and torch.is_grad_enabled()

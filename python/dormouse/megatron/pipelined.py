@@ -43,7 +43,7 @@ def run_pipelined(
 
     Raises :class:`UnsupportedTrainerError`.
     """
-    places, shape, options = work.places, work.shape, work.options
+    places, options = work.places, work.options
     refuse(
         *(
             (named.get(name) is not None, f"{name} is given to a pipeline's schedule", "None")
@@ -66,15 +66,13 @@ def run_pipelined(
                 "None or 1",
             )
         )
-        rows, columns = shape
         if context.ways > 1:
-            places = context.dealt(places, rows)
-        places = joint_places(shared[0], last, places, rows, options, forward_only)
-        # The last row is that of dummies.
-        shape, prompt_chunks = (rows + 1, columns), 1
+            places = context.dealt(places, work.dummy_row)
+        places = joint_places(shared[0], last, places, work.dummy_row, options, forward_only)
+        prompt_chunks = 1
     parts = [each.part(places, options["microbatch_tokens"], work.balanced) for each in shared]
     with Stage(parts, shared[0].held, prompt_chunks, options["microbatch_tokens"]) as stage:
-        values = stage.values(shape)
+        values = stage.values(work.shape)
         stored, tokens = [], torch.zeros([], dtype=torch.int, device=stage.device)
         if values is not None:
             values = context.joined(values)
@@ -94,7 +92,7 @@ def run_pipelined(
         if values is not None:
             of_values = values.grad
             if work.dealt is not None:
-                of_values = work.dealt.to_runners(of_values, shape[0])
+                of_values = work.dealt.to_runners(of_values, work.shape[0])
             # Other ranks' losses read values of this rank's responses.
             of_values = context.joined(of_values)
         gradients = stage.backward(of_values)

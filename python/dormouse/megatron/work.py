@@ -16,10 +16,15 @@ class Work:
     places: list[Places]
     """The groups that it runs."""
     shape: tuple[int, int]
-    """Of the values of their rows."""
+    """Of the values of their rows, and of one more: see :attr:`dummy_row`."""
     options: dict
     """Of a window."""
     balanced: list[Microbatch] | None
     """The trainer's batches, with whole rows, if routers balance experts over them."""
     dealt: Dealt | None
     """Of rows that replicas run for each other."""
+
+    @property
+    def dummy_row(self) -> int:
+        """The row of the values of all dummies. No microbatch reads it."""
+        return self.shape[0] - 1
