@@ -115,11 +115,15 @@ class RecordedGPT(GPTModel):
         for module in self.modules():
             if isinstance(module, TopKRouter):
                 module.router_replay = ByToken(module.layer_number)
+        self.register_forward_pre_hook(self._record, with_kwargs=True)
 
-    def forward(self, input_ids, position_ids, *args, **named):
+    @staticmethod
+    def _record(module, args: tuple, named: dict) -> None:
+        given = named | dict(zip(("input_ids", "position_ids"), args, strict=False))
         # Megatron's rows are those of the first column, then those of the second.
-        ByToken.tokens, ByToken.positions = (x.T.reshape(-1) for x in (input_ids, position_ids))
-        return super().forward(input_ids, position_ids, *args, **named)
+        ByToken.tokens, ByToken.positions = (
+            given[name].T.reshape(-1) for name in ("input_ids", "position_ids")
+        )
 
 
 class ExactRecordedGPT(RecordedGPT, ExactGPT):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
@@ -241,6 +242,39 @@ def test_wrappers_are_refused_by_name(model):
     model.module.forward = model.module.forward
     with pytest.raises(UnsupportedTrainerError, match="forward is patched"):
         refusals.unwrapped(model)
+
+
+@pytest.mark.parametrize("name", ["forward", "_postprocess"])
+def test_a_class_that_does_more_with_labels_is_refused_by_name(runtime, name):
+    model = cases.model_of(CASE)
+    function, kind, own = shared(runtime), type(model.module), getattr(GPTModel, name)
+    check(function, model)
+
+    def penalized(gpt, *args, labels=None, **named):
+        return own(gpt, *args, labels=labels, **named) + (labels is not None)
+
+    # Between two calls, too.
+    model.module.__class__ = type("Penalized", (kind,), {name: penalized})
+    with pytest.raises(UnsupportedTrainerError, match=f"Penalized has a {name} of its own"):
+        cases.run(CASE, function, model, cases.batches_of())
+
+
+def test_a_loss_of_tokens_of_a_class_is_its_own(runtime, model):
+    """And has its gradients."""
+
+    def doubled(gpt, labels, logits):
+        return 2 * kind.compute_language_model_loss(gpt, labels, logits)
+
+    kind = type(model.module)
+    own = {"compute_language_model_loss": doubled}
+    model.module.__class__ = type("Doubled", (kind,), own)
+    check(shared(runtime), model)
+
+
+def test_a_value_head_is_refused_by_name(runtime, model):
+    model.module.output_layer = torch.nn.Linear(32, 1, dtype=torch.float64)
+    with pytest.raises(UnsupportedTrainerError, match="a Linear of 1 numbers .*value head"):
+        cases.run(CASE, shared(runtime), model, cases.batches_of())
 
 
 def changed(**fields):

@@ -54,6 +54,8 @@ SETTINGS = (
     ("moe_token_dispatcher_type", ("alltoall", "allgather"), "it is not tested"),
 )
 WRAPPERS = (DistributedDataParallel, Float16Module)
+# Methods of GPTModel that do something else with labels than without.
+WITH_LABELS = ("forward", "_postprocess")
 # Arguments of GPTModel.forward that a call may have.
 ARGUMENTS = ("input_ids", "position_ids", "attention_mask", "labels", "loss_mask")
 
@@ -104,6 +106,15 @@ def unwrapped(module: torch.nn.Module) -> GPTModel:
             "megatron.core's GPTModel, in its DistributedDataParallel and Float16Module or not",
         ),
         ("forward" in vars(inner), "the model's forward is patched", "that of its class"),
+        *(
+            (
+                getattr(type(inner), name, None) is not getattr(GPTModel, name),
+                f"{type(inner).__name__} has a {name} of its own: shared passes run it without "
+                "labels, so what it does with them is lost",
+                f"GPTModel.{name}; losses of tokens may be computed in compute_language_model_loss",
+            )
+            for name in WITH_LABELS
+        ),
     )
     return inner
 
@@ -161,6 +172,12 @@ def check_model(gpt: GPTModel) -> None:
             "mtp_block_spec=None",
         ),
         (
+            gpt.post_process and _outputs_of(gpt) != gpt.vocab_size,
+            f"the output layer is a {type(getattr(gpt, 'output_layer', None)).__name__} of "
+            f"{_outputs_of(gpt)} numbers for each token, as of a value head",
+            f"{gpt.vocab_size}, the size of the vocabulary",
+        ),
+        (
             gpt.position_embedding_type not in POSITIONS,
             f"position_embedding_type is {gpt.position_embedding_type!r}",
             ", ".join(map(repr, POSITIONS)),
@@ -191,6 +208,13 @@ def check_model(gpt: GPTModel) -> None:
         _check_layer(layer, is_split)
     for router in filter(None, routers_of(gpt)):
         _check_router(gpt, router)
+
+
+def _outputs_of(gpt: GPTModel) -> int | None:
+    """Returns the width of the output layer, of Megatron's class or torch's; None: it does not
+    say."""
+    layer = getattr(gpt, "output_layer", None)
+    return getattr(layer, "output_size", getattr(layer, "out_features", None))
 
 
 def _check_router(gpt: GPTModel, router: TopKRouter) -> None:
