@@ -231,6 +231,12 @@ DIFFERING = {
         PARTS, 0, arguments=other_batches(of_another_token), names=PROMPTS
     ),
     "part 1, other options": Differing(PARTS, 1, other_options, names=("options",)),
+    "replica 0, forward only": Differing(
+        REPLICAS, 0, arguments=forward_only, names=("direction",)
+    ),
+    "replica 1, forward only": Differing(
+        REPLICAS, 1, arguments=forward_only, names=("direction",)
+    ),
     "replica 1, forward only, experts on both": Differing(
         EXPERTS, 1, arguments=forward_only, names=("direction",)
     ),

@@ -60,9 +60,11 @@ def share(
     that share no prompt, so a row with a loss begins with two tokens without one.
 
     Ranks of a model-parallel group, tensor-parallel ranks and stages, get the same batches.
-    Data-parallel ranks need not agree on anything, except those of an expert-parallel group: their
-    passes wait for each other, so each must call this with the same options, and prompts are shared
-    if all of them have some, in a pipeline each as a whole.
+    All ranks make the same calls in one order, those with ``forward_only`` too: a failure of one is
+    told to all. Data-parallel ranks whose calls differ in that raise
+    :class:`dormouse.ranks.RanksDifferError`; their batches and numbers of microbatches may differ.
+    Passes of an expert-parallel group wait for each other, so its ranks call this with the same
+    options, and prompts are shared if all of them have some, in a pipeline each as a whole.
 
     Routers that balance experts in training, by losses or biases, read every row of the batches. So
     padding and rows without a loss then run too, and what is logged is Megatron's.
@@ -80,8 +82,8 @@ def share(
     ``across_replicas``: rows of all data-parallel replicas share prompts. Tokens of all rows go to
     all replicas, and each runs the rows that the planner gives it, equal prompts on few replicas;
     log-probabilities go to the replicas that have the rows, and gradients come back. Every replica
-    passes it, or the first call raises :class:`dormouse.ranks.RanksDifferError` on each; they call
-    in step, and ``sharing`` counts what this one runs.
+    passes it, or a call raises :class:`dormouse.ranks.RanksDifferError` on each; ``sharing`` counts
+    what this one runs.
     ``score_options``: ``microbatch_tokens`` and ``graphs`` of
     :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
     microbatch's responses. In a pipeline and with expert parallelism graphs are never kept

@@ -35,7 +35,7 @@ from .context_shards import ALL_GATHER, RING, choose_way
 from .pipelined import run_pipelined, timed
 from .plans import (
     all_share,
-    compare_across_replicas,
+    compare_calls,
     compare_plans,
     compare_shapes,
     joint_places,
@@ -66,7 +66,7 @@ class SharedForwardBackward:
         functools.update_wrapper(self, own)
         self._own, self._runtime, self._read = own, runtime, read
         self._sleep, self._score_options = sleep, score_options
-        self._across_replicas, self._is_compared = across_replicas, False
+        self._across_replicas = across_replicas
         if prompt_chunks is not None and not 1 <= prompt_chunks <= PROMPT_CHUNKS_MAX:
             raise ArgumentError(
                 f"prompt_chunks is {prompt_chunks}; accepted: None, or 1 to {PROMPT_CHUNKS_MAX}"
@@ -131,9 +131,7 @@ class SharedForwardBackward:
         chunks = chunks_of(named["model"])
         batches = _taken(data_iterator, named["num_microbatches"])
         own = list(map(self._read, batches))
-        if not self._is_compared:
-            compare_across_replicas(self._across_replicas, chunks[0])
-            self._is_compared = True
+        compare_calls(self._across_replicas, named["forward_only"], chunks[0])
         context = Context(chunks[0])
         if context.ways > 1:
             compare_shapes(own, chunks[0])

@@ -74,12 +74,14 @@ def compare_plans(
         _agree(group, share, gpt)
 
 
-def compare_across_replicas(is_across: bool, gpt: GPTModel) -> None:
-    """Compares whether prompts are shared by rows of all replicas, over these. Collective.
+def compare_calls(is_across: bool, forward_only: bool, gpt: GPTModel) -> None:
+    """Compares over replicas what a call is, before it waits for anything else of theirs: whether
+    it has a backward, and whether prompts are shared by rows of all. Collective.
 
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank of them if they differ.
     """
-    share = ranks.Share({"across_replicas": str(is_across)}, budgets={}, microbatches=())
+    must_match = {"across_replicas": str(is_across), "direction": _direction(forward_only)}
+    share = ranks.Share(must_match, budgets={}, microbatches=())
     _agree(parallel_state.get_data_parallel_group(), share, gpt)
 
 
