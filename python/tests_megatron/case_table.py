@@ -66,6 +66,11 @@ class Case:
         return self.share.get("across_replicas", False)
 
     @property
+    def layers(self) -> int:
+        """Of a part of the model."""
+        return LAYERS // (self.stages * self.chunks)
+
+    @property
     def columns(self) -> int:
         """Of the longest rows."""
         columns = COLUMNS_MAX - PROMPT_TOKENS + self.prompt_tokens
@@ -226,6 +231,14 @@ CASES = {
     "two stages, long prompts": Case(
         2,
         stages=2,
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9, "prompt_chunks": 1},
+    ),
+    "two stages of two chunks, a layer each, long prompts": Case(
+        2,
+        stages=2,
+        chunks=2,
+        config=INTERLEAVED,
         prompt_tokens=LONG_TOKENS,
         share={"microbatch_tokens": 9, "prompt_chunks": 1},
     ),

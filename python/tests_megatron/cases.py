@@ -384,7 +384,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     """Returns gradients and what was logged, of each call. ``runtime``: with shared prompts."""
     ddp, function = chunks_of(case), get_forward_backward_func()
     bytes_sent: list[tuple[int, int]] = []
-    asleep: list[int] = []
+    asleep: list[tuple[int, int]] = []
     held: list[tuple[int, int]] = []
     gpt = unwrapped(ddp[0])
     if runtime is not None:

@@ -17,6 +17,7 @@ from dormouse.megatron.context_ring import ShardRing, _Passing
 from dormouse.megatron.context_shards import RING, Shard, plan_of_readers
 from dormouse.megatron.mixers import GPTMixers
 from dormouse.megatron.stage import Stage
+from dormouse.runtime import Prefix
 
 FORWARD, BACKWARD = "forward", "backward"
 # What a rank of several sends to others, of the bytes that it gives a collective: as gloo and NCCL
@@ -32,15 +33,19 @@ SENT_ARGUMENT = {"all_gather_into_tensor": 1, "all_to_all_single": 1, "all_reduc
 
 @contextlib.contextmanager
 def of_call(
-    gpt: GPTModel, sent: list[tuple[int, int]], asleep: list[int], held: list[tuple[int, int]]
+    gpt: GPTModel,
+    sent: list[tuple[int, int]],
+    asleep: list[tuple[int, int]],
+    held: list[tuple[int, int]],
 ) -> Iterator[None]:
     """Context of a call of a model, or of its first part.
 
     ``sent``: gets the bytes planned and sent, of a stage in its list, of a context-parallel rank in
     each pass of a prompt, and of a microbatch round whose ranks K and V pass. ``asleep``: the most
-    bytes asleep of each prefix. ``held``: the bytes planned and held each time K and V pass.
+    bytes asleep of each prefix, and of how many layers something was to sleep. ``held``: the bytes planned and held each time K and V pass.
     """
-    own = Stage.backward, LivePrefix.backward, GPTMixers._sharded
+    own = Stage.backward, LivePrefix.backward, GPTMixers._sharded, Prefix.dormant
+    layers: dict[Prefix, set[int]] = {}
 
     def of_stage(self, gradients):
         before = self.neighbours.sent_bytes
@@ -49,13 +54,18 @@ def of_call(
         return result
 
     def of_prefix(self, *args, **named):
-        mixers, tokens = self.graph.mixers, self.graph.end
+        mixers, tokens, handle = self.graph.mixers, self.graph.end, self.handle
         with _sent_to_others() as found:
             report = own[1](self, *args, **named)
-        asleep.append(report["asleep_bytes_peak"])
+        asleep.append((report["asleep_bytes_peak"], len(layers.pop(handle, ()))))
         if parallel_state.get_context_parallel_world_size() > 1:
             sent.append((planned_bytes(mixers._shards.of(tokens), BACKWARD), round(sum(found))))
         return report
+
+    def dormant(self, layer, addresses):
+        if addresses:
+            layers.setdefault(self, set()).add(layer)
+        own[3](self, layer, addresses)
 
     @contextlib.contextmanager
     def of_forward(self):
@@ -68,6 +78,7 @@ def of_call(
         mock.patch.object(Stage, "backward", of_stage),
         mock.patch.object(LivePrefix, "backward", of_prefix),
         mock.patch.object(GPTMixers, "_sharded", of_forward),
+        mock.patch.object(Prefix, "dormant", dormant),
         _of_readers(gpt, sent),
         _of_rings(gpt, held),
     ):

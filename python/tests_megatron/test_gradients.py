@@ -102,13 +102,17 @@ def test_prompts_run_once_and_nothing_stays_asleep(run_of, name):
     name for name, case in cases.CASES.items() if case.prompt_tokens == cases.LONG_TOKENS
 ])
 def test_long_prompts_sleep(run_of, name):
-    of_ranks = run_of(name, torch.float64)
-    slept = [sum(each > 0 for each in found["shared"]["asleep"]) for found in of_ranks]
-    if cases.CASES[name].is_across:
+    """All layers of a part of the model, the last one too."""
+    of_ranks, case = run_of(name, torch.float64), cases.CASES[name]
+    slept = [[layers for size, layers in found["shared"]["asleep"] if size] for found in of_ranks]
+    assert {layers for each in slept for layers in each} == {case.layers}
+    counts = list(map(len, slept))
+    prompts = PROMPTS * cases.CALLS * case.chunks
+    if case.is_across:
         # Each prompt is on one replica.
-        assert min(slept) > 0 and sum(slept) >= PROMPTS * cases.CALLS
+        assert min(counts) > 0 and sum(counts) >= prompts
     else:
-        assert min(slept) >= PROMPTS * cases.CALLS
+        assert min(counts) >= prompts
 
 
 @pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if case.is_balanced])

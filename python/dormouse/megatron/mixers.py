@@ -17,7 +17,8 @@ from .balancing import Balancing
 from .context import is_context_parallel
 from .context_ring import ShardRing
 from .context_shards import Shard, Shards
-from .routers import LastRouter, Routers
+from .hidden import Hidden
+from .routers import PrefixEnd, Routers
 
 
 class GPTMixers:
@@ -27,9 +28,9 @@ class GPTMixers:
     route = Route.OWN
     are_recurrent = False
 
-    def __init__(self, gpt: GPTModel, routers: Routers, shards: Shards):
+    def __init__(self, gpt: GPTModel, routers: Routers, shards: Shards, hidden: Hidden):
         """``shards``: of prompts, with context parallelism."""
-        self._gpt, self.routers, self._shards = gpt, routers, shards
+        self._gpt, self.routers, self._shards, self._hidden = gpt, routers, shards, hidden
         # Of the prompt that a microbatch follows.
         self._ring: ShardRing | None = None
         self._cores = [layer.self_attention.core_attention for layer in gpt.decoder.layers]
@@ -42,11 +43,15 @@ class GPTMixers:
     @property
     def ends_at_keys(self) -> bool:
         """See :class:`dormouse.hf.mixers.Mixers`."""
-        return not self.routers.end_prefixes
+        # A later stage reads the hidden states of this one.
+        return self._gpt.post_process and not self.routers.end_prefixes
 
-    def rows_of_prefix(self) -> LastRouter | None:
+    def rows_of_prefix(self) -> PrefixEnd | None:
         """See :class:`dormouse.hf.mixers.Mixers`."""
-        return self.routers.last
+        if self._gpt.post_process:
+            return self.routers.last
+        returned = self._hidden.returned
+        return PrefixEnd(returned) if returned.requires_grad else None
 
     def are_recurrent_in(self, layer: torch.nn.Module) -> bool:
         """Returns False: every layer is attention."""

@@ -13,11 +13,12 @@ from .. import _native as native
 from ..hf.batch import GroupBatch
 from ..hf.microbatch import dummy_pack, microbatch_output, pack_members
 from ..hf.padded import Places
+from ..hf.prefix import PrefixForward
 from ..hf.sharding import ReplicatedWeights
 from ..hf.twins import Twins
 from ..schedule import Op, Plan
 from .balancing import Balancing
-from .stage_step import StagePrefix, StageStep
+from .stage_step import StageStep
 from .view import GPTView
 
 PREFIX = "prefix"
@@ -74,7 +75,7 @@ class Part:
         self._stack = contextlib.ExitStack()
         self._chunk_ends: list[list[int]] = [[] for _ in batches]
         # Chunks of the prompt that forwards without a graph follow.
-        self._path: list[StagePrefix] = []
+        self._path: list[PrefixForward] = []
 
     def __enter__(self) -> Part:
         self._view.hidden.is_sent = True
@@ -179,7 +180,7 @@ class Part:
         elif op.kind is native.OpKind.PREFIX_FORWARD:
             if op.reads is None:
                 self._path.clear()
-            chunk = StagePrefix(self._view, self._weights, self._path)
+            chunk = PrefixForward(self._view, self._weights, self._path)
             chunk.forward(batch.tokens(0, op.tokens), op.tokens.start)
             self._path.append(chunk)
         else:

@@ -16,9 +16,9 @@ from ..hf.sharding import PrefixDone
 from .balancing import Balancing, balances, ends_at_router, routers_of
 
 
-class LastRouter:
-    """What a prefix's graph has behind K and V of its last layer: gradients of scores begin
-    there."""
+class PrefixEnd:
+    """What a prefix's graph has behind K and V of its last layer: the logits of a router, where
+    gradients of scores begin, or the hidden states that a stage returns."""
 
     def __init__(self, live: torch.Tensor):
         self._live = live
@@ -44,7 +44,7 @@ class Routers:
         self._gpt = gpt
         self.balancing: Balancing | None = None
         """Of the call that runs; None: no row of a pass has an owner."""
-        self.last: LastRouter | None = None
+        self.last: PrefixEnd | None = None
         """Of the last prefix that ran."""
 
     @property
@@ -94,7 +94,7 @@ class Routers:
             balancing.count(layer, owners, counted, scores, squares)
             logits = _Added.apply(logits, scores, squares, balancing, layer, owners)
             if is_prefix and self.end_prefixes and layer == len(routers) - 1:
-                self.last = LastRouter(logits)
+                self.last = PrefixEnd(logits)
             return logits
 
         def end(layer: int, selected: torch.Tensor) -> None:

@@ -6,29 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..hf.prefix import PlannedForward, PrefixForward
 from ..hf.step import Step
 from ..schedule import Op
-
-
-class _ToEnd:
-    """A prefix whose hidden states a later stage reads."""
-
-    @property
-    def _is_last(self) -> bool:
-        return self.view.model.post_process and super()._is_last
-
-
-class StagePrefix(_ToEnd, PrefixForward):
-    """A prefix without a graph."""
-
-
-class StageForward(_ToEnd, PlannedForward):
-    """A prefix that may sleep. Its hidden states are a root of its graph."""
-
-    def ended(self, layer, roots):
-        is_end = layer == len(self.view.layers) - 1 and not self.view.model.post_process
-        super().ended(layer, [*roots, self.view.hidden.returned] if is_end else roots)
 
 
 @dataclass(frozen=True)
@@ -44,8 +23,6 @@ class _SentRows:
 
 class StageStep(Step):
     """A step whose ops run one by one, with hidden states from and for other stages."""
-
-    forward_kind = StageForward
 
     def probe(self, *, is_cut: bool) -> None:
         """Finds the probes of the prompt and, if it ``is_cut``, of chunks that follow others: their

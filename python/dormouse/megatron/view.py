@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from ..errors import ArgumentError
 from ..hf.support import ModelView
 from .context_shards import Shards
+from .hidden import Hidden
 from .mixers import GPTMixers
 from .routers import Routers
 
@@ -22,30 +22,6 @@ class Logits(NamedTuple):
     pipeline stage before the last, hidden states."""
 
     logits: torch.Tensor
-
-
-@dataclass
-class Hidden:
-    """Hidden states that a pipeline stage receives and returns, ``[rows, 1, hidden_size]``. With
-    sequence parallelism rows are this rank's part."""
-
-    received: torch.Tensor | None = None
-    """None: others that follow from the tokens, for passes of this stage alone."""
-    returned: torch.Tensor | None = None
-    is_sent: bool = False
-    """Whether the next stage reads what this one returns. Otherwise losses of a check do, which
-    read the rows of all parts."""
-
-    def take_received(self, like: torch.Tensor, tokens: torch.Tensor, width: int) -> torch.Tensor:
-        """Returns what the stage's layers read. ``like``: has their dtype and device. ``tokens``:
-        of this rank's rows."""
-        received, self.received = self.received, None
-        if received is not None:
-            return received
-        generator = torch.Generator().manual_seed(0)
-        turns = torch.rand(width, generator=generator, dtype=torch.float64) * 2 * math.pi
-        made = torch.sin((tokens.cpu().double()[:, None, None] + 1) * turns) * math.sqrt(2)
-        return made.to(like.device, like.dtype).requires_grad_()
 
 
 @dataclass(frozen=True)
@@ -124,5 +100,7 @@ class GPTView(ModelView):
 
 def view_of(gpt: GPTModel, routers: Routers, shards: Shards) -> GPTView:
     """Returns the model with its layers. ``shards``: of prompts, with context parallelism."""
-    own_mixers = GPTMixers(gpt, routers, shards)
-    return GPTView(gpt, tuple(gpt.decoder.layers), gpt.config, own_mixers=own_mixers)
+    hidden = Hidden()
+    own_mixers = GPTMixers(gpt, routers, shards, hidden)
+    layers = tuple(gpt.decoder.layers)
+    return GPTView(gpt, layers, gpt.config, own_mixers=own_mixers, hidden=hidden)
