@@ -121,8 +121,9 @@ CASES = {
     "one rank": Case(),
     "twice": Case(share={"graphs": "twice", "microbatch_tokens": 9}),
     "awake": Case(share={"sleep": False, "graphs": "kept"}),
+    # A check of twice as many tokens as the one before would go beyond the last position.
     "learned positions, biases": Case(
-        config=PLAIN_GELU, model={"position_embedding_type": "learned_absolute"}
+        config=PLAIN_GELU, model={"position_embedding_type": "learned_absolute"}, prompt_tokens=26
     ),
     "interleaved rotary of half a head": Case(
         config={"rotary_interleaved": True}, model={"rotary_percent": 0.5, "rope_scaling": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -103,4 +104,12 @@ def view_of(gpt: GPTModel, routers: Routers, shards: Shards) -> GPTView:
     hidden = Hidden()
     own_mixers = GPTMixers(gpt, routers, shards, hidden)
     layers = tuple(gpt.decoder.layers)
-    return GPTView(gpt, layers, gpt.config, own_mixers=own_mixers, hidden=hidden)
+    return GPTView(gpt, layers, _config_of(gpt), own_mixers=own_mixers, hidden=hidden)
+
+
+def _config_of(gpt: GPTModel) -> SimpleNamespace:
+    """Returns the model's configuration, with the number of learned positions, which Megatron's
+    does not have: a check goes no further."""
+    is_learned = gpt.position_embedding_type == "learned_absolute"
+    positions = gpt.max_sequence_length if is_learned else None
+    return SimpleNamespace(**vars(gpt.config) | {"max_position_embeddings": positions})
