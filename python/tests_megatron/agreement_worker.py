@@ -23,9 +23,11 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 import cases
 import dormouse.megatron
 from dormouse.megatron import SharedForwardBackward, forward_backward
+from dormouse.megatron.context_shards import plan_of_readers
 from dormouse.megatron.refusals import unwrapped
 from dormouse.megatron.shared_gpt import SharedGPT
 from models import distance
+from rooms import budget_of
 
 STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
 CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)
@@ -34,6 +36,12 @@ EXPERTS = cases.Case(
     2, expert_parallel=2, config=cases.EXPERTS, share={"microbatch_tokens": 9}
 )
 EXPERTS_OF_STAGES = dataclasses.replace(EXPERTS, ranks=4, stages=2)
+UNEVEN = dataclasses.replace(
+    STAGES,
+    ranks=4,
+    context_parallel=2,
+    config={"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1},
+)
 # The rank that alone deviates.
 DEVIATING = 1
 
@@ -134,6 +142,15 @@ def calls_of_chunks(runtime) -> dict:
     return found | {"distance": distance(cases.gradients(calls.chunks), ours)}
 
 
+def uneven_stages(runtime) -> dict:
+    """K and V of prompts have room on the stage with one layer, not on that with three."""
+    calls = Calls(UNEVEN, runtime)
+    gpt = unwrapped(calls.chunks[0])
+    gathered, _ = plan_of_readers(gpt, cases.PROMPT_TOKENS - 1)["exchange"]["prices"]
+    with budget_of(2 * gathered["held_bytes"] // len(gpt.decoder.layers)):
+        return {"error": calls.error()}
+
+
 CASES = {
     "refusal of a stage": refusal(STAGES),
     "refusal of a chunk": refusal(CHUNKS),
@@ -147,6 +164,7 @@ CASES = {
 CASES_OF_FOUR = {
     "refusal of a stage's part of experts": refusal(EXPERTS_OF_STAGES),
     "change of a stage's part of experts": change(EXPERTS_OF_STAGES),
+    "uneven stages": uneven_stages,
 }
 
 

@@ -64,3 +64,10 @@ def test_calls_of_interleaved_stages(found):
         assert calls["distance"] < EXACT
         theirs, ours = calls["evaluated"]
         torch.testing.assert_close(ours, theirs, check_dtype=False)
+
+
+def test_stages_of_unequal_layers_choose_one_way(found):
+    for own in found["uneven stages"]:
+        assert own["error"].startswith(
+            "UnsupportedTrainerError: K and V of a prompt have no room on a rank"
+        )

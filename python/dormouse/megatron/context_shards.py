@@ -38,13 +38,14 @@ class Shards:
         return Shard(tokens, self._gpt.pg_collection.cp, plan)
 
 
-def choose_way(gpt: GPTModel, tokens: int, room_bytes: int) -> str:
-    """Returns the planner's way for K and V of prompts of at most ``tokens`` tokens.
-    ``room_bytes``: what each rank has for them and their gradients.
+def choose_way(gpt: GPTModel, tokens: int, layers: int, room_bytes: int) -> str:
+    """Returns the planner's way for K and V of prompts of at most ``tokens`` tokens in ``layers``
+    layers. ``room_bytes``: what each rank has for them and their gradients.
 
     Raises :class:`UnsupportedTrainerError` if they fit in none.
     """
-    exchange = plan_of_readers(gpt, tokens, room_bytes=room_bytes)["exchange"]
+    sizes = _sizes(gpt) | {"layers": layers}
+    exchange = _plan(tokens, None, way=None, room_bytes=room_bytes, **sizes)["exchange"]
     held_bytes = {price["way"]: price["held_bytes"] for price in exchange["prices"]}
     if held_bytes[exchange["way"]] > room_bytes:
         ways = ", ".join(f"{size} as {way!r}" for way, size in held_bytes.items())
@@ -56,12 +57,10 @@ def choose_way(gpt: GPTModel, tokens: int, room_bytes: int) -> str:
     return exchange["way"]
 
 
-def plan_of_readers(
-    gpt: GPTModel, tokens: int, way: str | None = None, room_bytes: int | None = None
-) -> dict:
+def plan_of_readers(gpt: GPTModel, tokens: int, way: str | None = None) -> dict:
     """Returns the planner's answer for microbatches of whole responses that read a prompt.
-    ``way``: None: chosen. ``room_bytes``: None: enough."""
-    return _plan(tokens, None, way=way, room_bytes=room_bytes, **_sizes(gpt))
+    ``way``: None: chosen where there is room."""
+    return _plan(tokens, None, way=way, room_bytes=None, **_sizes(gpt))
 
 
 def _sizes(gpt: GPTModel) -> dict[str, int]:

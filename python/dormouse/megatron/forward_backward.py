@@ -158,7 +158,7 @@ class SharedForwardBackward:
         named["data_iterator"] = [iter(batches) for _ in chunks]
         if not all_share(named["model"], chunks[0], places is not None, named["forward_only"]):
             return self._own(**named)
-        way = ALL_GATHER if context.ways == 1 else self._way(chunks[0], places)
+        way = ALL_GATHER if context.ways == 1 else self._way(chunks, places)
         refuse(
             (
                 pipeline and way == RING,
@@ -284,17 +284,19 @@ class SharedForwardBackward:
         given = {name: each for name, each in self._score_options.items() if each is not None}
         return {"microbatch_tokens": max(1, -(-max(tokens) // ways)), **given}
 
-    def _way(self, gpt: GPTModel, places: list[Places]) -> str:
-        """Returns the way of K and V of all prompts. Collective of the ranks that decide together.
+    def _way(self, chunks: list[GPTModel], places: list[Places]) -> str:
+        """Returns the way of K and V of all prompts, the same on all ranks that decide together:
+        by the stage with the most layers. Collective of these.
 
         Raises :class:`UnsupportedTrainerError` if they fit in none.
         """
+        gpt, layers = chunks[0], sum(len(each.decoder.layers) for each in chunks)
         room_bytes = self._runtime_of(gpt).info()["alloc_budget_bytes"]
         lengths = (len(each.group.prompt) for each in places)
         # Its last token runs with the responses. Without any, a dummy runs.
         tokens = max(lengths, default=PROMPT_TOKENS_MIN) - 1
-        tokens, room_bytes = largest(gpt, [tokens, -room_bytes])
-        return choose_way(gpt, tokens, -room_bytes)
+        tokens, layers, room_bytes = largest(gpt, [tokens, layers, -room_bytes])
+        return choose_way(gpt, tokens, layers, -room_bytes)
 
     def _shared(self, gpt: GPTModel, way: str) -> SharedGPT:
         if (gpt, way) not in self._models:
