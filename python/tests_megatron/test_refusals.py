@@ -320,6 +320,7 @@ def call(change):
     (lambda given: given.update(position_ids=given["position_ids"] + 1), "position_ids"),
     (lambda given: given.update(attention_mask=torch.zeros(1, 1, 64, 64).bool()), "not causal"),
     (lambda given: given.update(runtime_gather_output=True), "called with runtime_gather_output"),
+    (lambda given: given.update(packed_seq_params=object()), "called with packed_seq_params"),
 ])
 def test_calls_are_refused_by_name(runtime, model, change, message):
     function = shared(runtime)
@@ -393,18 +394,22 @@ def test_a_loss_that_raises_leaves_nothing_behind(runtime, model):
 
 def test_batches_without_shared_prompts_run_as_in_megatron(runtime, model, caplog):
     caplog.set_level(logging.WARNING, "dormouse.megatron.forward_backward")
-    function = shared(runtime)
-    alone = cases.batches_of()[:1]
     # Pretraining: every label carries loss, so a prompt is one token.
     whole = changed(loss_mask=torch.ones_like)
-    for batches in (alone, whole):
-        cases.run(CASE, get_forward_backward_func(), model, batches)
-        wanted = cases.gradients(model)
-        cases.run(CASE, function, model, batches)
-        assert distance(cases.gradients(model), wanted) == 0
-    assert function.sharing.rows == 0
-    assert [record.message.partition(",")[0] for record in caplog.records] == [
-        "no prompt is shared by the rows of 1 microbatches"
+    for batches in (cases.batches_of()[:1], whole):
+        function = shared(runtime)
+        for _ in range(2):
+            cases.run(CASE, get_forward_backward_func(), model, batches)
+            wanted = cases.gradients(model)
+            cases.run(CASE, function, model, batches)
+            assert distance(cases.gradients(model), wanted) == 0
+        assert function.sharing.rows == 0
+    # Each is told once.
+    assert [record.message for record in caplog.records] == [
+        "no prompt is shared by the rows of 1 microbatches, so they run as in Megatron: rows share "
+        "a prompt if they are equal up to the first label with a loss",
+        "no prompt is shared by the rows of 3 microbatches, so they run as in Megatron: a row has "
+        "fewer than 2 tokens up to its first label with a loss",
     ]
 
 

@@ -264,10 +264,17 @@ class SharedForwardBackward:
             return places
         if not self._noticed:
             self._noticed = True
+            cause = "rows share a prompt if they are equal up to the first label with a loss"
+            if places is None:
+                cause = (
+                    f"a row has fewer than {PROMPT_TOKENS_MIN} tokens up to its first label with a "
+                    "loss"
+                )
             _log.warning(
                 "no prompt is shared by the rows of %d microbatches, so they run as in Megatron: "
-                "rows share a prompt if they are equal up to the first label with a loss",
+                "%s",
                 len(microbatches),
+                cause,
             )
         return None
 
