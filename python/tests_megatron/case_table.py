@@ -116,6 +116,14 @@ BALANCED = EXPERTS | {
     "moe_aux_loss_coeff": [0.3, 0.5, 0.7],
     "moe_z_loss_coeff": 0.2,
 }
+
+
+def tripled(loss: torch.Tensor) -> torch.Tensor:
+    """A ``grad_scale_func``: of losses of routers, too."""
+    return 3 * loss
+
+
+SCALED = BALANCED | {"grad_scale_func": tripled}
 ACROSS = {"across_replicas": True, "microbatch_tokens": 9}
 CASES = {
     "one rank": Case(),
@@ -150,7 +158,7 @@ CASES = {
     "experts, long prompts": Case(config=EXPERTS, prompt_tokens=LONG_TOKENS),
     "experts, balanced, long prompts": Case(config=BALANCED, prompt_tokens=LONG_TOKENS),
     "experts, balanced, per token, twice": Case(
-        config=BALANCED | {"calculate_per_token_loss": True},
+        config=SCALED | {"calculate_per_token_loss": True},
         per_token=True,
         share={"graphs": "twice", "microbatch_tokens": 9},
     ),
@@ -321,7 +329,7 @@ CASES = {
     "two stages, experts, balanced, long prompts": Case(
         2,
         stages=2,
-        config=BALANCED,
+        config=SCALED,
         prompt_tokens=LONG_TOKENS,
         share={"microbatch_tokens": 9, "prompt_chunks": 2},
     ),
@@ -498,7 +506,7 @@ CASES = {
         2,
         expert_parallel=2,
         context_parallel=2,
-        config=BALANCED | {"calculate_per_token_loss": True},
+        config=SCALED | {"calculate_per_token_loss": True},
         per_token=True,
         share={"microbatch_tokens": 9},
     ),
