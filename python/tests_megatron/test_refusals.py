@@ -413,6 +413,17 @@ def test_batches_without_shared_prompts_run_as_in_megatron(runtime, model, caplo
     ]
 
 
+def test_a_model_is_checked_once(runtime, model):
+    check_once = mock.patch.object(
+        shared_gpt.SharedGPT, "_check", autospec=True, side_effect=shared_gpt.SharedGPT._check
+    )
+    with check_once as found:
+        function = shared(runtime)
+        for _ in range(3):
+            cases.run(CASE, function, model, cases.batches_of())
+    assert found.call_count == 1
+
+
 def test_evaluation_runs_no_backward(runtime, model):
     function = shared(runtime)
     model.eval()

@@ -75,6 +75,7 @@ class SharedForwardBackward:
         # By the way of K and V, too: each has a check and probes of its own.
         self._models: dict[tuple[GPTModel, str], SharedGPT] = {}
         self._noticed = self._is_within = False
+        self._finalize = _Finalize()
         self.sharing = Sharing()
         """Counts since the construction."""
 
@@ -234,7 +235,8 @@ class SharedForwardBackward:
         parts = _Parts(window, has_graph=has_graph, is_joint=is_joint)
         may_evaluate = has_graph and torch.is_grad_enabled()
         config = get_model_config(named["model"][0])
-        with calls_of(parts.of, may_evaluate=may_evaluate).in_place(), parts.finished(config):
+        calls = calls_of(parts.of, may_evaluate=may_evaluate)
+        with calls.in_place(), parts.finished(config, self._finalize):
             return self._own(**named)
 
     def _replicas(self, gpt: GPTModel, whole: bool) -> Replicas | None:
@@ -378,6 +380,30 @@ def _taken(data_iterator, count: int) -> list:
     return [[next(each) for each in iterators][0] for _ in range(count)]
 
 
+class _Finalize:
+    """In place of the trainer's ``finalize_model_grads_func``. One for all calls: it is part of the
+    configuration, by whose changes a model is checked again."""
+
+    __slots__ = ("_before", "_own")
+
+    def __call__(self, *args, **named):
+        self._before()
+        return self._own(*args, **named)
+
+    @contextlib.contextmanager
+    def after(self, before: Callable[[], None], config: TransformerConfig) -> Iterator[None]:
+        """Context of a schedule in which the trainer's function follows ``before``."""
+        own = config.finalize_model_grads_func
+        self._before, self._own = before, own
+        if own is not None:
+            config.finalize_model_grads_func = self
+        try:
+            yield
+        finally:
+            config.finalize_model_grads_func = own
+            del self._before, self._own
+
+
 class _Parts:
     """Parts of a window that is scored when the first is needed, within the schedule."""
 
@@ -394,22 +420,14 @@ class _Parts:
             return self._window.part(rows, is_last=is_last).log_probabilities
 
     @contextlib.contextmanager
-    def finished(self, config: TransformerConfig) -> Iterator[None]:
+    def finished(self, config: TransformerConfig, finalize: _Finalize) -> Iterator[None]:
         """Context of a schedule, before whose reduction the passes have run backward: it runs no
         backward of a loss that is a constant."""
-        own = config.finalize_model_grads_func
-
-        def finalize(*args, **named):
-            self._finish()
-            return own(*args, **named)
-
-        if own is not None:
-            config.finalize_model_grads_func = finalize
         try:
-            yield
+            with finalize.after(self._finish, config):
+                yield
             self._finish()
         finally:
-            config.finalize_model_grads_func = own
             # After an error a traceback may hold this.
             self._window = None
 
