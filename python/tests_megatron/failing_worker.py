@@ -3,8 +3,8 @@
 ``python failing_worker.py DIRECTORY errors`` runs every case of :data:`FAILING` and
 :data:`DIFFERING` with as many ranks as there are, each in process groups of its own, and leaves
 ``errors.RANK`` there: what :func:`what_came_of` returns, and what is asleep afterwards.
-``python failing_worker.py DIRECTORY killed RANK`` kills that rank in a call, and leaves
-``error.RANK`` of the other. With the environment of torchrun.
+``python failing_worker.py DIRECTORY killed NAME RANK`` kills that rank in a call of a case of
+:data:`KILLED`, and leaves ``error.RANK`` of the other. With the environment of torchrun.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 import cases
 import dormouse.megatron
 from dormouse.hf.prefix import PlannedForward
+from dormouse.hf.step import LivePrefix
 from dormouse.megatron import SharedForwardBackward
 from dormouse.megatron.stage import Stage
 from dormouse.megatron.stage_step import StageStep
@@ -42,6 +43,8 @@ ACROSS = dataclasses.replace(REPLICAS, share=cases.ACROSS)
 EXPERTS = dataclasses.replace(REPLICAS, expert_parallel=2, config=cases.EXPERTS)
 STAGES_OF_PARTS = dataclasses.replace(PARTS, ranks=4, stages=2)
 STAGES_OF_REPLICAS = dataclasses.replace(STAGES, ranks=4)
+CONTEXT = dataclasses.replace(REPLICAS, context_parallel=2, share={"microbatch_tokens": 9})
+KILLED = {"stages": STAGES, "parts": PARTS, "experts": EXPERTS, "context": CONTEXT}
 NO_RANK = -1
 
 
@@ -322,25 +325,27 @@ def be_killed(*args, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(directory: Path, rank: int, runtime) -> None:
-    cases.join(STAGES)
-    model, function = cases.model_of(STAGES), shared(STAGES, runtime)
-    cases.run(STAGES, function, model, cases.batches_of())
-    dying = mock.patch.object(StageStep, "microbatch_backward", be_killed)
+def killed(directory: Path, name: str, rank: int, runtime) -> None:
+    case = KILLED[name]
+    cases.join(case)
+    model, function = cases.model_of(case), shared(case, runtime)
+    cases.run(case, function, model, cases.batches_of())
+    dying = mock.patch.object(LivePrefix, "backward", be_killed)
     try:
         with dying if dist.get_rank() == rank else contextlib.nullcontext():
-            cases.run(STAGES, function, model, cases.batches_of())
+            cases.run(case, function, model, cases.batches_of())
     except Exception as error:
         (directory / f"error.{dist.get_rank()}").write_text(f"{type(error).__name__}: {error}")
         # The process ends as it would, and does not wait for anybody.
         raise
 
 
-def main(directory: Path, kind: str, *ranks: str) -> None:
+def main(directory: Path, kind: str, *killing: str) -> None:
     torch.set_num_threads(1)
     with conftest.a_runtime() as runtime:
         if kind == "killed":
-            killed(directory, int(ranks[0]), runtime)
+            name, rank = killing
+            killed(directory, name, int(rank), runtime)
             return
         found = run_cases(directory, runtime)
         torch.save(found, directory / f"errors.{os.environ['RANK']}")

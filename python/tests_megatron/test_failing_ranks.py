@@ -112,9 +112,11 @@ def test_a_call_in_which_no_rank_fails_raises_nothing(errors):
     assert found == [None] * 4
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
-def test_a_stage_that_is_killed_is_told(rank, tmp_path):
-    codes = run_ranks(WORKER, tmp_path, "killed", rank, seconds_max=SECONDS_MAX)
+@pytest.mark.parametrize("name, rank", [
+    ("stages", 0), ("stages", 1), ("parts", 0), ("experts", 1), ("context", 0)
+])
+def test_a_rank_that_is_killed_is_told(name, rank, tmp_path):
+    codes = run_ranks(WORKER, tmp_path, "killed", name, rank, seconds_max=SECONDS_MAX)
     assert (codes[rank], codes[1 - rank]) == (-signal.SIGKILL, 1)
     told = (tmp_path / f"error.{1 - rank}").read_text()
     assert told == f"RankFailedError: rank {rank} failed: its process ended"
