@@ -42,7 +42,8 @@ def of_call(
 
     ``sent``: gets the bytes planned and sent, of a stage in its list, of a context-parallel rank in
     each pass of a prompt, and of a microbatch round whose ranks K and V pass. ``asleep``: the most
-    bytes asleep of each prefix, and of how many layers something was to sleep. ``held``: the bytes planned and held each time K and V pass.
+    bytes asleep of each prefix, and of how many layers something was to sleep. ``held``: the bytes
+    planned and held each time K and V pass.
     """
     own = Stage.backward, LivePrefix.backward, GPTMixers._sharded, Prefix.dormant
     layers: dict[Prefix, set[int]] = {}

@@ -36,8 +36,8 @@ CASES = {
 
 
 def timed(case: cases.Case, level: int, runtime) -> dict:
-    """Returns the seconds of Megatron's timer of a call, and how far the gradients of the one before
-    are from Megatron's own."""
+    """Returns the seconds of Megatron's timer of a call, and how far the gradients of the call
+    before are from Megatron's own."""
     calls = Calls(case, runtime)
     timers = Timers(level, "max")
     get_model_config(calls.chunks[0]).timers = timers
