@@ -119,8 +119,10 @@ def timed(config: TransformerConfig) -> Iterator[None]:
         return
     timer = config.timers("forward-backward", log_level=1)
     timer.start(barrier=config.barrier_with_L1_time)
-    yield
-    timer.stop()
+    try:
+        yield
+    finally:
+        timer.stop()
 
 
 class _Unfinished:
