@@ -14,6 +14,8 @@ from models import distance, take_gradients, tiny
 from test_token_scores import a_batch, dense, loss_of
 
 import dormouse.trl
+from dormouse.errors import StateError
+from dormouse.hf.token_scores import Call
 from dormouse.trainers.own_forward import own_forward
 from dormouse.trl import UnsupportedTrainerError
 
@@ -64,13 +66,16 @@ class Trainer:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
 
-    def microbatch(self):
-        ids, mask = self.batch(self._buffered_inputs[self._step % len(self._buffered_inputs)])
+    def loss(self, inputs):
+        ids, mask = self.batch(inputs)
         logps, entropies, aux = self._get_per_token_logps_and_entropies(
             self.model, ids, mask, self._keep, compute_entropy=True, pixel_values=None
         )
         assert aux is None
-        loss_of(logps, entropies, mask[:, -self._keep :]).backward()
+        return loss_of(logps, entropies, mask[:, -self._keep :])
+
+    def training_step(self, model):
+        self.loss(self._buffered_inputs[self._step % len(self._buffered_inputs)]).backward()
         self._step += 1
 
     def train(self):
@@ -80,7 +85,7 @@ class Trainer:
             self.current_gradient_accumulation_steps = count
             for number in range(count):
                 self.accelerator.sync_gradients = number == count - 1
-                self.microbatch()
+                self.training_step(self.model)
             found.append(take_gradients(self.model))
         return found
 
@@ -139,13 +144,115 @@ def test_microbatches_that_a_subclass_changes_run_by_themselves(runtime):
     assert distance(trainer.train()[0], wanted[0]) < 1e-10
 
 
+class Trimming(Trainer):
+    """Leaves out columns that are padding in all rows of a microbatch but the first."""
+
+    def batch(self, inputs):
+        ids, mask = super().batch(inputs)
+        if inputs is not self._buffered_inputs[0]:
+            used = mask.any(0).nonzero()[0]
+            ids, mask = ids[:, used:], mask[:, used:]
+        return ids, mask
+
+
+class Constant(Trainer):
+    """Computes the loss of some microbatches without the model."""
+
+    left_out = (2,)
+
+    def loss(self, inputs):
+        if self._step % len(self._buffered_inputs) in self.left_out:
+            return torch.zeros((), requires_grad=True)
+        return super().loss(inputs)
+
+
+class Detached(Trainer):
+    """The loss of the last microbatch has a graph without the model."""
+
+    def loss(self, inputs):
+        found = super().loss(inputs)
+        return found.detach().requires_grad_() if self._step % 3 == 2 else found
+
+
+class Retrying(Trainer):
+    """Repeats a microbatch whose loss failed."""
+
+    fails_at = 1
+
+    def training_step(self, model):
+        self._tries = 2 if self._step == self.fails_at else 1
+        try:
+            super().training_step(model)
+        except ArithmeticError:
+            super().training_step(model)
+
+    def loss(self, inputs):
+        found = super().loss(inputs)
+        self._tries -= 1
+        if self._tries > 0:
+            raise ArithmeticError
+        return found
+
+
+CHANGING = {
+    "trimmed": (Trimming, {}),
+    "without the model": (Constant, {}),
+    "without the model, then with": (Constant, {"left_out": (1,)}),
+    "with the model in the first alone": (Constant, {"left_out": (1, 2)}),
+    "unread": (Detached, {}),
+    "retried": (Retrying, {}),
+    "retried, the last": (Retrying, {"fails_at": 2}),
+}
+
+
+@pytest.mark.parametrize(("kind", "attributes"), CHANGING.values(), ids=CHANGING)
+def test_gradients_that_wait_are_run_if_the_window_is_left(kind, attributes, runtime):
+    """Each window has those of its own microbatches, and all of them."""
+    kind = type(kind.__name__, (kind,), attributes)
+    wanted = kind(tiny(), windows=(3, 3)).train()
+    got = dormouse.trl.share(kind, runtime=runtime)(tiny(), windows=(3, 3)).train()
+    for ours, own in zip(got, wanted, strict=True):
+        assert own and distance(ours, own) < 1e-10
+
+
+def test_gradients_that_come_after_the_passes_are_refused(runtime):
+    """Both calls of the first microbatch have their backward after the second."""
+
+    class Calling(Trainer):
+        def loss(self, inputs):
+            found = super().loss(inputs)
+            return found + super().loss(self._buffered_inputs[2]) if self._step == 0 else found
+
+    trainer = dormouse.trl.share(Calling, runtime=runtime)(tiny())
+    with pytest.raises(StateError, match="backward after the window's passes did.*accepted"):
+        trainer.train()
+
+
+def test_a_backward_that_failed_is_not_repeated(runtime, monkeypatch):
+    """Gradients of the other microbatches went into it."""
+    trainer = dormouse.trl.share(Retrying, runtime=runtime)(tiny())
+    trainer.fails_at = None
+    own, calls = Call.gradients, []
+
+    def gradients(call, of_values):
+        if trainer._step == 2 and not calls:
+            calls.append(call)
+            raise ArithmeticError
+        return own(call, of_values)
+
+    monkeypatch.setattr(Call, "gradients", gradients)
+    with pytest.raises(StateError, match="last part failed.*accepted"):
+        trainer.train()
+    assert calls
+
+
 def test_a_window_that_was_left_is_forgotten(runtime):
     """An error between microbatches: the next window begins anew."""
     wanted = Trainer(tiny()).train()
     trainer = dormouse.trl.share(Trainer, runtime=runtime)(tiny())
     trainer.current_gradient_accumulation_steps = 3
-    trainer.microbatch()
-    trainer._step, trainer._seen_of_window = 0, 0
+    trainer.training_step(trainer.model)
+    trainer._step = 0
     assert distance(trainer.train()[0], wanted[0]) < 1e-10
 
 
@@ -156,7 +263,7 @@ def test_training_again_forgets_the_window_that_was_left(runtime):
         def train(self):
             if self._step == 0:
                 self.current_gradient_accumulation_steps = 3
-                self.microbatch()
+                self.training_step(self.model)
                 self.model.zero_grad()
                 return None
             return super().train()

@@ -7,6 +7,7 @@ import torch
 from models import distance, take_gradients, tiny
 from test_token_scores import GRAPHS, a_batch, check_ranks, dense, loss_of
 
+from dormouse.errors import StateError
 from dormouse.hf import SharedPrefix
 
 PARTS = (slice(0, 2), slice(2, 5), slice(5, 7))
@@ -51,6 +52,28 @@ def test_parts_that_no_loss_reads_have_no_gradient(graphs, runtime):
     window.part(PARTS[1], is_last=False)
     (window.part(PARTS[2], is_last=True).log_probabilities ** 2).sum().backward()
     assert distance(take_gradients(model), wanted) < 1e-10
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_window_is_finished_without_its_last_part(graphs, is_taken, runtime):
+    model = tiny()
+    ids, mask, keep = a_batch()
+    dense(model, ids, mask, keep, 1.0)[0][PARTS[0]].sum().backward()
+    wanted = take_gradients(model)
+    window = SharedPrefix(model, runtime).window(ids, mask, keep=keep, entropy=True, graphs=graphs)
+    first = window.part(PARTS[0], is_last=False).log_probabilities
+    assert not window.waits
+    first.sum().backward(retain_graph=True)
+    window.part(PARTS[1], is_last=is_taken)
+    assert window.waits
+    window.finish()
+    assert distance(take_gradients(model), wanted) < 1e-10
+    window.finish()
+    assert take_gradients(model) == {} and not window.waits
+    first.sum().backward()
+    with pytest.raises(StateError, match="backward after the window's passes did"):
+        window.finish()
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)

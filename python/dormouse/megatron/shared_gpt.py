@@ -98,7 +98,7 @@ class SharedGPT(ScoredModel):
         scores = dataclasses.replace(scores, log_probabilities=values)
         if balancing is not None:
             balancing.settle()
-        return Window(self._model, scores, may_finish=True)
+        return Window(self._model, scores)
 
     @functools.cached_property
     def _routers(self) -> Routers:

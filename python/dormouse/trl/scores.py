@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, StateError
 from ..hf import SharedPrefix, sharding
 from ..hf.check import Checked
 from ..hf.padded import Places, groups_of
@@ -54,11 +54,35 @@ class SharedRows:
     """By identity of a check, which is kept alive, whether gradients were compared, and the
     temperature: TRL's head has one of its own."""
     _open: _Open | None = None
+    _windows: list[Window] = field(default_factory=list)
+    """The open one, and those of which the microbatch that runs has left the last part."""
     _noticed: set[str] = field(default_factory=set)
 
     def forget(self) -> None:
         """Forgets an open window, and the gradients that wait in it."""
         self._open = None
+        self._windows.clear()
+
+    def end_microbatch(self, model: torch.nn.Module, *, is_last: bool) -> None:
+        """Runs the passes with the gradients that wait for a part which does not come.
+
+        ``is_last``: whether the optimizer steps next. Raises :class:`StateError` if gradients that
+        wait then would not be in its step.
+        """
+        if is_last:
+            self._open = None
+            is_reduced = sharding.process_group_of(model) is not None
+            if is_reduced and any(each.waits for each in self._windows):
+                self.forget()
+                raise StateError(
+                    "the last microbatch of a window ran no backward into the model, so gradients "
+                    "of the others would not be reduced over ranks; accepted: a loss that reads "
+                    "the log-probabilities, times 0 if it is to have no gradient"
+                )
+        kept = [] if self._open is None else [self._open.window]
+        left, self._windows = [each for each in self._windows if each not in kept], kept
+        for window in left:
+            window.finish()
 
     def next_part(self, batch: Batch, *, is_last: bool) -> TokenScores | None:
         """Returns the scores of a microbatch from the open window; None if it is not the next.
@@ -66,8 +90,12 @@ class SharedRows:
         ``is_last``: whether gradients are reduced after it, so that nothing may wait.
         """
         opened = self._open
-        if opened is None or not _are_equal(opened.batches[0], batch):
+        if opened is None:
+            return None
+        if not _are_equal(opened.batches[0], batch):
             self._open = None
+            # Before a backward that reduces gradients.
+            opened.window.finish()
             return None
         opened.batches.pop(0)
         first, opened.row = opened.row, opened.row + len(batch[0])
@@ -96,6 +124,7 @@ class SharedRows:
         window = shared.window(*joined, **arguments)
         self._compare_if_new(model, shared, window.scores, own, options)
         self._open = _Open(window, list(batches))
+        self._windows.append(window)
         return self.next_part(batches[0], is_last=False)
 
     def without_graph(

@@ -26,7 +26,7 @@ class SharedScores:
         super().__init__(*args, **named)
         check_trainer(self)
         self._shared_rows = SharedRows(self.sharing_options)
-        # Microbatches of the accumulation window that were seen.
+        # Microbatches of the accumulation window that have run.
         self._seen_of_window = 0
 
     @property
@@ -41,6 +41,14 @@ class SharedScores:
         self._seen_of_window = 0
         with fail_together():
             return super().train(*args, **named)
+
+    def training_step(self, model, *args, **named):
+        found = super().training_step(model, *args, **named)
+        is_last = self.accelerator.sync_gradients
+        self._seen_of_window = 0 if is_last else self._seen_of_window + 1
+        # A microbatch's loss may leave out the model. Clipping comes next.
+        self._shared_rows.end_microbatch(model, is_last=is_last)
+        return found
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -79,13 +87,10 @@ class SharedScores:
         if not torch.is_grad_enabled():
             return self._shared_rows.without_graph(model, batch, own, **options)
         is_last = self.accelerator.sync_gradients
-        seen, self._seen_of_window = self._seen_of_window, self._seen_of_window + 1
-        if is_last:
-            self._seen_of_window = 0
         scores = self._shared_rows.next_part(batch, is_last=is_last)
         if scores is not None:
             return scores
-        left = 1 if is_last else self.current_gradient_accumulation_steps - seen
+        left = 1 if is_last else self.current_gradient_accumulation_steps - self._seen_of_window
         return self._shared_rows.start(model, self._upcoming(batch, left), own, **options)
 
     def _upcoming(self, batch: Batch, count: int) -> list[Batch]:
