@@ -11,7 +11,8 @@ from altered_models import HIDDEN, NOT_EXACT, WIDE, exact, number, refused, wrap
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, and_masks, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def softmax_attention(query, key, value, scaling, change=lambda scores: scores):
@@ -65,6 +66,49 @@ def registered_window(model, patch):
 @refused(NOT_EXACT)
 def registered_scale_by_length(model, patch):
     use_attention(model, patch, lambda scores: scores * math.log(scores.shape[-1] + 1))
+
+
+def windowed_attention(module, query, key, value, mask, scaling=None, **others):
+    def change(scores):
+        return scores.masked_fill(distances(scores) >= 30, -math.inf)
+
+    return softmax_attention(query, key, value, scaling, change), None
+
+
+def windowed_mask(*arguments, mask_function, **options):
+    def in_window(batch, head, query, key):
+        return query - key < 30
+
+    options |= {"allow_is_causal_skip": False}
+    return sdpa_mask(*arguments, mask_function=and_masks(mask_function, in_window), **options)
+
+
+@refused(NOT_EXACT)
+def assigned_attention(model, patch):
+    # As ALL_ATTENTION_FUNCTIONS["sdpa"] = ..., which leaves what is registered as it is.
+    patch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", windowed_attention)
+    model.config._attn_implementation = "sdpa"
+
+
+@refused(NOT_EXACT)
+def assigned_attention_of_the_file(model, patch):
+    own = AttentionInterface()
+    own["sdpa"] = windowed_attention
+    patch.setattr(llama, "ALL_ATTENTION_FUNCTIONS", own)
+    model.config._attn_implementation = "sdpa"
+
+
+@exact
+def assigned_mask(model, patch):
+    # One response at a time: by the model's own masks.
+    patch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping, "sdpa", windowed_mask)
+    model.config._attn_implementation = "sdpa"
+
+
+@exact
+def registered_mask(model, patch):
+    patch.setitem(AttentionMaskInterface._global_mapping, "sdpa", windowed_mask)
+    model.config._attn_implementation = "sdpa"
 
 
 @exact

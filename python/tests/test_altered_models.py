@@ -13,10 +13,13 @@ import pytest
 import torch
 from altered_models import CASES
 from models import distance, group, loss_fn, take_gradients, tiny
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse.hf import SharedPrefix, UnsupportedModelError, check, support
+from dormouse.hf.fingerprint import Fingerprint
 
 FP64_BOUND = 1e-9
+FP32_BOUND = 1e-4
 LAYERS = 3
 
 
@@ -95,3 +98,40 @@ def test_altered_between_two_steps(name, runtime, monkeypatch):
     model.zero_grad(set_to_none=True)
     CASES[name].alter(model, monkeypatch)
     hold(model, shared, CASES[name].refusal)
+
+
+INTERFACES = {
+    "assigned_attention": "'sdpa' of AttentionInterface",
+    "assigned_attention_of_the_file": "'sdpa' of AttentionInterface",
+    "assigned_mask": "'sdpa' of AttentionMaskInterface",
+    "registered_mask": "'sdpa' of AttentionMaskInterface",
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", INTERFACES)
+def test_functions_of_interfaces_in_a_model_of_known_code(name, is_first, runtime, monkeypatch):
+    """Lengths matter because of them alone."""
+    model = tiny(dtype=torch.float32, num_hidden_layers=LAYERS)
+    view = support.resolve(model)
+    assert check.unknown_code(view) is None
+    shared = SharedPrefix(model, runtime)
+    if not is_first:
+        shared.backward(group(6, (3, 2)), loss_fn)
+    CASES[name].alter(model, monkeypatch)
+    if CASES[name].refusal is None:
+        assert error(model, shared) <= FP32_BOUND
+    else:
+        model.zero_grad()
+        hold(model, shared, CASES[name].refusal)
+    assert INTERFACES[name] in check.unknown_code(view)
+
+
+def test_experts_in_own_code_are_unknown_code(monkeypatch):
+    model = tiny("qwen3_moe", dtype=torch.float32)
+    view, before = support.resolve(model), Fingerprint(model)
+    assert check.unknown_code(view) is None and before.matches()
+    name = model.config._experts_implementation
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._local_mapping, name, lambda *arguments: None)
+    assert check.unknown_code(view) == f"the function {name!r} of ExpertsInterface"
+    assert before.difference() == f"ExpertsInterface.{name} changed"

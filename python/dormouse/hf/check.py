@@ -10,7 +10,7 @@ Weights below FP32 are widened for the check: in BF16 the rounding of a correct 
 the error of many an incorrect one. The step also runs in its own dtype, with a wide tolerance.
 
 Short lengths suffice for modules of torch, transformers and peft. Other code (classes, patched
-functions, hooks, registered attention) may change its behaviour at some length: a model that
+functions, hooks, own attention, masks or experts) may change its behaviour at some length: a model that
 contains such code also runs groups of doubling lengths, up to those of its own. In each the
 response is longer than the prompt, so that every such length lies between the prompt alone and the
 whole sequence of one of them. A row's place in a microbatch may matter as well: one more group
@@ -38,7 +38,6 @@ from typing import NamedTuple
 import numpy
 import torch
 from torch.nn.modules import module as torch_module
-from transformers import AttentionInterface
 
 from . import dropout, outputs, routing, sharding, support
 from .compiled_layers import EAGER
@@ -46,7 +45,7 @@ from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of, way_of
 from .outputs import Losses, Output
 from .sharding import ReplicatedWeights
-from .sources import GLOBAL_HOOKS
+from .sources import GLOBAL_HOOKS, interfaces_of
 from .support import UnsupportedModelError, Way
 from .trial import Trial
 
@@ -72,6 +71,8 @@ WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "floor_scale")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "megatron", "dormouse"})
 # Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
+# Of configurations: the keys of transformers' tables of functions.
+IMPLEMENTATIONS = ("_attn_implementation", "_experts_implementation")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Step = Callable[[Miniature, Losses], None]
@@ -398,10 +399,12 @@ def unknown_code(view: support.ModelView) -> str | None:
         for function in functions:
             if isinstance(function, FunctionType) and _package(function) not in FUNCTION_PACKAGES:
                 return f"the function {function.__module__}.{function.__qualname__}"
-    implementation = getattr(view.config, "_attn_implementation", None)
-    function = AttentionInterface._global_mapping.get(implementation)
-    if function is not None and _package(function) not in KNOWN_PACKAGES:
-        return f"the attention implementation {implementation!r}"
+    implementations = [getattr(view.config, name, None) for name in IMPLEMENTATIONS]
+    for interface in interfaces_of(view.model):
+        for implementation in implementations:
+            function = interface.get(implementation)
+            if function is not None and _package(function) not in KNOWN_PACKAGES:
+                return f"the function {implementation!r} of {type(interface).__name__}"
     return None
 
 

@@ -2,7 +2,7 @@
 
 Compared by identity: parameters, buffers, modules, hooks and attributes of every module, entries of
 its containers, the configuration, the functions of each class, the callables of the files that
-define them, the registered attention functions, hooks on all modules, and the variables that hooks,
+define them, transformers' tables of functions, hooks on all modules, and the variables that hooks,
 patched functions and functions of classes outside torch and transformers read. Compared by value:
 numbers and texts among these, and dtype, shape, device, trainability and hooks of every parameter.
 Values of weights are not compared, nor what other objects hold beside numbers and texts. Every

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.modules import module as torch_module
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import masking_utils
+from transformers.utils.generic import GeneralInterface
 
 # Dicts of a module whose entries, not only whose identities, are compared.
 _MODULE_DICTS = (
@@ -132,21 +132,39 @@ def sources_of(model: torch.nn.Module) -> Iterator[Source]:
         if file is not None and not kind.__module__.startswith("torch."):
             files[kind.__module__] = file
     files["torch.nn.functional"] = torch.nn.functional
-    for function in list(AttentionInterface._global_mapping.values()):
-        yield from _inside("attention functions", function, followed)
-        file = sys.modules.get(getattr(function, "__module__", None))
-        if file is not None:
-            files[file.__name__] = file
+    mappings: dict[int, tuple[str, dict]] = {}
+    for interface in interfaces_of(model):
+        for mapping in (interface._global_mapping, interface._local_mapping):
+            mappings[id(mapping)] = type(interface).__name__, mapping
+    for name, mapping in mappings.values():
+        yield Source(name, mapping)
+        for function in list(mapping.values()):
+            yield from _inside(name, function, followed)
+            file = sys.modules.get(getattr(function, "__module__", None))
+            if file is not None:
+                files[file.__name__] = file
     for name, file in files.items():
-        names = tuple(key for key, value in file.__dict__.items() if callable(value))
+        names = tuple(key for key, value in file.__dict__.items() if _is_compared(value))
         yield Source(name, file.__dict__, names)
-    yield Source("attention functions", AttentionInterface._global_mapping)
-    yield Source("mask functions", AttentionMaskInterface._global_mapping)
     for kind in GLOBAL_HOOKS:
         hooks = getattr(torch_module, kind)
         yield Source(f"torch.nn.modules.module.{kind}", hooks)
         for hook in hooks.values():
             yield from _inside(kind, hook, followed)
+
+
+def interfaces_of(model: torch.nn.Module) -> Iterator[GeneralInterface]:
+    """Yields transformers' tables of functions for attention, masks and experts that the files of
+    the model's classes read. Entries that are assigned to one go before registered ones."""
+    names = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
+    for name in sorted(names | {masking_utils.__name__}):
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            if isinstance(value, GeneralInterface):
+                yield value
+
+
+def _is_compared(value) -> bool:
+    return callable(value) or isinstance(value, GeneralInterface)
 
 
 def _settings(name: str, value) -> Iterator[Source]:
