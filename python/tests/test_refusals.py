@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from models import group, loss_fn, tiny
-from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
+from transformers import (
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+)
 
-from dormouse.hf import SharedPrefix, UnsupportedModelError
+from dormouse.hf import SharedPrefix, UnsupportedModelError, support
 
 
 def test_layers_without_attention_through_the_registry(runtime):
@@ -27,6 +32,42 @@ def test_rotary_scaling_by_total_length(runtime):
     model = tiny("llama", rope_parameters=rope)
     with pytest.raises(UnsupportedModelError, match="'dynamic'.*default, linear, llama3, yarn"):
         SharedPrefix(model, runtime)
+
+
+@pytest.mark.parametrize("other", [{"full_attention": None}, {"rope_theta": 10000.0}])
+def test_rotary_scaling_by_total_length_of_some_layers(other):
+    """Beside layers without a table, or a setting beside the tables."""
+    model = tiny("llama")
+    model.config.rope_parameters = other | {"sliding_attention": {"rope_type": "longrope"}}
+    with pytest.raises(UnsupportedModelError, match="'longrope'.*default, linear, llama3, yarn"):
+        support.resolve(model)
+
+
+def test_rotary_scaling_of_phimoe():
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        "short_mscale": 1.0,
+        "long_mscale": 1.3,
+    }
+    config = PhimoeConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        max_position_embeddings=128,
+        rope_parameters=rope,
+    )
+    model = PhimoeForCausalLM(config)
+    with pytest.raises(UnsupportedModelError, match="'yarn' with long_mscale.*accepted: default"):
+        support.resolve(model)
+    model.config.rope_parameters["rope_type"] = "default"
+    support.resolve(model)
 
 
 def refused(model, runtime, match):

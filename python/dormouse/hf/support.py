@@ -25,6 +25,8 @@ from . import likelihood
 # Rotary tables that depend on positions alone. Dynamic NTK and longrope depend on the total
 # length of each trajectory, which a shared prefix does not have.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+# Of PhiMoE: scales the tables of every other type once a trajectory is longer than the original.
+SCALE_BY_LENGTH = "long_mscale"
 
 # Head dimensions that flash attention accepts on a GPU.
 HEAD_DIM_STEP = 8
@@ -225,16 +227,25 @@ def _layers(model: torch.nn.Module, config) -> tuple[torch.nn.Module, ...]:
     return tuple(min(lists, key=lambda item: item[:2])[2])
 
 
+def rope_tables(config) -> list[dict]:
+    """Returns the tables of rotary settings of a configuration: its own, and those of each type of
+    layers, of which some may have none."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(each for each in rope.values() if isinstance(each, dict))]
+
+
 def _check_rope(view: ModelView) -> None:
-    rope = getattr(view.config, "rope_parameters", None) or {}
-    # Models with layers of several types have one table per type.
-    tables = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
-    for table in tables:
+    for table in rope_tables(view.config):
         kind = table.get("rope_type", "default")
         if kind not in ROPE_TYPES:
             raise UnsupportedModelError(
                 f"rotary scaling {kind!r} depends on each trajectory's length; "
                 f"accepted: {', '.join(ROPE_TYPES)}"
+            )
+        if kind != "default" and SCALE_BY_LENGTH in table:
+            raise UnsupportedModelError(
+                f"rotary scaling {kind!r} with {SCALE_BY_LENGTH} depends on each trajectory's "
+                "length; accepted: default"
             )
 
 
