@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from ..hf.support import rope_tables
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 
 METHOD = "_get_per_token_logps_and_entropies"
@@ -17,6 +18,9 @@ PARAMETERS = (
     "compute_entropy",
     "compute_aux_loss",
 )
+
+# Argument of Beam's layers: a factor of the queries, which grows with their positions.
+QUERY_SCALE = "attention_scaling"
 
 
 def check_class(trainer_class: type) -> None:
@@ -57,7 +61,7 @@ def check_trainer(trainer) -> None:
             _scales_by_position(trainer.model),
             "queries are scaled by their positions, and the trainer numbers those of rows that are "
             "padded on the left by column",
-            "a model without attn_temperature_tuning and llama_4_scaling_beta",
+            "a model without attn_temperature_tuning, llama_4_scaling_beta and attention_scaling",
         ),
         (
             getattr(trainer, "is_fsdp_enabled", False)
@@ -69,11 +73,14 @@ def check_trainer(trainer) -> None:
 
 
 def _scales_by_position(model) -> bool:
-    """Whether attention depends on absolute positions from some length on, so that short rows do
-    not show it."""
+    """Whether attention depends on absolute positions so little, or from such a length on, that
+    short rows do not show it."""
     config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    tables = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
-    return bool(getattr(config, "attn_temperature_tuning", False)) or any(
-        table.get("llama_4_scaling_beta") for table in tables
+    return (
+        bool(getattr(config, "attn_temperature_tuning", False))
+        or any(table.get("llama_4_scaling_beta") for table in rope_tables(config))
+        or any(
+            QUERY_SCALE in inspect.signature(type(module).forward).parameters
+            for module in model.modules()
+        )
     )
