@@ -4,14 +4,14 @@ A miniature group or tree of random tokens (:mod:`.miniature`) runs densely, thr
 own forward and attention, and shared, through the code of a step. What losses read and every
 parameter's gradient must agree. The lengths cover what matters: several responses, one of a single
 token, a prompt longer and shorter than a response, several microbatches. Sliding windows are
-shortened meanwhile, so that the lengths exceed them.
+short to this thread meanwhile, so that the lengths exceed them.
 
 Weights below FP32 are widened for the check: in BF16 the rounding of a correct step is as large as
 the error of many an incorrect one. The step also runs in its own dtype, with a wide tolerance.
 
 Short lengths suffice for modules of torch, transformers and peft. Other code (classes, patched
-functions, hooks, own attention, masks or experts) may change its behaviour at some length: a model that
-contains such code also runs groups of doubling lengths, up to those of its own. In each the
+functions, hooks, own attention, masks or experts) may change its behaviour at some length: a model
+that contains such code also runs groups of doubling lengths, up to those of its own. In each the
 response is longer than the prompt, so that every such length lies between the prompt alone and the
 whole sequence of one of them. A row's place in a microbatch may matter as well: one more group
 packs short responses into a microbatch as long as those of the step.
@@ -39,7 +39,7 @@ import numpy
 import torch
 from torch.nn.modules import module as torch_module
 
-from . import dropout, outputs, routing, sharding, support
+from . import checkpointing, dropout, outputs, routing, sharding, short_windows, support
 from .compiled_layers import EAGER
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import Route, route_of, way_of
@@ -48,10 +48,6 @@ from .sharding import ReplicatedWeights
 from .sources import GLOBAL_HOOKS, interfaces_of
 from .support import UnsupportedModelError, Way
 from .trial import Trial
-
-# Windows, and other lengths at which attention changes, are shortened to this many tokens if they
-# are longer than half the prompt.
-WINDOW = 3
 
 # Relative distances that rounding explains. Correct models of 30 layers are at 1e-5 in FP32. Many
 # modules of transformers compute in FP32 inside an FP64 model.
@@ -67,7 +63,6 @@ FLOOR_MAX = 1e-2
 FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
-WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "floor_scale")
 KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "megatron", "dormouse"})
 # Where base classes, and functions in a model's file, may come from.
 FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
@@ -174,9 +169,13 @@ class Check:
         self._miniature = miniature
         # The most frequent reason why such a run fails must be in its error.
         self._widened = f", with weights widened to {dtype}," if dtype is not None else ""
+        model = self._view.model
+        shorten = functools.partial(short_windows.use, model, miniature.prompt_tokens // 2)
         with (
-            _short_windows(self._view.model, miniature.prompt_tokens),
-            self._weights.trial(self._view.model, dtype) as trial,
+            shorten(),
+            # Checkpointed layers are computed again on a thread of autograd's.
+            checkpointing.use(model, shorten),
+            self._weights.trial(model, dtype) as trial,
         ):
             if way_of(self._view) is Way.ALONE and not typical:
                 self._check_causal(tolerance)
@@ -526,31 +525,6 @@ def _rounding(view: support.ModelView) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def _short_windows(model: torch.nn.Module, prompt_tokens: int) -> Iterator[None]:
-    """Shortens sliding windows and chunks in modules and configurations."""
-    owners: dict[int, dict] = {}
-    for module in model.modules():
-        owners[id(module.__dict__)] = module.__dict__
-        for value in list(module.__dict__.values()):
-            if hasattr(value, "to_dict") and not isinstance(value, torch.nn.Module):
-                for config in (value, *vars(value).values()):
-                    if hasattr(config, "to_dict"):
-                        owners[id(config.__dict__)] = config.__dict__
-    changed = []
-    for owner in owners.values():
-        for name in WINDOW_NAMES:
-            value = owner.get(name)
-            if type(value) is int and value > prompt_tokens // 2:
-                changed.append((owner, name, value))
-                owner[name] = WINDOW
-    try:
-        yield
-    finally:
-        for owner, name, value in changed:
-            owner[name] = value
 
 
 @contextlib.contextmanager

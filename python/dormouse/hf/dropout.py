@@ -11,6 +11,7 @@ These modes replace torch's dropout function for one thread, in modules and in c
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -100,7 +101,8 @@ class FixedMasks(TorchFunctionMode):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Context of a check."""
+        """Context of a check on this thread."""
+        self._thread = threading.get_ident()
         hook = self._model.register_forward_pre_hook(self._begin, with_kwargs=True)
         try:
             with self, checkpointing.use(self._model, lambda: self):
@@ -118,6 +120,9 @@ class FixedMasks(TorchFunctionMode):
             self._prompt_rows = 0
 
     def _begin(self, module, args, kwargs) -> None:
+        if threading.get_ident() != self._thread:
+            # The trainer evaluates the model meanwhile.
+            return
         self._calls: dict[bytes, int] = {}
         # Kept for layers that are computed again in the backward.
         self._kept_rows = self._prompt_rows
