@@ -16,9 +16,10 @@ from transformers import BeamConfig, BeamForCausalLM
 
 import dormouse.trl
 from dormouse.errors import StateError
+from dormouse.hf import sharding
 from dormouse.hf.token_scores import Call
 from dormouse.trainers.own_forward import own_forward
-from dormouse.trl import UnsupportedTrainerError
+from dormouse.trl import UnsupportedTrainerError, scores
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "trl"
 SCRIPTS = ("grpo.py", "grpo_shared.py")
@@ -227,6 +228,18 @@ def test_gradients_that_come_after_the_passes_are_refused(runtime):
     trainer = dormouse.trl.share(Calling, runtime=runtime)(tiny())
     with pytest.raises(StateError, match="backward after the window's passes did.*accepted"):
         trainer.train()
+
+
+@pytest.mark.parametrize("left_out", [(2,), (1, 2)])
+def test_gradients_that_would_not_be_reduced_are_refused(left_out, runtime, monkeypatch):
+    """DistributedDataParallel reduces in a backward of its model, and the last has none."""
+    kind = type("Constant", (Constant,), {"left_out": left_out})
+    trainer = dormouse.trl.share(kind, runtime=runtime)(tiny())
+    own = SimpleNamespace(process_group_of=lambda model: "ranks", unwrapped=sharding.unwrapped)
+    monkeypatch.setattr(scores, "sharding", own)
+    with pytest.raises(StateError, match="would not be reduced.*accepted"):
+        trainer.train()
+    assert not take_gradients(trainer.model)
 
 
 def test_a_backward_that_failed_is_not_repeated(runtime, monkeypatch):
