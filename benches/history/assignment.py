@@ -20,7 +20,8 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import NormalDist, mean, median, stdev
 
@@ -220,9 +221,14 @@ def migration(law: str, correlation: float, measured: bool, seed: int) -> tuple[
     return round(still / driven.run(), 6), driven.engine.moved / (STEPS * PROMPTS * RESPONSES)
 
 
+@cache
+def pool() -> ProcessPoolExecutor:
+    # Not forked: other rows have loaded the library.
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+
+
 def over_seeds(figure: Callable[[int], object], seeds: int) -> list:
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(figure, range(seeds)))
+    return list(pool().map(figure, range(seeds)))
 
 
 def spread(ratios: list[float]) -> str:
