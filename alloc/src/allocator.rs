@@ -551,8 +551,8 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// Records the peak of awake bytes if it was missed by less than a step, and again if it is now: for whoever records what
-    /// part of it is an owner's.
+    /// Records the peak of awake bytes if it has not been recorded or equals the current value. The engine calls it before
+    /// it changes an owner's level, so that the owner's bytes are part of the recorded peak.
     pub fn record_peak(&self) {
         let mut locked = self.state.lock();
         locked.state.settle_thread_cache();

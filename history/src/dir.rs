@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use dormouse_storage::{ClosedInChild, OwnFile};
 
 use crate::error::HistoryError;
+use crate::replace::is_absent;
 use crate::save::FILE_NAME;
 
 /// Name of the file that is locked while a directory is in use.
@@ -59,6 +60,12 @@ impl HistoryDir {
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.dir.join(FILE_NAME)
+    }
+
+    /// Returns the path of the saved history, if there is one.
+    #[must_use]
+    pub fn saved(&self) -> Option<PathBuf> {
+        Some(self.path()).filter(|path| !is_absent(path))
     }
 }
 

@@ -46,6 +46,11 @@ pub(crate) fn replace(
     Ok(Replaced { file, synced: dir.sync_all() })
 }
 
+/// Returns whether nothing has this name. A link that leads nowhere is something: what it names may come back.
+pub(crate) fn is_absent(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+}
+
 /// Returns the directory of a path, the current one if it names none.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))

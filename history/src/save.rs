@@ -32,8 +32,9 @@ const SUM_BYTES: usize = 4;
 const SUMMED_BYTES: usize = 1 << 16;
 
 impl History {
-    /// Saves everything. The file at `path` is replaced as a whole, or stays as it is. Records go on meanwhile; each
-    /// prompt is saved with or without those of this time. Saves of one history wait for each other.
+    /// Saves everything. The file at `path` is replaced as a whole, or stays as it is. Other threads
+    /// may record during the save; the file holds each prompt as it was at some moment of the save. Saves of one history
+    /// wait for each other.
     ///
     /// # Errors
     /// `File`; `Cold` and `Damaged` if a cold prompt cannot be read.

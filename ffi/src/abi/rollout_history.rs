@@ -1,13 +1,10 @@
 //! Drafts from earlier rollouts. No runtime is required.
 
 use std::ffi::c_char;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use dormouse_history::{
-    CONTEXT_TOKENS, Digest, History, HistoryDir, HistoryError, Options, Weighing, Window,
-};
+use dormouse_history::{CONTEXT_TOKENS, Digest, History, HistoryDir, Options, Weighing, Window};
 
 use super::c::*;
 use crate::boundary::{In, Out, enter, usize_of};
@@ -68,11 +65,8 @@ pub unsafe extern "C" fn dormouse_history_create(
         let budget_bytes = it.budget_bytes;
         let history =
             History::new(Options { vocab: it.vocab, budget_bytes, epochs_kept, weighing, cold })?;
-        if let Some(dir) = &dir {
-            match history.load(&dir.path()) {
-                Err(HistoryError::File { source, path, .. }) if is_missing(&source, &path) => {}
-                loaded => loaded?,
-            }
+        if let Some(saved) = dir.as_ref().and_then(HistoryDir::saved) {
+            history.load(&saved)?;
         }
         out.write(HISTORIES.insert(Arc::new(Rollouts { history, dir }))?);
         Ok(())
@@ -224,8 +218,9 @@ pub unsafe extern "C" fn dormouse_history_feedback(
 
 /// Saves everything into the directory of the history, in the place of what is there, as a whole or not at all.
 ///
-/// Any-thread. Records of other threads go on; each prompt is saved with or without those of this time. Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold
-/// prompt cannot be read.
+/// Any-thread. Other threads may record during the save; the file holds each prompt as it was at some moment of the save.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold prompt cannot
+/// be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_history_save(
     history: *mut dormouse_history_t,
@@ -312,12 +307,6 @@ fn digest(it: dormouse_digest_t) -> Digest {
 
 fn window(it: &dormouse_draft_t) -> Window {
     Window::of(it.window_tokens)
-}
-
-/// Whether there is no file at all: a link that leads nowhere is not one that may be made.
-fn is_missing(error: &io::Error, path: &Path) -> bool {
-    let is_absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
-    is_absent(error) && path.symlink_metadata().is_err_and(|e| is_absent(&e))
 }
 
 /// # Safety

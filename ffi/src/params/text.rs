@@ -46,8 +46,8 @@ pub(crate) fn dump(config: &Config) -> String {
         let setting = config.setting(param.key);
         let text_of = setting.to_text();
         let shown = format_value(&text_of);
-        // What nobody has chosen is a comment: a value of a file counts as chosen, and a built-in one need not be that of
-        // another machine.
+        // A parameter that has its built-in value is written as a comment: a value in a file counts as set by the user, and
+        // the built-in value may differ on another machine.
         let is_line = config.is_chosen(param.key) && param.in_file && !shown.is_empty();
         let mark = if is_line { "" } else { "# " };
         let _ = writeln!(
@@ -117,7 +117,8 @@ mod tests {
         assert_eq!(again.setting(Key::Checksum).provenance, Provenance::File);
     }
 
-    /// A budget that nobody has chosen is no limit for `malloc`, and a page that nobody has named may fail.
+    /// A built-in budget does not limit `malloc`, and a built-in live page may fail to open; neither may change when the dump
+    /// is loaded.
     #[test]
     fn a_dump_of_built_in_values_chooses_none() {
         let text = dump(&Config::from_sources(&File(String::new()), &[]).config);

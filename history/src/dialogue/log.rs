@@ -1,7 +1,7 @@
 //! The log's file: records are added at its end, and it is written anew when most of it is forgotten.
 
 use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use dormouse_storage::OwnFile;
@@ -9,7 +9,7 @@ use dormouse_storage::OwnFile;
 use super::record::{Contents, decode, encode_entry, encode_forget, encode_header, entry_bytes};
 use super::state::State;
 use crate::error::HistoryError;
-use crate::replace::replace;
+use crate::replace::{is_absent, replace};
 
 /// Name of the log in a directory.
 pub(crate) const LOG_NAME: &str = "dialogue.dormouse";
@@ -82,8 +82,7 @@ impl Log {
     ) -> Result<(Self, Contents), HistoryError> {
         let path = dir.join(LOG_NAME);
         let failed = |action| HistoryError::file(&path, action);
-        // Not of what a link names: one that leads nowhere is no new log.
-        if path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+        if is_absent(&path) {
             let log = Self::create(&path, &State::new(dimension), 0, dimension, synced)?;
             return Ok((log, Contents::default()));
         }
@@ -102,8 +101,8 @@ impl Log {
         Ok((log, contents))
     }
 
-    /// Makes a log of the entries in memory, in the place of what is there, as a whole or not at all. If its name may
-    /// not be on the disk, nothing more is recorded.
+    /// Writes a new log of the entries in memory and replaces the existing one with it. On an error the existing log is
+    /// unchanged. If the directory cannot be synced, the new log refuses further records.
     fn create(
         path: &Path,
         state: &State,

@@ -160,10 +160,15 @@ impl<'a> Ranked<'a> {
         self.requests.iter().map(|request| request.responses as usize)
     }
 
+    /// Length and responses of a prompt.
+    fn length(&self, request: u32) -> (u64, u32) {
+        (self.tokens[request as usize], self.requests[request as usize].responses)
+    }
+
     /// Predicted tokens of all responses.
     fn work(&self, request: u32) -> u64 {
-        let responses = self.requests[request as usize].responses;
-        self.tokens[request as usize] * u64::from(responses)
+        let (tokens, responses) = self.length(request);
+        tokens * u64::from(responses)
     }
 
     /// The requests of each group, shortest first.
@@ -190,18 +195,12 @@ impl<'a> Ranked<'a> {
         groups.into_iter().zip(&tiers.sizes).all(fits)
     }
 
-    /// Length and responses of each prompt.
-    fn lengths(&self) -> impl Iterator<Item = (u64, u32)> {
-        self.tokens.iter().zip(self.requests).map(|(tokens, request)| (*tokens, request.responses))
-    }
-
     /// Length and responses of each prompt of each group.
     pub(super) fn grouped_lengths(&self, groups: u32) -> Vec<Vec<(u64, u32)>> {
-        let lengths = |request: &u32| {
-            (self.tokens[*request as usize], self.requests[*request as usize].responses)
-        };
         let groups = self.grouped(groups as usize, 0).into_iter();
-        groups.map(|members| members.iter().map(lengths).collect()).collect()
+        let lengths =
+            |members: &[u32]| members.iter().map(|request| self.length(*request)).collect();
+        groups.map(lengths).collect()
     }
 }
 
@@ -249,17 +248,13 @@ impl Dealt {
     /// Orders the workers of each tier by predicted time, of equal ones by predicted tokens.
     fn ascend(&mut self, ranked: &Ranked<'_>, tiers: &Tiers, curve: Option<&Curve>) {
         let mut lengths: Vec<Vec<(u64, u32)>> = vec![Vec::new(); self.workers];
-        for (place, length) in self.places.iter().zip(ranked.lengths()) {
-            lengths[place.slot as usize].push(length);
+        let mut works = vec![0; self.workers];
+        for (request, place) in (0..).zip(&self.places) {
+            lengths[place.slot as usize].push(ranked.length(request));
+            works[place.slot as usize] += ranked.work(request);
         }
-        let predicted: Vec<(f64, u64)> = lengths
-            .into_iter()
-            .map(|mut all| {
-                all.sort_unstable_by(|one, other| other.cmp(one));
-                let tokens = all.iter().map(|(tokens, responses)| tokens * u64::from(*responses));
-                (busy(curve, &all), tokens.sum())
-            })
-            .collect();
+        let times = lengths.iter_mut().map(|all| busy(curve, all));
+        let predicted: Vec<(f64, u64)> = times.zip(works).collect();
         let mut slots = vec![0; self.workers];
         let mut begin = 0;
         for size in &tiers.sizes {

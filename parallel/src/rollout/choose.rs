@@ -162,13 +162,7 @@ impl Time {
         for (place, took) in dealt.places.iter().zip(&trial.lengths) {
             lengths[place.slot as usize].extend(took.iter().map(|tokens| (*tokens, 1)));
         }
-        let second: Vec<f64> = lengths
-            .into_iter()
-            .map(|mut all| {
-                all.sort_unstable_by(|one, other| other.cmp(one));
-                busy(curve, &all)
-            })
-            .collect();
+        let second: Vec<f64> = lengths.iter_mut().map(|all| busy(curve, all)).collect();
         let mut first = second.clone();
         first.sort_unstable_by(f64::total_cmp);
         let ends = first.iter().zip(second.iter().rev()).map(|(first, second)| first + second);

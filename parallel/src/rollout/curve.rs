@@ -73,8 +73,9 @@ impl Curve {
 }
 
 /// Returns the time of a worker that decodes such sequences: seconds, or without a curve, where every token
-/// takes as long, the tokens of the longest.
-pub(super) fn busy(curve: Option<&Curve>, longest_first: &[(u64, u32)]) -> f64 {
-    let longest = || longest_first.first().map_or(0.0, |(tokens, _)| *tokens as f64);
-    curve.map_or_else(longest, |curve| curve.decode_s(longest_first))
+/// takes as long, the tokens of the longest. Sorts them, the longest first.
+pub(super) fn busy(curve: Option<&Curve>, lengths: &mut [(u64, u32)]) -> f64 {
+    lengths.sort_unstable_by(|one, other| other.cmp(one));
+    let longest = || lengths.first().map_or(0.0, |(tokens, _)| *tokens as f64);
+    curve.map_or_else(longest, |curve| curve.decode_s(lengths))
 }

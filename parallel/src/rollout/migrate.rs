@@ -215,9 +215,7 @@ impl<'a> Load<'a> {
         let unfinished: Vec<&Unfinished<'_>> = unfinished.collect();
         std::array::from_fn(|draw| {
             let left = unfinished.iter().map(|one| (one.remaining_tokens[draw], 1));
-            let mut lengths: Vec<(u64, u32)> = left.collect();
-            lengths.sort_unstable_by(|one, other| other.cmp(one));
-            busy(self.options.curve.as_ref(), &lengths)
+            busy(self.options.curve.as_ref(), &mut left.collect::<Vec<(u64, u32)>>())
         })
     }
 

@@ -78,9 +78,9 @@ impl RolloutReport {
         let mut busy = Vec::with_capacity(workers);
         for (mut predicted, mut actual) in predicted.into_iter().zip(actual) {
             predicted.sort_unstable_by(|one, other| other.cmp(one));
-            actual.sort_unstable_by(|one, other| other.cmp(one));
             let seconds = |lengths: &Lengths| curve.map_or(0.0, |curve| curve.decode_s(lengths));
-            busy.push(curve::busy(curve, &actual));
+            // Sorts them.
+            busy.push(curve::busy(curve, &mut actual));
             let worker = WorkerReport {
                 predicted_tokens: tokens(&predicted),
                 actual_tokens: tokens(&actual),

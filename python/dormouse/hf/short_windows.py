@@ -2,7 +2,7 @@
 
 A check shortens them so that its few tokens exceed each. They are attributes of modules and
 configurations. While a thread is inside :class:`use`, their classes report them as short to that
-thread. Other threads, which may evaluate the model meanwhile, read what is there.
+thread. Other threads may evaluate the model at the same time; they read the real values.
 """
 
 from __future__ import annotations

@@ -91,10 +91,10 @@ pub fn file_bytes(disk: &Disk) -> FileSize {
     FileSize { start_bytes, limit: Chosen::new(limit_bytes, reason) }
 }
 
-/// Returns the limit of the host tier: what it holds, and half of the memory that is available beside. More than three
-/// quarters of both it only holds already: this is asked for again whenever the tier is full, and pinned memory is of
-/// use to nobody else. `None` for `available_bytes` that are not known: then a quarter of `memory_bytes`, all that the
-/// process may use.
+/// Returns the limit of the host tier: the held bytes plus half of the available memory, at most three quarters of their
+/// sum, and never less than the held bytes. The cap of three quarters keeps repeated calls from pinning all memory: the
+/// engine calls this whenever the tier is full. If the available memory is not known (`None`), the limit is a quarter of
+/// `memory_bytes`, the memory that the process may use.
 #[must_use]
 pub fn host_bytes(memory_bytes: u64, available_bytes: Option<u64>, held_bytes: u64) -> Chosen {
     let Some(available_bytes) = available_bytes else {
