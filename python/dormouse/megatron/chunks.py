@@ -64,6 +64,16 @@ def chosen(
     return min(range(1, max(1, min(longest // rows_min, CHUNKS_MAX)) + 1), key=rows)
 
 
+def cut_of(
+    groups: Sequence[Sequence[int]], given: int | None, rows_min: int, **shape: int
+) -> dict[str, int]:
+    """Returns what the planner's query has of chunks. ``given``: their number; None: chosen.
+    ``rows_min``, ``shape``: of :func:`chosen`."""
+    if given is not None:
+        return {"chunks": given, "chunk_rows_min": 1}
+    return {"chunks": chosen(groups, rows_min, **shape), "chunk_rows_min": rows_min}
+
+
 def ends_of(groups: Sequence[Sequence[int]], **cut: int) -> list[list[int]]:
     """Returns of each group the last row of each chunk, exclusive. ``cut``: ``chunks`` and
     ``chunk_rows_min`` of the planner's query."""

@@ -42,6 +42,7 @@ from .plans import (
     overlaps,
 )
 from .refusals import chunks_of, nested
+from .replica_lists import ReplicaLists
 from .replicas import Replicas
 from .shared_gpt import SharedGPT, is_expert_parallel, is_pipeline, largest, waits_in_passes
 from .work import Work
@@ -153,7 +154,8 @@ class SharedForwardBackward:
             options["prompt_chunks"] = self._prompt_chunks
         dealt = None
         if replicas is not None and places is not None:
-            dealt = replicas.dealt(places, of_replicas, options["microbatch_tokens"])
+            runners = replicas.assigned(places, options["microbatch_tokens"])
+            dealt = replicas.dealt(places, of_replicas, runners)
         plan = (rows_of_all, places, options, named["forward_only"])
         compare_plans(*plan, chunks[0], replicas, dealt)
         named["data_iterator"] = [iter(batches) for _ in chunks]
@@ -168,11 +170,15 @@ class SharedForwardBackward:
             )
         )
         rows, columns = shape_of(rows_of_all)
+        shared = [self._shared(each, way) for each in chunks]
         if dealt is not None:
+            if pipeline and has_backward and not waits_in_passes(chunks[0]):
+                asked = (options["prompt_chunks"], options["microbatch_tokens"])
+                lists = ReplicaLists(shared, replicas, *asked)
+                dealt = lists.sooner(dealt, places, of_replicas)
             places, rows = dealt.places, dealt.rows
         # Without any, other replicas or ranks wait for this one's passes.
         run = places or [dummy_of(rows)]
-        shared = [self._shared(each, way) for each in chunks]
         work = Work(run, (rows + 1, columns), options, microbatches if whole else None, dealt)
         if pipeline:
             with timed(get_model_config(named["model"][-1])):

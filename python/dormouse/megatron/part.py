@@ -119,9 +119,7 @@ class Part:
         dummy microbatch."""
         if op is None:
             return self.own_rows(1)
-        if op.kind is native.OpKind.PREFIX_FORWARD:
-            return self.own_rows(self._view.own_mixers.rows_of_prompt(len(op.tokens)))
-        return self.own_rows(sum(len(member.rows) for member in op.members))
+        return rows_of_forward(self._view, op)
 
     def rows_in(self, op: dict) -> int:
         """Returns the rows of an op of a list that this rank has."""
@@ -130,7 +128,7 @@ class Part:
 
     def own_rows(self, rows: int) -> int:
         """Returns this rank's share of ``rows``: with sequence parallelism a part, rounded up."""
-        return -(-rows // self._view.own_mixers.sequence_ways)
+        return own_rows(self._view, rows)
 
     def empty(self, rows: int) -> torch.Tensor:
         """Returns a place for hidden states or their gradient."""
@@ -306,6 +304,17 @@ class Part:
         run.returned[key] = [returned], []
         return returned.detach().contiguous()
 
+
+def own_rows(view: GPTView, rows: int) -> int:
+    """Returns :meth:`Part.own_rows`."""
+    return -(-rows // view.own_mixers.sequence_ways)
+
+
+def rows_of_forward(view: GPTView, op: Op) -> int:
+    """Returns the rows of a prefix or a microbatch that a rank has."""
+    if op.kind is native.OpKind.PREFIX_FORWARD:
+        return own_rows(view, view.own_mixers.rows_of_prompt(len(op.tokens)))
+    return own_rows(view, sum(len(member.rows) for member in op.members))
 
 
 def _padded(forwards: list[Op], places: Places) -> list[Op | None]:

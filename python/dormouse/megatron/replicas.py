@@ -52,14 +52,14 @@ class Replicas:
         self,
         places: Sequence[Places],
         of_replicas: Sequence[Sequence[Microbatch]],
-        microbatch_tokens: int,
+        runners: dict[int, int],
     ) -> Dealt:
         """Returns this replica's part of the rows. The same arguments on each replica.
 
-        ``places``: the groups of all rows, which are numbered by replica. ``microbatch_tokens``:
-        rows of a microbatch of the passes.
+        ``places``: the groups of all rows, which are numbered by replica. ``runners``: the replica
+        that runs each row.
         """
-        runner_of = sorted(self._assigned(places, microbatch_tokens).items())
+        runner_of = sorted(runners.items())
         own = self.group.rank()
         # Of each replica, the row after its last.
         ends = torch.tensor([sum(len(x.tokens) for x in each) for each in of_replicas]).cumsum(0)
@@ -82,8 +82,9 @@ class Replicas:
             read,
         )
 
-    def _assigned(self, places: Sequence[Places], microbatch_tokens: int) -> dict[int, int]:
-        """Returns the replica that runs each row of the groups."""
+    def assigned(self, places: Sequence[Places], microbatch_tokens: int) -> dict[int, int]:
+        """Returns the replica that runs each row of the groups, by the times of its passes.
+        ``microbatch_tokens``: rows of a microbatch of the passes."""
         if not places:
             return {}
         parents, lengths, rows = [], [], []

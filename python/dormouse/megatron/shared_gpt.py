@@ -34,7 +34,7 @@ from .batches import Microbatch
 from .context import Context, is_context_parallel
 from .context_shards import ALL_GATHER, Shards
 from .held import Held
-from .part import Part
+from .part import FORWARDS, Part, own_rows, rows_of_forward
 from .refusals import check_model
 from .replicas import Dealt
 from .routers import Routers
@@ -69,6 +69,24 @@ class SharedGPT(ScoredModel):
         for each in places:
             with self._plan(GroupBatch(each.group), microbatch_tokens) as plan:
                 found.append(share.microbatches_of(plan))
+        return found
+
+    @property
+    def gpt(self) -> GPTModel:
+        """The model, or the part of it on a stage."""
+        return self._model
+
+    def own_rows(self, rows: int) -> int:
+        """Returns :meth:`.part.Part.own_rows`."""
+        return own_rows(self._view, rows)
+
+    def rows(self, places: list[Places], microbatch_tokens: int) -> list[list[int]]:
+        """Returns the rows of each group's prompt and microbatches that this rank has."""
+        found = []
+        for each in places:
+            with self._plan(GroupBatch(each.group), microbatch_tokens) as plan:
+                forwards = [op for op in plan if op.kind in FORWARDS]
+            found.append([rows_of_forward(self._view, op) for op in forwards])
         return found
 
     def window(

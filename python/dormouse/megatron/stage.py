@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from megatron.core import parallel_state
 
-from .chunks import chosen, described, ends_of
+from .chunks import cut_of, described, ends_of
 from .held import Held, gathered, planned_lists
 from .lists import Message, Neighbours, carry_out
 from .part import Part
@@ -102,6 +102,11 @@ class Stage:
             self._held.end()
         return [gradient for part in self._parts for gradient in part.take()]
 
+    @property
+    def _shape(self) -> dict[str, int]:
+        """What the planner's query has of stages."""
+        return {"stages": self._count, "virtual_stages": len(self._parts)}
+
     def _most_rows(self) -> list[list[int]]:
         """Returns the rows of each group's forwards. Ranks whose passes wait for each other need
         equal lists, so these are the most that any has."""
@@ -114,11 +119,8 @@ class Stage:
 
     def _chosen_cut(self) -> dict[str, int]:
         """Returns what the planner's query has of chunks."""
-        if self._prompt_chunks is not None:
-            return {"chunks": self._prompt_chunks, "chunk_rows_min": 1}
         rows_min = self._parts[0].own_rows(self._microbatch_tokens)
-        shape = {"stages": self._count, "virtual_stages": len(self._parts)}
-        return {"chunks": chosen(self._rows, rows_min, **shape), "chunk_rows_min": rows_min}
+        return cut_of(self._rows, self._prompt_chunks, rows_min, **self._shape)
 
     def _planned(self) -> dict:
         """Returns the planner's lists of all stages, of which each carries out its own."""
@@ -128,8 +130,7 @@ class Stage:
         return planned_lists(
             list(map(described, self._rows)),
             gathered(self._held, self._number, self._count, of_ranks),
-            stages=self._count,
-            virtual_stages=len(self._parts),
+            **self._shape,
             **self._cut,
             order="stream",
             row_bytes={"activation": first.empty(1).nbytes} | saved,
