@@ -8,7 +8,8 @@ tensors can sleep.
 - :func:`offload`: any training step with its saved activations asleep between forward and backward.
 - :class:`Runtime`: the memory tiers of a device; :class:`Tag`: a named set of blocks that sleep.
 - :class:`Group`: a prompt and its responses; :class:`Tree`: conversations that share beginnings.
-- :class:`Forest`: the prefix trees of token sequences; :class:`Plan`: what to run in which order; :func:`query`: planning for ranks (:mod:`.schedule`).
+- :class:`Forest`: the prefix trees of token sequences; :class:`Plan`: what to run in which order,
+  for a model of a :class:`ModelShape`; :func:`query`: planning for ranks (:mod:`.schedule`).
 - :func:`params`: the settings in effect, each with its source.
 - :func:`log_to_logging`: the library's log events in Python's ``logging``.
 - :class:`dormouse.hf.SharedPrefix`: the training step for Hugging Face models.
@@ -32,7 +33,7 @@ from .offload import Offload, offload
 from .params import params
 from .runtime import Prefix, Runtime, StayedAwake, Tag
 from .rank_plan import RankPlan
-from .schedule import Forest, Plan, query
+from .schedule import Forest, ModelShape, Plan, query
 from .tree import Conversation, Tree
 
 # That of the workspace in Cargo.toml.
@@ -48,6 +49,7 @@ __all__ = [
     "Installed",
     "InternalError",
     "MemoryTierError",
+    "ModelShape",
     "Offload",
     "OffloadReport",
     "Prefix",

@@ -21,6 +21,7 @@ import torch
 
 from . import _native as native
 from . import runtime
+from ._native import ModelShape
 from .group import Group
 from .queries import (
     Machine,
@@ -45,6 +46,7 @@ __all__ = [
     "ForestNode",
     "Machine",
     "Member",
+    "ModelShape",
     "Op",
     "Plan",
     "PlanNode",

@@ -12,9 +12,9 @@ import pytest
 import torch
 from models import group
 
-from dormouse import ArgumentError, Forest, Plan, StateError, query
+from dormouse import ArgumentError, Forest, ModelShape, Plan, StateError, query
 from dormouse import schedule as planning
-from dormouse._native import ModelShape, OpKind
+from dormouse._native import OpKind
 from dormouse.schedule import Ending, Machine
 from dormouse.token_ids import ids_of
 

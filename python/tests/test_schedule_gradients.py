@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from dormouse import ArgumentError, Forest, Plan
-from dormouse._native import ModelShape, OpKind
+from dormouse import ArgumentError, Forest, ModelShape, Plan
+from dormouse._native import OpKind
 from dormouse.schedule import Machine, collective_order, shares
 
 VOCAB, WIDTH, HEADS, LAYERS, LONGEST = 7, 8, 2, 2, 40
