@@ -149,6 +149,7 @@ def test_the_report_of_a_step_out_of_memory_has_the_lines_of_the_guide(ended, fo
 
 def test_a_dump_at_exit_is_written_where_it_is_asked_for(ended, folder):
     assert said(
-        ended, "DORMOUSE_DUMP=exit,signal DORMOUSE_DUMP_DIR=dumps python -m dormouse run shared.py"
+        ended,
+        "DORMOUSE_DUMP=oom,exit,signal DORMOUSE_DUMP_DIR=dumps python -m dormouse run shared.py",
     )
     assert len(list((folder / "dumps").glob("*-exit-*.html"))) == 1

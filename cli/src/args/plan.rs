@@ -140,8 +140,8 @@ pub struct PlanArgs {
     pub json: bool,
     /// Directory for report.json, plan.json, page.html, SVG
     /// pictures, a file rank-N.plan for each rank, which
-    /// dormouse.load_plan runs, and, with ranks and stages,
-    /// shares.json and stages.json.
+    /// dormouse.RankPlan.load reads, and, with ranks and
+    /// stages, shares.json and stages.json.
     #[arg(short, long, value_name = "DIR", requires = "model", help_heading = OUTPUT)]
     #[arg(verbatim_doc_comment)]
     pub out: Option<PathBuf>,

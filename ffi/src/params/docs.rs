@@ -17,9 +17,9 @@ fn page() -> String {
          it. `dormouse params` shows each value with its reason (decision 0062).\n\n\
          A size is a number of bytes with an optional unit: `K`, `M`, `G` or `T`, also written `KB` or `KiB`, and all\n\
          powers of 1024. `4G`, `4 GB` and `4GiB` are the same; with a unit, a decimal point is accepted (`1.5G`). An\n\
-         empty value is not set. Budgets also accept a percentage of this machine's memory, such as `80%`. An invalid value\n\
-         fails `dormouse_runtime_create` with `DORMOUSE_ERR_CONFIG`; in mode `preload` it is reported once\n\
-         and the process uses libc's malloc. An unknown `DORMOUSE_` name causes one warning\n\
+         empty value is not set. `DORMOUSE_CPU_BUDGET_BYTES` and `DORMOUSE_HOST_BUDGET_BYTES` also accept a percentage of\n\
+         this machine's memory, such as `80%`. An invalid value fails `dormouse_runtime_create` with\n\
+         `DORMOUSE_ERR_CONFIG`; in mode `preload` it is reported once and the process uses libc's malloc. An unknown `DORMOUSE_` name causes one warning\n\
          with the nearest names.\n\
          `DORMOUSE_HELP=1` prints all parameters with their current values.\n",
     );

@@ -153,15 +153,15 @@ table! {
     CudaLargePage c"DORMOUSE_CUDA_LARGE_PAGE_BYTES" {
         PowerOfTwo { max: 1 << 30 }, c"0",
         c"0 (16MiB, or the page if that is larger) to 1GiB, a power of two, at least the page",
-        c"large page size on a GPU, in bytes; that of the page: none",
-        "Blocks of at least two large pages have large pages. One driver call maps or unmaps a large page, so sleep \
-         and wake cost fewer calls. The ends of a block have pages. Read when the heap is created."
+        c"large page size on a GPU, in bytes; equal to the page size: no large pages",
+        "A block of at least two large pages consists of them, and of pages at its ends. One driver call maps or unmaps \
+         a large page, so sleep and wake cost fewer calls. Read when the heap is created."
     }
     CudaPage c"DORMOUSE_CUDA_PAGE_BYTES" {
         PowerOfTwo { max: 1 << 30 }, c"0",
         c"0 (the driver's granularity, 2MiB) to 1GiB, a power of two",
         c"page size on a GPU, the unit of mapping, in bytes",
-        "Larger pages waste more of the last page of each block. Large blocks have large pages beside \
+        "Larger pages waste more of the last page of each block. Large blocks use large pages too \
          (DORMOUSE_CUDA_LARGE_PAGE_BYTES). Read when the heap is created."
     }
     HeapMin c"DORMOUSE_HEAP_MIN_BYTES" {
@@ -305,13 +305,13 @@ table! {
         Set(&["oom", "exit", "signal", "trigger"]), c"oom",
         c"off, or oom, exit, signal and trigger, separated by commas",
         c"when timeline dumps are written into DORMOUSE_DUMP_DIR",
-        "`oom`: a device's memory runs out; the error names the dump. `exit`: the process calls `exit` or returns from \
+        "A value replaces the default, so name `oom` too. `oom`: a device's memory runs out; the error names the dump. `exit`: the process calls `exit` or returns from \
          `main`, as Python does; a process that a signal or `_exit` ends writes nothing. `signal`: \
-         DORMOUSE_DUMP_SIGNAL comes. `trigger`: the file DORMOUSE_DUMP_TRIGGER appears. A thread writes them, from \
-         the first runtime of the process on; a request waits for it at most 10 s. Of a process stay the first \
-         and the last 7 dumps for `oom`, and the first and the last 63 for `signal` and for `trigger`: a newer one \
-         replaces the second. After 128 attempts for a reason, failed ones included, there are no more. Read when the \
-         first runtime is created."
+         DORMOUSE_DUMP_SIGNAL comes. `trigger`: the file DORMOUSE_DUMP_TRIGGER appears. A thread of the \
+         library writes dumps once the process has a runtime; a request waits for it at most 10 s. A process keeps the \
+         first dump and the last 7 for `oom`, and the first and the last 63 for `signal` and for `trigger`; a newer one \
+         replaces the oldest but the first. After 128 attempts for a reason, failed ones included, none is written. Read \
+         when the first runtime is created."
     }
     DumpDir c"DORMOUSE_DUMP_DIR" {
         Path, c"",
