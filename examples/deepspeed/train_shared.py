@@ -1,6 +1,6 @@
 """A trainer of one's own with DeepSpeed: a small language model learns to prefer even tokens.
 
-    DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 examples/deepspeed/train_shared.py
+The section "DeepSpeed" of docs/trainers.md has the command that starts it.
 """
 
 import deepspeed

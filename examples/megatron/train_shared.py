@@ -1,6 +1,6 @@
 """Policy gradients with Megatron-core: a small language model learns to prefer even tokens.
 
-    torchrun --nproc-per-node 2 examples/megatron/train_shared.py
+The section "Megatron-core" of docs/trainers.md has the command that starts it.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
 """Updates of a policy through the interface of NeMo-RL's worker, a stand-in (nemo_rl_stand_in.py),
 on a CPU: rollouts that contain many of one token are rewarded. No download is needed.
 
-    python examples/nemo_rl/policy_shared.py
+    python -m dormouse run examples/nemo_rl/policy_shared.py
 """
 
 import nemo_rl_stand_in as train

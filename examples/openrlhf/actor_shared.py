@@ -1,7 +1,7 @@
 """Updates of an actor with OpenRLHF's interface, a stand-in (stand_in.py), on a CPU: rollouts that
 contain many of one token are rewarded. No download is needed, and nothing is generated.
 
-    python examples/openrlhf/actor_shared.py
+    python -m dormouse run examples/openrlhf/actor_shared.py
 """
 
 import torch

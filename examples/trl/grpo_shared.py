@@ -1,6 +1,6 @@
 """GRPO of a small language model with TRL: words that rhyme with "day". No download is needed.
 
-    python examples/trl/grpo_shared.py
+    python -m dormouse run examples/trl/grpo_shared.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Updates of verl's actor worker on a CPU: rollouts that contain many of one token are rewarded. No
 download is needed, and nothing is generated: rollouts are random, as a first policy's are.
 
-    python examples/verl/actor_shared.py
+    python -m dormouse run examples/verl/actor_shared.py
 """
 
 from pathlib import Path

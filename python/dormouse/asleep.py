@@ -25,8 +25,13 @@ def why_not_in_place(runtime: Runtime) -> str | None:
     if found is not None and found.runtime is runtime:
         if found.mode == "allocator":
             return None
-        return f"dormouse is installed in mode {found.mode!r}; `install().why` says why not 'allocator'"
-    return "dormouse is not torch's CUDA allocator; call dormouse.install() before the first tensor"
+        # Of every mode that was not selected, `why` has a sentence.
+        cause = next(each for each in found.why if each.startswith("mode allocator "))
+        return f"dormouse is installed in mode {found.mode!r}, not 'allocator'; {cause}"
+    return (
+        "dormouse is not torch's CUDA allocator; make dormouse.install() the first statement, before "
+        "set_device, init_process_group or Accelerator(), and pass installed.runtime"
+    )
 
 
 def why_no_tier(runtime: Runtime) -> str | None:

@@ -44,7 +44,10 @@ class Installed:
         """Creates a memory pool that sleeps as a whole. Raises :class:`StateError` unless
         ``mode`` is ``"pool"``."""
         if self.mode != "pool":
-            raise StateError(f"memory pools require mode pool; the installed mode is {self.mode}")
+            raise StateError(
+                f"memory pools require mode pool; the installed mode is {self.mode}; accepted: "
+                'install(mode="pool")'
+            )
         return pool.Pool(self.runtime, name, backup=backup)
 
     def saved_tensor_offload(
@@ -200,6 +203,6 @@ def _preload(runtime: Runtime) -> str:
     if "preload" in runtime.info()["modes"]:
         return "libdormouse_preload.so serves malloc of this process: CPU tensors sleep in place"
     return (
-        "CPU tensors sleep in place only in a process started by `python -m dormouse run SCRIPT`, or with "
-        f"LD_PRELOAD={native.preload_path()}; this process was not"
+        "CPU tensors sleep in place only in a process started by `python -m dormouse run SCRIPT`, or "
+        f"with LD_PRELOAD={native.preload_path()}; this process was not"
     )

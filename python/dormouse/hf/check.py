@@ -269,6 +269,7 @@ class Check:
             f"accepted {tolerance:.2g}"
             + (f"; the first module whose output differs is {place}" if place else "")
             + (f"; the model contains {unknown}" if unknown else "")
+            + "; train this model densely"
         )
 
     def _dense(self, trial: Trial) -> _Run:

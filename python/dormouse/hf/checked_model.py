@@ -127,7 +127,10 @@ class CheckedModel:
     def _ready(self) -> ReplicatedWeights:
         """Looks at the model as it is now; returns the placement of its weights."""
         if torch.is_inference_mode_enabled():
-            raise RuntimeError("a shared-prefix step needs autograd; inference mode is on")
+            raise RuntimeError(
+                "a shared-prefix step needs autograd; inference mode is on; accepted: a "
+                "call outside it, and torch.no_grad() for scores without a graph"
+            )
         sharding.reshard(self._model)
         state = self._known.current()
         if state is None or state is not self._state:

@@ -18,7 +18,8 @@ def runtime_of(device: torch.device) -> Runtime:
     if device.type != "cpu":
         raise UnsupportedTrainerError(
             f"the model is on {device} and share() has no runtime; accepted: "
-            "runtime=dormouse.install().runtime, called before the first CUDA tensor"
+            "runtime=dormouse.install().runtime, where dormouse.install() is the first statement, "
+            "before set_device, init_process_group, Accelerator() or GRPOConfig(...)"
         )
     if not _of_process:
         _of_process.append(Runtime())
