@@ -29,8 +29,8 @@ def why_not_in_place(runtime: Runtime) -> str | None:
         cause = next(each for each in found.why if each.startswith("mode allocator "))
         return f"dormouse is installed in mode {found.mode!r}, not 'allocator'; {cause}"
     return (
-        "dormouse is not torch's CUDA allocator; make dormouse.install() the first statement, before "
-        "set_device, init_process_group or Accelerator(), and pass installed.runtime"
+        "dormouse is not torch's CUDA allocator; make dormouse.install() the first statement, "
+        "before set_device, init_process_group or Accelerator(), and pass installed.runtime"
     )
 
 

@@ -203,6 +203,6 @@ def _preload(runtime: Runtime) -> str:
     if "preload" in runtime.info()["modes"]:
         return "libdormouse_preload.so serves malloc of this process: CPU tensors sleep in place"
     return (
-        "CPU tensors sleep in place only in a process started by `python -m dormouse run SCRIPT`, or "
-        f"with LD_PRELOAD={native.preload_path()}; this process was not"
+        "CPU tensors sleep in place only in a process started by `python -m dormouse run SCRIPT`, "
+        f"or with LD_PRELOAD={native.preload_path()}; this process was not"
     )
