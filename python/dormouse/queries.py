@@ -126,13 +126,11 @@ def pipeline(groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, **
     return query("pipeline", pipeline=described)
 
 
-def replicas(
-    groups: Sequence[dict], *, replicas: int, stages: int, lists: bool = True, **more
-) -> dict:
-    """Assigns groups to data-parallel replicas of a pipeline and returns the op lists of each. ``lists``:
-    False leaves them out. ``more``: as :func:`pipeline` (docs/queries/replicas.md)."""
+def replicas(groups: Sequence[dict], *, replicas: int, stages: int, **more) -> dict:
+    """Assigns groups to data-parallel replicas of a pipeline and returns the op lists of each. ``more``: as
+    :func:`pipeline` (docs/queries/replicas.md)."""
     described = {"groups": groups, "stages": stages, "virtual_stages": 1, **more}
-    return query("replicas", pipeline=described, replicas=replicas, lists=lists)
+    return query("replicas", pipeline=described, replicas=replicas)
 
 
 def layout(pieces: Sequence[dict], *, form: str = "packed", multiple: int = 1) -> dict:

@@ -167,10 +167,6 @@ pub struct PipelineReport {
     pub chunks: u32,
     /// Number of lists tried.
     pub tried: u32,
-    /// How often groups or microbatches in flight were halved until the lists fit the rooms; 0: as many are in
-    /// flight as bounds allow.
-    #[serde(default)]
-    pub halvings: u32,
 }
 
 /// The lists of all stages.

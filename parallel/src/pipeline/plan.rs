@@ -68,10 +68,10 @@ impl Pipeline {
     pub fn plan(&self) -> Result<Stages, PipelineError> {
         self.check()?;
         let (mut bounds, mut tried) = (self.bounds, 0);
-        for halvings in 0..BOUND_STEPS_MAX {
+        for _ in 0..BOUND_STEPS_MAX {
             let found = self.search(bounds, &mut tried)?;
             let Some((missing_bytes, stage)) = self.shortage(&found.stages) else {
-                return Ok(self.report(found, tried, halvings));
+                return Ok(self.report(found, tried));
             };
             let peak = &found.stages[stage as usize].peak;
             let (needed_bytes, room_bytes) = (peak.bytes, peak.bytes - missing_bytes);
@@ -170,7 +170,7 @@ impl Pipeline {
         Ok(best)
     }
 
-    fn report(&self, found: Found, tried: u32, halvings: u32) -> Stages {
+    fn report(&self, found: Found, tried: u32) -> Stages {
         let ideal_ns = Costs(self).ideal_ns();
         let bubble = |ns: u64| ns as f64 / ideal_ns.max(1) as f64 - 1.0;
         let report = PipelineReport {
@@ -180,7 +180,6 @@ impl Pipeline {
             bubble_bound: bubble(found.bound_ns),
             chunks: found.chunks,
             tried,
-            halvings,
         };
         Stages { stages: found.stages, report }
     }

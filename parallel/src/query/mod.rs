@@ -150,17 +150,9 @@ const QUERIES: &[Query] = &[
     (
         "replicas",
         "Assigns the groups of a pipeline to data-parallel replicas of it, and computes the op lists of each \
-         within `stage_room_bytes`: the replica that ends last ends as soon as could be found. With \
-         `\"lists\": false` the answer leaves the lists out.",
-        &["pipeline", "replicas", "lists"],
-        |q| {
-            let has_lists = q.get_or("lists", true)?;
-            let mut found = q.get::<Pipeline>("pipeline")?.plan_replicas(q.get("replicas")?)?;
-            if !has_lists {
-                found.replicas.iter_mut().for_each(|replica| replica.stages.stages.clear());
-            }
-            reply(found)
-        },
+         within `stage_room_bytes`: the replica that ends last ends as soon as could be found.",
+        &["pipeline", "replicas"],
+        |q| reply(q.get::<Pipeline>("pipeline")?.plan_replicas(q.get("replicas")?)?),
     ),
     (
         "pipeline_of_plans",

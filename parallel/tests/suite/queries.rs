@@ -193,31 +193,6 @@ fn request(name: &str) -> Value {
     serde_json::from_str(&example.request).unwrap()
 }
 
-#[test]
-fn replicas_without_lists_have_the_same_groups_and_reports() {
-    let mut asked = request("replicas");
-    let whole = answer(&asked).unwrap();
-    asked["lists"] = json!(false);
-    let without = answer(&asked).unwrap();
-    assert!(!whole["replicas"][0]["stages"]["stages"].as_array().unwrap().is_empty());
-    let mut expected = whole;
-    for replica in expected["replicas"].as_array_mut().unwrap() {
-        replica["stages"]["stages"] = json!([]);
-    }
-    assert_eq!(without, expected);
-}
-
-/// Room for one group and one microbatch: two groups and more microbatches are halved to one.
-#[test]
-fn a_report_counts_what_rooms_halved() {
-    let mut asked = request("replicas");
-    asked["query"] = json!("pipeline");
-    asked.as_object_mut().unwrap().remove("replicas");
-    assert_eq!(answer(&asked).unwrap()["report"]["halvings"], 1);
-    asked["pipeline"]["stage_room_bytes"] = json!([60, 60]);
-    assert_eq!(answer(&asked).unwrap()["report"]["halvings"], 0);
-}
-
 fn refusal(request: &Value) -> String {
     answer(request).unwrap_err().to_string()
 }

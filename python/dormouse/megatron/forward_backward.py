@@ -42,8 +42,8 @@ from .plans import (
     overlaps,
 )
 from .refusals import chunks_of, nested
-from .replica_lists import ReplicaLists
-from .replicas import Replicas
+from .replica_lists import sooner
+from .replicas import CUT, WHOLE, Dealt, Replicas
 from .shared_gpt import SharedGPT, is_expert_parallel, is_pipeline, largest, waits_in_passes
 from .work import Work
 
@@ -152,10 +152,13 @@ class SharedForwardBackward:
         pipeline = is_pipeline(chunks[0])
         if pipeline:
             options["prompt_chunks"] = self._prompt_chunks
-        dealt = None
+        dealt: list[Dealt] = []
         if replicas is not None and places is not None:
-            runners = replicas.assigned(places, options["microbatch_tokens"])
-            dealt = replicas.dealt(places, of_replicas, runners)
+            # Without a backward no lists run.
+            has_lists = pipeline and has_backward and not waits_in_passes(chunks[0])
+            for way in (CUT, WHOLE) if has_lists else (CUT,):
+                runners = replicas.assigned(places, options["microbatch_tokens"], way)
+                dealt.append(replicas.dealt(places, of_replicas, runners))
         plan = (rows_of_all, places, options, named["forward_only"])
         compare_plans(*plan, chunks[0], replicas, dealt)
         named["data_iterator"] = [iter(batches) for _ in chunks]
@@ -171,15 +174,16 @@ class SharedForwardBackward:
         )
         rows, columns = shape_of(rows_of_all)
         shared = [self._shared(each, way) for each in chunks]
-        if dealt is not None:
-            if pipeline and has_backward and not waits_in_passes(chunks[0]):
+        own_part = None
+        if dealt:
+            own_part, *others = dealt
+            if others:
                 asked = (options["prompt_chunks"], options["microbatch_tokens"])
-                lists = ReplicaLists(shared, replicas, *asked)
-                dealt = lists.sooner(dealt, places, of_replicas)
-            places, rows = dealt.places, dealt.rows
+                own_part = sooner(shared, dealt, *asked)
+            places, rows = own_part.places, own_part.rows
         # Without any, other replicas or ranks wait for this one's passes.
         run = places or [dummy_of(rows)]
-        work = Work(run, (rows + 1, columns), options, microbatches if whole else None, dealt)
+        work = Work(run, (rows + 1, columns), options, microbatches if whole else None, own_part)
         if pipeline:
             with timed(get_model_config(named["model"][-1])):
                 result = run_pipelined(shared, chunks[-1], context, own, work, named)

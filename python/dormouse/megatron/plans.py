@@ -44,12 +44,13 @@ def compare_plans(
     forward_only: bool,
     gpt: GPTModel,
     replicas: Replicas | None = None,
-    dealt: Dealt | None = None,
+    dealt: Sequence[Dealt] = (),
 ) -> None:
     """Compares what determines the passes of a call over the ranks of a model. Collective.
 
     ``microbatches``: with whole rows. ``places``: None if no prompt is shared. ``options``: of a
-    window. ``replicas``: those that share prompts with this one; ``dealt``: what it runs of theirs.
+    window. ``replicas``: those that share prompts with this one; ``dealt``: what it may run of
+    theirs.
 
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank if they differ.
     """
@@ -62,7 +63,8 @@ def compare_plans(
             "balanced experts": str(balances(gpt)),
             "prompts": "none is shared" if places is None else _described(places),
             "options": ", ".join(f"{name}={value!r}" for name, value in sorted(options.items())),
-            "rows of replicas": "their own" if dealt is None else dealt.digest[:DIGEST_CHARS],
+            "rows of replicas": " or ".join(each.digest[:DIGEST_CHARS] for each in dealt)
+            or "their own",
         },
         budgets={},
         microbatches=(),

@@ -26,6 +26,12 @@ from ..schedule import Forest
 from .batches import FIELDS, Microbatch, check_microbatch
 
 
+# Of the planner's query: groups may be cut, so that work is even; or are whole, those with most work
+# first, each to the replica with least.
+CUT = {"method": "contiguous", "unit": "leaf"}
+WHOLE = {"method": "longest_first", "unit": "tree"}
+
+
 class Replicas:
     """The replicas of a model."""
 
@@ -82,9 +88,12 @@ class Replicas:
             read,
         )
 
-    def assigned(self, places: Sequence[Places], microbatch_tokens: int) -> dict[int, int]:
+    def assigned(
+        self, places: Sequence[Places], microbatch_tokens: int, way: dict[str, str] = CUT
+    ) -> dict[int, int]:
         """Returns the replica that runs each row of the groups, by the times of its passes.
-        ``microbatch_tokens``: rows of a microbatch of the passes."""
+        ``microbatch_tokens``: rows of a microbatch of the passes. ``way``: :data:`CUT` or
+        :data:`WHOLE`."""
         if not places:
             return {}
         parents, lengths, rows = [], [], []
@@ -104,6 +113,7 @@ class Replicas:
                 ranks=self.group.size(),
                 microbatch_tokens=microbatch_tokens,
                 model=self._shape,
+                **way,
             )
         return {
             rows[sequence]: replica
