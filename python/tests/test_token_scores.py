@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import VOCAB, distance, take_gradients, tiny
+from padded_batch import padded_values
 from rank_workers import RANKS, run_ranks
 from test_dropout import adapted
 
@@ -260,7 +261,27 @@ def test_rows_without_tokens_give_zeros(runtime):
     assert scores.counts["groups"] == 0
     assert not scores.log_probabilities.any() and scores.log_probabilities.shape == (7, keep)
     scores.log_probabilities.sum().backward()
-    assert all(p.grad is None for p in model.parameters())
+    assert not any(bool(p.grad.any()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("rows", ["masked", "empty"])
+def test_a_loss_of_no_token_gives_the_zeros_of_a_dense_run(rows, graphs, runtime):
+    """An optimizer skips a parameter without a gradient, and moves one with zeros."""
+    model = tiny()
+    model.spare = torch.nn.Linear(2, 2)
+    ids, mask, keep = a_batch()
+    if rows == "empty":
+        mask[:, -keep:] = 0
+    (padded_values(model, ids, mask, keep)[0] * 0).sum().backward()
+    wanted = take_gradients(model)
+    assert 0 < len(wanted) < len(list(model.parameters()))
+    scores = SharedPrefix(model, runtime).score(ids, mask, keep=keep, graphs=graphs)
+    before = torch.get_rng_state()
+    (scores.log_probabilities * 0).sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+    got = take_gradients(model)
+    assert got.keys() == wanted.keys() and not any(bool(each.any()) for each in got.values())
 
 
 def check_ranks(graphs, tmp_path, *more, values=lambda *batch: dense(*batch, 1.0)[0]):

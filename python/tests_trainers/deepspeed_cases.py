@@ -33,6 +33,14 @@ class Case:
     partly_frozen: bool = False
     """The embedding is tied to the head, and a layer is frozen."""
     experts: bool = False
+    silent: str = ""
+    """Rank 0 has microbatches whose loss depends on no token: ``"masked"``, or ``"empty"``, without
+    a response."""
+
+    def is_silent(self, rank: int, update: int, part: int) -> bool:
+        """Returns whether a microbatch is one of those. One rank alone has an update of them."""
+        is_one = rank == 0 and part == 0 and (update > 0 or self.accumulation > 1)
+        return bool(self.silent) and is_one
 
     @property
     def engine_config(self) -> dict:
@@ -92,6 +100,18 @@ CASES = {
     "stage 3, torch's backward": Case(3, accumulation=2, direct=True, zero=NO_PERSISTENT),
     "stage 3, offload": Case(3, accumulation=2, zero=OFFLOAD | NO_PERSISTENT),
 }
+CASES |= {
+    f"stage {stage}, {silent}, {accumulation} microbatches": Case(
+        stage,
+        silent=silent,
+        accumulation=accumulation,
+        graphs="twice",
+        zero=NO_PERSISTENT if stage == 3 else {},
+    )
+    for stage in (1, 2, 3)
+    for silent in ("masked", "empty")
+    for accumulation in (1, 2)
+}
 
 
 def join_ranks() -> None:
@@ -140,16 +160,19 @@ def truth(case: Case, ranks: int) -> tuple[list[Tensors], list[Tensors]]:
     own = dict(model.named_parameters())
     masters = {name: _rounded(p.detach(), case.dtype) for name, p in own.items()}
     gradients, weights = [], []
-    for _ in range(UPDATES):
+    for update in range(UPDATES):
         for name, parameter in own.items():
             parameter.data = _rounded(masters[name], case.dtype)
         for rank in range(ranks):
             ids, mask, keep = batch_of(rank, ranks)
-            for rows in parts(len(ids), case.accumulation):
+            for part, rows in enumerate(parts(len(ids), case.accumulation)):
+                if case.is_silent(rank, update, part):
+                    continue
                 values = padded_values(model, ids[rows], mask[rows], keep)
                 total = mixed_loss(*values, mask[rows, -keep:]) / (case.accumulation * ranks)
                 total.backward()
-        gradients.append(take_gradients(model))
+        zeros = {name: torch.zeros_like(p) for name, p in own.items() if p.requires_grad}
+        gradients.append(zeros | take_gradients(model))
         norm = sum(float((g**2).sum()) for g in gradients[-1].values()) ** 0.5
         scale = min(1.0, case.clipping / norm) if case.clipping else 1.0
         for name, gradient in gradients[-1].items():

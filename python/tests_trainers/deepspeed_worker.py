@@ -25,14 +25,18 @@ def trained(case: cases.Case, runtime: dormouse.Runtime | None) -> dict:
     """Gradients before each update, and weights after it. ``runtime``: with shared prompts."""
     engine = cases.engine_of(case)
     ids, mask, keep = cases.batch_of(engine.global_rank, engine.dp_world_size)
-    values_of = padded_scores(engine, ids, mask, keep)
+    values_of = padded_scores(engine, keep)
     if runtime is not None:
         shared = SharedPrefix(engine, runtime, sleep=case.sleep)
-        values_of = shared_scores(shared, case, ids, mask, keep)
+        values_of = shared_scores(shared, case, keep)
     found = {"gradients": [], "weights": []}
-    for _ in range(cases.UPDATES):
-        for rows in cases.parts(len(ids), case.accumulation):
-            loss = mixed_loss(*values_of(rows), mask[rows, -keep:])
+    for update in range(cases.UPDATES):
+        for part, rows in enumerate(cases.parts(len(ids), case.accumulation)):
+            batch = ids[rows], mask[rows]
+            if case.is_silent(engine.global_rank, update, part):
+                loss = silent_loss(values_of, case, *batch, keep)
+            else:
+                loss = mixed_loss(*values_of(*batch), mask[rows, -keep:])
             if case.direct:
                 engine.scale(loss).backward()
             else:
@@ -57,16 +61,23 @@ def weights(model: torch.nn.Module) -> cases.Tensors:
     return found
 
 
-def padded_scores(engine, ids, mask, keep):
-    return lambda rows: padded_values(engine, ids[rows], mask[rows], keep)
+def silent_loss(values_of, case: cases.Case, ids, mask, keep) -> torch.Tensor:
+    if case.silent == "empty":
+        mask = mask.clone()
+        mask[:, -keep:] = 0
+    return sum(each.sum() * 0 for each in values_of(ids, mask))
 
 
-def shared_scores(shared: SharedPrefix, case: cases.Case, ids, mask, keep):
+def padded_scores(engine, keep):
+    return lambda ids, mask: padded_values(engine, ids, mask, keep)
+
+
+def shared_scores(shared: SharedPrefix, case: cases.Case, keep):
     """Returns a function of the rows of a microbatch."""
     options = {"keep": keep, "entropy": True, "graphs": case.graphs, "microbatch_tokens": 7}
 
-    def values_of(rows: slice):
-        scores = shared.score(ids[rows], mask[rows], **options)
+    def values_of(ids, mask):
+        scores = shared.score(ids, mask, **options)
         return scores.log_probabilities, scores.entropies
 
     return values_of

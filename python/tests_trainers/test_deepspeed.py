@@ -43,6 +43,10 @@ def test_gradients_and_updates_are_those_of_the_engine(results, name):
 
 
 def check(found: dict, kind: str, update: int, truth: cases.Tensors) -> None:
+    if not any(bool(each.any()) for each in truth.values()):
+        assert found["shared"][kind][update].keys() == truth.keys()
+        assert not any(bool(each.any()) for each in found["shared"][kind][update].values())
+        return
     ours, own = (distance(found[way][kind][update], truth) for way in ("shared", "plain"))
     assert own < 0.5, "the engine's own is far from the truth, so that nothing is compared"
     assert ours <= TIMES * own + MORE, (kind, update, ours, own)

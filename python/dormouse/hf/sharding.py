@@ -53,6 +53,9 @@ class ReplicatedWeights:
     framework waits for each backward."""
     sums_wide = False
     """Whether gradients of a call's passes add up in FP32 (:class:`.twins.Twins`)."""
+    needs_zeros = True
+    """Whether a call whose loss depends on no token gives parameters zeros, as a dense run does.
+    Without a gradient an optimizer skips a parameter, and DeepSpeed's engine does not reduce it."""
 
     def __init__(self, module: torch.nn.Module):
         self._module = module

@@ -20,10 +20,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..activations.forwards import Forwards
+from ..group import PROMPT_TOKENS_MIN
 from ..runtime import Runtime
 from ..schedule import Plan
 from .batch import Batch, GroupBatch
-from .check import Checked
+from .check import Checked, undisturbed
 from .embedding_rows import EmbeddingRows
 from .filter.choice import Chosen
 from .filter.graph import FilterReport
@@ -37,7 +38,7 @@ from .score_trees import TreePlaces
 from .score_values import Asked, Layout, Measure, Tensors, Values, example
 from .sharding import ReplicatedWeights
 from .step import Step
-from .support import ModelView, UnsupportedModelError
+from .support import ModelView, UnsupportedModelError, logits_of
 from .twins import Twins
 
 KEPT, TWICE = "kept", "twice"
@@ -230,7 +231,18 @@ class Call:
             self._twins.in_place(),
         ):
             self._backward(self.split(of_values))
+            if self._passes.weights.needs_zeros and not self._twins.gradient_bytes:
+                self._backward_of_zeros()
         return self._passes.weights.handed(self._twins.trainable, self._twins.take())
+
+    def _backward_of_zeros(self) -> None:
+        """Runs a few tokens, so that what a dense run reaches has zeros, and nothing else does."""
+        tokens = torch.zeros(PROMPT_TOKENS_MIN, dtype=torch.int64, device=self._passes.device)
+        with undisturbed(self._passes.device):
+            logits = logits_of(self._passes.view.run_dense(tokens))
+            # Not a loss times zero, which is NaN if the logits are not finite.
+            if logits.requires_grad:
+                logits.backward(torch.zeros_like(logits))
 
     def _choose(self, places: RowPlaces) -> Choose | None:
         """Returns what chooses the tokens of a group's responses that have a backward."""

@@ -238,6 +238,8 @@ class TensorParallelWeights(ReplicatedWeights):
 
     # As in Megatron's FP32 main_grad; groups have more passes than the trainer has microbatches.
     sums_wide = True
+    # main_grad has them, and routers would count the tokens of another pass.
+    needs_zeros = False
 
     @property
     def splits_prompts(self):
