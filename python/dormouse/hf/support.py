@@ -43,7 +43,7 @@ LOGITS_ROWS = "logits_to_keep"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(DormouseError, ValueError):
     """The model cannot share a prefix exactly; says what was seen and what is accepted."""
 
 
@@ -159,7 +159,7 @@ def explained(what: str) -> Iterator[None]:
     """Turns an error of the model's code into a refusal."""
     try:
         yield
-    except (UnsupportedModelError, DormouseError):
+    except DormouseError:
         raise
     except ERRORS as error:
         if is_out_of_memory(error):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..errors import DormouseError
 
-class UnsupportedTrainerError(ValueError):
+
+class UnsupportedTrainerError(DormouseError, ValueError):
     """The trainer cannot share prompts exactly; says what was seen and what is accepted."""
 
 
