@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from models import group, loss_fn, tiny
@@ -25,6 +27,23 @@ def test_layers_without_attention_through_the_registry(runtime):
 def test_something_that_is_no_language_model(runtime):
     with pytest.raises(UnsupportedModelError, match="'Linear'"):
         SharedPrefix(torch.nn.Linear(2, 2), runtime)
+
+
+ON_CPU = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cpu'\)$"
+ON_ANOTHER = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cuda:1'\)$"
+ON_BOTH = r"cpu, cuda:1 with a runtime of cuda:0 .* one device. Call model.to\('cuda:0'\)$"
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [(["cpu"], ON_CPU), (["cuda:1", "cuda:1"], ON_ANOTHER), (["cuda:1", "cpu"], ON_BOTH)],
+)
+def test_parameters_on_another_device(devices, message):
+    parameters = [SimpleNamespace(device=torch.device(each)) for each in devices]
+    model = SimpleNamespace(training=False, parameters=lambda: parameters)
+    view = SimpleNamespace(config=None)
+    with pytest.raises(UnsupportedModelError, match=message):
+        support.check_step(model, view, torch.device("cuda:0"))
 
 
 def test_rotary_scaling_by_total_length(runtime):

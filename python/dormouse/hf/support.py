@@ -259,11 +259,15 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
         raise UnsupportedModelError(
             f"attention_dropout {rate}: a shared prefix would share its mask; accepted: 0"
         )
-    devices = {str(p.device) for p in model.parameters()}
-    if devices != {str(device)}:
+    devices = {p.device for p in model.parameters()}
+    if devices != {device}:
+        seen = ", ".join(sorted(map(str, devices)))
+        remedy = f"model.to({str(device)!r})"
+        if len(devices) == 1 and next(iter(devices)).type in ("cpu", "cuda"):
+            remedy += f", or a runtime of the model's device: dormouse.install({seen!r})"
         raise UnsupportedModelError(
-            f"parameters on {', '.join(sorted(devices))} with a runtime of {device} are not "
-            f"supported; accepted: every parameter on {device}"
+            f"parameters on {seen} with a runtime of {device} are not supported; accepted: all on "
+            f"one device. Call {remedy}"
         )
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if not dtypes <= set(DTYPES):
