@@ -18,6 +18,8 @@ REFUSED = {
     "temperature": (0.5, r"share\(\) got temperature; accepted: runtime, sleep, prompt_dropout, "),
     "graphs": ("once", "graphs is 'once'; accepted: 'auto', 'kept', 'twice'"),
     "microbatch_tokens": (0, "microbatch_tokens is 0; accepted: 1 and above, or None"),
+    "sleep": ("no", "sleep is 'no'; accepted: True, False"),
+    "prompt_dropout": (0, "prompt_dropout is 0; accepted: True, False"),
     "runtime": (SimpleNamespace(), "runtime is of SimpleNamespace; accepted: dormouse.Runtime"),
 }
 

@@ -45,6 +45,10 @@ class Options:
             raise ArgumentError(
                 f"runtime is of {type(self.runtime).__name__}; accepted: dormouse.Runtime, or None"
             )
+        for name in ("sleep", "prompt_dropout"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ArgumentError(f"{name} is {value!r}; accepted: True, False")
         tokens = self.microbatch_tokens
         if not (tokens is None or isinstance(tokens, int) and tokens > 0):
             raise ArgumentError(f"microbatch_tokens is {tokens!r}; accepted: 1 and above, or None")
