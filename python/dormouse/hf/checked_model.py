@@ -89,6 +89,11 @@ class CheckedModel:
         # The state that the view belongs to; None if the model is in one that was not checked.
         self._state: Known | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Of passes, and of the values that they return."""
+        return self._runtime.device
+
     def _alone(self, *, in_backward: bool = False) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which no other thread may run passes of the model."""
         return one_thread.holding(self._held, in_backward=in_backward)

@@ -42,11 +42,12 @@ def compare(
 
     Raises :class:`UnsupportedTrainerError`.
     """
-    device = next(model.parameters()).device
+    # Of the values too. Parameters may be elsewhere, as those of a CPUOffloadPolicy.
+    device = shared.device
     has_graph = torch.is_grad_enabled()
     lowest = sharding.lowest_dtype(model)
     is_low = torch.is_autocast_enabled(device.type) or lowest.itemsize < torch.float32.itemsize
-    batch = small_batch_of(model)
+    batch = small_batch_of(model, device)
     with undisturbed(device), torch.set_grad_enabled(has_graph), NoDropout():
         with checkpointing.use(model, None):
             wanted = _computed(own, batch, model, has_graph)
@@ -64,11 +65,13 @@ def compare(
             )
 
 
-def small_batch_of(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor, int]:
+def small_batch_of(
+    model: torch.nn.Module, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Returns token ids, their mask and the columns that hold responses."""
     weight = model.get_input_embeddings().weight
     # A weight that DeepSpeed has partitioned is empty and has its shape beside.
-    vocab, device = getattr(weight, "ds_shape", weight.shape)[0], weight.device
+    vocab = getattr(weight, "ds_shape", weight.shape)[0]
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> torch.Tensor:
