@@ -142,6 +142,26 @@ def test_tied_and_frozen_parameters(graphs, runtime):
     assert all(p.grad is None for p in model.model.layers[1].parameters())
 
 
+def test_prompts_that_cannot_sleep_count_for_kept_graphs(runtime, monkeypatch):
+    """The budget has room for responses and half of the prompts."""
+    model, prompts, lengths = tiny(), (200, 150), (3, 2)
+    ids, mask, keep = padded(prompts, lengths)
+
+    def graphs(**options) -> str:
+        shared = SharedPrefix(model, runtime, **options)
+        tokens = sum(lengths) + sum(prompts) / 2
+        free_bytes = tokens * shared._saved_bytes_per_token / scored_model.KEPT_SHARE
+        monkeypatch.setattr(scored_model.support, "free_bytes", lambda device: free_bytes)
+        return shared.score(ids, mask, keep=keep).graphs
+
+    assert graphs() == "kept"
+    assert graphs(sleep=False) == "twice"
+    for reason in ("why_not_in_place", "why_no_tier"):
+        with monkeypatch.context() as patched:
+            patched.setattr(scored_model, reason, lambda runtime: "a reason")
+            assert graphs() == "twice"
+
+
 def test_values_are_the_same_bits_in_all_modes(runtime):
     model = tiny(dtype=torch.float32)
     ids, mask, keep = a_batch()

@@ -27,6 +27,8 @@ class RowPlaces:
     whatever losses depend on, and dummies follow them."""
     kept_tokens: int
     """At most so many tokens are in microbatches."""
+    prefix_tokens: int
+    """At most so many are in prefixes alone."""
     label_tokens: int
     """Number of tokens of responses."""
     prompts: int
@@ -82,6 +84,10 @@ class Places(RowPlaces):
     @property
     def kept_tokens(self):
         return self.label_tokens
+
+    @property
+    def prefix_tokens(self):
+        return len(self.group.prompt) - 1
 
     @property
     def label_tokens(self):

@@ -47,6 +47,8 @@ class TreePlaces(RowPlaces):
     """All but those that rows share."""
     prompts: int
     microbatches: int = 0
+    prefix_tokens: int = 0
+    """Those of prefixes may be in microbatches."""
 
     @classmethod
     def of(cls, groups: Sequence[Places], machine: Machine) -> TreePlaces:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 
 from ..activations.forwards import Forwards
+from ..asleep import why_no_tier, why_not_in_place
 from ..errors import ArgumentError
 from ..group import Group
 from ..offload import in_place
@@ -468,12 +469,21 @@ class ScoredModel(CheckedModel):
 
     def _fits(self, places: list[RowPlaces], *, logits: bool) -> bool:
         """Returns whether the graphs of all microbatches fit, with or without ``logits`` of groups:
-        those of trees are kept."""
+        those of trees are kept. Graphs of prompts count where they stay awake."""
         if not sharding.keeps_graphs(self._wrapped):
             return False
         trees = [each for each in places if isinstance(each, TreePlaces)]
         needed_bytes = self._graph_bytes(places) + self._logits_bytes(places if logits else trees)
+        if not self._prompts_sleep:
+            tokens = sum(each.prefix_tokens for each in places)
+            needed_bytes += tokens * self._saved_bytes_per_token
         return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
+
+    @property
+    def _prompts_sleep(self) -> bool:
+        """Whether what prompts saved may sleep until their backward."""
+        reason = why_not_in_place(self._runtime) or why_no_tier(self._runtime)
+        return self._sleep and reason is None
 
     def _kept_bytes(self, places: list[RowPlaces]) -> int:
         """Returns what kept graphs of all microbatches take with their logits."""
