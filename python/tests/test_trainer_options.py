@@ -5,14 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from models import tiny
+from test_nemo_rl import a_module
 from test_openrlhf import StandInActor, a_batch, computed, copy_of
 from test_trl import Trainer
 
+import dormouse.nemo_rl
 import dormouse.openrlhf
 import dormouse.trainers.options
 import dormouse.trl
 from dormouse.hf import SharedPrefix
+from dormouse.trainers import runtimes
 
 REFUSED = {
     "temperature": (0.5, r"share\(\) got temperature; accepted: runtime, sleep, prompt_dropout, "),
@@ -33,6 +37,29 @@ def test_what_is_not_accepted_is_refused_before_a_batch(share, name):
     with pytest.raises(dormouse.ArgumentError, match=message):
         share(own, **{name: value})
     assert dict(vars(own)) == before
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason", "wanted"), [(1, None, "pool"), (1, "a reason", "copy"), (0, None, None)]
+)
+def test_torch_keeps_its_allocator_beside_ipc(gpus, reason, wanted, runtime, monkeypatch):
+    modes = []
+
+    def install(mode):
+        modes.append(mode)
+        return SimpleNamespace(runtime=runtime)
+
+    monkeypatch.setattr(runtimes, "installed", lambda: None)
+    monkeypatch.setattr(runtimes, "install", install)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(runtimes.pool, "unavailable_because", lambda: reason)
+    dormouse.nemo_rl.share(a_module())
+    assert modes == [wanted]
+
+
+def test_what_is_installed_is_used_beside_ipc(runtime, monkeypatch):
+    monkeypatch.setattr(runtimes, "installed", lambda: SimpleNamespace(runtime=runtime))
+    assert runtimes.runtime_beside_ipc() is runtime
 
 
 def test_what_is_accepted_reaches_the_model_and_its_scores(runtime, monkeypatch):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from ..install import install
 from ..trainers import UnsupportedTrainerError
 from ..trainers.late import when_imported
 from ..trainers.options import Options
+from ..trainers.runtimes import runtime_beside_ipc
 from ..trainers.sharing import Sharing
 from .forward import SharedForward
 from .refusals import FUNCTION, check_module
@@ -40,7 +40,8 @@ def share(module: ModuleType, **options) -> SharedForward:
     supported.
 
     ``options``: of :class:`dormouse.trainers.options.Options`. Without a ``runtime``, that of
-    ``dormouse.install()``, called here: before a model is loaded.
+    an earlier ``dormouse.install()``, or of one made here in a mode in which torch keeps its
+    allocator, so that weights may travel by CUDA IPC. Prompts then stay awake on a GPU.
 
     The returned function's ``sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
     """
@@ -55,7 +56,7 @@ def share(module: ModuleType, **options) -> SharedForward:
             f"{module.__name__} shares prompts already; accepted: one share(), or restore() first"
         )
     found = Options.of(options)
-    shared = SharedForward(module, own, found.runtime or install().runtime, found)
+    shared = SharedForward(module, own, found.runtime or runtime_beside_ipc(), found)
     setattr(module, FUNCTION, shared)
     return shared
 

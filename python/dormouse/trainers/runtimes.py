@@ -1,9 +1,11 @@
-"""The runtime of an adapter that was given none."""
+"""The runtimes of adapters that were given none."""
 
 from __future__ import annotations
 
 import torch
 
+from ..install import install, installed
+from ..modes import pool
 from ..runtime import Runtime
 from .refusals import UnsupportedTrainerError
 
@@ -24,3 +26,14 @@ def runtime_of(device: torch.device) -> Runtime:
     if not _of_process:
         _of_process.append(Runtime())
     return _of_process[0]
+
+
+def runtime_beside_ipc() -> Runtime:
+    """Returns the runtime of what is installed in this process. If nothing is, installs dormouse in
+    a mode in which torch keeps its allocator: torch shares no memory of another by CUDA IPC, by
+    which a trainer hands its weights to a rollout on the same GPU."""
+    found = installed()
+    if found is None:
+        beside = "pool" if pool.unavailable_because() is None else "copy"
+        found = install(mode=beside if torch.cuda.device_count() else None)
+    return found.runtime
