@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import on_cpu
 import pytest
 import torch
 from models import distance
 from verl.utils import tensordict_utils
-from verl.workers.engine import FSDPEngineWithLMHead
-from verl_runs import batch_of, exact, made, run, saved, whole
+from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+from verl_runs import FP64, batch_of, exact, made, run, saved, whole
 
 import dormouse.verl
 from dormouse.hf.whole_weights import WholeWeights
@@ -50,15 +51,17 @@ def test_settings(seen, directory, runtime, monkeypatch):
         made(monkeypatch, directory, runtime=runtime, **SETTINGS[seen])
 
 
-def test_flattened_weights(directory, runtime, monkeypatch):
-    shared = dormouse.verl.share(FSDPEngineWithLMHead, runtime=runtime)
-    from verl.workers.engine import EngineRegistry
-
-    monkeypatch.setitem(
-        EngineRegistry._engines["language_model"]["fsdp"], ("cpu", "any"), shared
-    )
+def test_registered_engines(directory, runtime, monkeypatch):
+    """verl's default strategy flattens weights."""
+    exact(monkeypatch)
+    engines = EngineRegistry._engines["language_model"]
+    for strategy in ("fsdp", "fsdp2"):
+        monkeypatch.setitem(engines, strategy, dict(engines[strategy]))
+    dormouse.verl.register(runtime=runtime)
+    fp64 = {"model_dtype": "fp64", "mixed_precision": FP64}
+    assert on_cpu.worker(directory, engine=fp64).engine.sharing.rows == 0
     with pytest.raises(UnsupportedTrainerError, match="strategy is fsdp.*accepted: strategy=fsdp2"):
-        made(monkeypatch, directory, engine={"strategy": "fsdp"})
+        on_cpu.worker(directory, engine=fp64 | {"strategy": "fsdp"})
 
 
 def images(data):

@@ -51,7 +51,7 @@ def share(engine_class: type, **options) -> type:
 
 def register(**options) -> None:
     """Makes verl use shared prompts in every ``fsdp2`` engine of a language model that this process
-    creates from now on. ``options``: of :func:`share`.
+    creates from now on, and refuse one of the strategy ``fsdp``. ``options``: of :func:`share`.
 
     verl asks its registry for an engine of this device and vendor before one of the device alone,
     which is its own.
@@ -61,7 +61,8 @@ def register(**options) -> None:
 
     EngineRegistry.register(
         model_type="language_model",
-        backend="fsdp2",
+        # Those of verl's own class. An engine of "fsdp" is told why it cannot share.
+        backend=["fsdp", "fsdp2"],
         device=get_device_name(),
         vendor=get_vendor(),
     )(share(FSDPEngineWithLMHead, **options))
