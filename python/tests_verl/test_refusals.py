@@ -185,3 +185,26 @@ def test_an_interrupted_batch_leaves_nothing(directory, runtime, monkeypatch):
         with pytest.raises(Interrupted):
             update(worker)
     assert distance(update(worker), wanted) < 1e-10
+
+
+def test_a_last_microbatch_without_a_backward_into_the_model(directory, runtime, monkeypatch):
+    """Its loss reads nothing of the model; gradients of the others wait for it."""
+    exact(monkeypatch)
+    found = []
+    # Else verl itself reduces nothing before a backward of the last micro-batch.
+    engine = {"use_no_sync_for_gradient_accumulation": False}
+    for own in (None, runtime):
+        worker = made(monkeypatch, directory, runtime=own, engine=engine)
+        loss, losses = worker.loss_fn, []
+
+        def silent(loss=loss, losses=losses, **arguments):
+            value, metrics = loss(**arguments)
+            losses.append(value)
+            return (value, metrics) if len(losses) < 4 else (value.detach() + one, metrics)
+
+        one = torch.ones((), dtype=torch.float64, requires_grad=True)
+        worker.set_loss_fn(silent)
+        found.append(update(worker))
+        assert len(losses) == 4 and one.grad is not None
+    assert any(bool(each.any()) for each in found[0].values())
+    assert distance(found[1], found[0]) < 1e-10

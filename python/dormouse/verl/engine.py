@@ -84,8 +84,12 @@ class SharedScores:
         try:
             with torch.set_grad_enabled(has_graph), self._autocast():
                 self._compare_if_new(rows, data)
-                self._open = OpenWindow(rows, self._window(rows))
+                window = self._window(rows)
+                self._open = OpenWindow(rows, window)
             yield
+            if has_graph:
+                # If the last micro-batch ran no backward into the model. Other ranks wait for it.
+                window.finish(without_gradients=True)
         finally:
             self._open = None
 
