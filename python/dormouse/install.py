@@ -83,8 +83,9 @@ def install(device=None, *, mode: str | None = None, **runtime_options) -> Insta
     """Installs dormouse in this process and reports the selected mode and the reasons for it.
 
     ``device``: a GPU (``"cuda:1"``, ``torch.device``, ordinal) or ``"host"``. Defaults to the
-    current GPU if CUDA is initialized, else to the first GPU, else to the host. ``mode``: defaults
-    to the first of these that is available:
+    current GPU if CUDA is initialized, else to the GPU that the environment's ``LOCAL_RANK`` names,
+    if there is one, else to the first GPU, else to the host. ``mode``: defaults to the first of
+    these that is available:
 
     - ``"allocator"``: dormouse becomes torch's CUDA allocator. Available only before torch first
       uses CUDA, including ``torch.cuda.set_device``. ``torch.cuda.graph`` is supported: memory
@@ -110,6 +111,7 @@ def install(device=None, *, mode: str | None = None, **runtime_options) -> Insta
         return _installed
     if mode is not None and mode not in MODES:
         raise ArgumentError(f"mode {mode!r}; accepted: {', '.join(MODES)}")
+    chosen_because = _default_gpu()[1] if device is None else None
     target = _device(device)
     unavailable = _unavailable_modes(target)
     if mode in unavailable:
@@ -119,6 +121,8 @@ def install(device=None, *, mode: str | None = None, **runtime_options) -> Insta
     try:
         selected = mode or next(name for name in MODES if name not in unavailable)
         why = _activate(selected, unavailable, runtime)
+        if chosen_because is not None:
+            why.append(f"device {target}: {chosen_because}")
         requested = {"mode": selected, "device": str(target)} | runtime_options
         _installed = Installed(selected, why, runtime, requested)
     except BaseException:
@@ -170,7 +174,8 @@ def _device(device) -> torch.device:
     """Returns the device with its index. Does not initialize CUDA."""
     count = torch.cuda.device_count()
     if device is None:
-        device = "cuda" if count else "host"
+        index, _ = _default_gpu()
+        device = "host" if index is None else index
     if isinstance(device, int):
         device = torch.device("cuda", device)
     target = torch.device("cpu" if device == "host" else device)
@@ -184,6 +189,23 @@ def _device(device) -> torch.device:
     if index >= count:
         raise DeviceError(f"CUDA device {index}; torch finds {count}")
     return torch.device("cuda", index)
+
+
+def _default_gpu() -> tuple[int | None, str]:
+    """Returns the GPU to take where none is named, None for the host, and the reason. Does not
+    initialize CUDA."""
+    count = torch.cuda.device_count()
+    if not count:
+        return None, "torch finds no GPU"
+    if torch.cuda.is_initialized():
+        return torch.cuda.current_device(), "it is torch's current GPU"
+    rank = os.environ.get("LOCAL_RANK")
+    if rank is None:
+        return 0, "it is the first GPU; LOCAL_RANK is not set"
+    # Launchers that show each process a GPU of its own leave other ranks in the variable.
+    if rank.isascii() and rank.isdecimal() and int(rank) < count:
+        return int(rank), f"LOCAL_RANK is {rank}"
+    return 0, f"it is the first GPU; LOCAL_RANK is {rank!r}; accepted: 0 to {count - 1}"
 
 
 def _unavailable_modes(target: torch.device) -> dict[str, str]:

@@ -30,6 +30,7 @@ def test_before_cuda_is_used_the_whole_process():
     assert "torch's CUDA allocator" in installed.why[0]
     assert "own allocator" in said(installed, "mode pool is unavailable")
     assert "CPU memory" in said(installed, "mode host is unavailable")
+    assert "LOCAL_RANK" in said(installed, "device cuda:0")
     assert torch.cuda.memory.get_allocator_backend() == "pluggable"
     with pytest.raises(
         dormouse.StateError, match="require mode pool; the installed mode is allocator"
