@@ -6,7 +6,7 @@ use super::counters::Copies;
 use super::region_data::tier_of;
 use super::stray::{StrayAccess, StrayWakes};
 use crate::ids::Tier;
-use dormouse_residency::region::{Region, RegionState};
+use dormouse_residency::region::{Region, RegionState, RegionWait};
 use dormouse_storage::sync::{Mutex, lock};
 
 /// Limit on distinct reasons kept.
@@ -22,8 +22,8 @@ pub(crate) struct Account {
     /// Transfers to and from the file.
     pub(crate) written: Copies,
     pub(crate) read: Copies,
-    /// Number of sleeps that ended or were withdrawn. While it stays the same, regions that slept or were
-    /// admitted still are.
+    /// Number of sleeps that ended or were withdrawn. While it stays the same, regions that slept or waited to
+    /// do so still do.
     awakenings: AtomicU64,
     reasons: Mutex<Vec<Reason>>,
     stray: Mutex<StrayWakes>,
@@ -86,7 +86,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 impl Account {
     pub(crate) fn moved(&self, before: &Region, after: &Region, bytes: u64) {
         self.asleep.change(before.state.is_asleep(), after.state.is_asleep(), bytes);
-        let sleeps = |r: &Region| r.state != RegionState::Awake || r.wait.is_admitted();
+        let sleeps = |r: &Region| r.state != RegionState::Awake || r.wait != RegionWait::None;
         if sleeps(before) && !sleeps(after) {
             self.awakenings.fetch_add(1, Ordering::Relaxed);
         }

@@ -3,20 +3,103 @@
 //! A plan may count on host memory that is free only once earlier regions have moved on. A queued
 //! region stays awake and holds nothing; reclaim may put it to sleep first.
 
+use std::sync::Arc;
+
 use dormouse_alloc::pinned::PinMode;
 use dormouse_device::Device;
 
-use super::sleep::Initiator;
-use super::{Engine, RegionData};
+use super::sleep::{Initiator, WithoutPlace};
+use super::{Account, Engine, RegionData};
+use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::table::{RegionEntry, Regions};
 use dormouse_residency::region::{Input, RegionState, RegionWait, SleepGoal};
 
 impl<D: Device> Engine<D> {
+    /// Puts eligible regions ([`Engine::let_reclaim`]) to sleep once the events in `after` have completed, each in
+    /// the first tier that has a place for it. One without a place waits in the admission queue for the first
+    /// tier that may have one later. Where that is host memory and the file is the next tier, as many bytes of the
+    /// owner as lack move on to the file, the lowest layer first. Returns at once; false if some neither
+    /// sleep nor wait.
+    pub(crate) fn sleep_in_order(
+        &self,
+        ids: &[RegionId],
+        after: &[D::Event],
+    ) -> Result<bool, OffloadError> {
+        let tiers = self.tiers_in_order();
+        let mut asked = self.not_queued(ids);
+        let mut is_all = true;
+        for (at, &tier) in tiers.iter().enumerate() {
+            let next = tiers.get(at + 1).copied();
+            let (mut later, never, is_busy) = self.sleep_or_split(&asked, tier, after)?;
+            is_all &= !is_busy;
+            let displaces = tier == Tier::Host && next == Some(Tier::Nvme);
+            if let Some(next) = next.filter(|_| !displaces) {
+                let (left, lost, is_busy) = self.sleep_or_split(&later, next, after)?;
+                later = [left, lost].concat();
+                is_all &= !is_busy;
+            }
+            is_all &= self.queue_for_admission(&later, tier, displaces);
+            asked = never;
+        }
+        Ok(is_all && asked.is_empty())
+    }
+
+    /// Puts regions to sleep in `tier`. Returns those that it may have a place for later, those that it has none
+    /// for, and whether some were busy.
+    fn sleep_or_split(
+        &self,
+        ids: &[RegionId],
+        tier: Tier,
+        after: &[D::Event],
+    ) -> Result<(Vec<RegionId>, Vec<RegionId>, bool), OffloadError> {
+        if ids.is_empty() {
+            return Ok((Vec::new(), Vec::new(), false));
+        }
+        let outcome = self.sleep(ids, tier, after)?;
+        if let Some(reason) =
+            outcome.declined.as_ref().filter(|_| !outcome.without_place.is_empty())
+        {
+            let (regions, bytes) = (outcome.without_place.len(), outcome.declined_bytes);
+            tracing::debug!(target: "offload", full = ?tier, regions, bytes, reason, "no place in a tier");
+        }
+        let (later, never): (Vec<_>, Vec<_>) =
+            outcome.without_place.iter().partition(|place| place.is_for_now);
+        let ids = |places: Vec<&WithoutPlace>| places.iter().map(|place| place.id).collect();
+        Ok((ids(later), ids(never), outcome.busy_bytes > 0))
+    }
+
+    /// Returns those of the regions that do not wait in the admission queue.
+    fn not_queued(&self, ids: &[RegionId]) -> Vec<RegionId> {
+        let mut inner = self.table.lock();
+        let mut waits = |id: &RegionId| {
+            inner.get(*id).is_some_and(|e| matches!(e.region.wait, RegionWait::Admission(_)))
+        };
+        ids.iter().filter(|id| !waits(id)).copied().collect()
+    }
+
+    /// Withdraws the sleeps of regions that wait in the admission queue.
+    pub(crate) fn withdraw_waiting(&self, ids: &[RegionId]) {
+        {
+            let mut inner = self.table.lock();
+            ids.iter().for_each(|&id| leave_admission_queue(&mut inner, id));
+        }
+        self.pump(); // those behind them
+    }
+
     /// Queues eligible regions ([`Engine::let_reclaim`]) to fall asleep into `tier` behind their uses, in
     /// order, each when the tier has room. Returns at once; false if some could not be queued. Those, and
     /// regions that cannot sleep for another reason than room, stay awake; their owner's report says why.
     pub(crate) fn sleep_when_admitted(&self, ids: &[RegionId], tier: Tier) -> bool {
+        self.queue_for_admission(ids, tier, false)
+    }
+
+    /// As [`Engine::sleep_when_admitted`]. If it may `displace`, room is made in host memory by moving regions of
+    /// the same owner to the file.
+    fn queue_for_admission(&self, ids: &[RegionId], tier: Tier, may_displace: bool) -> bool {
+        if ids.is_empty() {
+            return true;
+        }
         let goal = if tier == Tier::Nvme { SleepGoal::Nvme } else { SleepGoal::Host };
         let mut all = true;
         {
@@ -27,6 +110,7 @@ impl<D: Device> Engine<D> {
                     all = false;
                     continue;
                 }
+                (entry.data.may_displace, entry.data.displaces_in_vain) = (may_displace, false);
                 inner.feed(id, Input::AwaitAdmission(goal));
                 // Refused under an executor: the next mark tries again.
                 let settled = |e: &mut RegionEntry<_>| {
@@ -90,9 +174,14 @@ impl<D: Device> Engine<D> {
             if !is_full {
                 // As for reclaim: a region that its prefix needs by now is not taken.
                 match self.try_sleep(&[id], goal, &[], Initiator::Reclaim) {
-                    Ok(outcome) => is_full = outcome.is_full,
+                    Ok(outcome) => {
+                        is_full = outcome.without_place.iter().any(|place| place.is_for_now);
+                    }
                     Err(e) => self.note_decline(id, &e),
                 }
+            }
+            if is_full {
+                self.displace_for(id);
             }
             let mut inner = self.table.lock();
             inner.shared.is_admitting = false;
@@ -125,6 +214,59 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Moves regions from host memory to the file until those in the queue that may displace others have room, beside
+    /// what is on its way there: regions of the owner of the first one, the lowest layer first. Stops at the
+    /// first that the file has no place for.
+    fn displace_for(&self, first: RegionId) {
+        let mut resting: Vec<(u32, u64, RegionId)> = Vec::new();
+        let (mut asked_bytes, mut leaving_bytes) = (0_u64, 0_u64);
+        {
+            let mut inner = self.table.lock();
+            let Some(entry) = inner.get(first).filter(|e| e.data.may_displace) else { return };
+            let owner = entry.data.account.clone();
+            let line: Vec<RegionId> = inner.shared.admission_queue.iter().copied().collect();
+            for id in line {
+                let entry = inner.get(id).filter(|e| e.data.may_displace);
+                asked_bytes += entry.map_or(0, |e| e.data.copy_bytes as u64);
+            }
+            for (id, entry) in inner.iter() {
+                let bytes = entry.data.copy_bytes as u64;
+                match entry.region.state {
+                    RegionState::Spilling => leaving_bytes += bytes,
+                    RegionState::Host if entry.is_idle() => {
+                        let is_same = same_owner(owner.as_ref(), entry.data.account.as_ref());
+                        if is_same && entry.data.is_eligible {
+                            resting.push((entry.data.label.layer, bytes, id));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let host = self.host.usage();
+        let free_bytes = host.cap_bytes.saturating_sub(host.used_bytes);
+        let mut lacking_bytes = asked_bytes.saturating_sub(free_bytes + leaving_bytes);
+        if free_bytes >= asked_bytes && leaving_bytes == 0 {
+            lacking_bytes = 1; // what is free is in pieces: one more leaves
+        }
+        resting.sort_unstable();
+        for (_, bytes, id) in resting {
+            if lacking_bytes == 0 {
+                break;
+            }
+            if let Err(refused) = self.spill(id) {
+                let noted = |body: &mut RegionData<D>| {
+                    Some(std::mem::replace(&mut body.displaces_in_vain, true))
+                };
+                if self.body(first, noted) == Some(false) {
+                    self.note_decline(first, &refused);
+                }
+                break;
+            }
+            lacking_bytes = lacking_bytes.saturating_sub(bytes);
+        }
+    }
+
     /// Returns true if the tiers of a sleep have room for it. A stopped tier declines it when asked.
     fn has_tier_room(&self, id: RegionId, goal: SleepGoal) -> bool {
         let bytes = self.body(id, |body| Some(body.copy_bytes as u64)).unwrap_or_default();
@@ -139,6 +281,14 @@ impl<D: Device> Engine<D> {
             let left_bytes = file.budget_bytes.saturating_sub(file.used_bytes);
             file.stopped.is_some() || left_bytes >= bytes
         })
+    }
+}
+
+/// Returns true if regions of these accounts have one owner.
+fn same_owner(one: Option<&Arc<Account>>, other: Option<&Arc<Account>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (one, other) => one.is_none() && other.is_none(),
     }
 }
 

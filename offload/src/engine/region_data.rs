@@ -51,6 +51,10 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) account: Option<Arc<Account>>,
     /// Whether reclaim may put it to sleep.
     pub(crate) is_eligible: bool,
+    /// While it waits for host memory, regions of its owner may move on to the file for it.
+    pub(crate) may_displace: bool,
+    /// The file had no place for one of those, which its owner's report says.
+    pub(crate) displaces_in_vain: bool,
     /// Number of times that a stray access woke it.
     pub(crate) stray_wakes: u32,
     /// Number of times that it ceased to be asleep.
@@ -101,6 +105,8 @@ impl<D: Device> RegionData<D> {
             error: None,
             account,
             is_eligible: false,
+            may_displace: false,
+            displaces_in_vain: false,
             stray_wakes: 0,
             wakes: 0,
             tag,

@@ -23,11 +23,27 @@ pub struct SleepOutcome {
     pub declined_bytes: u64,
     /// Reason for the first declined region.
     pub declined: Option<String>,
-    /// A region had no place in its tier, which may have one later.
-    pub(super) is_full: bool,
+    /// Regions that the tier has no place for.
+    pub(super) without_place: Vec<WithoutPlace>,
+    /// Part of `declined_bytes`: regions that the tier was not asked about, as they are in transition.
+    pub(super) busy_bytes: u64,
+}
+
+/// A region that a tier has no place for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WithoutPlace {
+    pub(super) id: RegionId,
+    /// The tier may have a place later.
+    pub(super) is_for_now: bool,
 }
 
 impl SleepOutcome {
+    /// Declines a region that is in transition.
+    fn decline_busy(&mut self, bytes: u64, reason: impl Into<String>) {
+        self.busy_bytes += bytes;
+        self.decline(bytes, reason);
+    }
+
     fn decline(&mut self, bytes: u64, reason: impl Into<String>) {
         self.declined_bytes += bytes;
         self.declined.get_or_insert_with(|| reason.into());
@@ -139,16 +155,20 @@ impl<D: Device> Engine<D> {
                         }
                     }
                 }
-                SleepCheck::Refused(bytes, reason) => outcome.decline(bytes, reason),
+                SleepCheck::Refused(bytes, reason) => outcome.decline_busy(bytes, reason),
                 SleepCheck::Ready { bytes, copy_bytes } => match self.grant(copy_bytes, goal) {
                     Ok(grant) => {
                         if self.agree(id, goal, ticket, grant, who) {
                             outcome.accepted_bytes += bytes;
                         } else {
-                            outcome.decline(bytes, "the region changed during the request");
+                            outcome.decline_busy(bytes, "the region changed during the request");
                         }
                     }
-                    Err(e) => self.decline(id, bytes, &e, &mut outcome),
+                    Err(e) => {
+                        self.decline(id, bytes, &e, &mut outcome);
+                        let is_for_now = e.is_full_for_now();
+                        outcome.without_place.push(WithoutPlace { id, is_for_now });
+                    }
                 },
             }
         }
@@ -163,7 +183,6 @@ impl<D: Device> Engine<D> {
         self.timeline.instant(Lane::Notice, self.names.declined, bytes);
         self.note_decline(id, e);
         tracing::debug!(target: "offload", region = id.key(), bytes, reason = %e, "sleep declined");
-        outcome.is_full |= e.is_full_for_now();
         outcome.decline(bytes, e.to_string());
     }
 

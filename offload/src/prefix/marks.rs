@@ -7,7 +7,7 @@ use dormouse_timeline::{Lane, rate_bytes_per_s};
 use tracing::Span;
 
 use super::plan_follower::PlanFollower;
-use super::{Layer, Prefix, phase_name};
+use super::{Prefix, phase_name};
 use crate::config::ResidencyPolicy;
 use crate::engine::{BytesToLoad, Waited};
 use crate::error::OffloadError;
@@ -136,7 +136,7 @@ impl<D: Device> Prefix<D> {
     }
 
     /// Puts the layers below `end` to sleep, the lowest first, because backward needs it last. A layer without
-    /// a place stays awake and is tried again at the next mark.
+    /// a place waits for one in line; one that cannot sleep now is tried again at the next mark.
     ///
     /// Layers that sleep, or are about to, are skipped: most marks check only the layer that has just run.
     fn let_sleep(&mut self, end: u32, stream: &D::Stream) -> Result<(), OffloadError> {
@@ -144,7 +144,7 @@ impl<D: Device> Prefix<D> {
         if std::mem::replace(&mut self.awakenings_before, awakenings) != awakenings {
             self.layers.iter_mut().for_each(|layer| layer.is_settled = false);
         }
-        let ids = self.sleepers(end, |layer| !layer.is_settled);
+        let ids = self.sleepers(end);
         if ids.is_empty() {
             return Ok(());
         }
@@ -172,15 +172,8 @@ impl<D: Device> Prefix<D> {
             self.sleep_by_plan();
             return Ok(());
         }
-        let mut asked = ids;
-        for tier in self.engine.tiers_in_order() {
-            if self.engine.sleep(&asked, tier, &after)?.declined_bytes == 0 {
-                self.settle(end);
-                break;
-            }
-            // A full tier: its regions move on to the next tier, the lowest layer first.
-            tracing::debug!(target: "offload", prefix = self.number, full = ?tier, "tier switched");
-            asked = self.sleepers(end, |_| true);
+        if self.engine.sleep_in_order(&ids, &after)? {
+            self.settle(end);
         }
         Ok(())
     }
@@ -269,13 +262,13 @@ impl<D: Device> Prefix<D> {
         }
     }
 
-    /// Returns the regions of the layers below `end` that `which` selects.
-    fn sleepers(&self, end: u32, which: impl Fn(&Layer) -> bool) -> Vec<RegionId> {
+    /// Returns the regions of the layers below `end` that are not settled.
+    fn sleepers(&self, end: u32) -> Vec<RegionId> {
         let layers = self.layers.iter().take(end as usize);
-        layers.filter(|layer| which(layer)).flat_map(|layer| &layer.regions).copied().collect()
+        layers.filter(|layer| !layer.is_settled).flat_map(|layer| &layer.regions).copied().collect()
     }
 
-    /// Notes that all layers below `end` sleep or are about to.
+    /// Notes that all layers below `end` sleep, are about to, or wait in line.
     fn settle(&mut self, end: u32) {
         self.layers.iter_mut().take(end as usize).for_each(|layer| layer.is_settled = true);
     }

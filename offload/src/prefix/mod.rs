@@ -52,7 +52,7 @@ pub const LAYERS_MAX: u32 = 1 << 16;
 #[derive(Debug, Default)]
 struct Layer {
     regions: Vec<RegionId>,
-    /// All of them sleep or are about to, unless a sleep of the prefix ended since.
+    /// All of them sleep, are about to, or wait for a place, unless a sleep of the prefix ended since.
     is_settled: bool,
     /// Bytes to load when waking began.
     bytes_to_load: BytesToLoad,

@@ -139,6 +139,8 @@ impl<D: Device> Prefix<D> {
             return Ok(());
         }
         self.note_begin();
+        // Layers that have found no place by now stay awake: what wakes leaves places to them, and they are needed.
+        self.engine.withdraw_waiting(&self.ids(0..self.layers()));
         let top = self.layers() - 1;
         self.engine.wake_ahead(&self.ids(needed(top)));
         self.wake_window(top);

@@ -387,3 +387,32 @@ fn a_wake_has_the_free_pages_of_a_device_smaller_than_the_budget() {
     }
     fixture.assert_empty();
 }
+
+/// A region that cannot sleep because it wakes is no reason to write others to the file.
+#[test]
+fn a_busy_region_moves_none_to_the_file() {
+    let fixture = Plan::default().via_host().build();
+    let (resting, resting_at) = fixture.region(MIB, 1);
+    let (busy, busy_at) = fixture.region(MIB, 2);
+    fixture.engine.let_reclaim(&[resting, busy], &[]);
+    fixture.engine.sleep(&[resting], Tier::Host, &[]).unwrap();
+    fixture.engine.sleep(&[busy], Tier::Nvme, &[]).unwrap();
+    fixture.engine.wait_settled(&[resting, busy]).unwrap();
+    let written_bytes = fixture.nvme().usage().written_bytes;
+    fixture.faults.hold(false, true);
+    fixture.engine.wake(&[busy]);
+    fixture.faults.wait_held(1);
+    assert!(
+        !fixture.engine.sleep_in_order(&[resting, busy], &[]).unwrap(),
+        "it is to be asked again"
+    );
+    fixture.faults.hold(false, false);
+    fixture.engine.wait_awake(&[busy]).unwrap();
+    assert_eq!(fixture.state(resting), RegionState::Host);
+    assert_eq!(fixture.nvme().usage().written_bytes, written_bytes);
+    assert!(fixture.engine.sleep_in_order(&[busy], &[]).unwrap());
+    for address in [resting_at, busy_at] {
+        fixture.engine.free(address, 0).unwrap();
+    }
+    fixture.assert_empty();
+}

@@ -1,5 +1,6 @@
 //! What holds on every device. Included by `on_host` and `on_cuda`, which say on which bench.
 
+mod full;
 pub(super) mod planned;
 mod together;
 pub(super) mod trainer;

@@ -1,13 +1,16 @@
 //! Admission to host memory with room for an exact number of layers. A pool of pinned memory could
 //! fragment into pieces that are too small.
 
+use dormouse_device::{DeviceError, Operation};
+
 use crate::engine::tests::soon;
+use crate::ids::Tier;
 use crate::prefix::{Edge, Phase};
 use dormouse_residency::Tier::{Device as Keep, Host, Nvme};
 use dormouse_residency::region::RegionState;
 
 use super::both::planned::{enter, follow, states, work};
-use super::both::trainer::{LAYER_BYTES, LAYERS};
+use super::both::trainer::{LAYER_BYTES, LAYERS, Trainer};
 use crate::engine::tests::on_host::both::Plan as Set;
 
 /// What is read ahead waits for host memory in line as well, and needs no mark when there is some.
@@ -120,4 +123,72 @@ fn layers_that_wait_for_a_place_are_freed_and_needed_as_any_other() {
         trainer.backward(layer);
     }
     trainer.end();
+}
+
+/// Without a plan, and with a tier that stays full: each layer is declined once, not again at every mark.
+#[test]
+fn layers_that_wait_for_a_place_are_not_asked_again() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = 2 * LAYER_BYTES;
+    let fixture = set.build();
+    fixture.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
+    let mut trainer = Trainer::new(&fixture);
+    trainer.forward_all();
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    let awake = RegionState::Awake;
+    assert!((2..LAYERS).all(|layer| trainer.states(layer) == [awake; 3]));
+    assert_eq!(fixture.engine.stats().declined, 3 * u64::from(LAYERS - 2), "once each");
+    // One waits at the head of the queue; the file has no place for what would make room for it.
+    let declined = trainer.prefix.report().declined;
+    let of_file: Vec<_> = declined.iter().filter(|why| why.contains("NVMe")).collect();
+    assert!(of_file.len() == 1 && !of_file[0].contains("times"), "{declined:?}");
+    trainer.backward_all_and_end();
+}
+
+/// What wakes leaves places in host memory, and none of the layers that are needed next takes one.
+#[test]
+fn layers_that_found_no_place_stay_awake_once_others_wake() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = LAYER_BYTES;
+    let fixture = set.build();
+    fixture.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
+    let mut trainer = Trainer::new(&fixture);
+    trainer.prefix.set_window(1);
+    trainer.forward_all();
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    let sleeps = fixture.engine.stats().sleeps;
+    trainer.prefix.enter(Phase::C, &trainer.stream).unwrap();
+    fixture.engine.wake(&trainer.ids(0));
+    soon("host memory is empty", || fixture.host_used() == 0);
+    trainer.settle();
+    assert_eq!(fixture.engine.stats().sleeps, sleeps);
+    (0..LAYERS).rev().for_each(|layer| trainer.backward(layer));
+    trainer.end();
+}
+
+/// The system refuses the memory for one in line, which is no reason to forget it.
+#[test]
+fn a_layer_that_leaves_the_line_awake_is_asked_again_at_the_next_mark() {
+    let mut set = Set::default().via_host();
+    set.config.host_bytes_max = LAYER_BYTES;
+    let fixture = set.build();
+    fixture.engine.set_tier_budget(Tier::Nvme, 0).unwrap();
+    let mut trainer = Trainer::new(&fixture);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    (0..3).for_each(|layer| trainer.forward(layer));
+    trainer.settle();
+    let first = trainer.ids(1)[0];
+    assert_eq!(trainer.states(1), [RegionState::Awake; 3]);
+    fixture.device().fail(Operation::Pin, 1, DeviceError::TooManySpans { limit: 1 });
+    fixture.engine.set_tier_budget(Tier::Host, 64 << 20).unwrap();
+    trainer.settle();
+    assert_eq!(fixture.state(first), RegionState::Awake);
+    trainer.forward(3);
+    soon("it sleeps", || fixture.state(first) == RegionState::Host);
+    trainer.forward(4);
+    trainer.forward(5);
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.backward_all_and_end();
 }
