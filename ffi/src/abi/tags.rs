@@ -221,10 +221,13 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
         // Memory is put to sleep for other users of the device, whom parked pages cannot serve.
         engine.allocator().device().release_parked();
         // An accepted sleep can still fail: a disk write fails, or the memory is written meanwhile.
-        let (mut awake_bytes, mut asleep_bytes) = (0, 0);
+        let (mut awake_bytes, mut asleep_bytes, mut failed) = (0, 0, None);
         for region in regions.iter().filter_map(|id| engine.region_info(*id).ok()) {
             match region.state {
-                RegionState::Awake => awake_bytes += region.range.bytes,
+                RegionState::Awake => {
+                    awake_bytes += region.range.bytes;
+                    failed = failed.or(region.error);
+                }
                 RegionState::Gone => {}
                 _ => asleep_bytes += region.range.bytes,
             }
@@ -232,9 +235,7 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
         if awake_bytes == 0 && (declined.is_none() || asleep_bytes > 0) {
             return Ok(Outcome::Done);
         }
-        let reason = declined
-            .or_else(|| engine.stats().nvme_stopped)
-            .unwrap_or_else(|| "it was written during the copy".to_owned());
+        let reason = why_awake(declined, failed.as_deref());
         Ok(if asleep_bytes == 0 {
             let reason = format!("{awake_bytes} bytes of tag {name} stay awake: {reason}");
             Outcome::Notice(status::DORMOUSE_DECLINED, reason)
@@ -244,6 +245,13 @@ pub unsafe extern "C" fn dormouse_tag_sleep(
             Outcome::Notice(status::DORMOUSE_PARTIAL, format!("{bytes}: {reason}"))
         })
     })
+}
+
+/// Returns why memory of a tag stays awake: its sleep was declined, or failed after it was accepted.
+fn why_awake(declined: Option<String>, failed: Option<&OffloadError>) -> String {
+    declined
+        .or_else(|| failed.map(ToString::to_string))
+        .unwrap_or_else(|| "it was written during the copy".to_owned())
 }
 
 /// Moves the tag's memory back to its original addresses and waits for the copies. All streams can
@@ -291,5 +299,14 @@ mod tests {
         assert_eq!(status_of(enters.close("raced")), status::DORMOUSE_ERR_STALE);
         enters.reopen();
         assert_eq!(status_of(enters.count()), status::DORMOUSE_OK);
+    }
+
+    #[test]
+    fn memory_that_stays_awake_says_what_its_sleep_met() {
+        let failed = OffloadError::ShutDown;
+        let declined = Some("full".to_owned());
+        assert_eq!(why_awake(declined, Some(&failed)), "full");
+        assert_eq!(why_awake(None, Some(&failed)), failed.to_string());
+        assert_eq!(why_awake(None, None), "it was written during the copy");
     }
 }

@@ -77,7 +77,7 @@ use dormouse_storage::sync::Mutex;
 use dormouse_storage::{NullQueue, Nvme};
 
 /// Properties of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RegionInfo {
     /// Its addresses; those of its first block if it has several.
     pub range: AddressRange,
@@ -91,6 +91,8 @@ pub struct RegionInfo {
     pub tier: Tier,
     /// Its label, shown when a sleeping page is touched.
     pub label: SpanLabel,
+    /// Why the last sleep or wake failed; `None` if it did not, or was called off.
+    pub error: Option<Arc<OffloadError>>,
 }
 
 /// Interned names of timeline slices.

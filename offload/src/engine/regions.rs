@@ -304,6 +304,7 @@ impl<D: Device> Engine<D> {
             state: entry.region.state,
             tier: tier_of(&entry.region).unwrap_or(Tier::Device),
             label: entry.data.label,
+            error: entry.data.error.clone(),
         });
         info.ok_or_else(|| self.stale(id))
     }

@@ -281,3 +281,28 @@ fn a_wait_for_an_io_thread_that_panicked_ends_in_an_error() {
     assert!(matches!(waits, Err(OffloadError::Broken)), "{waits:?}");
     fixture.faults.hold(false, false);
 }
+
+/// It was accepted, so that no decline names the reason.
+#[test]
+fn a_region_knows_why_its_accepted_sleep_failed() {
+    let fixture = Plan::default().via_host().build();
+    let (id, address) = fixture.region(MIB, 1);
+    fixture.device().fail(Operation::Seal, 1, DeviceError::TooManySpans { limit: 1 });
+    let outcome = fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    assert_eq!((outcome.accepted_bytes, outcome.declined), (MIB as u64, None));
+    fixture.engine.wait_settled(&[id]).unwrap();
+    let info = fixture.engine.region_info(id).unwrap();
+    assert_eq!(info.state, RegionState::Awake);
+    let seen = info.error.as_deref();
+    assert!(
+        matches!(seen, Some(OffloadError::Device(DeviceError::TooManySpans { .. }))),
+        "{seen:?}"
+    );
+    // What succeeds after it, or is called off, has no error.
+    fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+    fixture.engine.wait_settled(&[id]).unwrap();
+    fixture.engine.wait_awake(&[id]).unwrap();
+    assert!(fixture.engine.region_info(id).unwrap().error.is_none());
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
+}
