@@ -84,7 +84,7 @@ use dormouse_alloc::core::Tlsf;
 
 use self::choice::Choice;
 use self::fallback::Fallback;
-use self::growth::Reserved;
+use self::growth::{GrowthRefused, Reserved};
 use self::uring::Buffers;
 use self::write_budget::WriteBudget;
 use crate::sync::{Mutex, lock};
@@ -122,7 +122,7 @@ pub struct NvmeUse {
     pub used_bytes: u64,
     /// Peak of `used_bytes` since the last reset.
     pub peak_bytes: u64,
-    /// Limit in bytes, at most the size of the file.
+    /// Limit in bytes, at most what the file may grow to. For 10 s after the disk refused growth, what the file has.
     pub budget_bytes: u64,
     /// Bytes written since creation, including failed transfers.
     pub written_bytes: u64,
@@ -146,8 +146,16 @@ struct FileSpace {
     used_bytes: u64,
     peak_bytes: u64,
     budget_bytes: u64,
+    growth: GrowthRefused,
     writes: WriteBudget,
     stopped: Option<String>,
+}
+
+impl FileSpace {
+    /// Returns the limit on bytes in use now.
+    fn budget_bytes(&self, now_ns: u64) -> u64 {
+        self.budget_bytes.min(self.growth.limit_bytes(now_ns))
+    }
 }
 
 /// The NVMe tier: the file and its extents. Any-thread.
@@ -228,6 +236,7 @@ impl Nvme {
             used_bytes: 0,
             peak_bytes: 0,
             budget_bytes: u64::from(units) * UNIT_BYTES as u64,
+            growth: GrowthRefused::default(),
             writes: WriteBudget::default(),
             stopped: None,
         };
@@ -289,42 +298,52 @@ impl Nvme {
     }
 
     /// Allocates an extent of `bytes`, rounded up to whole units, and reserves as much of the write budget. A file
-    /// that is full grows first, if it may; the caller waits for the file system.
+    /// that is full grows first, if it may; the caller waits for the file system. After a refusal the disk is not asked
+    /// again for 10 s.
     ///
     /// # Errors
     /// `Full`, also if the disk has no room for a file that would grow; `Spent`; `Stopped`.
     pub fn allocate(&self, bytes: u64) -> Result<Extent, NvmeError> {
-        let (extent, full) = self.take_place(bytes)?;
+        self.allocate_at(bytes, self.now_ns())
+    }
+
+    fn allocate_at(&self, bytes: u64, now_ns: u64) -> Result<Extent, NvmeError> {
+        let (extent, limit_bytes, full) = self.take_place(bytes, now_ns)?;
         let end_bytes = extent.offset() + extent.whole_bytes();
+        if end_bytes > limit_bytes {
+            self.release(extent);
+            return Err(full);
+        }
         if let Err(refusal) = self.reserved.cover(&*self.storage, end_bytes) {
             self.release(extent);
-            let reserved_bytes = self.reserved.bytes();
-            let mut space = lock(&self.space);
-            space.budget_bytes = space.budget_bytes.min(reserved_bytes);
-            drop(space);
-            tracing::debug!(target: "storage", end_bytes, reason = %refusal, "the file does not grow");
+            let file_bytes = self.reserved.bytes();
+            let is_first = lock(&self.space).growth.note(now_ns, file_bytes);
+            let free_bytes = self.storage.disk_free_bytes();
+            if is_first {
+                tracing::warn!(target: "storage", end_bytes, file_bytes, free_bytes, reason = %refusal, "the file does not grow; the disk is asked again later");
+            } else {
+                tracing::debug!(target: "storage", end_bytes, file_bytes, free_bytes, reason = %refusal, "the file does not grow yet");
+            }
             return Err(full);
         }
         Ok(extent)
     }
 
-    /// Takes a place in the file, which may be longer than the file is yet. Also returns the error if it stays so.
-    fn take_place(&self, bytes: u64) -> Result<(Extent, NvmeError), NvmeError> {
+    /// Takes a place in the file, which may be longer than the file is yet. Also returns the limit of the file's length
+    /// for now, and the error if the place is beyond what the file has.
+    fn take_place(&self, bytes: u64, now_ns: u64) -> Result<(Extent, u64, NvmeError), NvmeError> {
         let mut space = lock(&self.space);
         if let Some(reason) = &space.stopped {
             return Err(NvmeError::Stopped { reason: reason.clone() });
         }
-        let full = NvmeError::Full {
-            asked_bytes: bytes,
-            used_bytes: space.used_bytes,
-            budget_bytes: space.budget_bytes,
-        };
+        let budget_bytes = space.budget_bytes(now_ns);
+        let used_bytes = space.used_bytes;
+        let full = NvmeError::Full { asked_bytes: bytes, used_bytes, budget_bytes };
         let Ok(units) = u32::try_from(bytes.div_ceil(UNIT_BYTES as u64)) else { return Err(full) };
         let whole_bytes = u64::from(units) * UNIT_BYTES as u64;
-        if space.used_bytes + whole_bytes > space.budget_bytes {
+        if used_bytes + whole_bytes > budget_bytes {
             return Err(full);
         }
-        let now_ns = self.now_ns();
         space.writes.reserve(whole_bytes, now_ns)?;
         let Some(piece) = space.tlsf.allocate(units, 1) else {
             space.writes.give_back(whole_bytes, now_ns);
@@ -332,7 +351,7 @@ impl Nvme {
         };
         space.used_bytes += whole_bytes;
         space.peak_bytes = space.peak_bytes.max(space.used_bytes);
-        Ok((Extent::new(piece, bytes), full))
+        Ok((Extent::new(piece, bytes), space.growth.limit_bytes(now_ns), full))
     }
 
     /// Counts bytes written into an extent, including failed writes.
@@ -411,7 +430,10 @@ impl Nvme {
     /// Returns statistics.
     #[must_use]
     pub fn usage(&self) -> NvmeUse {
-        let now_ns = self.now_ns();
+        self.usage_at(self.now_ns())
+    }
+
+    fn usage_at(&self, now_ns: u64) -> NvmeUse {
         let mut space = lock(&self.space);
         NvmeUse {
             written_bytes: space.writes.written_bytes(),
@@ -419,7 +441,7 @@ impl Nvme {
             write_left_bytes: space.writes.left_bytes(now_ns),
             used_bytes: space.used_bytes,
             peak_bytes: space.peak_bytes,
-            budget_bytes: space.budget_bytes,
+            budget_bytes: space.budget_bytes(now_ns),
             stopped: space.stopped.clone(),
             buffered: self.storage.is_buffered(),
             io_engine: self.io_engine,

@@ -35,6 +35,10 @@ pub trait Storage: Send + Sync + Debug {
         let _fixed = (from_bytes, to_bytes);
         Err(io::ErrorKind::Unsupported.into())
     }
+    /// Returns the free bytes of the disk, if they are known.
+    fn disk_free_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Writes to a buffered file. Each is on the disk before it returns.
@@ -156,6 +160,10 @@ impl Storage for DirectFile {
         }
         file::preallocate(file, from_bytes, to_bytes)
             .or_else(|e| file.set_len(from_bytes).and(Err(e)))
+    }
+
+    fn disk_free_bytes(&self) -> Option<u64> {
+        DiskSpace::of_file(self.file.get().ok()?).ok().map(|space| space.free_bytes)
     }
 }
 
