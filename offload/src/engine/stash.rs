@@ -133,9 +133,10 @@ impl<D: Device> Engine<D> {
         stream: &D::Stream,
     ) -> Result<u64, OffloadError> {
         self.refuse_worker()?;
+        // First: from here on this call may be the one to release the copy, which no early return does.
+        self.order_behind(CopyStream::In, stream)?;
         let copy = lock(&self.stashes).by_id.get(&id).map(|k| Arc::clone(&k.copy));
         let copy = copy.ok_or_else(|| stale(id))?;
-        self.order_behind(CopyStream::In, stream)?;
         let result = match &copy.location {
             StashLocation::Host(buffer) => {
                 self.copy_now(destination, buffer.start(), copy.bytes, CopyStream::In)

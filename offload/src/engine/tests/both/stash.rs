@@ -1,5 +1,9 @@
 //! The by-copy door.
 
+use std::cell::RefCell;
+
+use dormouse_device::{DeviceError, Operation};
+
 use super::*;
 use crate::engine::StashId;
 use dormouse_storage::NvmeError;
@@ -95,6 +99,35 @@ fn where_the_better_place_is_full_the_next_one_takes_it() {
         assert!(holds(address, MIB, 6));
         fixture.engine.stash_drop(id).unwrap();
     }
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
+}
+
+thread_local! {
+    /// Dropped at this thread's next call of the device.
+    static DROPPED_NEXT: RefCell<Option<(Arc<Engine<TestDevice>>, StashId)>> = RefCell::default();
+}
+
+/// The last user drops the stash while another call is about to read it, and the device refuses that call.
+#[test]
+fn a_refused_read_of_a_stash_that_is_dropped_meanwhile_leaves_no_place_taken() {
+    let mut plan = Plan::default();
+    plan.config.host_bytes_max = 0;
+    let fixture = plan.build();
+    let (address, here) = (fixture.allocate(MIB, 1), fixture.here());
+    let id = put(&fixture, address, MIB, 1).unwrap();
+    assert_eq!(fixture.nvme_used(), MIB as u64);
+    DROPPED_NEXT.replace(Some((Arc::clone(&fixture.engine), id)));
+    fixture.device().watch(|| {
+        let dropped = DROPPED_NEXT.take();
+        dropped.is_some_and(|(engine, id)| engine.stash_drop(id).is_err())
+    });
+    let refused = DeviceError::TooManySpans { limit: 1 };
+    fixture.device().fail(Operation::Event, 1, refused);
+    // SAFETY: a live, awake block of the test's own, as long as the stash.
+    let error = unsafe { fixture.engine.stash_get(id, address, &here) }.unwrap_err();
+    assert!(matches!(error, OffloadError::Device(_)), "{error}");
+    assert_eq!((fixture.engine.stash_count(), fixture.nvme_used()), (0, 0));
     fixture.engine.free(address, 0).unwrap();
     fixture.assert_empty();
 }
