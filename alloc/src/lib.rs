@@ -26,8 +26,8 @@
 //!   that a block shares with no other block can sleep ([`BlockInfo::pages`]).
 //! - *pending*: freed, but possibly still used by other streams. *Collecting* turns pending blocks whose
 //!   uses have completed into cached ranges. *Idle*: a stream without queued work; *busy*: one with it.
-//! - *quiet*: free memory that no queued work uses any more. *Mark*: an event behind the frees of a busy
-//!   stream; once it is complete, what was freed before it is quiet.
+//! - *quiet*: free memory that no queued work of any stream uses any more. *Mark*: an event on a busy stream behind
+//!   frees; once it is complete, the stream is through with what was freed before it.
 //! - *thread cache*: recently freed small blocks, kept whole for the next request of their size *class*,
 //!   in one *shard* per thread. *Ownership table*: names the current owner of each such block.
 //! - *mapped*: all pages held: awake blocks, cached ranges, ranges being mapped or unmapped, and
@@ -50,16 +50,16 @@
 //!     flush the thread cache, trim cached ranges ──► Reclaim, some rounds ──► report
 //! ```
 //! With [`Config::moves_pages`], an allocation that would raise the mapped bytes above the previous maximum
-//! use plus [`Config::margin`] first unmaps quiet pages elsewhere. If they do not suffice, it waits until
-//! pages of its own stream are quiet, those that were freed first. Near this maximum a large block is placed
+//! use plus [`Config::margin`] first unmaps quiet pages elsewhere. If they do not suffice, it waits for its own
+//! stream until more are quiet, those that were freed first. Near this maximum a large block is placed
 //! where it strands the fewest bytes, even if pages must move for it and a cached range would fit; nothing
 //! is waited for then. A block goes where it splits no large page. If there is no such place in the cache, the
 //! large page in the way is unmapped, if it is quiet, and the block maps what it needs of the gap.
 //!
 //! On a stream-ordered device the cache of the request's own stream is searched first, and completed
 //! pending blocks are collected before a bare range is mapped. A trim unmaps quiet pages of any
-//! stream. When `Reclaim` is exhausted, the request waits for pending blocks and until enough pages are
-//! quiet, those of any stream that were freed first. If this does not suffice, it fails with a report.
+//! stream. When `Reclaim` is exhausted, the request waits for pending blocks and, on any stream, until enough
+//! pages are quiet, those that were freed first. If this does not suffice, it fails with a report.
 //!
 //! # Invariants
 //! - **I1** The ranges of a segment tile it without gaps or overlaps. Free neighbours of the same kind
@@ -76,9 +76,11 @@
 //! - **I6** Block addresses depend on the order of operations only, not on clocks, hashes or random
 //!   numbers. (Streams lists the exceptions on a stream-ordered device.)
 //! - **I7** A failed call changes nothing.
-//! - **I8** Pages are reused on another stream, or unmapped, only after every stream that may have used
-//!   them was idle, or has passed an event, after the last moment at which they were reachable. If the
-//!   device cannot record or query such an event, they stay pending, or cached for their stream.
+//! - **I8** Pages are unmapped, and so reused on another stream, only after every registered stream was idle, or has
+//!   passed an event, after the last moment at which they were reachable. A block is reused on its own stream only
+//!   after the same of the other streams that are recorded with it. If the device cannot record or query such an event,
+//!   they stay pending, or cached for their stream. A stream that the device does not know any more is not waited for,
+//!   and its own pages stay.
 //! - **I9** A small block has exactly one owner: its user, the thread cache or the state. Ownership
 //!   changes by one compare-and-swap on its word of the ownership table.
 //! - **I10** A page that held a block of a kept arena stays mapped and serves only that arena until the
@@ -107,10 +109,14 @@
 //! The cache of one stream serves another through unmapped ranges, which any stream may map, so no
 //! memory is stranded under pressure. Before a block sleeps, its claimant waits for all its streams.
 //!
+//! **Unrecorded reads.** A stream may read a block of another one that nobody records, if the block's own stream waits
+//! for it behind the free: own-stream reuse is ordered then, and torch's own allocator keeps the pages or waits for the
+//! device. So nothing is unmapped while any registered stream may have work that was queued before the free.
+//!
 //! **Marks.** A trainer's stream is never idle in mid-step. A stream that a trim found busy is marked: each time
-//! 1/32 of the maximum use was freed on it, an event is recorded. Frees are numbered. Each page keeps the number
-//! of its last free and each mark that of the last free before it, so a complete mark shows which pages are
-//! quiet. A wait is for the oldest mark that suffices, and for all queued work only if there is none. Marking
+//! 1/32 of the maximum use was freed, an event is recorded on it. Frees are numbered. Each page keeps the number
+//! of its last free and each mark that of the last free before it, so a complete mark shows which pages the stream
+//! is through with. A wait is for the oldest mark that suffices, and for all queued work only if there is none. Marking
 //! ends when the stream is found idle.
 //!
 //! **Run-ahead.** The host queues work long before a device does it. Memory that the host allocates ahead of the device

@@ -29,6 +29,15 @@ pub(crate) enum WaitMode {
     Wait,
 }
 
+/// What the device says of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StreamAnswer {
+    Idle,
+    Busy,
+    /// It does not know the stream any more.
+    Gone,
+}
+
 /// A release with the events after the uses.
 #[derive(Debug)]
 pub(crate) struct PendingRelease<D: Device> {
@@ -198,7 +207,7 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// Queries the marks of all streams: what was freed before a complete one is quiet. Returns the streams with
+    /// Queries the marks of all streams. Returns the streams with
     /// an incomplete one. Called without the state's lock, by the holder of the ladder.
     pub(crate) fn query_marks(&self) -> StreamSet {
         let (mut busy, mut queries) = (StreamSet::EMPTY, EventQueries::default());
@@ -227,7 +236,7 @@ impl<D: Device> Allocator<D> {
         busy
     }
 
-    /// Waits for streams, each until what was freed on it up to a time is quiet: for its oldest mark behind
+    /// Waits for streams, each until it is through with what it had queued before a free: for its oldest mark behind
     /// that free, or for what it has queued by now. Returns the streams that could not be waited for.
     pub(crate) fn wait_for_frees(&self, ends: &[(u32, u64)]) -> StreamSet {
         let (mut silent, mut queries) = (StreamSet::EMPTY, EventQueries::default());
@@ -282,26 +291,47 @@ impl<D: Device> Allocator<D> {
         locked
     }
 
-    /// Queries `streams`. Returns those that are idle, and those that are busy: neither after an error of the
-    /// device. Called without the state's lock.
-    pub(crate) fn query_streams(
-        &self,
-        streams: StreamSet,
-        queries: &mut EventQueries,
-    ) -> (StreamSet, StreamSet) {
-        if !self.is_stream_ordered {
-            return (streams, StreamSet::EMPTY);
+    /// Queries the streams, except those in `busy`, that are not known to be through with all frees. Called without the
+    /// state's lock, by the holder of the ladder.
+    pub(crate) fn query_streams(&self, busy: StreamSet) {
+        let (asked, frees) = {
+            let locked = self.state.lock();
+            let has_cached = locked.state.stats.cached_bytes.current > 0;
+            let behind = has_cached.then(|| locked.state.streams_behind(busy));
+            (behind.unwrap_or_default(), locked.state.frees())
+        };
+        if asked.is_empty() {
+            return;
         }
-        let (mut idle, mut busy) = (StreamSet::EMPTY, StreamSet::EMPTY);
-        for slot in streams.iter() {
-            let stream = self.streams.lock().get(slot as usize).cloned();
-            match stream.and_then(|stream| queries.note(self.device.is_idle(&stream))) {
-                Some(true) => idle.insert(slot),
-                Some(false) => busy.insert(slot),
+        let mut queries = EventQueries::default();
+        let answers: Vec<(u32, Option<StreamAnswer>)> = self.device.during(|| {
+            asked.iter().map(|slot| (slot, self.query_stream(slot, &mut queries))).collect()
+        });
+        let mut locked = self.state.lock();
+        locked.note(queries);
+        for (slot, answer) in answers {
+            match answer {
+                Some(StreamAnswer::Idle) => locked.note_idle(slot, frees),
+                Some(StreamAnswer::Busy) => locked.state.note_busy(slot),
+                Some(StreamAnswer::Gone) => locked.state.note_gone(slot),
+                // As a stream that is busy, but it takes no marks: it is under capture.
                 None => {}
             }
         }
-        (idle, busy)
+    }
+
+    /// Queries a stream; `None` after an error that tells nothing of it.
+    fn query_stream(&self, slot: u32, queries: &mut EventQueries) -> Option<StreamAnswer> {
+        let stream = self.streams.lock().get(slot as usize).cloned()?;
+        match self.device.is_idle(&stream) {
+            Ok(true) => Some(StreamAnswer::Idle),
+            Ok(false) => Some(StreamAnswer::Busy),
+            Err(error) => {
+                let is_gone = error.is_unknown_handle();
+                let _: Option<bool> = queries.note(Err(error));
+                is_gone.then_some(StreamAnswer::Gone)
+            }
+        }
     }
 
     /// Turns pending blocks whose uses are complete into cached ranges, and releases the pages of closed
@@ -320,10 +350,11 @@ impl<D: Device> Allocator<D> {
         }
         let mut queries = EventQueries::default();
         let (mut complete, mut left, mut complete_bytes) = (Vec::new(), Vec::new(), 0);
+        let mut passed = Vec::new();
         let mut busy = StreamSet::EMPTY;
         for mut it in pending {
             let wait_mode = if complete_bytes < enough_bytes { wait_mode } else { WaitMode::Poll };
-            if self.is_complete(&mut it, wait_mode, &mut busy, &mut queries) {
+            if self.is_complete(&mut it, wait_mode, &mut busy, &mut passed, &mut queries) {
                 complete_bytes += it.release.bytes;
                 complete.push(it.release);
             } else {
@@ -332,6 +363,7 @@ impl<D: Device> Allocator<D> {
         }
         let mut locked = self.state.lock();
         locked.note(queries);
+        passed.into_iter().for_each(|(slot, frees)| locked.pass_mark(slot, frees));
         // Releases of the meantime are younger.
         left.append(&mut locked.pending);
         locked.pending_asked_at = PENDING_ASKED_FROM.max(left.len().saturating_mul(2));
@@ -340,7 +372,7 @@ impl<D: Device> Allocator<D> {
         for it in complete {
             made_bytes += match it.subject {
                 ReleaseSubject::Block(index) => {
-                    locked.state.finish_pending(index);
+                    locked.state.finish_pending(index, it.freed_at);
                     it.bytes
                 }
                 // More of it may be free than when it was closed.
@@ -352,12 +384,14 @@ impl<D: Device> Allocator<D> {
         made_bytes
     }
 
-    /// Whether all uses are complete. A stream found busy is not queried again for later uses.
+    /// Whether all uses are complete. A stream found busy is not queried again for later uses. Adds the streams whose
+    /// event is complete to `passed`, with the number of the free before it.
     fn is_complete(
         &self,
         pending: &mut PendingRelease<D>,
         wait_mode: WaitMode,
         busy: &mut StreamSet,
+        passed: &mut Vec<(u32, u64)>,
         queries: &mut EventQueries,
     ) -> bool {
         self.record_ends(pending, queries);
@@ -367,7 +401,10 @@ impl<D: Device> Allocator<D> {
                 return true;
             }
             match self.query_event(end, wait_mode, queries) {
-                Some(true) => false,
+                Some(true) => {
+                    passed.push((*slot, release.freed_at));
+                    false
+                }
                 Some(false) => {
                     busy.insert(*slot);
                     true

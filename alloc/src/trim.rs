@@ -1,15 +1,14 @@
 //! Trimming: unmaps cached pages, for the budget and for blocks about to wake.
 //!
-//! Pages leave once they are quiet (I8): a mark behind their last free is complete, or their stream was found
-//! idle after it. A range is first removed from its list. Then, with the state unlocked, its stream is queried
-//! if its pages are not known to be quiet: all their uses were queued before. The range is unmapped, or put
-//! back.
+//! Pages leave once they are quiet (I8): of each stream a mark behind their last free is complete, or it was found
+//! idle after it. A trim first queries the streams, with the state unlocked: only those that were found idle lately hold
+//! nothing up later. Quiet ranges are then removed from their lists and unmapped, or put back.
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::core::Fit;
 use crate::state::{Priority, State, StreamSet, TrimPurpose};
-use crate::streams::{EventQueries, WaitMode};
+use crate::streams::WaitMode;
 use crate::types::Request;
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{AddressRange, Device};
@@ -25,7 +24,7 @@ const WAIT_GROWS_FROM: u32 = TRIM_ROUNDS_MAX / 2;
 const TRIM_WAITS_MAX: u32 = 64;
 /// Failed unmap calls after which a trim ends.
 pub const TRIM_REFUSALS_MAX: usize = 4;
-/// Limit of the ranges that share the queries of their streams.
+/// Limit of the ranges that are unmapped before the state is locked again.
 const TRIM_BATCH_MAX: usize = 64;
 /// Bytes of idle pages trimmed at a time for waking blocks: runs of many blocks, which keep the sizes
 /// that the next layer requests.
@@ -62,14 +61,12 @@ struct TrimRange {
     index: u32,
     range: AddressRange,
     stream: u32,
-    /// No query is needed: the stream was quiet after the range became free.
-    is_quiet: bool,
 }
 
 impl TrimRange {
     fn of(state: &State, index: u32) -> Self {
         let (range, stream) = (state.address_range(index), state.stream_of(index));
-        Self { index, range, stream, is_quiet: state.is_known_quiet(index) }
+        Self { index, range, stream }
     }
 }
 
@@ -176,23 +173,25 @@ impl<D: Device> Allocator<D> {
     }
 
     /// One trim. The state is unlocked during device calls. A range that cannot be unmapped is set aside until
-    /// the end, so that it is not tried again. Of streams that are busy or cannot be queried, only pages that
-    /// are known to be quiet are trimmed. If they do not suffice, the trim waits for more, as far as its
-    /// [`WaitMode`] allows.
+    /// the end, so that it is not tried again. Only pages that are known to be quiet are trimmed. If they do not
+    /// suffice, the trim waits for more, as far as its [`WaitMode`] allows.
     pub(crate) fn trim_once(
         &self,
         _ladder: &MutexGuard<'_, ()>,
         target_bytes: u64,
         trim: Trim<'_>,
     ) -> u64 {
-        let mut busy = self.query_marks();
+        if self.is_stream_ordered && target_bytes > 0 {
+            let busy = self.query_marks();
+            self.query_streams(busy);
+        }
         let (mut silent, mut waits) = (StreamSet::EMPTY, 0);
         let mut locked = self.state.lock();
         let mut given_bytes = 0;
         let mut refused = Vec::new();
         while given_bytes < target_bytes && refused.len() < TRIM_REFUSALS_MAX {
             let left_bytes = target_bytes - given_bytes;
-            let parts = self.begin_trims(&mut locked, left_bytes, trim, busy);
+            let parts = self.begin_trims(&mut locked, left_bytes, trim);
             if parts.is_empty() {
                 let ends = locked.ends_to_wait_for(left_bytes, trim, silent);
                 if ends.is_empty() || waits == TRIM_WAITS_MAX {
@@ -204,21 +203,10 @@ impl<D: Device> Allocator<D> {
                 locked = self.state.lock();
                 continue;
             }
-            let frees = locked.state.frees();
             drop(locked);
-            let mut streams = StreamSet::EMPTY;
-            let unknown = parts.iter().filter(|part| !part.is_quiet);
-            unknown.for_each(|part| streams.insert(part.stream));
             let refusals_max = TRIM_REFUSALS_MAX - refused.len();
-            let mut queries = EventQueries::default();
-            let (idle, found_busy, unmapped) = self.device.during(|| {
-                let (idle, found_busy) = self.query_streams(streams, &mut queries);
-                (idle, found_busy, self.unmap_quiet(&parts, idle, refusals_max))
-            });
+            let unmapped = self.device.during(|| self.unmap_parts(&parts, refusals_max));
             locked = self.state.lock();
-            locked.note(queries);
-            idle.iter().for_each(|slot| locked.note_idle(slot, frees));
-            found_busy.iter().for_each(|slot| locked.state.note_busy(slot));
             for (part, is_unmapped) in parts.iter().zip(unmapped) {
                 match is_unmapped {
                     Some(true) => given_bytes += locked.finish_trim(part, trim),
@@ -227,9 +215,6 @@ impl<D: Device> Allocator<D> {
                         refused.push(part.index);
                     }
                     None => locked.state.cancel_trim(part.index),
-                }
-                if !part.is_quiet && !idle.contains(part.stream) {
-                    busy.insert(part.stream);
                 }
             }
         }
@@ -242,16 +227,10 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Removes ranges of `bytes` in total from the lists, one at a time without stream order.
-    fn begin_trims(
-        &self,
-        locked: &mut Locked<D>,
-        bytes: u64,
-        trim: Trim<'_>,
-        busy: StreamSet,
-    ) -> Vec<TrimRange> {
+    fn begin_trims(&self, locked: &mut Locked<D>, bytes: u64, trim: Trim<'_>) -> Vec<TrimRange> {
         let parts_max = if self.is_stream_ordered { TRIM_BATCH_MAX } else { 1 };
         if let TrimPurpose::Unused { since } = trim.purpose {
-            let begun = locked.state.begin_unused(since, bytes, parts_max, busy);
+            let begun = locked.state.begin_unused(since, bytes, parts_max);
             return begun.into_iter().map(|index| TrimRange::of(&locked.state, index)).collect();
         }
         let mut parts: Vec<TrimRange> = Vec::new();
@@ -259,8 +238,8 @@ impl<D: Device> Allocator<D> {
         while parts.len() < parts_max && taken_bytes < bytes {
             let state = &mut locked.state;
             let begun = match trim.split {
-                Some((request, fit)) => state.begin_split(request, fit, busy),
-                None => state.begin_trim(bytes - taken_bytes, trim.purpose, busy),
+                Some((request, fit)) => state.begin_split(request, fit),
+                None => state.begin_trim(bytes - taken_bytes, trim.purpose),
             };
             let Some(index) = begun else { break };
             let part = TrimRange::of(state, index);
@@ -270,17 +249,12 @@ impl<D: Device> Allocator<D> {
         parts
     }
 
-    /// Unmaps those `parts` whose streams are quiet, until `refusals_max` errors. Returns for each part whether
-    /// it was unmapped; `None` if it was not tried.
-    fn unmap_quiet(
-        &self,
-        parts: &[TrimRange],
-        quiet: StreamSet,
-        refusals_max: usize,
-    ) -> Vec<Option<bool>> {
+    /// Unmaps `parts`, until `refusals_max` errors. Returns for each part whether it was unmapped; `None` if it was
+    /// not tried.
+    fn unmap_parts(&self, parts: &[TrimRange], refusals_max: usize) -> Vec<Option<bool>> {
         let mut refusals = 0;
         let mut unmap = |part: &TrimRange| {
-            if !(part.is_quiet || quiet.contains(part.stream)) || refusals == refusals_max {
+            if refusals == refusals_max {
                 return None;
             }
             let is_unmapped = self.device.unmap(part.range).is_ok();

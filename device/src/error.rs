@@ -154,7 +154,16 @@ pub enum DeviceError {
     },
 }
 
+/// `CUDA_ERROR_INVALID_HANDLE`.
+const INVALID_HANDLE: i32 = 400;
+
 impl DeviceError {
+    /// Whether the driver does not know the stream or event: it was destroyed.
+    #[must_use]
+    pub fn is_unknown_handle(&self) -> bool {
+        matches!(self, Self::Refused { operation: Operation::Event, code: INVALID_HANDLE, .. })
+    }
+
     /// Creates the `Refused` error of a call on `range`.
     pub(crate) fn refused(
         operation: Operation,

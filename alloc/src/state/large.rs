@@ -7,7 +7,7 @@
 
 use super::growth::Growth;
 use super::pools::place;
-use super::{Need, RangeKind, State, StreamSet, bare_list, cached_list};
+use super::{Need, RangeKind, State, bare_list, cached_list};
 use crate::core::Fit;
 use crate::types::Request;
 
@@ -85,17 +85,12 @@ impl State {
         large.map(|at| (index, self.large.floor(at))).next()
     }
 
-    /// Takes the large page that the request would split, to unmap it. It stays counted until `finish_trim`. If its
-    /// stream is in `busy`, it must be known to be quiet.
-    pub(crate) fn begin_split(
-        &mut self,
-        request: &Request,
-        fit: Fit,
-        busy: StreamSet,
-    ) -> Option<u32> {
+    /// Takes the large page that the request would split, to unmap it. It stays counted until `finish_trim`. It
+    /// must be known to be quiet.
+    pub(crate) fn begin_split(&mut self, request: &Request, fit: Fit) -> Option<u32> {
         let (index, start) = self.split_place(request, fit)?;
         let units = self.geometry.large_units;
-        if busy.contains(self.stream_of(index)) && !self.are_quiet(index, start, units) {
+        if !self.are_quiet(index, start, units, self.quiet_at()) {
             return None;
         }
         let index = self.ranges.take_at(index, start, units)?;

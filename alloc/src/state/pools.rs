@@ -190,7 +190,8 @@ impl State {
             let bytes = self.cached_bytes_of(|pool| pool.family == family);
             // A graph may be replayed on any stream.
             let users = self.streams_known();
-            return Some(Release { subject: ReleaseSubject::Arena(arena), bytes, users });
+            let (subject, freed_at) = (ReleaseSubject::Arena(arena), self.frees());
+            return Some(Release { subject, bytes, users, freed_at });
         }
         self.release_pages(&pools);
         None

@@ -1,41 +1,32 @@
 //! Quiet pages: free pages that no queued work uses any more.
 //!
-//! Time is the number of frees. A range has the time at which the last part of it was freed, and a stream a time up
-//! to which all that was freed on it is quiet. While a stream is marked, its pages have times of their own: what
-//! is free in one range was freed at different times. On other streams this would be work at each free for nothing,
-//! until a caller asks what has been unused: from then on the pages of every stream have times.
+//! Time is the number of frees. A range has the time at which the last part of it was freed. A stream has a time up to
+//! which it is through: the work that it had queued before these frees is complete. What was freed up to the least time
+//! of all streams is quiet: work on another stream may use a block until its free, and nobody records that where the
+//! block's own stream comes behind this work later. While a stream is marked, pages have times of their own: what is
+//! free in one range was freed at different times. Otherwise this would be work at each free for nothing, until a caller
+//! asks what has been unused: from then on pages always have times.
 
 use std::cmp::Reverse;
 
 use super::{RangeKind, State, StreamSet, TrimPurpose, cached_list};
 use crate::core::LargePages;
 
-/// A stream that was found busy is marked each time this part of the maximum use was freed on it, but at
-/// least a page: 1/32.
+/// Streams that were found busy are marked each time this part of the maximum use was freed, but at least a page: 1/32.
 const MARK_DIVISOR: u64 = 32;
-/// Of a stream that is not marked, or whose pages have no times. More bytes are never freed, and no later.
+/// If pages have no times: no page is freed later.
 const NEVER: u64 = u64::MAX;
 
-/// The times of a stream.
-#[derive(Clone, Copy, Debug)]
-struct StreamTimes {
-    /// What was freed up to this time is quiet.
+/// What is known of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+struct StreamQuiet {
+    /// The work that it had queued before the frees up to this time is complete.
     quiet_at: u64,
-    /// Bytes to be freed until the next mark is due.
-    bytes_to_mark: u64,
-    /// When the times of its pages began: pages that were freed before have no time of their own.
-    timed_from: u64,
-}
-
-impl StreamTimes {
-    const fn is_marked(&self) -> bool {
-        self.bytes_to_mark != NEVER
-    }
-
-    /// Whether its pages have times.
-    const fn is_timed(&self) -> bool {
-        self.timed_from != NEVER
-    }
+    is_marked: bool,
+    /// Its first mark is due.
+    is_due: bool,
+    /// The device does not know it any more.
+    is_gone: bool,
 }
 
 /// The times of pages and streams.
@@ -43,14 +34,17 @@ impl StreamTimes {
 pub(super) struct Quiet {
     /// Binary logarithm of the units of a page.
     page_log: u32,
-    /// By page: when a part of it was last freed on a stream with times. Empty if the device is not
-    /// stream-ordered.
+    /// By page: when a part of it was last freed while pages had times. Empty if the device is not stream-ordered.
     freed_at: Vec<u64>,
     /// By slot.
-    streams: Vec<StreamTimes>,
-    /// Number of streams with times.
-    timed: u32,
-    /// Streams keep their times when they are no longer marked.
+    streams: Vec<StreamQuiet>,
+    /// Number of marked streams.
+    marked: u32,
+    /// Bytes to be freed until the next marks are due.
+    bytes_to_mark: u64,
+    /// When the times of pages began: pages that were freed before have no time of their own. `NEVER`: they have none.
+    timed_from: u64,
+    /// Pages keep their times when no stream is marked.
     keeps_times: bool,
     is_mark_due: bool,
 }
@@ -64,62 +58,96 @@ impl Quiet {
             page_log,
             freed_at,
             streams: Vec::new(),
-            timed: 0,
+            marked: 0,
+            bytes_to_mark: 0,
+            timed_from: NEVER,
             keeps_times: false,
             is_mark_due: false,
         }
     }
 
+    /// Adds a stream. It may have used what is free by now.
     pub(super) fn add_stream(&mut self) {
-        self.streams.push(StreamTimes { quiet_at: 0, bytes_to_mark: NEVER, timed_from: NEVER });
+        self.streams.push(StreamQuiet::default());
     }
 
-    /// Whether the pages of a stream have times.
+    /// Whether pages have times.
     #[inline]
     pub(super) const fn is_timing(&self) -> bool {
-        self.timed > 0
+        self.timed_from != NEVER
     }
 
-    /// Sets the time of all pages that `units` from `start` on have a part in, if their stream has times.
-    pub(super) fn note_freed(&mut self, start: u32, units: u32, bytes: u64, slot: u32, now: u64) {
-        let stream = self.streams.get_mut(slot as usize).filter(|stream| stream.is_timed());
-        let Some(stream) = stream else { return };
-        if stream.is_marked() {
-            stream.bytes_to_mark = stream.bytes_to_mark.saturating_sub(bytes);
-            self.is_mark_due |= stream.bytes_to_mark == 0;
+    /// Whether the device does not know the stream any more.
+    pub(super) fn is_gone(&self, slot: u32) -> bool {
+        self.streams.get(slot as usize).is_some_and(|stream| stream.is_gone)
+    }
+
+    /// Returns the streams that the device knows, with their slots.
+    fn known(&self) -> impl Iterator<Item = (u32, &StreamQuiet)> {
+        (0_u32..).zip(&self.streams).filter(|(_, stream)| !stream.is_gone)
+    }
+
+    /// Returns the least time of those streams that `which` accepts; the last time there is without one.
+    fn least_at(&self, which: impl Fn(u32) -> bool) -> u64 {
+        let times = self.known().filter(|&(slot, _)| which(slot));
+        times.map(|(_, stream)| stream.quiet_at).min().unwrap_or(u64::MAX)
+    }
+
+    /// Sets the time of all pages that `units` from `start` on have a part in, if pages have times.
+    pub(super) fn note_freed(&mut self, start: u32, units: u32, bytes: u64, now: u64) {
+        if !self.is_timing() {
+            return;
         }
+        self.count_to_mark(bytes);
         let (first, last) = (start >> self.page_log, (start + units - 1) >> self.page_log);
         if let Some(pages) = self.freed_at.get_mut(first as usize..=last as usize) {
             pages.fill(now);
         }
     }
 
-    /// Returns when the whole pages `start`, `units` of a stream were freed: each of them, if it has times, or all
+    /// As `note_freed`, for a free before the last one.
+    fn note_freed_at(&mut self, start: u32, units: u32, bytes: u64, freed_at: u64) {
+        if !self.is_timing() {
+            return;
+        }
+        self.count_to_mark(bytes);
+        let (first, last) = (start >> self.page_log, (start + units - 1) >> self.page_log);
+        let pages = self.freed_at.get_mut(first as usize..=last as usize);
+        pages.unwrap_or_default().iter_mut().for_each(|page| *page = freed_at.max(*page));
+    }
+
+    fn count_to_mark(&mut self, bytes: u64) {
+        if self.marked > 0 {
+            self.bytes_to_mark = self.bytes_to_mark.saturating_sub(bytes);
+            self.is_mark_due |= self.bytes_to_mark == 0;
+        }
+    }
+
+    /// Returns when the whole pages `start`, `units` of a range were freed: each of them, if pages have times, or all
     /// at the time of their range. Those of a large page were freed with the last of them.
     fn times(
         &self,
         (start, units): (u32, u32),
         large: &LargePages,
-        stream: StreamTimes,
         range_freed_at: u64,
     ) -> impl DoubleEndedIterator<Item = u64> + ExactSizeIterator {
         let first = start >> self.page_log;
         let count = if self.freed_at.is_empty() { 0 } else { units >> self.page_log };
         (0..count).map(move |at| {
-            if !stream.is_timed() {
+            if !self.is_timing() {
                 return range_freed_at;
             }
             let one = ((first + at) << self.page_log, 1 << self.page_log);
-            self.last_time(large.around(one.0).unwrap_or(one), stream)
+            self.last_time(large.around(one.0).unwrap_or(one), range_freed_at)
         })
     }
 
-    /// Returns when the last of the pages `start`, `units` of a stream with times was freed.
-    fn last_time(&self, (start, units): (u32, u32), stream: StreamTimes) -> u64 {
+    /// Returns when the last of the pages `start`, `units` of a range was freed, if pages have times.
+    fn last_time(&self, (start, units): (u32, u32), range_freed_at: u64) -> u64 {
         let first = (start >> self.page_log) as usize;
         let pages = self.freed_at.get(first..first + (units >> self.page_log) as usize);
         let last = pages.unwrap_or_default().iter().copied().max().unwrap_or(NEVER);
-        last.max(stream.timed_from)
+        last.max(self.timed_from).min(range_freed_at)
     }
 }
 
@@ -129,15 +157,35 @@ impl State {
         self.ranges.frees()
     }
 
+    /// Returns the time up to which all that was freed is quiet.
+    pub(crate) fn quiet_at(&self) -> u64 {
+        self.quiet.least_at(|_| true)
+    }
+
+    /// Returns the streams, except those in `except`, that may have work left that was queued before the last free.
+    pub(crate) fn streams_behind(&self, except: StreamSet) -> StreamSet {
+        let (mut behind, now) = (StreamSet::EMPTY, self.frees());
+        let all = (0_u32..).zip(&self.quiet.streams).filter(|(_, stream)| stream.quiet_at < now);
+        all.filter(|&(slot, _)| !except.contains(slot)).for_each(|(slot, _)| behind.insert(slot));
+        behind
+    }
+
     /// Sets the time of the pages of range `index`, which is about to be freed.
     #[cold]
     pub(super) fn note_freed(&mut self, index: u32) {
         let (start, units) = (self.ranges.start(index), self.ranges.units(index));
-        let (bytes, slot, now) = (self.bytes(units), self.stream_of(index), self.frees() + 1);
-        self.quiet.note_freed(start, units, bytes, slot, now);
+        let (bytes, now) = (self.bytes(units), self.frees() + 1);
+        self.quiet.note_freed(start, units, bytes, now);
     }
 
-    /// Records that what was freed on a stream up to time `frees` is quiet.
+    /// As `note_freed`, for a free that had number `freed_at`. Other parts of its pages may have been freed since.
+    pub(super) fn note_freed_at(&mut self, index: u32, freed_at: u64) {
+        let (start, units) = (self.ranges.start(index), self.ranges.units(index));
+        let bytes = self.bytes(units);
+        self.quiet.note_freed_at(start, units, bytes, freed_at);
+    }
+
+    /// Records that a stream is through with what it had queued before free number `frees`.
     pub(crate) fn note_quiet(&mut self, slot: u32, frees: u64) {
         if let Some(stream) = self.quiet.streams.get_mut(slot as usize) {
             stream.quiet_at = stream.quiet_at.max(frees);
@@ -146,37 +194,51 @@ impl State {
 
     /// Records that a stream was idle. It is not marked until it is found busy.
     pub(crate) fn note_idle(&mut self, slot: u32) {
-        let stream = self.quiet.streams.get_mut(slot as usize);
-        if let Some(stream) = stream.filter(|stream| stream.is_marked()) {
-            stream.bytes_to_mark = NEVER;
-            if !self.quiet.keeps_times {
-                stream.timed_from = NEVER;
-                self.quiet.timed -= 1;
+        let quiet = &mut self.quiet;
+        let Some(stream) = quiet.streams.get_mut(slot as usize) else { return };
+        stream.is_gone = false;
+        if stream.is_marked {
+            (stream.is_marked, stream.is_due) = (false, false);
+            quiet.marked -= 1;
+            if quiet.marked == 0 && !quiet.keeps_times {
+                quiet.timed_from = NEVER;
             }
         }
     }
 
-    /// Records that a stream was found busy: its frees are marked from now on.
+    /// Records that a stream was found busy: it is marked from now on.
     pub(crate) fn note_busy(&mut self, slot: u32) {
-        let now = self.frees();
-        let stream = self.quiet.streams.get_mut(slot as usize);
-        if let Some(stream) = stream.filter(|stream| !stream.is_marked()) {
-            stream.bytes_to_mark = 0;
-            self.quiet.is_mark_due = true;
-            if !stream.is_timed() {
-                stream.timed_from = now;
-                self.quiet.timed += 1;
+        let (now, quiet) = (self.frees(), &mut self.quiet);
+        let Some(stream) = quiet.streams.get_mut(slot as usize) else { return };
+        stream.is_gone = false;
+        if !stream.is_marked {
+            (stream.is_marked, stream.is_due) = (true, true);
+            quiet.is_mark_due = true;
+            quiet.marked += 1;
+            if quiet.marked == 1 {
+                quiet.bytes_to_mark = 0;
+            }
+            if !quiet.is_timing() {
+                quiet.timed_from = now;
             }
         }
     }
 
-    /// From now on the pages of all known streams have times.
+    /// Records that the device does not know a stream any more, until an answer says otherwise: a new stream may have
+    /// its handle. It holds no other stream's pages up. Its own stay: nothing tells when its last work is over.
+    pub(crate) fn note_gone(&mut self, slot: u32) {
+        self.note_idle(slot);
+        if let Some(stream) = self.quiet.streams.get_mut(slot as usize) {
+            stream.is_gone = true;
+        }
+    }
+
+    /// From now on pages have times.
     pub(crate) fn keep_times(&mut self) {
-        let now = self.frees();
-        self.quiet.keeps_times = true;
-        for stream in self.quiet.streams.iter_mut().filter(|stream| !stream.is_timed()) {
-            stream.timed_from = now;
-            self.quiet.timed += 1;
+        let (now, quiet) = (self.frees(), &mut self.quiet);
+        quiet.keeps_times = true;
+        if !quiet.is_timing() {
+            quiet.timed_from = now;
         }
     }
 
@@ -189,54 +251,56 @@ impl State {
     /// Returns the streams to be marked, and the number of the last free, which their marks come behind.
     pub(crate) fn take_due_marks(&mut self) -> (StreamSet, u64) {
         let page_bytes = self.bytes(self.geometry.page_units);
-        let step_bytes = (self.high_bytes / MARK_DIVISOR).max(page_bytes);
-        let mut due = StreamSet::EMPTY;
-        for (slot, stream) in (0_u32..).zip(&mut self.quiet.streams) {
-            if stream.bytes_to_mark == 0 {
-                stream.bytes_to_mark = step_bytes;
-                due.insert(slot);
-            }
+        let quiet = &mut self.quiet;
+        let are_all_due = quiet.bytes_to_mark == 0;
+        if are_all_due {
+            quiet.bytes_to_mark = (self.high_bytes / MARK_DIVISOR).max(page_bytes);
         }
-        self.quiet.is_mark_due = false;
+        let mut due = StreamSet::EMPTY;
+        let marked = (0_u32..).zip(&mut quiet.streams).filter(|(_, stream)| stream.is_marked);
+        for (slot, stream) in marked.filter(|(_, stream)| are_all_due || stream.is_due) {
+            stream.is_due = false;
+            due.insert(slot);
+        }
+        quiet.is_mark_due = false;
         (due, self.frees())
     }
 
-    /// Whether all of the range `index` of whole pages is known to be quiet.
-    pub(crate) fn is_known_quiet(&self, index: u32) -> bool {
-        let units = self.ranges.units(index);
-        self.quiet_pages(index, u32::MAX).is_some_and(|(_, quiet_units)| quiet_units == units)
-    }
-
-    /// Whether the pages `start`, `units` of range `index` are known to be quiet.
-    pub(super) fn are_quiet(&self, index: u32, start: u32, units: u32) -> bool {
-        let stream = self.quiet.streams.get(self.stream_of(index) as usize);
-        stream.is_some_and(|&stream| {
-            let range_freed_at = self.ranges.freed_at(index);
-            let mut times = self.quiet.times((start, units), &self.large, stream, range_freed_at);
-            times.all(|freed_at| freed_at <= stream.quiet_at)
-        })
-    }
-
-    /// Returns start and units of the last quiet pages of range `index`, up to `units_max` of them.
-    pub(super) fn quiet_pages(&self, index: u32, units_max: u32) -> Option<(u32, u32)> {
-        let stream = *self.quiet.streams.get(self.stream_of(index) as usize)?;
-        let pages = self.ranges.whole_pages(index, self.geometry.page_units);
+    /// Whether the pages `start`, `units` of range `index` were freed up to time `quiet_at`.
+    pub(super) fn are_quiet(&self, index: u32, start: u32, units: u32, quiet_at: u64) -> bool {
         let range_freed_at = self.ranges.freed_at(index);
-        let mut times = self.quiet.times(pages, &self.large, stream, range_freed_at);
-        let end = times.rposition(|freed_at| freed_at <= stream.quiet_at)? + 1;
-        let most = (units_max >> self.quiet.page_log).saturating_sub(1) as usize;
+        let mut times = self.quiet.times((start, units), &self.large, range_freed_at);
+        range_freed_at <= quiet_at || times.all(|freed_at| freed_at <= quiet_at)
+    }
+
+    /// Returns start and units of the last pages of range `index` that were freed up to time `quiet_at`: `units_max`,
+    /// rounded up to whole pages, or those below them.
+    pub(super) fn quiet_pages(
+        &self,
+        index: u32,
+        units_max: u32,
+        quiet_at: u64,
+    ) -> Option<(u32, u32)> {
+        let range_freed_at = self.ranges.freed_at(index);
+        if range_freed_at <= quiet_at {
+            return self.last_pages(index, units_max);
+        }
+        let pages = self.ranges.whole_pages(index, self.geometry.page_units);
+        let mut times = self.quiet.times(pages, &self.large, range_freed_at);
+        let end = times.rposition(|freed_at| freed_at <= quiet_at)? + 1;
+        let page_log = self.quiet.page_log;
+        let most = (units_max.max(1).div_ceil(1 << page_log) - 1) as usize;
         // The last one has been taken.
-        let before = times.rev().take(most).take_while(|&freed_at| freed_at <= stream.quiet_at);
+        let before = times.rev().take(most).take_while(|&freed_at| freed_at <= quiet_at);
         // Both are at most the units of the range.
         let (end, count) = (u32::try_from(end).ok()?, u32::try_from(before.count() + 1).ok()?);
-        let page_log = self.quiet.page_log;
         let start = self.large.floor(pages.0 + ((end - count) << page_log));
         Some((start, pages.0 + (end << page_log) - start))
     }
 
     /// Takes pages to unmap that have been free since time `since`, at most `bytes_max` in at most `parts_max` parts,
-    /// the longest runs first: those of large blocks, whose pages are large. They stay counted until `finish_trim`. Of
-    /// the streams in `busy`, only pages that are known to be quiet are taken; kept arenas are skipped.
+    /// the longest runs first: those of large blocks, whose pages are large. They stay counted until `finish_trim`. Only
+    /// pages that are known to be quiet are taken; kept arenas are skipped.
     ///
     /// A page that a block has used since was freed later, and what was mapped for nothing counts as freed then.
     pub(crate) fn begin_unused(
@@ -244,17 +308,15 @@ impl State {
         since: u64,
         bytes_max: u64,
         parts_max: usize,
-        busy: StreamSet,
     ) -> Vec<u32> {
         let mut runs = Vec::new();
-        for (pool, it) in (0_u32..).zip(&self.pools) {
+        let latest = since.min(self.quiet_at());
+        for pool in 0..u32::try_from(self.pools.len()).unwrap_or(u32::MAX) {
             if !self.may_trim(pool, TrimPurpose::Unused { since }) {
                 continue;
             }
-            let Some(&stream) = self.quiet.streams.get(it.stream as usize) else { continue };
-            let latest = if busy.contains(it.stream) { since.min(stream.quiet_at) } else { since };
             for index in self.ranges.no_smaller(cached_list(pool), self.geometry.page_units) {
-                self.add_runs(&mut runs, index, stream, latest);
+                self.add_runs(&mut runs, index, latest);
             }
         }
         runs.sort_unstable_by_key(|&(index, start, units)| (Reverse(units), index, start));
@@ -285,18 +347,11 @@ impl State {
     }
 
     /// Adds the runs of whole pages of range `index` that were freed up to time `latest`: range, start and units.
-    fn add_runs(
-        &self,
-        runs: &mut Vec<(u32, u32, u32)>,
-        index: u32,
-        stream: StreamTimes,
-        latest: u64,
-    ) {
+    fn add_runs(&self, runs: &mut Vec<(u32, u32, u32)>, index: u32, latest: u64) {
         let (mut at, units) = self.ranges.whole_pages(index, self.geometry.page_units);
-        let end = at + units;
-        if !stream.is_timed() {
-            // All pages have the time of their range.
-            if units > 0 && self.ranges.freed_at(index) <= latest {
+        let (end, range_freed_at) = (at + units, self.ranges.freed_at(index));
+        if range_freed_at <= latest || !self.quiet.is_timing() {
+            if units > 0 && range_freed_at <= latest {
                 runs.push((index, at, units));
             }
             return;
@@ -305,7 +360,7 @@ impl State {
             let one = (at, self.geometry.page_units);
             let (start, units) = self.large.around(at).unwrap_or(one);
             at = start + units;
-            if self.quiet.last_time((start, units), stream) > latest {
+            if self.quiet.last_time((start, units), range_freed_at) > latest {
                 continue;
             }
             match runs.last_mut() {
@@ -315,9 +370,10 @@ impl State {
         }
     }
 
-    /// Returns what to wait for until `bytes` of pages are quiet: streams, each with the number of its free. They
-    /// are the pages that were freed first, of the stream `only` or of all streams, not counting `except`.
-    /// Returns nothing if all free pages are quiet.
+    /// Returns what to wait for until `bytes` of pages are quiet: streams, and the number of the free that each is to
+    /// be through with. The pages are those that were freed first. Waits are for the stream `only` or for all streams,
+    /// not for those in `except`: pages that these may use are not counted. Returns nothing if no wait makes more pages
+    /// quiet.
     pub(crate) fn ends_of_pages(
         &self,
         bytes: u64,
@@ -326,31 +382,27 @@ impl State {
         except: StreamSet,
     ) -> Vec<(u32, u64)> {
         let page_units = self.geometry.page_units;
+        let is_waited_for = |slot| only.is_none_or(|only| only == slot) && !except.contains(slot);
+        let (quiet_at, latest) =
+            (self.quiet_at(), self.quiet.least_at(|slot| !is_waited_for(slot)));
+        if latest <= quiet_at {
+            return Vec::new();
+        }
         let mut pages = Vec::new();
-        for (pool, it) in (0_u32..).zip(&self.pools) {
-            let is_counted = only.is_none_or(|slot| slot == it.stream);
-            if !is_counted || except.contains(it.stream) || !self.may_trim(pool, purpose) {
+        for pool in 0..u32::try_from(self.pools.len()).unwrap_or(u32::MAX) {
+            if !self.may_trim(pool, purpose) {
                 continue;
             }
-            let Some(&stream) = self.quiet.streams.get(it.stream as usize) else { continue };
             for index in self.ranges.no_smaller(cached_list(pool), page_units) {
                 let whole = self.ranges.whole_pages(index, page_units);
-                let range_freed_at = self.ranges.freed_at(index);
-                let times = self.quiet.times(whole, &self.large, stream, range_freed_at);
-                let busy = times.filter(|&freed_at| freed_at > stream.quiet_at);
-                pages.extend(busy.map(|freed_at| (freed_at, it.stream)));
+                let times = self.quiet.times(whole, &self.large, self.ranges.freed_at(index));
+                pages.extend(times.filter(|&freed_at| quiet_at < freed_at && freed_at <= latest));
             }
         }
         let count = bytes.div_ceil(self.bytes(page_units)).min(pages.len() as u64) as usize;
         let Some(last) = count.checked_sub(1) else { return Vec::new() };
-        pages.select_nth_unstable(last);
-        let mut ends: Vec<(u32, u64)> = Vec::new();
-        for &(freed_at, slot) in &pages[..count] {
-            match ends.iter_mut().find(|(known, _)| *known == slot) {
-                Some((_, end)) => *end = freed_at.max(*end),
-                None => ends.push((slot, freed_at)),
-            }
-        }
-        ends
+        let (_, &mut freed_at, _) = pages.select_nth_unstable(last);
+        let behind = self.quiet.known().filter(|(_, stream)| stream.quiet_at < freed_at);
+        behind.map(|(slot, _)| (slot, freed_at)).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Segments: the addresses of pools, the ranges in them, and their release.
 
 use super::pools::{ArenaPhase, Pool};
-use super::{POOL_SPARE, RangeKind, Record, State, StreamSet, bare_list, cached_list};
+use super::{POOL_SPARE, RangeKind, Record, State, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
 use crate::history::HistoryAction;
 
@@ -62,27 +62,22 @@ impl State {
     }
 
     /// Takes pages to unmap: the upper whole pages of the largest cached range (within 1/32), as many as
-    /// `target_bytes` needs. They stay counted until `finish_trim`. Of the streams in `busy`, only pages that are
-    /// known to be quiet are taken; kept arenas are skipped.
+    /// `target_bytes` needs. They stay counted until `finish_trim`. Only pages that are known to be quiet are taken;
+    /// kept arenas are skipped.
     ///
     /// Largest first, because this needs the fewest device calls per byte, leaves the small ranges, which are
     /// reused most, and needs no clock (I6). Pages to move come from small ranges that were freed long ago:
-    /// these rarely serve a request, and their streams need no query.
-    pub(crate) fn begin_trim(
-        &mut self,
-        target_bytes: u64,
-        purpose: TrimPurpose,
-        busy: StreamSet,
-    ) -> Option<u32> {
+    /// these rarely serve a request.
+    pub(crate) fn begin_trim(&mut self, target_bytes: u64, purpose: TrimPurpose) -> Option<u32> {
+        let quiet_at = self.quiet_at();
         let is_cold = purpose == TrimPurpose::Move;
         let mut found: Option<(u32, u32)> = None;
-        for (pool, it) in (0_u32..).zip(&self.pools) {
+        for pool in 0..u32::try_from(self.pools.len()).unwrap_or(u32::MAX) {
             if !self.may_trim(pool, purpose) {
                 continue;
             }
             let (list, page_units) = (cached_list(pool), self.geometry.page_units);
-            let is_busy = busy.contains(it.stream);
-            let which = |index| !is_busy || self.quiet_pages(index, page_units).is_some();
+            let which = |index| self.quiet_pages(index, page_units, quiet_at).is_some();
             let index = if is_cold {
                 self.ranges.cold_with_whole_page(list, page_units, which)
             } else {
@@ -100,22 +95,15 @@ impl State {
         let (index, _) = found.filter(|&(_, units)| self.bytes(units) >= least_bytes)?;
         let units = target_bytes.div_ceil(self.geometry.granule_bytes as u64);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
-        let page_units = self.geometry.page_units;
-        let index = if busy.contains(self.stream_of(index)) {
-            let units = units.max(1).checked_next_multiple_of(page_units).unwrap_or(u32::MAX);
-            let (start, units) = self.quiet_pages(index, units)?;
-            self.ranges.take_at(index, start, units)?
-        } else {
-            let (start, units) = self.last_pages(index, units)?;
-            self.ranges.take_at(index, start, units)?
-        };
+        let (start, units) = self.quiet_pages(index, units, quiet_at)?;
+        let index = self.ranges.take_at(index, start, units)?;
         self.cached_to_used(index);
         self.record_mut(index).kind = RangeKind::Trimming;
         Some(index)
     }
 
     /// Returns start and units of the last whole pages of range `index`, `units` rounded up to whole large pages.
-    fn last_pages(&self, index: u32, units: u32) -> Option<(u32, u32)> {
+    pub(super) fn last_pages(&self, index: u32, units: u32) -> Option<(u32, u32)> {
         let page_units = self.geometry.page_units;
         let (first, all_units) = self.ranges.whole_pages(index, page_units);
         let units = units.max(1).checked_next_multiple_of(page_units).unwrap_or(u32::MAX);
@@ -125,9 +113,11 @@ impl State {
 
     /// Whether the cached ranges of `pool` may be trimmed.
     pub(super) fn may_trim(&self, pool: u32, purpose: TrimPurpose) -> bool {
-        let Pool { phase, family, .. } = self.pools[pool as usize];
+        let Pool { phase, family, stream, .. } = self.pools[pool as usize];
         let serves = phase == ArenaPhase::Open && family != POOL_SPARE;
-        let stays = self.keeps(pool) || (purpose == TrimPurpose::Reuse && serves);
+        let stays = self.keeps(pool)
+            || self.quiet.is_gone(stream)
+            || (purpose == TrimPurpose::Reuse && serves);
         !stays
     }
 
@@ -177,6 +167,26 @@ impl State {
             self.note_freed(index);
         }
         self.give_unused(index, has_pages);
+    }
+
+    /// As `give`, for a range with pages whose free had a number of its own before.
+    pub(super) fn give_freed_at(&mut self, index: u32, freed_at: u64) {
+        self.note_freed_at(index, freed_at);
+        let start = self.ranges.start(index);
+        let segment = self.segments[self.ranges.owner(index) as usize].as_ref();
+        let list = segment.map(|segment| cached_list(segment.pool));
+        let joins = |&at: &u32| at != NONE && list.is_some() && self.ranges.list(at) == list;
+        let before = Some(self.ranges.before(index)).filter(joins);
+        let after = Some(self.ranges.after(index)).filter(joins);
+        let times = [before, after].into_iter().flatten().map(|at| self.ranges.freed_at(at));
+        let freed_at = times.fold(freed_at, u64::max);
+        self.give_unused(index, true);
+        // Its segment may be gone.
+        let whole = before.unwrap_or(index);
+        let is_there = self.ranges.list(whole).is_some_and(|it| it % 2 == 0);
+        if is_there && self.ranges.start(whole) <= start {
+            self.ranges.set_freed_at(whole, freed_at);
+        }
     }
 
     /// As `give`, for a range whose pages have not been used since they were last freed.

@@ -65,6 +65,8 @@ pub(crate) struct Release {
     /// Bytes that are free at this time.
     pub(crate) bytes: u64,
     pub(crate) users: StreamSet,
+    /// The number of the free: the events are recorded behind it.
+    pub(crate) freed_at: u64,
 }
 
 impl State {
@@ -171,11 +173,12 @@ impl State {
         self.stats.pending_bytes.add(bytes);
         self.stats.pending_blocks.add(1);
         let users = self.uses.remove(&index).unwrap_or_default();
-        Release { subject: ReleaseSubject::Block(index), bytes, users }
+        let freed_at = self.ranges.count_free();
+        Release { subject: ReleaseSubject::Block(index), bytes, users, freed_at }
     }
 
-    /// Frees a pending block whose uses are complete.
-    pub(crate) fn finish_pending(&mut self, index: u32) {
+    /// Frees a pending block whose uses are complete. Its pages have been free since its free, number `freed_at`.
+    pub(crate) fn finish_pending(&mut self, index: u32, freed_at: u64) {
         debug_assert!(self.is_pending(index), "range {index} is not pending");
         let bytes = self.range_bytes(index);
         self.stats.pending_bytes.remove(bytes);
@@ -184,7 +187,7 @@ impl State {
         if self.is_recording() {
             self.note_block(index, HistoryAction::FreeCompleted);
         }
-        self.give(index, true);
+        self.give_freed_at(index, freed_at);
     }
 
     pub(crate) fn is_pending(&self, index: u32) -> bool {

@@ -109,7 +109,8 @@ fn kept_pages_cause_no_moves() {
     let (_, first) = moves(None);
     let (general_bytes, second) = moves(Some(first));
     assert_eq!(general_bytes, 6 * PAGE as u64, "those of the general pool can move");
-    state.begin_trim(u64::MAX, super::TrimPurpose::Release, super::StreamSet::EMPTY).unwrap();
+    state.note_quiet(0, state.frees());
+    state.begin_trim(u64::MAX, super::TrimPurpose::Release).unwrap();
     let (request, need) = pages(6);
     let request = Request { arena: Some(second), stream, ..request };
     let Ok(Attempt::Bare(mapping)) = state.attempt(&request, &need, Priority::Normal) else {
@@ -161,9 +162,7 @@ fn an_older_answer_takes_no_quiet_pages_back() {
     };
     let block = state.complete_map(mapping, &request, &need);
     let _ = state.free(block.range.start, stream).unwrap();
-    let mut busy = super::StreamSet::EMPTY;
-    busy.insert(state.slot_of(stream).unwrap());
-    let trim = |state: &mut State| state.begin_trim(1, super::TrimPurpose::Release, busy);
+    let trim = |state: &mut State| state.begin_trim(1, super::TrimPurpose::Release);
     assert_eq!(trim(&mut state), None);
     for frees in [state.frees(), state.frees() - 1] {
         state.note_quiet(0, frees);

@@ -52,8 +52,9 @@ fn run(calls: &[Call], run_ahead: Option<u64>) -> Stats {
     allocator.stats()
 }
 
-/// Traces with much of their memory on several streams.
-const SPREAD: [&str; 2] = ["stream_rotation", "expert_parallel"];
+/// Traces with much of their memory on several streams, or whose pages wait for several: those of a pipeline's
+/// receives.
+const SPREAD: [&str; 3] = ["stream_rotation", "expert_parallel", "pipeline_interleave"];
 /// Run-aheads that are tested, in launches: the last is what a driver queues at most.
 const RUN_AHEADS: [u64; 4] = [1, 16, 64, 1024];
 
@@ -76,6 +77,23 @@ fn a_run_ahead_of_one_stream_takes_no_more_memory() {
             // A wait for one page is a wait too many.
             assert!(behind.stream_waits < behind.maps, "{name}, {run_ahead} ahead: {behind:?}");
         }
+    }
+}
+
+/// Pages wait for all streams: where receives have a stream of their own, this may hold 1/64 more.
+#[test]
+fn a_pipeline_holds_little_more() {
+    let (_, calls) =
+        traces().into_iter().find(|(name, _)| name.starts_with("pipeline_interleave")).unwrap();
+    let (done, live_bytes) = (run(&calls, None), live_bytes_max(&calls));
+    for run_ahead in RUN_AHEADS {
+        let behind = run(&calls, Some(run_ahead));
+        let (least_bytes, most_bytes) = (done.mapped_bytes.peak, behind.mapped_bytes.peak);
+        println!("{run_ahead} ahead: {live_bytes} live, {least_bytes} if done, {most_bytes} held");
+        assert!(
+            most_bytes <= least_bytes + live_bytes / 64,
+            "{run_ahead} ahead: {most_bytes} bytes"
+        );
     }
 }
 

@@ -37,6 +37,12 @@ enum Op {
         which: usize,
         stream: usize,
     },
+    /// Work of another stream reads the block, and nobody records it: the block's own stream waits for it once the
+    /// block was freed.
+    ReadUnrecorded {
+        which: usize,
+        stream: usize,
+    },
     /// Freed on its own stream, or on another one that read it last.
     Free {
         which: usize,
@@ -82,6 +88,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (2..60_usize, units(), stream.clone())
             .prop_map(|(blocks, units, stream)| Op::Churn { blocks, units, stream }),
         9 => (which, stream.clone()).prop_map(|(which, stream)| Op::Read { which, stream }),
+        4 => (which, stream.clone())
+            .prop_map(|(which, stream)| Op::ReadUnrecorded { which, stream }),
         9 => (which, proptest::option::weighted(0.3, stream.clone()))
             .prop_map(|(which, stream)| Op::Free { which, stream }),
         6 => (stream.clone(), 1..12_usize).prop_map(|(stream, items)| Op::Advance { stream, items }),
@@ -103,6 +111,8 @@ struct Live {
     tag: u32,
     /// Its own stream first.
     users: Vec<usize>,
+    /// Streams with reads that nobody recorded.
+    unrecorded: Vec<usize>,
     is_asleep: bool,
 }
 
@@ -151,8 +161,9 @@ impl Trainer {
         let mut gpu = self.device.gpu();
         gpu.must_suit(block.range, stream);
         gpu.write(stream, block.range, self.tags);
-        let (tag, users) = (self.tags, vec![stream]);
-        self.live.push(Live { id: block.id, range: block.range, tag, users, is_asleep: false });
+        let (tag, users, unrecorded) = (self.tags, vec![stream], Vec::new());
+        let (id, range) = (block.id, block.range);
+        self.live.push(Live { id, range, tag, users, unrecorded, is_asleep: false });
     }
 
     fn read(&mut self, at: usize, stream: usize) {
@@ -172,6 +183,18 @@ impl Trainer {
         gpu.read(stream, range, tag);
     }
 
+    fn read_unrecorded(&mut self, at: usize, stream: usize) {
+        let Live { range, tag, ref users, ref mut unrecorded, is_asleep, .. } = self.live[at];
+        if is_asleep || users.contains(&stream) {
+            return;
+        }
+        unrecorded.push(stream);
+        let mut gpu = self.device.gpu();
+        let written = gpu.end(users[0]);
+        gpu.wait(stream, written);
+        gpu.read(stream, range, tag);
+    }
+
     fn free(&mut self, at: usize, stream: Option<usize>) {
         let is_asleep = self.live[at].is_asleep;
         if let Some(stream) = stream
@@ -179,18 +202,23 @@ impl Trainer {
         {
             self.read(at, stream);
         }
-        let Live { id, range, users, .. } = self.live.swap_remove(at);
+        let Live { id, range, users, unrecorded, .. } = self.live.swap_remove(at);
         let last = stream.filter(|_| !is_asleep).unwrap_or(users[0]);
         match self.allocator.free(range.start, key(last)).unwrap() {
             Freed::Done => {}
             Freed::Claimed(_) => self.allocator.finish_free(id).unwrap(),
         }
+        let mut gpu = self.device.gpu();
+        for stream in unrecorded {
+            let read = gpu.end(stream);
+            gpu.wait(users[0], read);
+        }
     }
 
     /// As the engine does: once all uses are over the pages leave.
     fn sleep(&mut self, at: usize) {
-        let Live { id, range, is_asleep, .. } = self.live[at];
-        if is_asleep || self.is_faulty {
+        let Live { id, range, is_asleep, ref unrecorded, .. } = self.live[at];
+        if is_asleep || self.is_faulty || !unrecorded.is_empty() {
             return;
         }
         let info = self.allocator.claim(range.start, 1).unwrap();
@@ -205,7 +233,7 @@ impl Trainer {
     }
 
     fn wake(&mut self, at: usize) {
-        let Live { id, range, tag, ref users, is_asleep } = self.live[at];
+        let Live { id, range, tag, ref users, is_asleep, .. } = self.live[at];
         let pages = self.allocator.info(id).unwrap().pages;
         if !is_asleep || self.allocator.reserve_awake(pages.bytes as u64).is_err() {
             return;
@@ -234,6 +262,9 @@ impl Trainer {
             }
             Op::Read { which, stream } => {
                 at(which).into_iter().for_each(|at| self.read(at, stream))
+            }
+            Op::ReadUnrecorded { which, stream } => {
+                at(which).into_iter().for_each(|at| self.read_unrecorded(at, stream))
             }
             Op::Free { which, stream } => {
                 at(which).into_iter().for_each(|at| self.free(at, stream))
@@ -275,6 +306,36 @@ impl Trainer {
         self.allocator.trim(u64::MAX);
         self.allocator.check().unwrap();
         assert_eq!(self.device.mapped_bytes(), 0);
+    }
+}
+
+/// A reduce-scatter writes gradients on its stream, the optimizer reads them on another one, and they are freed: nothing
+/// but the trainer knows of the read. Pages that leave are unmapped, so what frees them waits for it.
+#[test]
+fn pages_stay_until_an_unrecorded_read_on_another_stream_is_over() {
+    for is_marked in [false, true] {
+        let mut trainer = Trainer::new(None, None, false);
+        (0..4).for_each(|_| trainer.allocate(4 * UNITS, 1));
+        trainer.allocate(UNITS, 0);
+        trainer.device.gpu().drain();
+        if is_marked {
+            trainer.read(4, 0);
+            trainer.free(3, None);
+            assert_eq!(trainer.allocator.trim_unused(u64::MAX, u64::MAX), 0);
+        }
+        trainer.read_unrecorded(0, 0);
+        let range = trainer.live[0].range;
+        trainer.free(0, None);
+        // The reduce-scatter's stream has nothing left but the wait for the read.
+        assert_eq!(trainer.device.gpu().users(range), [0]);
+        let trimmed_bytes = trainer.allocator.trim_unused(u64::MAX, u64::MAX);
+        assert_eq!(trimmed_bytes, 0, "a read on stream 0 is queued");
+        // Emptying the cache waits for the read, and takes all that is free.
+        let free_bytes = trainer.allocator.stats().cached_bytes.current;
+        assert_eq!(trainer.allocator.trim(u64::MAX), free_bytes);
+        assert_eq!(trainer.device.gpu().queued(0), 0);
+        assert_eq!(trainer.device.violations(), Vec::<String>::new());
+        trainer.wind_down();
     }
 }
 

@@ -124,17 +124,18 @@ fn a_failed_event_is_recorded_later() {
     allocator.check().unwrap();
 }
 
-/// Pages of a stream that is being captured stay mapped; those of others leave.
+/// What is freed during a capture stays mapped; what other streams freed before leaves.
 #[test]
 fn a_captured_stream_keeps_its_pages() {
     let (device, allocator) = ordered(512, 30, 3);
     let blocks: Vec<Block> =
         (0..2).map(|stream| busy_block(&device, &allocator, stream, 15).unwrap()).collect();
     device.gpu().drain();
+    free(&allocator, &blocks[1], 1);
+    // All streams are found idle behind this free.
+    assert_eq!(allocator.trim(bytes(1)), bytes(1));
     device.gpu().set_captured(0, true);
-    for (stream, block) in blocks.iter().enumerate() {
-        free(&allocator, block, stream);
-    }
+    free(&allocator, &blocks[0], 0);
     busy_block(&device, &allocator, 2, 15).unwrap();
     let records = device.gpu().calls(Call::Record);
     out_of_memory(busy_block(&device, &allocator, 2, 15));
@@ -181,7 +182,7 @@ fn an_allocator_dropped_with_a_lost_device_leaves_its_pages_alone() {
     assert_eq!(device.mapped_bytes(), bytes(15));
 }
 
-/// Wherever pages cannot be had from one stream, those of another must do, waits included.
+/// Wherever pages cannot be had from one stream, those must do that were freed before it went silent.
 #[test]
 fn a_stream_without_answer_does_not_block_the_trim_of_others() {
     for is_pending in [false, true] {
@@ -189,10 +190,12 @@ fn a_stream_without_answer_does_not_block_the_trim_of_others() {
         let silent = busy_block(&device, &allocator, 0, 15).unwrap();
         let other = busy_block(&device, &allocator, 1, 15).unwrap();
         device.gpu().launch(2, other.range);
-        free(&allocator, &silent, 0);
         free(&allocator, &other, if is_pending { 2 } else { 1 });
         device.gpu().drain();
+        // All streams are found idle behind this free.
+        assert_eq!(allocator.trim(bytes(1)), bytes(1));
         device.gpu().set_captured(0, true);
+        free(&allocator, &silent, 0);
         let again = busy_block(&device, &allocator, 2, 15).unwrap();
         assert_ne!(again.range.start, silent.range.start);
         allocator.check().unwrap();
@@ -204,9 +207,28 @@ fn a_stream_without_answer_does_not_block_the_trim_of_others() {
     free(&allocator, &silent, 0);
     free(&allocator, &pending, 2);
     device.gpu().set_captured(0, true);
-    // All that is cached would be enough, but only what is pending can be had.
-    busy_block(&device, &allocator, 2, 15).unwrap();
+    // Work that stream 0 had queued before may read what another stream freed.
+    out_of_memory(busy_block(&device, &allocator, 2, 15));
     assert!(allocator.stats().stream_waits > 0);
+    device.gpu().set_captured(0, false);
+    busy_block(&device, &allocator, 2, 15).unwrap();
+    assert_eq!(device.violations(), Vec::<String>::new());
+}
+
+/// A stream that was destroyed is not waited for, and keeps its own pages, until the device knows its handle again.
+#[test]
+fn a_stream_that_is_gone_does_not_hold_up_the_pages_of_others() {
+    let (device, allocator) = ordered(512, 100, 2);
+    let blocks: Vec<Block> =
+        (0..2).map(|stream| busy_block(&device, &allocator, stream, 10).unwrap()).collect();
+    device.gpu().drain();
+    (0..2).for_each(|stream| free(&allocator, &blocks[stream], stream));
+    device.gpu().set_destroyed(0, true);
+    assert_eq!(allocator.trim(u64::MAX), bytes(10));
+    assert_eq!(allocator.stats().cached_bytes.current, bytes(10));
+    device.gpu().set_destroyed(0, false);
+    assert_eq!(allocator.trim(u64::MAX), bytes(10));
+    allocator.check().unwrap();
 }
 
 /// Ranges share the events of one look, but not the limit of what may be refused.

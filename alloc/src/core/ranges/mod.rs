@@ -231,6 +231,17 @@ impl Ranges {
         self.frees
     }
 
+    /// Counts a free whose range is given later. Returns its number.
+    pub(crate) const fn count_free(&mut self) -> u64 {
+        self.frees += 1;
+        self.frees
+    }
+
+    /// Sets the time of the free range `index`: when the last part of it was freed.
+    pub(crate) fn set_freed_at(&mut self, index: u32, freed_at: u64) {
+        self.ranges[index as usize].freed_at = freed_at;
+    }
+
     /// Returns the value of `frees` when the last part of range `index` was freed.
     #[inline]
     pub(crate) fn freed_at(&self, index: u32) -> u64 {

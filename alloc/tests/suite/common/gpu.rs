@@ -36,6 +36,8 @@ struct Queue {
     waits: u64,
     /// Being captured: no event can be recorded on it.
     is_captured: bool,
+    /// Destroyed: its handle is unknown.
+    is_destroyed: bool,
 }
 
 /// What a call about an event is.
@@ -102,6 +104,10 @@ impl Gpu {
 
     pub(crate) fn set_captured(&mut self, stream: usize, is_captured: bool) {
         self.streams[stream].is_captured = is_captured;
+    }
+
+    pub(crate) fn set_destroyed(&mut self, stream: usize, is_destroyed: bool) {
+        self.streams[stream].is_destroyed = is_destroyed;
     }
 
     /// The host runs ahead by this number of launches from here on: what was queued before is done, as far as
@@ -216,10 +222,17 @@ impl Gpu {
         );
     }
 
-    /// `stream` is handed `range`: no other may still use it.
+    /// Whether later work of `stream` waits for work of `other`.
+    fn waits_for(&self, stream: usize, other: usize) -> bool {
+        let is_wait =
+            |(_, work): &(u64, Work)| matches!(work, Work::WaitFor(event) if event.stream == other);
+        self.streams[stream].work.iter().any(is_wait)
+    }
+
+    /// `stream` is handed `range`: no other may still use it that it does not wait for.
     pub(crate) fn must_suit(&self, range: AddressRange, stream: usize) {
         let users = self.users(range);
-        let is_own = users.iter().all(|&user| user == stream);
+        let is_own = users.iter().all(|&user| user == stream || self.waits_for(stream, user));
         assert!(is_own, "stream {stream} is handed {range:x?} while streams {users:?} use it");
     }
 
@@ -236,6 +249,16 @@ impl Gpu {
 
     pub(crate) fn record(&mut self, stream: usize) -> Result<Event, DeviceError> {
         self.call(Call::Record)?;
+        if self.streams[stream].is_destroyed {
+            self.failed += 1;
+            return Err(DeviceError::Refused {
+                operation: Operation::Event,
+                start: 0,
+                bytes: 0,
+                code: 400,
+                reason: "the handle is unknown".into(),
+            });
+        }
         if self.streams[stream].is_captured {
             self.failed += 1;
             return Err(DeviceError::Refused {
