@@ -58,6 +58,8 @@ from process_groups import destroy_groups
 from rooms import room_of
 
 Tensors = dict[str, torch.Tensor]
+# Standard deviation, beside 0.15 of what weights begin with.
+EXPERT_NOISE = 0.1
 
 
 class ExactGPT(GPTModel):
@@ -236,10 +238,22 @@ def _chunk_of(case: Case, config: TransformerConfig, number: int) -> torch.nn.Mo
         vp_stage=chunk["vp_stage"],
         **({"position_embedding_type": "rope"} | case.model),
     )
+    _part_experts(model)
     config.params_dtype = config.pipeline_dtype = case.dtype
     model = model.to(case.weights).to(case.dtype)
     model = Float16Module(config, model) if config.bf16 else model
     return DistributedDataParallel(config, DistributedDataParallelConfig(**case.ddp), model)
+
+
+def _part_experts(model: torch.nn.Module) -> None:
+    """Makes experts of different ranks different. Megatron initializes those of each rank alike, so
+    with one on each rank routers had no gradient, and tokens could go to any."""
+    generator = torch.Generator()
+    generator.manual_seed(100 + parallel_state.get_expert_model_parallel_rank())
+    for parameter in model.parameters():
+        if not getattr(parameter, "allreduce", True):
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.data.add_(EXPERT_NOISE * noise)
 
 
 def spec_of(config: TransformerConfig, vp_stage: int | None = None):
