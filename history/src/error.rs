@@ -107,7 +107,9 @@ pub enum HistoryError {
         owner: String,
     },
     /// The file of cold prompts could not be made or read.
-    #[error("the file of cold prompts: {0}; pass another dir, or cold_bytes 0 to forget cold prompts")]
+    #[error(
+        "the file of cold prompts: {0}; pass another dir, or cold_bytes 0 to forget cold prompts"
+    )]
     Cold(#[from] NvmeError),
 }
 
