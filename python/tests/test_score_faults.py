@@ -147,17 +147,17 @@ def test_a_batch_without_rows(graphs, runtime):
     scores = SharedPrefix(model, runtime).score(ids[:0], mask[:0], keep=keep, graphs=graphs)
     assert scores.log_probabilities.shape == (0, keep)
     scores.log_probabilities.sum().backward()
-    assert all(p.grad is None for p in model.parameters())
+    # As a dense run of rows that the loss does not read.
+    assert not any(p.grad.any() for p in model.parameters())
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_all_responses_masked_by_the_loss(graphs, runtime):
-    """Gradients are zeros, or absent where nothing was run again."""
+    """Gradients are zeros."""
     model, (ids, mask, keep) = tiny(), a_batch()
     scores = SharedPrefix(model, runtime).score(ids, mask, keep=keep, graphs=graphs)
     (scores.log_probabilities * 0.0).sum().backward()
-    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
-    assert (model.lm_head.weight.grad is None) == (graphs == "twice")
+    assert not any(p.grad.any() for p in model.parameters())
 
 
 @pytest.fixture(scope="module")
