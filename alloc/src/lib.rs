@@ -109,9 +109,10 @@
 //! The cache of one stream serves another through unmapped ranges, which any stream may map, so no
 //! memory is stranded under pressure. Before a block sleeps, its claimant waits for all its streams.
 //!
-//! **Unrecorded reads.** A stream may read a block of another one that nobody records, if the block's own stream waits
-//! for it behind the free: own-stream reuse is ordered then, and torch's own allocator keeps the pages or waits for the
-//! device. So nothing is unmapped while any registered stream may have work that was queued before the free.
+//! **Unrecorded reads.** A stream may read a block that belongs to another stream without being recorded as a user, if
+//! the block's own stream waits for the read after the free. Own-stream reuse is then ordered, and torch's own allocator
+//! keeps the pages mapped or waits for the device. So nothing is unmapped while any registered stream may have work that
+//! was queued before the free.
 //!
 //! **Marks.** A trainer's stream is never idle in mid-step. A stream that a trim found busy is marked: each time
 //! 1/32 of the maximum use was freed, an event is recorded on it. Frees are numbered. Each page keeps the number

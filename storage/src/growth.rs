@@ -162,7 +162,7 @@ mod tests {
         let (before_ns, again_ns) = (begin_ns + GROW_AGAIN_NS - 1, begin_ns + GROW_AGAIN_NS);
         let full = nvme.allocate_at(4 * MIB, before_ns).unwrap_err();
         assert!(matches!(full, NvmeError::Full { budget_bytes, .. } if budget_bytes == 2 * MIB));
-        // What the file has is taken all the same, and a place behind it asks nobody.
+        // Space that the file already has is still allocated. A request beyond it does not ask the disk.
         nvme.release(first);
         nvme.release(nvme.allocate_at(MIB, before_ns).unwrap());
         assert_eq!((*lock(&disk.refused), lock(&disk.grown).len()), (2, 0));

@@ -2,8 +2,8 @@
 //!
 //! Time is the number of frees. A range has the time at which the last part of it was freed. A stream has a time up to
 //! which it is through: the work that it had queued before these frees is complete. What was freed up to the least time
-//! of all streams is quiet: work on another stream may use a block until its free, and nobody records that where the
-//! block's own stream comes behind this work later. While a stream is marked, pages have times of their own: what is
+//! of all streams is quiet: another stream may use a block until it is freed without being recorded as a user, if the
+//! block's own stream waits for it later. While a stream is marked, pages have times of their own: what is
 //! free in one range was freed at different times. Otherwise this would be work at each free for nothing, until a caller
 //! asks what has been unused: from then on pages always have times.
 

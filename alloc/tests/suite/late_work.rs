@@ -37,8 +37,8 @@ enum Op {
         which: usize,
         stream: usize,
     },
-    /// Work of another stream reads the block, and nobody records it: the block's own stream waits for it once the
-    /// block was freed.
+    /// Another stream reads the block and is not recorded as a user: the block's own stream waits for it after the
+    /// free.
     ReadUnrecorded {
         which: usize,
         stream: usize,
@@ -111,7 +111,7 @@ struct Live {
     tag: u32,
     /// Its own stream first.
     users: Vec<usize>,
-    /// Streams with reads that nobody recorded.
+    /// Streams that read it and are not recorded as users.
     unrecorded: Vec<usize>,
     is_asleep: bool,
 }

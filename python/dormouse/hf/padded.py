@@ -28,7 +28,7 @@ class RowPlaces:
     kept_tokens: int
     """At most so many tokens are in microbatches."""
     prefix_tokens: int
-    """At most so many are in prefixes alone."""
+    """Upper bound on the tokens that are in a prefix and in no microbatch."""
     label_tokens: int
     """Number of tokens of responses."""
     prompts: int

@@ -2,8 +2,8 @@
 
 Groups are cut where that balances the work of replicas. A cut group runs its prompt on several
 replicas, and pays its bubble on each. Where stages have room for few groups at a time, the lists of
-whole groups may end sooner, though their work is less even. So each replica plans its list for both,
-and all run what ends sooner.
+whole groups may end sooner, though their work is less even. So each replica plans its list for
+both, and all run what ends sooner.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ def sooner(
     stages = {"stages": group.size(), "virtual_stages": len(shared)}
     of_model = functools.partial(largest, first.gpt)
     figures = gathered(first.held, group.rank(), group.size(), of_model)
-    room = {"stage_bytes": figures.stage_bytes}
-    if figures.stage_bytes:
-        room["stage_room_bytes"] = figures.room_bytes
+    room = {"stage_bytes": figures.stage_bytes, "stage_room_bytes": figures.room_bytes}
 
     def end_ns(places: list[Places]) -> int:
         if not places:

@@ -26,8 +26,8 @@ from ..schedule import Forest
 from .batches import FIELDS, Microbatch, check_microbatch
 
 
-# Of the planner's query: groups may be cut, so that work is even; or are whole, those with most work
-# first, each to the replica with least.
+# Of the planner's query: groups may be cut, so that work is even; or are whole, those with the most
+# work first, each to the replica with the least.
 CUT = {"method": "contiguous", "unit": "leaf"}
 WHOLE = {"method": "longest_first", "unit": "tree"}
 
