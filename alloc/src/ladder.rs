@@ -23,8 +23,8 @@ use std::sync::Weak;
 /// Limit of the [`crate::Reclaim`] calls for one request.
 pub const RECLAIM_ROUNDS_MAX: u32 = 8;
 
-/// A request within the budget waits for other streams if at most this part of the maximum use is missing: 1/32.
-const TOP_UP_DIVISOR: u64 = 32;
+/// A request within the budget waits for other streams if at most this part of the maximum use is missing: 1/16.
+const TOP_UP_DIVISOR: u64 = 16;
 
 /// Result of a [`Reclaim`] call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,8 +101,7 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Unmaps up to `bytes` of quiet cached pages. Unless the place is a choice, waits for the stream of the
-    /// request if they do not suffice, then for other streams if little is missing and they have work left. Returns
-    /// the unmapped bytes.
+    /// request if they do not suffice, then for other streams if little is missing. Returns the unmapped bytes.
     #[cold]
     fn move_away(&self, bytes: u64, request: &Request, is_choice: bool) -> u64 {
         // If the ladder is held, memory is being freed already.
@@ -123,7 +122,7 @@ impl<D: Device> Allocator<D> {
         let missing_bytes = bytes.saturating_sub(moved_bytes);
         // Streams that take turns would otherwise wait for each other at each turn.
         let is_little = missing_bytes <= self.state.lock().state.high_bytes() / TOP_UP_DIVISOR;
-        if missing_bytes == 0 || !is_little || !self.leaves_work(missing_bytes) {
+        if missing_bytes == 0 || !is_little {
             return moved_bytes;
         }
         moved_bytes + move_with(WaitMode::Wait, missing_bytes)

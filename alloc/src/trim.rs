@@ -1,8 +1,8 @@
 //! Trimming: unmaps cached pages, for the budget and for blocks about to wake.
 //!
 //! Pages leave once they are quiet (I8): of each stream a mark behind their last free is complete, or it was found
-//! idle after it. A trim first queries the streams, with the state unlocked: only those that were found idle lately hold
-//! nothing up later. Quiet ranges are then removed from their lists and unmapped, or put back.
+//! idle after it. A trim queries the streams, with the state unlocked, if one was busy when it was last queried or the
+//! pages that are known to be quiet do not suffice. Quiet ranges are removed from their lists and unmapped, or put back.
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
@@ -174,15 +174,19 @@ impl<D: Device> Allocator<D> {
 
     /// One trim. The state is unlocked during device calls. A range that cannot be unmapped is set aside until
     /// the end, so that it is not tried again. Only pages that are known to be quiet are trimmed. If they do not
-    /// suffice, the trim waits for more, as far as its [`WaitMode`] allows.
+    /// suffice, the trim queries the streams, then waits for more, as far as its [`WaitMode`] allows.
     pub(crate) fn trim_once(
         &self,
         _ladder: &MutexGuard<'_, ()>,
         target_bytes: u64,
         trim: Trim<'_>,
     ) -> u64 {
-        if self.is_stream_ordered && target_bytes > 0 {
-            let busy = self.query_marks();
+        let asks = self.is_stream_ordered && target_bytes > 0;
+        let mut unasked = asks.then(|| self.query_marks());
+        // Streams that were all idle are queried only if what is known to be quiet does not suffice.
+        if self.state.lock().state.has_busy_streams()
+            && let Some(busy) = unasked.take()
+        {
             self.query_streams(busy);
         }
         let (mut silent, mut waits) = (StreamSet::EMPTY, 0);
@@ -193,6 +197,12 @@ impl<D: Device> Allocator<D> {
             let left_bytes = target_bytes - given_bytes;
             let parts = self.begin_trims(&mut locked, left_bytes, trim);
             if parts.is_empty() {
+                if let Some(busy) = unasked.take() {
+                    drop(locked);
+                    self.query_streams(busy);
+                    locked = self.state.lock();
+                    continue;
+                }
                 let ends = locked.ends_to_wait_for(left_bytes, trim, silent);
                 if ends.is_empty() || waits == TRIM_WAITS_MAX {
                     break;
@@ -303,7 +313,7 @@ impl<D: Device> Allocator<D> {
 
     /// Whether the device has work left after a wait for the `bytes` that were freed first: as many were freed
     /// behind them.
-    pub(crate) fn leaves_work(&self, bytes: u64) -> bool {
+    fn leaves_work(&self, bytes: u64) -> bool {
         self.state.lock().state.stats.cached_bytes.current / 2 >= bytes
     }
 

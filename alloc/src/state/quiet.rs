@@ -157,6 +157,11 @@ impl State {
         self.ranges.frees()
     }
 
+    /// Whether a stream was busy when it was last queried.
+    pub(crate) const fn has_busy_streams(&self) -> bool {
+        self.quiet.marked > 0
+    }
+
     /// Returns the time up to which all that was freed is quiet.
     pub(crate) fn quiet_at(&self) -> u64 {
         self.quiet.least_at(|_| true)
