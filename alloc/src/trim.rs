@@ -1,8 +1,9 @@
 //! Trimming: unmaps cached pages, for the budget and for blocks about to wake.
 //!
 //! Pages leave once they are quiet (I8): of each stream a mark behind their last free is complete, or it was found
-//! idle after it. A trim queries the streams, with the state unlocked, if one was busy when it was last queried or the
-//! pages that are known to be quiet do not suffice. Quiet ranges are removed from their lists and unmapped, or put back.
+//! idle after it. A trim queries the streams, with the state unlocked: at once if one was busy or unknown when it was last
+//! queried, otherwise if the pages that are known to be quiet do not suffice. Quiet ranges are removed from their lists
+//! and unmapped, or put back.
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
@@ -184,7 +185,7 @@ impl<D: Device> Allocator<D> {
         let asks = self.is_stream_ordered && target_bytes > 0;
         let mut unasked = asks.then(|| self.query_marks());
         // Streams that were all idle are queried only if what is known to be quiet does not suffice.
-        if self.state.lock().state.has_busy_streams()
+        if self.state.lock().state.must_query_streams()
             && let Some(busy) = unasked.take()
         {
             self.query_streams(busy);

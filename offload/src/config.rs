@@ -68,7 +68,8 @@ pub struct EngineConfig {
     pub nvme: Option<NvmeConfig>,
     /// Limit of the host tier in bytes; 0 disables the tier.
     pub host_bytes_max: u64,
-    /// Limit on bytes falling asleep at a time, at least 1. A larger region falls asleep alone.
+    /// Limit on bytes falling asleep at a time, at least 1; a larger region falls asleep alone. Also a limit on host memory
+    /// of loads at a time, of which two are always under way.
     pub inflight_bytes_max: u64,
     /// Which dormant bytes sleep, and what wakes them.
     pub residency: ResidencyPolicy,

@@ -405,7 +405,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
     found = {"gradients": [], "losses": [], "balance": []}
     moe_utils.clear_aux_losses_tracker()
-    for call in range(CALLS_OF[case.weights]):
+    for call in range(case.calls):
         sizes = case.prompt_tokens, case.columns
         batches = batches_of(call, *sizes, is_across=case.is_across, has_third=case.has_third)
         room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)

@@ -2,7 +2,7 @@
 //!
 //! A read that arrives waits for at most one answer of a thread. A cancelled transfer overtakes queued
 //! writes and reads. The pool bounds nothing itself: the engine bounds writes by its in-flight window and
-//! the host memory budget, and reads by the device budget.
+//! the host memory budget, and reads by the device budget and the load queue.
 
 use std::collections::VecDeque;
 use std::fmt;

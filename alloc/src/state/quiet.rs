@@ -157,9 +157,10 @@ impl State {
         self.ranges.frees()
     }
 
-    /// Whether a stream was busy when it was last queried.
-    pub(crate) const fn has_busy_streams(&self) -> bool {
-        self.quiet.marked > 0
+    /// Whether streams must be queried before anything counts as quiet: one was busy the last time, or the device did
+    /// not know it, and a new stream may have its handle.
+    pub(crate) fn must_query_streams(&self) -> bool {
+        self.quiet.marked > 0 || self.quiet.streams.iter().any(|stream| stream.is_gone)
     }
 
     /// Returns the time up to which all that was freed is quiet.

@@ -231,6 +231,27 @@ fn a_stream_that_is_gone_does_not_hold_up_the_pages_of_others() {
     allocator.check().unwrap();
 }
 
+/// A new stream has the handle of one that is gone. What it reads stays, also where all other streams are through.
+#[test]
+fn a_stream_with_the_handle_of_one_that_is_gone_is_asked() {
+    let (device, allocator) = ordered(512, 100, 3);
+    let [read, first, second, gone] =
+        [0, 1, 0, 2].map(|stream| busy_block(&device, &allocator, stream, 10).unwrap());
+    device.gpu().drain();
+    free(&allocator, &gone, 2);
+    device.gpu().set_destroyed(2, true);
+    assert_eq!(allocator.trim(u64::MAX), 0, "its own pages stay");
+    device.gpu().set_destroyed(2, false);
+    device.gpu().launch(2, read.range);
+    free(&allocator, &read, 0);
+    // Streams 0 and 1 are known to be through with that free, once the events of these uses are complete.
+    free(&allocator, &first, 0);
+    free(&allocator, &second, 1);
+    assert_eq!(allocator.trim(u64::MAX), bytes(40));
+    assert_eq!((allocator.stats().stream_waits, device.gpu().queued(2)), (1, 0));
+    assert_eq!(device.violations(), Vec::<String>::new());
+}
+
 /// Ranges share the events of one look, but not the limit of what may be refused.
 #[test]
 fn a_trim_ends_at_the_limit_of_failures_and_restores_the_rest() {

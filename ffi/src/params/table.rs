@@ -241,8 +241,9 @@ table! {
         c"auto, or 1MiB to 1TiB",
         c"limit on bytes that fall asleep at a time",
         "A layer that exceeds the limit stays awake until earlier copies complete. The forward pass \
-         does not stall. Automatic: 256 MiB, or what the measured links move in 5 ms if that is more; at most \
-         an eighth of the memory that is available. Revised after each step."
+         does not stall. Wakes from the file through host memory have the same limit, but two are always under \
+         way. Automatic: 256 MiB, or what the measured links move in 5 ms if that is more; at most an eighth \
+         of the memory that is available. Revised after each step."
     }
     Residency c"DORMOUSE_OFFLOAD_RESIDENCY" {
         Choice(&["all", "fit"]), c"all",

@@ -119,15 +119,24 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Releases a host copy once no copy reads it.
-    pub(super) fn give_after_arrival(&self, id: RegionId, buffer: PinnedBuffer) {
+    /// Releases a host copy once no copy reads it, and ends its load, if it is one.
+    pub(super) fn give_after_arrival(
+        &self,
+        id: RegionId,
+        buffer: PinnedBuffer,
+        load_bytes: Option<u64>,
+    ) {
         match self.arrival(id) {
             Some(arrival) => self.once_over(arrival.event, move |engine| {
                 engine.give(buffer);
-                // The place may admit a queued sleep.
+                engine.end_load(load_bytes);
+                // The place may admit a queued sleep, or start a load.
                 engine.pump_in_background();
             }),
-            None => self.give(buffer),
+            None => {
+                self.give(buffer);
+                self.end_load(load_bytes);
+            }
         }
     }
 

@@ -46,8 +46,13 @@ impl<D: Device> Executor for Engine<D> {
                 }
             }
             Action::ReleaseHost => {
-                if let Some(buffer) = self.body(id, |b| b.host.take()) {
-                    self.give_after_arrival(id, buffer);
+                let taken = |b: &mut RegionData<D>| Some((b.host.take(), b.load_bytes.take()));
+                match self.body(id, taken) {
+                    Some((Some(buffer), load_bytes)) => {
+                        self.give_after_arrival(id, buffer, load_bytes);
+                    }
+                    Some((None, load_bytes)) => self.end_load(load_bytes),
+                    None => {}
                 }
             }
             Action::Awake => lock(&self.counts).wakes += 1,

@@ -14,6 +14,7 @@ mod event_wait;
 mod executor;
 mod host_pool;
 mod largest;
+mod load_queue;
 mod owner_levels;
 mod profiles;
 mod progress;
@@ -128,6 +129,7 @@ pub struct Engine<D: Device> {
     streams: Mutex<[Option<D::Stream>; 3]>,
     /// In and out.
     copy_queues: [Mutex<copy_queue::CopyQueue>; 2],
+    loads: Mutex<load_queue::LoadQueue>,
     staging: Mutex<wake_ahead::Stagings>,
     counters: Counters,
     /// Counts of single events. The other statistics are filled in when they are read.
@@ -224,6 +226,7 @@ impl<D: Device> Engine<D> {
             host,
             streams: Mutex::new([None, None, None]),
             copy_queues: Default::default(),
+            loads: Mutex::default(),
             staging: Mutex::new(wake_ahead::Stagings::default()),
             counters: Counters::default(),
             counts: Mutex::default(),
@@ -263,8 +266,8 @@ impl<D: Device> Engine<D> {
         &self.timeline
     }
 
-    /// Accepts no more sleeps and ends the I/O threads after what is in flight. Sleeping regions stay
-    /// asleep and cannot be woken any more.
+    /// Accepts no more sleeps and ends the I/O threads after what is in flight. Wakes that wait for host memory
+    /// fail. Sleeping regions stay asleep and cannot be woken any more.
     pub fn shutdown(&self) {
         self.table.lock().shared.is_closed = true;
         self.pool.stop();

@@ -43,6 +43,8 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) host: Option<PinnedBuffer>,
     /// On its way to the file it passes through host memory outside the host tier's budget.
     pub(crate) is_bounced: bool,
+    /// Bytes of its host copy, if they count as a load's.
+    pub(crate) load_bytes: Option<u64>,
     /// Device memory reserved for its wake.
     pub(crate) reservation: PageReservation,
     pub(crate) cancel: Arc<AtomicBool>,
@@ -100,6 +102,7 @@ impl<D: Device> RegionData<D> {
             extent: None,
             host: None,
             is_bounced: false,
+            load_bytes: None,
             reservation: PageReservation::None,
             cancel: Arc::new(AtomicBool::new(false)),
             error: None,

@@ -275,10 +275,18 @@ impl<D: Device> Engine<D> {
                 if let Some(id) = RegionId::from_key(key)
                     // Missing if a release is unclaiming the block: that frees it.
                     && self.body(id, |body| body.note_free(address)).is_some()
-                    && let Some(actions) = self.table.feed(id, Input::Drop).actions()
                 {
-                    dormouse_device::without_waiting(|| self.execute(id, actions));
-                    self.pump_in_background();
+                    match self.table.feed(id, Input::Drop) {
+                        FeedResult::Execute(actions) => {
+                            dormouse_device::without_waiting(|| self.execute(id, actions));
+                            self.pump_in_background();
+                        }
+                        // It may be a load that waits.
+                        FeedResult::Kept => {
+                            dormouse_device::without_waiting(|| self.end_cancelled_loads());
+                        }
+                        FeedResult::Missing | FeedResult::Refused(_) => {}
+                    }
                 }
             }
         }

@@ -275,9 +275,10 @@ impl<D: Device> Engine<D> {
         false
     }
 
-    /// Serves the queues: admits sleeps, starts admitted ones as far as the window allows, and promotes
-    /// regions while host memory is left.
+    /// Serves the queues: starts loads, admits sleeps, starts admitted ones as far as the window allows, and
+    /// promotes regions while host memory is left.
     pub(super) fn pump(&self) {
+        self.serve_loads();
         self.serve_admissions();
         while let Some((id, actions)) = self.next_queued_sleep() {
             self.execute(id, actions);
@@ -297,7 +298,10 @@ impl<D: Device> Engine<D> {
             let is_next = bytes.is_some_and(|bytes| self.fits(&inner.shared, bytes));
             !inner.shared.is_closed && (has_waiting || is_next)
         };
-        if has_work && let Some(engine) = self.me.upgrade() {
+        // Loads also behind a shutdown: what waits for them is told.
+        if (has_work || self.has_load_to_start())
+            && let Some(engine) = self.me.upgrade()
+        {
             self.run_blocking(Box::new(move || engine.pump()));
         }
     }

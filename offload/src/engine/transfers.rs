@@ -64,8 +64,9 @@ impl<D: Device> Engine<D> {
         self.submit(id, Priority::Write, transfer, cancel)
     }
 
-    /// Starts a read of the extent into the staged pages (direct), the host copy, or a bounce buffer.
-    pub(super) fn start_read(&self, id: RegionId) -> Launched {
+    /// Starts a read of the extent into the staged pages (direct), the host copy, or a bounce buffer. The load queue has
+    /// room for the latter.
+    pub(super) fn read(&self, id: RegionId) -> Launched {
         if let Err(e) = self.take_bounce(id) {
             return Launched::Over(self.failed(id, e));
         }
@@ -84,17 +85,21 @@ impl<D: Device> Engine<D> {
 
     /// Takes a bounce buffer for a host copy that was granted without one.
     fn take_bounce(&self, id: RegionId) -> Result<(), OffloadError> {
-        let bounce = self.table.with(id, |e| {
-            let has_none = e.region.host == CopyState::Granted && e.data.host.is_none();
-            has_none.then_some(e.data.copy_bytes)
-        });
-        if let Some(Some(bytes)) = bounce {
-            // A bounce buffer may exceed the budget: a load must be able to finish, and the device budget
-            // bounds the number of loads.
+        if let Some(bytes) = self.bounce_bytes(id) {
+            // It may exceed the budget: the copy must be able to finish, and windows bound their sum.
             let buffer = self.take(bytes, PinMode::Bounce)?;
             self.table.with(id, |e| e.data.host = Some(buffer));
         }
         Ok(())
+    }
+
+    /// Returns the size of the host copy of a region that was granted one but has none.
+    pub(super) fn bounce_bytes(&self, id: RegionId) -> Option<usize> {
+        let lacking = self.table.with(id, |e| {
+            let has_none = e.region.host == CopyState::Granted && e.data.host.is_none();
+            has_none.then_some(e.data.copy_bytes)
+        });
+        lacking.flatten()
     }
 
     fn not_started(&self, id: RegionId) -> Launched {

@@ -416,3 +416,60 @@ fn a_busy_region_moves_none_to_the_file() {
     }
     fixture.assert_empty();
 }
+
+/// The host tier has no room for loads: those under way at a time are at most the window, the others wait in order. One
+/// that is dropped while it waits, or cannot be read, holds no other up.
+#[test]
+fn loads_pass_through_no_more_host_memory_than_the_window() {
+    let mut plan = Plan::default().via_host();
+    plan.config.inflight_bytes_max = 2 * MIB as u64;
+    let fixture = plan.build();
+    let engine = &fixture.engine;
+    let regions: Vec<_> = (0..8).map(|i| fixture.region(MIB, i)).collect();
+    let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+    engine.sleep(&ids, Tier::Nvme, &[]).unwrap();
+    engine.wait_settled(&ids).unwrap();
+    engine.set_tier_budget(Tier::Host, 0).unwrap();
+    engine.reset_peaks();
+    for fails in [false, true] {
+        fixture.faults.hold(false, true);
+        if fails {
+            // All of them, with all attempts.
+            fixture.faults.fail_next_reads(u32::MAX, libc::EIO);
+        }
+        engine.wake(&ids);
+        assert_eq!(fixture.host_used(), 2 * MIB as u64);
+        if !fails {
+            engine.free(regions[5].1, 0).unwrap();
+            soon("it is gone, whatever is before it", || engine.region_info(ids[5]).is_err());
+            assert_eq!(fixture.host_used(), 2 * MIB as u64);
+        }
+        fixture.faults.hold(false, false);
+        if fails {
+            assert!(engine.wait_awake(&ids[..5]).is_err());
+            fixture.faults.heal();
+        }
+        let kept: Vec<_> = regions.iter().enumerate().filter(|&(at, _)| at != 5).collect();
+        let kept_ids: Vec<_> = kept.iter().map(|(_, r)| r.0).collect();
+        engine.wait_settled(&kept_ids).unwrap();
+        engine.wait_awake(&kept_ids).unwrap();
+        for &(at, &(_, address)) in &kept {
+            assert!(holds(address, MIB, at as u64));
+        }
+        assert_eq!(engine.stats().tiers[1].peak_bytes, 2 * MIB as u64);
+        if !fails {
+            engine.set_tier_budget(Tier::Host, 64 * MIB as u64).unwrap();
+            engine.sleep(&kept_ids, Tier::Nvme, &[]).unwrap();
+            engine.wait_settled(&kept_ids).unwrap();
+            soon("host copies are given back", || fixture.host_used() == 0);
+            engine.set_tier_budget(Tier::Host, 0).unwrap();
+            engine.reset_peaks();
+        }
+    }
+    for (at, (_, address)) in regions.into_iter().enumerate() {
+        if at != 5 {
+            engine.free(address, 0).unwrap();
+        }
+    }
+    fixture.assert_empty();
+}
