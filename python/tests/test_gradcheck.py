@@ -42,13 +42,24 @@ def test_figures_by_hand():
     assert error.worst_parameter == "a"
 
 
-def test_runs_are_pooled_by_their_squares():
+def test_runs_are_pooled_by_their_squares_and_each_counts_alike():
     runs = [
-        {"a": gradcheck.Distance(truth=4.0, dense=1.0, shared=1.0)},
-        {"a": gradcheck.Distance(truth=5.0, dense=3.0, shared=8.0)},
+        {"a": gradcheck.Distance(3.0, 1.0, 1.0), "b": gradcheck.Distance(1.0, 0.0, 0.0)},
+        {"a": gradcheck.Distance(300.0, 100.0, 225.0), "b": gradcheck.Distance(100.0, 0.0, 0.0)},
     ]
-    assert gradcheck.pooled(runs) == {"a": gradcheck.Distance(9.0, 4.0, 9.0)}
-    assert gradcheck.summarise(gradcheck.pooled(runs)).ratio_global == pytest.approx(1.5)
+    pooled = gradcheck.pooled(runs)
+    assert pooled["a"] == gradcheck.Distance(1.5, 0.5, 0.8125)
+    error = gradcheck.summarise(pooled)
+    assert error.ratio_global == pytest.approx(math.sqrt(1.625))
+    assert error.dense_global == pytest.approx(0.5)
+
+
+def test_an_error_where_the_reference_is_nothing_is_out_of_bounds():
+    right = {"a": gradcheck.Distance(1.0, 0.1, 0.1)}
+    nothing = {"a": gradcheck.Distance(0.0, 0.0, 0.0)}
+    wrong = {"a": gradcheck.Distance(0.0, 0.0, 1e-9)}
+    assert gradcheck.summarise(gradcheck.pooled([right, nothing])).within_bounds
+    assert not gradcheck.summarise(gradcheck.pooled([right, wrong])).within_bounds
 
 
 def test_low_precision_gradients_are_compared_in_double():

@@ -87,8 +87,23 @@ def distances_of(
 
 def pooled(runs: Sequence[Mapping[str, Distance]]) -> dict[str, Distance]:
     """Returns the distances of several runs as those of one: in BF16 the ratio of a single run
-    scatters widely."""
-    return {name: _summed(run[name] for run in runs) for name in runs[0]}
+    scatters widely. Each run counts relative to the norm of its whole reference: one with large
+    gradients does not outweigh the others."""
+    relative = [_relative_to_all(run) for run in runs]
+    return {name: _summed(run[name] for run in relative) for name in runs[0]}
+
+
+def _relative_to_all(run: Mapping[str, Distance]) -> dict[str, Distance]:
+    truth = _summed(run.values()).truth
+
+    def share(square: float) -> float:
+        if truth > 0.0:
+            return square / truth
+        return math.inf if square > 0.0 else 0.0
+
+    return {
+        name: Distance(share(d.truth), share(d.dense), share(d.shared)) for name, d in run.items()
+    }
 
 
 def _summed(distances: Iterable[Distance]) -> Distance:
