@@ -15,7 +15,7 @@ from dormouse.demo import gradcheck
 from models import distance
 
 WORKER = Path(__file__).with_name("worker.py")
-WORKER_SECONDS_MAX = 2400
+WORKER_SECONDS_MAX = 3600
 EXACT = 1e-10
 # Of the losses that are logged.
 TOLERANCE, TOLERANCE_LOW = 1e-5, 0.05
