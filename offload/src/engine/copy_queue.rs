@@ -10,7 +10,6 @@ use super::counters::Copies;
 use super::region_blocks::REGION_BLOCKS_MAX;
 use crate::ids::RegionId;
 use crate::table::Launched;
-use dormouse_residency::region::Input;
 use dormouse_storage::sync::lock;
 
 /// Limit on copies queued per direction. Each is a wait, a copy per block of the region between two timed
@@ -68,9 +67,7 @@ impl<D: Device> Engine<D> {
         while let Some(id) = { lock(&self.copy_queues[usize::from(out)]).pass() } {
             let Launched::Over(outcome) = self.try_copy(id, out) else { return };
             self.end_time(out, 0);
-            if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
-                self.execute(id, actions);
-            }
+            self.end_step(id, outcome);
         }
     }
 

@@ -19,12 +19,17 @@ impl<D: Device> Engine<D> {
         self.pump();
     }
 
-    /// Feeds the completion of a step that was in flight.
+    /// Feeds the completion of a step that was in flight, then starts waiting sleeps and loads.
     pub(super) fn complete(&self, id: RegionId, outcome: StepOutcome) {
+        self.end_step(id, outcome);
+        self.pump();
+    }
+
+    /// As [`Engine::complete`]; the caller serves the queues.
+    pub(super) fn end_step(&self, id: RegionId, outcome: StepOutcome) {
         if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
             self.execute(id, actions);
         }
-        self.pump();
     }
 
     pub(super) fn execute(&self, id: RegionId, actions: Actions) {

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dormouse_device::Device;
 
 use super::Engine;
+use super::transfers::bounce_bytes;
 use crate::ids::RegionId;
 use crate::table::Launched;
-use dormouse_residency::region::{Input, StepOutcome};
+use dormouse_residency::region::StepOutcome;
 use dormouse_storage::sync::lock;
 
 /// Loads under way whatever their bytes.
@@ -94,14 +95,16 @@ impl LoadQueue {
 impl<D: Device> Engine<D> {
     /// Starts a read of the extent for a wake or a promotion, once there is room for its bounce buffer if it needs one.
     pub(super) fn start_read(&self, id: RegionId) -> Launched {
-        let bounce = self.bounce_bytes(id);
-        let cancel = self.body(id, |body| Some(Arc::clone(&body.cancel)));
-        if let (Some(bytes), Some(cancel)) = (bounce, cancel) {
-            let load = WaitingLoad { id, bytes: bytes as u64, cancel };
+        let load = self.table.with(id, |e| {
+            let bytes = bounce_bytes(e)? as u64;
+            Some(WaitingLoad { id, bytes, cancel: Arc::clone(&e.data.cancel) })
+        });
+        if let Some(load) = load.flatten() {
+            let bytes = load.bytes;
             if !lock(&self.loads).take(load, self.tuning.inflight_bytes_max()) {
                 return Launched::InFlight;
             }
-            self.table.with(id, |e| e.data.load_bytes = Some(bytes as u64));
+            self.table.with(id, |e| e.data.load_bytes = Some(bytes));
         }
         self.read(id)
     }
@@ -110,7 +113,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn end_cancelled_loads(&self) {
         // Ends: each turn removes one.
         while let Some(id) = { lock(&self.loads).next_cancelled() } {
-            self.end_read(id, StepOutcome::Cancelled);
+            self.end_step(id, StepOutcome::Cancelled);
         }
     }
 
@@ -122,15 +125,9 @@ impl<D: Device> Engine<D> {
             self.table.with(id, |e| e.data.load_bytes = Some(bytes));
             self.table.watched(|| {
                 if let Launched::Over(outcome) = self.read(id) {
-                    self.end_read(id, outcome);
+                    self.end_step(id, outcome);
                 }
             });
-        }
-    }
-
-    fn end_read(&self, id: RegionId, outcome: StepOutcome) {
-        if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
-            self.execute(id, actions);
         }
     }
 

@@ -9,15 +9,15 @@ use dormouse_alloc::pinned::PinMode;
 use dormouse_device::{Device, DeviceError, with_signals_blocked};
 use dormouse_timeline::{Lane, Slice};
 
-use super::Engine;
 use super::account::Account;
 use super::arrival::Arrival;
 use super::copy_times::CopyTimes;
 use super::counters::Copies;
 use super::raw_memory;
+use super::{Engine, RegionData};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
-use crate::table::Launched;
+use crate::table::{Launched, RegionEntry};
 use dormouse_residency::region::{CopyState, PageState, StepOutcome};
 use dormouse_storage::BlockingTask;
 use dormouse_storage::sync::lock;
@@ -85,21 +85,12 @@ impl<D: Device> Engine<D> {
 
     /// Takes a bounce buffer for a host copy that was granted without one.
     fn take_bounce(&self, id: RegionId) -> Result<(), OffloadError> {
-        if let Some(bytes) = self.bounce_bytes(id) {
+        if let Some(bytes) = self.table.with(id, |e| bounce_bytes(e)).flatten() {
             // It may exceed the budget: the copy must be able to finish, and windows bound their sum.
             let buffer = self.take(bytes, PinMode::Bounce)?;
             self.table.with(id, |e| e.data.host = Some(buffer));
         }
         Ok(())
-    }
-
-    /// Returns the size of the host copy of a region that was granted one but has none.
-    pub(super) fn bounce_bytes(&self, id: RegionId) -> Option<usize> {
-        let lacking = self.table.with(id, |e| {
-            let has_none = e.region.host == CopyState::Granted && e.data.host.is_none();
-            has_none.then_some(e.data.copy_bytes)
-        });
-        lacking.flatten()
     }
 
     fn not_started(&self, id: RegionId) -> Launched {
@@ -385,6 +376,12 @@ fn await_unreported<D: Device>(
             waiter.table.break_down();
         }
     }));
+}
+
+/// Returns the size of the host copy of a region that was granted one but has none.
+pub(super) fn bounce_bytes<D: Device>(entry: &RegionEntry<RegionData<D>>) -> Option<usize> {
+    let has_none = entry.region.host == CopyState::Granted && entry.data.host.is_none();
+    has_none.then_some(entry.data.copy_bytes)
 }
 
 /// Returns true if, after this error of a wait, the work may still run. A lost device runs nothing.
