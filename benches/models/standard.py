@@ -53,20 +53,22 @@ def main() -> None:
             for dtype, seeds in SEEDS.items():
                 for shape in SHAPES:
                     runs = [distances(runtime, kind, dtype, shape, seed) for seed in range(seeds)]
-                    case = described(kind, dtype, shape, gradcheck.pooled(runs))
+                    case = described(kind, dtype, shape, gradcheck.compare_runs(runs))
                     cases.append(case)
                     print(json.dumps(case), file=sys.stderr, flush=True)
     print(json.dumps(cases))
 
 
-def described(kind: str, dtype: torch.dtype, shape: tuple, pooled: dict) -> dict:
+def described(
+    kind: str, dtype: torch.dtype, shape: tuple, error: gradcheck.GradError
+) -> dict:
     """Returns the figures of a case."""
     return {
         "kind": kind,
         "dtype": str(dtype).removeprefix("torch."),
         "prompt_tokens": shape[0],
         "responses": len(shape[1]),
-        **vars(gradcheck.summarise(pooled)),
+        **vars(error),
     }
 
 

@@ -20,23 +20,23 @@ import worker  # noqa: E402
 
 from dormouse.demo import gradcheck  # noqa: E402
 
-RATIOS = ("ratio_max", "ratio_p99", "worst_parameter")
+FIGURES = ("ratio_max", "ratio_p99", "ratio_global", "dense_global", "within_bounds", "worst_parameter")
 
 
-def figures(name: str, dtype: str, found: dict) -> dict:
+def described(name: str, dtype: str, found: dict) -> dict:
     ways = (found[way]["gradients"] for way in ("truth", "plain", "shared"))
     runs = [
         gradcheck.distances_of(exact.items(), plain, shared)
         for exact, plain, shared in zip(*ways, strict=True)
     ]
-    error = gradcheck.summarise(gradcheck.pooled(runs))
-    ratios = {ratio: getattr(error, ratio) for ratio in RATIOS}
-    return {"name": name, "dtype": dtype, "bytes": found["shared"]["bytes"], **ratios}
+    error = gradcheck.compare_runs(runs)
+    figures = {figure: getattr(error, figure) for figure in FIGURES}
+    return {"name": name, "dtype": dtype, "bytes": found["shared"]["bytes"], **figures}
 
 
 def main(directory: Path, dtype: str) -> None:
     found = worker.of_cases(getattr(torch, dtype))
-    rows = [figures(name, dtype, each) for name, each in found.items()]
+    rows = [described(name, dtype, each) for name, each in found.items()]
     (directory / f"{dist.get_rank()}.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
 

@@ -60,6 +60,9 @@ def test_the_worst_layout_and_the_farthest_ratio_are_reported() -> None:
             "bytes": pairs,
             "ratio_max": ratio_max,
             "ratio_p99": ratio_p99,
+            "ratio_global": 1.0,
+            "dense_global": 0.1,
+            "within_bounds": ratio_max < 4,
         }
 
     rows = gradient_rows.empty_rows()
@@ -69,6 +72,10 @@ def test_the_worst_layout_and_the_farthest_ratio_are_reported() -> None:
     assert [row.met for row in rows] == [False, True, True]
     assert "one, float32" in rows[1].how
     assert "two, float32" in rows[2].how
+    rows = gradient_rows.empty_rows()
+    gradient_rows.fill(rows, [found("one", 5, 1, (10, 10)), found("two", 2, 1.5, (10, 10))])
+    assert [row.ours for row in rows] == [1, None, None]
+    assert "one, float32" in rows[1].how
 
 
 def test_the_largest_peak_over_its_plan_is_reported() -> None:

@@ -95,7 +95,7 @@ def assert_as_near_as_plain(found: dict[str, Gradients]) -> None:
     distances = [
         gradcheck.distances_of(truth.items(), plain, shared) for truth, plain, shared in runs
     ]
-    error = gradcheck.summarise(gradcheck.pooled(distances))
+    error = gradcheck.compare_runs(distances)
     print(error)
     assert 0 < error.dense_global < 0.1, "nothing is compared, or with noise"
     assert error.within_bounds, error

@@ -42,24 +42,67 @@ def test_figures_by_hand():
     assert error.worst_parameter == "a"
 
 
-def test_runs_are_pooled_by_their_squares_and_each_counts_alike():
+def of(**squares: tuple[float, float, float]) -> dict[str, gradcheck.Distance]:
+    return {name: gradcheck.Distance(*each) for name, each in squares.items()}
+
+
+RIGHT = of(a=(3.0, 0.1, 0.1), b=(1.0, 0.1, 0.1))
+NAN = math.nan
+
+
+def test_runs_are_compared_by_their_squares_and_each_counts_alike():
     runs = [
-        {"a": gradcheck.Distance(3.0, 1.0, 1.0), "b": gradcheck.Distance(1.0, 0.0, 0.0)},
-        {"a": gradcheck.Distance(300.0, 100.0, 225.0), "b": gradcheck.Distance(100.0, 0.0, 0.0)},
+        of(a=(3.0, 1.0, 1.0), b=(1.0, 0.0, 0.0)),
+        of(a=(300.0, 100.0, 225.0), b=(100.0, 0.0, 0.0)),
     ]
-    pooled = gradcheck.pooled(runs)
-    assert pooled["a"] == gradcheck.Distance(1.5, 0.5, 0.8125)
-    error = gradcheck.summarise(pooled)
+    error = gradcheck.compare_runs(runs)
+    # Relative to 4 and 400: 1/4 twice, and 1/4 and 9/16, of two runs.
     assert error.ratio_global == pytest.approx(math.sqrt(1.625))
-    assert error.dense_global == pytest.approx(0.5)
+    assert (error.dense_global, error.worst_parameter) == (pytest.approx(0.5), "a")
+    assert error.shared_global == pytest.approx(math.sqrt(0.8125 / 2))
 
 
-def test_an_error_where_the_reference_is_nothing_is_out_of_bounds():
-    right = {"a": gradcheck.Distance(1.0, 0.1, 0.1)}
-    nothing = {"a": gradcheck.Distance(0.0, 0.0, 0.0)}
-    wrong = {"a": gradcheck.Distance(0.0, 0.0, 1e-9)}
-    assert gradcheck.summarise(gradcheck.pooled([right, nothing])).within_bounds
-    assert not gradcheck.summarise(gradcheck.pooled([right, wrong])).within_bounds
+def test_tiny_gradients_count_as_large_ones():
+    small = of(a=(3e-9, 1e-9, 4e-9), b=(1e-9, 0.0, 0.0))
+    error = gradcheck.compare_runs([of(a=(3.0, 1.0, 1.0), b=(1.0, 0.0, 0.0)), small])
+    assert error.ratio_global == pytest.approx(math.sqrt(2.5))
+
+
+@pytest.mark.parametrize("wrong", [
+    of(a=(0.0, 0.0, 1e-9), b=(0.0, 0.0, 0.0)),  # a gradient where there is none
+    of(a=(0.0, 1e-9, 0.0), b=(0.0, 1e-9, 0.0)),
+    of(a=(0.0, 0.0, NAN), b=(0.0, 0.0, 0.0)),
+    of(a=(NAN, NAN, NAN), b=(NAN, NAN, NAN)),
+    of(a=(NAN, 0.1, 0.1), b=(1.0, 0.1, 0.1)),
+    of(a=(3.0, NAN, 0.1), b=(1.0, 0.1, 0.1)),
+    of(a=(3.0, math.inf, 0.1), b=(1.0, 0.1, 0.1)),
+    of(a=(3.0, 0.1, math.inf), b=(1.0, 0.1, 0.1)),
+], ids=str)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_no_number_hides_behind_other_runs(wrong, at):
+    runs = [RIGHT, RIGHT]
+    assert gradcheck.compare_runs(runs).within_bounds
+    runs.insert(at, wrong)
+    assert not gradcheck.compare_runs(runs).within_bounds
+
+
+def test_a_run_without_gradients_changes_nothing():
+    nothing = of(a=(0.0, 0.0, 0.0), b=(0.0, 0.0, 0.0))
+    assert gradcheck.compare_runs([RIGHT, nothing]) == gradcheck.compare_runs([RIGHT])
+
+
+@pytest.mark.parametrize(("ratio", "within"), [(3.9, True), (4.1, False)])
+def test_one_run_of_many_has_a_bound_of_its_own(ratio, within):
+    bad = of(a=(3.0, 0.1, 0.1 * ratio**2), b=(1.0, 0.1, 0.1 * ratio**2))
+    error = gradcheck.compare_runs([RIGHT] * 63 + [bad])
+    assert error.ratio_global < gradcheck.RATIO_GLOBAL_MAX
+    assert error.within_bounds is within
+
+
+@pytest.mark.parametrize("other", [of(a=(3.0, 0.1, 0.1)), of(**{k: (1, 0, 0) for k in "abc"})])
+def test_runs_with_other_parameters_are_refused(other):
+    with pytest.raises(ValueError, match="different parameters"):
+        gradcheck.compare_runs([RIGHT, other])
 
 
 def test_low_precision_gradients_are_compared_in_double():

@@ -68,30 +68,43 @@ def balanced(times: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def error_of() -> Iterator[Callable]:
-    """Returns a function that returns the error of a case's gradients in a context."""
+def runs_of() -> Iterator[Callable]:
+    """Returns a function that returns the distances of each call of a case in a context."""
     cases.join()
     megatrons: dict[tuple, list] = {}
 
-    def error(name: str, case: cases.Case, dtype: torch.dtype, context) -> gradcheck.GradError:
+    def runs(name: str, case: cases.Case, dtype: torch.dtype, context) -> list[dict]:
         if (name, dtype) not in megatrons:
             both = case.truth_of(dtype), case.of_dtype(dtype)
             megatrons[name, dtype] = [cases.trained(each, None)["gradients"] for each in both]
         with context:
             ours = cases.trained(case.of_dtype(dtype), runtime)["gradients"]
         calls = zip(*megatrons[name, dtype], ours, strict=True)
-        runs = [gradcheck.distances_of(exact.items(), *others) for exact, *others in calls]
-        return gradcheck.summarise(gradcheck.pooled(runs))
+        return [gradcheck.distances_of(exact.items(), *others) for exact, *others in calls]
 
     with conftest.a_runtime() as runtime:
-        yield error
+        yield runs
+
+
+of_each = pytest.mark.parametrize("name, case, context", [
+    ("microbatches", CASE, counted), ("rows of routers", BALANCED, balanced)
+])
+of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
-@pytest.mark.parametrize("name, case, context", [
-    ("microbatches", CASE, counted), ("rows of routers", BALANCED, balanced)
-])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_only_once_is_within_the_bounds(error_of, name, case, context, dtype, times):
-    error = error_of(name, case, dtype, context(times))
+@of_each
+@of_dtypes
+def test_only_once_is_within_the_bounds(runs_of, name, case, context, dtype, times):
+    error = gradcheck.compare_runs(runs_of(name, case, dtype, context(times)))
     assert error.within_bounds == (times == 1), error
+
+
+@pytest.mark.parametrize("times", [0, 2])
+@of_each
+@of_dtypes
+def test_one_wrong_call_is_seen(runs_of, name, case, context, dtype, times):
+    right, wrong = (runs_of(name, case, dtype, context(each)) for each in (1, times))
+    for at in range(len(right)):
+        error = gradcheck.compare_runs([*right[:at], wrong[at], *right[at + 1 :]])
+        assert not error.within_bounds, (at, error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,8 @@ RATIO_GLOBAL_MAX = 1.25
 RATIO_MEDIAN_MAX = 1.25
 RATIO_P99_MAX = 2.5
 RATIO_MAX_MAX = 4.0
+# Of one of several runs, over all parameters.
+RATIO_RUN_MAX = 4.0
 
 # This share of the reference's norm is always allowed: if dense is exact, a ratio would divide by
 # zero.
@@ -85,21 +87,31 @@ def distances_of(
     return distances
 
 
-def pooled(runs: Sequence[Mapping[str, Distance]]) -> dict[str, Distance]:
-    """Returns the distances of several runs as those of one: in BF16 the ratio of a single run
-    scatters widely. Each run counts relative to the norm of its whole reference: one with large
-    gradients does not outweigh the others."""
+def compare_runs(runs: Sequence[Mapping[str, Distance]]) -> GradError:
+    """Returns the figures of several runs together: in BF16 the ratio of a single run scatters
+    widely. Each run counts relative to the norm of its whole reference: one with large gradients
+    does not outweigh the others. Each run alone has a bound, too (:data:`RATIO_RUN_MAX`).
+
+    Raises :class:`ValueError` unless all runs have the same parameters.
+    """
+    names = [run.keys() for run in runs]
+    if any(each != names[0] for each in names):
+        raise ValueError("the runs have different parameters; accepted: the same in each")
     relative = [_relative_to_all(run) for run in runs]
-    return {name: _summed(run[name] for run in relative) for name in runs[0]}
+    error = summarise({name: _summed(run[name] for run in relative) for name in names[0]})
+    of_runs = (_ratio(_summed(run.values()), allowance=ALLOWANCE) for run in runs)
+    within = error.within_bounds and max(of_runs) <= RATIO_RUN_MAX
+    return replace(error, within_bounds=within)
 
 
 def _relative_to_all(run: Mapping[str, Distance]) -> dict[str, Distance]:
     truth = _summed(run.values()).truth
 
     def share(square: float) -> float:
-        if truth > 0.0:
-            return square / truth
-        return math.inf if square > 0.0 else 0.0
+        if truth == 0.0:
+            # Nothing is a part of no gradient. NaN is never within bounds.
+            return 0.0 if square == 0.0 else math.nan
+        return square / truth
 
     return {
         name: Distance(share(d.truth), share(d.dense), share(d.shared)) for name, d in run.items()
@@ -144,9 +156,9 @@ def _ratio(d: Distance, allowance: float) -> float:
     """Returns shared ÷ dense, after subtracting ``allowance`` times the reference's norm from
     shared.
 
-    Returns infinity for NaN, which would pass a comparison.
+    Returns infinity where a distance is NaN or infinite: the ratio could pass a comparison.
     """
-    if math.isnan(d.shared) or math.isnan(d.dense) or math.isnan(d.truth):
+    if not all(map(math.isfinite, (d.shared, d.dense, d.truth))):
         return math.inf
     shared = max(0.0, math.sqrt(d.shared) - allowance * math.sqrt(d.truth))
     if shared == 0.0:
