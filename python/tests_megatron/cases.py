@@ -413,11 +413,23 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
         found["balance"].append(expert_counts.balance(ddp))
+    for part in ddp:
+        _forget_graphs(part)
     if runtime is not None:
         found["sharing"] = function.sharing
         found["bytes"], found["asleep"], found["held"] = bytes_sent, asleep, held
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
+
+
+def _forget_graphs(part: torch.nn.Module) -> None:
+    """Drops what dispatchers of experts keep of the last microbatch: graphs, through which a model
+    with its process groups would hold itself, unseen by Python."""
+    for module in part.modules():
+        dispatcher = getattr(module, "token_dispatcher", None)
+        for name, value in list(vars(dispatcher).items()) if dispatcher else ():
+            if torch.is_tensor(value) and value.requires_grad:
+                setattr(dispatcher, name, None)
 
 
 def join(case: Case = Case()) -> None:
