@@ -287,17 +287,17 @@ impl History {
 
     /// Returns the allocation of the block in `slot`.
     #[inline]
-    pub(crate) fn allocation(&self, slot: u32) -> Option<HistoryEvent> {
-        self.allocations.get(slot as usize).copied().flatten()
+    pub(crate) fn allocation(&self, slot: u32) -> Option<&HistoryEvent> {
+        self.allocations.get(slot as usize)?.as_ref()
     }
 
     #[inline]
-    pub(crate) fn set_allocation(&mut self, slot: u32, event: HistoryEvent) {
+    pub(crate) fn set_allocation(&mut self, slot: u32, event: &HistoryEvent) {
         let slot = slot as usize;
         if slot >= self.allocations.len() {
             self.allocations.resize(slot + 1, None);
         }
-        self.allocations[slot] = Some(event);
+        self.allocations[slot] = Some(*event);
     }
 
     #[inline]

@@ -30,7 +30,7 @@ impl State {
         held.sort_unstable_by_key(|block| block.range.start);
         let history = self.begin_recording();
         let allocations = held.iter().filter_map(|block| history.allocation(block.id.index));
-        let allocations: Vec<HistoryEvent> = allocations.collect();
+        let allocations: Vec<HistoryEvent> = allocations.copied().collect();
         history.start_log(allocations.into_iter());
     }
 
@@ -53,7 +53,7 @@ impl State {
             let mut history = Box::<History>::default();
             for (index, record) in (0_u32..).zip(&self.records) {
                 if matches!(record.kind, RangeKind::Live | RangeKind::Pending) {
-                    history.set_allocation(index, self.unrecorded_allocation(index));
+                    history.set_allocation(index, &self.unrecorded_allocation(index));
                 }
             }
             self.history = Some(history);
@@ -155,7 +155,7 @@ impl State {
             arena: request.arena,
             ..HistoryEvent::now(HistoryAction::Allocated, start, request.bytes as u64)
         };
-        history.set_allocation(index, event);
+        history.set_allocation(index, &event);
         history.push(&event);
         history.log(&event);
     }
@@ -165,7 +165,8 @@ impl State {
         let Some(history) = &mut self.history else { return };
         if let Some(allocation) = history.allocation(index) {
             let now = HistoryEvent::now(HistoryAction::Freed, allocation.address, allocation.bytes);
-            history.log(&HistoryEvent { stream: allocation.stream, ..now });
+            let event = HistoryEvent { stream: allocation.stream, ..now };
+            history.log(&event);
         }
         self.note_mapped_parts(index, HistoryAction::FreeRequested);
     }
@@ -179,7 +180,7 @@ impl State {
             let now = HistoryEvent::now(action, allocation.address, allocation.bytes);
             let is_again = matches!(action, HistoryAction::Awoke);
             let context = if is_again { allocation.context } else { now.context };
-            let event = HistoryEvent { at_ns: now.at_ns, action, context, ..allocation };
+            let event = HistoryEvent { at_ns: now.at_ns, action, context, ..*allocation };
             history.push(&event);
             if action == HistoryAction::Freed {
                 history.log(&event);
@@ -204,15 +205,15 @@ impl State {
         let Some(history) = &mut self.history else { return };
         if let Some(allocation) = history.allocation(index) {
             let now = HistoryEvent::now(action, part.start, part.bytes as u64);
-            let context = allocation.context;
-            history.push(&HistoryEvent {
+            let event = HistoryEvent {
                 stream: allocation.stream,
                 scope: allocation.scope,
                 tag: allocation.tag,
                 arena: allocation.arena,
-                context,
+                context: allocation.context,
                 ..now
-            });
+            };
+            history.push(&event);
         }
     }
 
@@ -343,7 +344,8 @@ impl State {
                 let is_freed = record.free_deferred || record.kind == RangeKind::Pending;
                 let usage = if is_freed { RangeUse::PendingFree } else { RangeUse::Allocated };
                 let allocation = self.history.as_ref().and_then(|it| it.allocation(index));
-                let allocation = allocation.unwrap_or_else(|| self.unrecorded_allocation(index));
+                let allocation =
+                    allocation.copied().unwrap_or_else(|| self.unrecorded_allocation(index));
                 let block = MappedRange {
                     range,
                     usage,
