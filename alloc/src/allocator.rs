@@ -4,6 +4,7 @@ use crate::core::Fit;
 use crate::history::{HistoryAction, HistoryOptions, MemoryReading, Operations};
 use crate::ladder::Reclaim;
 use crate::marks::Marks;
+use crate::patience::Patience;
 use crate::run_ahead::RunAhead;
 use crate::state::{Geometry, Need, State};
 use crate::stats::Amount;
@@ -62,6 +63,7 @@ pub(crate) struct Locked<D: Device> {
     pub(crate) marks: Vec<Marks<D::Event>>,
     /// By slot of the stream.
     pub(crate) run_ahead: Vec<RunAhead<D::Event>>,
+    pub(crate) patience: Patience,
     /// The last error of an event call.
     pub(crate) last_error: Option<DeviceError>,
     /// Change after which a gauge is recorded again.
@@ -113,6 +115,7 @@ impl<D: Device> Allocator<D> {
             pending_asked_at: PENDING_ASKED_FROM,
             marks: Vec::new(),
             run_ahead: Vec::new(),
+            patience: Patience::default(),
             last_error: None,
             gauge_step_bytes: gauge_step_bytes(config.budget_bytes),
             awake_gauge_bytes: 0,

@@ -101,7 +101,7 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Unmaps up to `bytes` of quiet cached pages. Unless the place is a choice, waits for the stream of the
-    /// request if they do not suffice, then for other streams if little is missing. Returns the unmapped bytes.
+    /// request if they do not suffice, then briefly for other streams if little is missing. Returns the unmapped bytes.
     #[cold]
     fn move_away(&self, bytes: u64, request: &Request, is_choice: bool) -> u64 {
         // If the ladder is held, memory is being freed already.
@@ -125,7 +125,7 @@ impl<D: Device> Allocator<D> {
         if missing_bytes == 0 || !is_little {
             return moved_bytes;
         }
-        moved_bytes + move_with(WaitMode::Wait, missing_bytes)
+        moved_bytes + move_with(WaitMode::Briefly, missing_bytes)
     }
 
     /// Unmaps the large page that the request would split, if it is quiet. Otherwise the request grows elsewhere.

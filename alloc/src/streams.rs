@@ -7,6 +7,7 @@
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::marks::{MARKS_MAX, Mark, Marks};
+use crate::patience::BRIEF_WAIT_MAX;
 use crate::run_ahead::RunAhead;
 use crate::state::{Need, Release, ReleaseSubject, StreamSet};
 use crate::types::{BlockId, Request};
@@ -25,6 +26,8 @@ pub(crate) enum WaitMode {
     Poll,
     /// Wait, but only for the stream of the request.
     OwnStream,
+    /// Wait for any stream, but only for a while: see [`Patience`](crate::patience::Patience).
+    Briefly,
     /// Wait.
     Wait,
 }
@@ -184,10 +187,13 @@ impl<D: Device> Allocator<D> {
         queries: &mut EventQueries,
     ) -> Option<bool> {
         let is_complete = queries.note(self.device.query(event))?;
-        if is_complete || wait_mode != WaitMode::Wait {
+        if is_complete || wait_mode == WaitMode::Poll {
             return Some(is_complete);
         }
         queries.waits += 1;
+        if wait_mode == WaitMode::Briefly {
+            return queries.note(self.device.synchronize_within(event, BRIEF_WAIT_MAX));
+        }
         queries.note(self.device.synchronize(event)).map(|()| true)
     }
 
@@ -237,8 +243,9 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Waits for streams, each until it is through with what it had queued before a free: for its oldest mark behind
-    /// that free, or for what it has queued by now. Returns the streams that could not be waited for.
-    pub(crate) fn wait_for_frees(&self, ends: &[(u32, u64)]) -> StreamSet {
+    /// that free, or for what it has queued by now. Returns the streams that could not be waited for; a brief wait
+    /// ends with the first of them.
+    pub(crate) fn wait_for_frees(&self, ends: &[(u32, u64)], wait_mode: WaitMode) -> StreamSet {
         let (mut silent, mut queries) = (StreamSet::EMPTY, EventQueries::default());
         for &(slot, freed_at) in ends {
             let (mark, frees) = {
@@ -250,13 +257,23 @@ impl<D: Device> Allocator<D> {
                 self.record(slot, queries).map(|event| Mark { frees, event })
             };
             let mark = mark.or_else(|| record(&mut queries));
-            match mark {
-                Some(Mark { frees, event })
-                    if self.query_event(&event, WaitMode::Wait, &mut queries) == Some(true) =>
-                {
-                    self.state.lock().pass_mark(slot, frees);
-                }
-                _ => silent.insert(slot),
+            let ended = mark.map(|Mark { frees, event }| {
+                (frees, self.query_event(&event, wait_mode, &mut queries))
+            });
+            if let Some((frees, Some(true))) = ended {
+                self.state.lock().pass_mark(slot, frees);
+                continue;
+            }
+            silent.insert(slot);
+            if let Some((_, Some(false))) = ended {
+                let left_out = self.state.lock().patience.note_unended();
+                tracing::warn!(
+                    target: "alloc",
+                    limit_s = BRIEF_WAIT_MAX.as_secs(),
+                    left_out,
+                    "a stream did not end within the limit: more memory is mapped, and the next waits are left out"
+                );
+                break;
             }
         }
         self.state.lock().note(queries);

@@ -210,7 +210,8 @@ impl<D: Device> Allocator<D> {
                 }
                 drop(locked);
                 waits += 1;
-                self.wait_for_frees(&ends).iter().for_each(|slot| silent.insert(slot));
+                let unended = self.wait_for_frees(&ends, trim.wait_mode);
+                unended.iter().for_each(|slot| silent.insert(slot));
                 locked = self.state.lock();
                 continue;
             }
@@ -329,8 +330,8 @@ impl<D: Device> Allocator<D> {
         }
         // If the ladder is held, memory is being freed already.
         let Some(ladder) = self.ladder.try_lock() else { return };
-        let wait_mode =
-            if self.leaves_work(over_bytes) { self.strongest_wait() } else { WaitMode::Poll };
+        let may_wait = self.leaves_work(over_bytes) && self.strongest_wait() == WaitMode::Wait;
+        let wait_mode = if may_wait { WaitMode::Briefly } else { WaitMode::Poll };
         self.trim_once(
             &ladder,
             over_bytes,
@@ -485,13 +486,21 @@ const fn wait_bytes(bytes: u64, round: u32) -> u64 {
 
 impl<D: Device> Locked<D> {
     /// Returns what a trim may wait for, for `bytes` of pages.
-    fn ends_to_wait_for(&self, bytes: u64, trim: Trim<'_>, except: StreamSet) -> Vec<(u32, u64)> {
+    fn ends_to_wait_for(
+        &mut self,
+        bytes: u64,
+        trim: Trim<'_>,
+        except: StreamSet,
+    ) -> Vec<(u32, u64)> {
         let only = match trim.wait_mode {
             WaitMode::OwnStream if trim.stream.is_some() => trim.stream,
-            WaitMode::Wait => None,
+            WaitMode::Briefly | WaitMode::Wait => None,
             WaitMode::Poll | WaitMode::OwnStream => return Vec::new(),
         };
-        self.state.ends_of_pages(bytes, trim.purpose, only, except)
+        let ends = self.state.ends_of_pages(bytes, trim.purpose, only, except);
+        let is_left_out =
+            trim.wait_mode == WaitMode::Briefly && !ends.is_empty() && !self.patience.may_wait();
+        if is_left_out { Vec::new() } else { ends }
     }
 
     /// Completes the trim of an unmapped range. Returns its bytes.

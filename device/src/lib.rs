@@ -61,7 +61,12 @@ pub use worker::{QUEUE_LEN_MAX, is_runtime_thread, register_runtime_thread, with
 
 use std::ffi::c_void;
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// For this time [`Device::synchronize_within`] queries without a pause.
+const UNPAUSED_MAX: Duration = Duration::from_micros(200);
+/// The pause between two queries after it.
+const QUERY_PAUSE: Duration = Duration::from_micros(20);
 
 /// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -307,6 +312,32 @@ pub trait Device: Send + Sync + Debug + 'static {
     /// # Errors
     /// `DeviceLost`.
     fn synchronize(&self, event: &Self::Event) -> Result<(), DeviceError>;
+    /// Blocks the caller until `event` has completed, for at most about `limit`. Returns whether it has. Queries the
+    /// event again and again: first without a pause, since most waits are short.
+    ///
+    /// # Errors
+    /// `DeviceLost`.
+    fn synchronize_within(
+        &self,
+        event: &Self::Event,
+        limit: Duration,
+    ) -> Result<bool, DeviceError> {
+        let begin = Instant::now();
+        loop {
+            if self.query(event)? {
+                return Ok(true);
+            }
+            let waited = begin.elapsed();
+            if waited >= limit {
+                return Ok(false);
+            }
+            if waited < UNPAUSED_MAX {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(QUERY_PAUSE);
+            }
+        }
+    }
     /// Copies `bytes` from `source` to `destination` in stream order.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Marks behind frees: which pages of a stream that is never idle may leave, and what a request waits for.
 
-use crate::common::gpu::Call;
+use crate::common::gpu::{Call, Event};
 use crate::common::{Fake, Fault, PAGE, key, uncounted};
 use dormouse_alloc::{Allocator, Block, Config, Freed, Request};
 use dormouse_device::{AddressRange, Operation};
@@ -161,6 +161,49 @@ fn a_move_tops_up_with_what_another_stream_freed_first() {
     scene.allocate(1, 5);
     assert_eq!(seen(), (9, 0, 4));
     assert_eq!(scene.device.violations(), Vec::<String>::new());
+}
+
+/// A stream receives what the peer sends only after this rank has sent, which the host does after its requests.
+#[test]
+fn a_request_within_the_budget_goes_on_if_a_stream_waits_for_the_host() {
+    let scene = Scene::new(PAGES);
+    let blocks = scene.islands(40);
+    let sent = Event { stream: 2, items: 1 };
+    scene.device.gpu().wait(0, sent);
+    scene.find_busy(&blocks[0]);
+    blocks[1..20].iter().for_each(|block| scene.use_and_free(0, block));
+    let held_pages = scene.held_pages();
+    let seen = || (scene.held_pages() - held_pages, scene.calls(Call::Synchronize));
+    scene.allocate(1, 1);
+    assert_eq!(seen(), (1, 1), "one wait, then pages of its own");
+    // Four waits are left out, also of a wake.
+    scene.reserve(1);
+    (0..3).for_each(|_| {
+        scene.allocate(1, 1);
+    });
+    assert_eq!(seen(), (4, 1));
+    scene.allocate(1, 1);
+    assert_eq!(seen(), (5, 2));
+    // Once it has sent, pages move again.
+    scene.device.gpu().launch(2, AddressRange::default());
+    scene.device.gpu().drain();
+    scene.allocate(1, 1);
+    assert_eq!(seen(), (5, 2));
+    assert_eq!(scene.device.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_wake_within_the_budget_goes_on_if_a_stream_waits_for_the_host() {
+    let scene = Scene::new(PAGES);
+    let blocks = scene.islands(40);
+    scene.device.gpu().wait(0, Event { stream: 2, items: 1 });
+    scene.find_busy(&blocks[0]);
+    blocks[1..20].iter().for_each(|block| scene.use_and_free(0, block));
+    let held_pages = scene.held_pages();
+    scene.reserve(1);
+    assert_eq!((scene.held_pages(), scene.calls(Call::Synchronize)), (held_pages, 1));
+    assert_eq!(scene.allocator.stats().staged_bytes.current, PAGE as u64);
+    scene.device.gpu().launch(2, AddressRange::default());
 }
 
 /// Out of room, the pages that were freed first are waited for, whichever stream they are on: not all of it.

@@ -3,14 +3,24 @@
 //! The streams of the host device are quick. A trainer's GPU is not: work takes time, and the host goes on.
 //! With a run-ahead, work counts as done once that number of works was given after it, on any stream, once
 //! somebody waited for it, or once a host function behind it was called. So streams are never idle. (The work
-//! itself may be done earlier.) With a duration each work takes at least that long.
+//! itself may be done earlier.) With a duration each work takes at least that long. A thread that queries one event
+//! [`QUERIES_IN_A_ROW`] times and does nothing else waits for it.
 //!
 //! An exact run-ahead gives the same answers to the same calls in every run: host functions prove nothing, and a
 //! query of work that counts as done waits until the work is done. Benchmarks use it. Tests that hold a stream up
 //! cannot: the query would wait for the test's own release.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// Queries of one work that count as a wait for it, if a thread makes no other query in between.
+const QUERIES_IN_A_ROW: u32 = 64;
+
+thread_local! {
+    /// The work that this thread asked about last, and how many times in a row.
+    static ASKED: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
+}
 
 /// The most works that a host can be ahead by: what is accepted.
 pub(crate) const RUN_AHEAD_MAX: usize = 1 << 20;
@@ -43,6 +53,16 @@ impl Ahead {
     /// The number of the last work of all streams.
     pub(crate) fn last(&self) -> u64 {
         self.given.load(Ordering::Relaxed)
+    }
+
+    /// An event behind a work is queried. Enough queries in a row are a wait.
+    pub(crate) fn ask(&self, work: u64) {
+        let (last, times) = ASKED.get();
+        let times = if last == work { times.saturating_add(1) } else { 1 };
+        ASKED.set((work, times));
+        if times == QUERIES_IN_A_ROW {
+            self.wait(work);
+        }
     }
 
     /// Somebody waits for a work, and so for all before it.

@@ -190,7 +190,10 @@ entry! { Context, fn cuEventQuery(event: usize) {
     capture::refuse_unsafe()?;
     match event.meaning() {
         Meaning::Captured(_) => Err(Code::CAPTURED_EVENT),
-        Meaning::At(point) if !point.is_complete(driver) => Err(Code::NOT_READY),
+        Meaning::At(point) if !point.is_complete(driver) => {
+            driver.ahead.ask(point.work);
+            Err(Code::NOT_READY)
+        }
         // Work before it may have lost the device meanwhile.
         _ => check_not_lost(),
     }

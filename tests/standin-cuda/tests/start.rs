@@ -37,6 +37,7 @@ const CASES: &[Case] = &[
     ("a call costs what the environment says", &[(COST_NS, "3000000")], calls_cost),
     ("a table of costs", &[(COSTS, "tests/costs/all")], costs_are_charged),
     ("a host that is ahead", &[(RUN_AHEAD, "2"), (EXACT, "1")], the_host_is_ahead),
+    ("a host that queries", &[(RUN_AHEAD, "1000"), (EXACT, "1")], queries_in_a_row_are_a_wait),
     ("work that a host function proves", &[(RUN_AHEAD, "2")], host_functions_prove_work),
     ("a stream that is held up", &[(RUN_AHEAD, "2")], held_work_is_not_waited_for),
     ("a GPU that a test moves on", &[(RUN_AHEAD, "1000"), (EXACT, "1")], works_end_as_told),
@@ -229,6 +230,31 @@ fn the_host_is_ahead() {
     assert_eq!(cu.cuStreamQuery(second), NOT_READY);
     ok(cu.cuCtxSynchronize());
     ok(cu.cuStreamQuery(second));
+}
+
+/// 64 queries of one event, and nothing else: the host waits.
+fn queries_in_a_row_are_a_wait() {
+    let cu = plain();
+    let standin = standin::load();
+    ok(cu.cuInit(0));
+    ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
+    let event = || {
+        standin.give_work();
+        let event = get::<usize>(|event| cu.cuEventCreate(event, 0));
+        ok(cu.cuEventRecord(event, 0));
+        event
+    };
+    let (early, late) = (event(), event());
+    let query = |event, times: u32| {
+        (0..times).for_each(|_| assert_eq!(cu.cuEventQuery(event), NOT_READY));
+    };
+    query(early, 63);
+    query(late, 63);
+    query(early, 63);
+    assert_eq!(standin.ended_works(), 0);
+    query(early, 1);
+    assert_eq!(standin.ended_works(), 1);
+    assert_eq!([cu.cuEventQuery(early), cu.cuEventQuery(late)], [0, NOT_READY]);
 }
 
 fn works_end_as_told() {

@@ -299,21 +299,29 @@ impl Gpu {
         Ok(self.is_complete(event))
     }
 
-    /// While the caller waits, the GPU works: no more than it has to.
-    pub(crate) fn synchronize(&mut self, event: Event) -> Result<(), DeviceError> {
+    /// While the caller waits, the GPU works: no more than it has to. Returns whether `event` is complete: not if it
+    /// takes work that the host has yet to queue.
+    pub(crate) fn synchronize(&mut self, event: Event) -> Result<bool, DeviceError> {
         self.call(Call::Synchronize)?;
         self.must_not_be_captured(event)?;
         self.streams[event.stream].waits += 1;
-        self.finish(event);
-        Ok(())
+        Ok(self.try_finish(event))
     }
 
     /// Does what it takes for `event` to complete.
     pub(crate) fn finish(&mut self, event: Event) {
+        assert!(self.try_finish(event), "streams wait for each other for ever");
+    }
+
+    /// As `finish`; `false` if it takes work that the host has yet to queue.
+    fn try_finish(&mut self, event: Event) -> bool {
         while !self.is_complete(event) {
             let is_moving = self.advance(event.stream)
                 || (0..self.streams.len()).any(|stream| self.advance(stream));
-            assert!(is_moving, "streams wait for each other for ever");
+            if !is_moving {
+                return false;
+            }
         }
+        true
     }
 }

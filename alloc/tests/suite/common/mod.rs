@@ -19,6 +19,7 @@ use gpu::{Event, Gpu};
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 pub(crate) const PAGE: usize = 4096;
 /// Not aligned to anything larger than a page, so that alignment of addresses is not by chance.
@@ -528,6 +529,12 @@ impl Device for Fake {
         self.gpu().query(*event)
     }
     fn synchronize(&self, event: &Event) -> Result<(), DeviceError> {
+        self.run_hook(Operation::Event, AddressRange::default());
+        let is_complete = self.gpu().synchronize(*event)?;
+        assert!(is_complete, "the host and a stream wait for each other for ever");
+        Ok(())
+    }
+    fn synchronize_within(&self, event: &Event, _: Duration) -> Result<bool, DeviceError> {
         self.run_hook(Operation::Event, AddressRange::default());
         self.gpu().synchronize(*event)
     }

@@ -75,12 +75,17 @@ pub(super) fn an_event_completes_when_reached<D: Hold>(bench: &Bench<D>) {
     for _ in 0..LOOKS {
         assert_eq!(device.query(&event), Ok(false));
     }
+    let brief = Duration::from_millis(1);
+    assert_eq!(device.synchronize_within(&event, brief), Ok(false), "it is held up");
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| device.synchronize(&same));
+        let other = scope.spawn(|| device.synchronize_within(&same, PATIENCE));
         drop(go);
         waiter.join().unwrap().unwrap();
+        assert_eq!(other.join().unwrap(), Ok(true));
     });
     assert_eq!(device.query(&event), Ok(true));
+    assert_eq!(device.synchronize_within(&event, Duration::ZERO), Ok(true));
     device.synchronize(&event).unwrap();
     // A complete event delays no stream.
     device.wait(&bench.stream, &event).unwrap();
