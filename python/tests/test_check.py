@@ -147,6 +147,56 @@ def test_errors_below_the_rounding_of_bf16_are_found(runtime):
         SharedPrefix(model, runtime).check()
 
 
+class _HalfGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.half = x.shape[1] // 2
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.cat([torch.zeros_like(grad[:, : ctx.half]), grad[:, ctx.half :]], 1)
+
+
+@pytest.mark.parametrize("zeros", ["lm_head", "model.layers.1.mlp.down_proj"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_of_zeros_hide_no_gradient(zeros, dtype, runtime):
+    """As of a new head, or an adapter: nothing in front of them has a gradient yet."""
+    model = plain(tie_word_embeddings=False).to(dtype)
+    wrong = model.model if zeros == "lm_head" else model.model.layers[1].mlp
+    weight = model.get_submodule(zeros).weight
+    with torch.no_grad():
+        weight.zero_()
+    SharedPrefix(model, runtime).check()
+    inner = wrong.layers[0] if zeros == "lm_head" else wrong.up_proj
+    forward = inner.forward
+    inner.forward = lambda x, *args, **named: forward(_HalfGradient.apply(x), *args, **named)
+    with pytest.raises(UnsupportedModelError, match="accepted 0.0002"):
+        SharedPrefix(model, runtime).check()
+    assert not weight.any() and weight.grad is None
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_gradients_that_are_not_finite_are_refused(value, runtime):
+    model = plain()
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, args, output: _Scaled.apply(output, value)
+    )
+    with pytest.raises(UnsupportedModelError, match="not finite"):
+        SharedPrefix(model, runtime).check()
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor, None
+
+
 def test_every_length_lies_inside_one_of_the_groups():
     """A behaviour that begins at some length differs between prompt rows and whole sequence."""
     lengths = miniature.lengths_up_to(miniature.Reach(1000, 0), None)

@@ -224,7 +224,7 @@ class Check:
             ):
                 output = self._view.run_dense(tokens[:end])
                 logits.append(support.logits_of(output)[0, : len(tokens) - 1])
-        error, norm = _squares(logits[1], logits[0])
+        error, norm = _squares(*_masked(logits[1], logits[0]))
         distance = _ratio(error, norm) ** 0.5
         if not distance <= tolerance:
             raise UnsupportedModelError(
@@ -430,7 +430,7 @@ def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
     names = sorted(got.gradients.keys() | wanted.gradients.keys())
     squares = [_squares(got.gradients.get(name), wanted.gradients.get(name)) for name in names]
     read, found = _numbered(wanted.outputs), _numbered(got.outputs)
-    squares += [_squares(found.get(key), tensor) for key, tensor in read.items()]
+    squares += [_squares(*_masked(found.get(key), tensor)) for key, tensor in read.items()]
     table = trial.summed(torch.tensor(squares, dtype=torch.float64))
     gradients, of_outputs = table[: len(names)], table[len(names) :]
     error, whole = gradients.sum(0).sqrt().tolist()
@@ -438,11 +438,17 @@ def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
     for kind in dict.fromkeys(kind for _, kind, _ in read):
         rows = [row for row, (_, other, _) in enumerate(read) if other == kind]
         ratios[kind] = _ratio(*of_outputs[rows].sum(0).sqrt().tolist())
+    nothing = set()
     for name, (own_error, own) in zip(names, gradients.sqrt().tolist(), strict=True):
         ratios[name] = _ratio(own_error, own + WHOLE * whole)
+        if own_error == own == 0:
+            nothing.add(name)
     # NaN is no agreement.
     worst = max(ratios, key=lambda name: math.inf if math.isnan(ratios[name]) else ratios[name])
-    median = math.nan if math.isnan(ratios[worst]) else statistics.median(ratios.values())
+    # Gradients that are 0 in both runs say nothing.
+    telling = [ratio for name, ratio in ratios.items() if name not in nothing]
+    median = statistics.median(telling or [0.0])
+    median = math.nan if math.isnan(ratios[worst]) else median
     return _Compared(worst, ratios[worst], median, _ratio(error, whole))
 
 
@@ -464,7 +470,9 @@ def _joined(pieces: dict[int, Output]) -> Output:
 def _ratio(error: float, norm: float) -> float:
     if error == 0:
         return 0.0
-    return error / norm if norm else float("inf")
+    if not math.isfinite(norm):
+        return math.nan
+    return error / norm if norm else math.inf
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
@@ -483,12 +491,18 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
     # A dense run's gradients may wait in host memory.
     wanted, got = wanted.to(got.device, wide), got.to(wide)
     error, norm = float((got - wanted).norm()), float(wanted.norm())
-    if not math.isfinite(error):
-        # Logits masked with an infinity are equal where both are.
-        equal = torch.isinf(wanted) & (got == wanted)
-        got, wanted = got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
-        error, norm = float((got - wanted).norm()), float(wanted.norm())
     return error**2, norm**2
+
+
+def _masked(
+    got: torch.Tensor | None, wanted: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Returns zeros where both are the same infinity: logits may be masked with one."""
+    if got is None or got.shape != wanted.shape or _is_finite(wanted):
+        return got, wanted
+    wanted = wanted.to(got.device)
+    equal = torch.isinf(wanted) & (got == wanted)
+    return got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
 
 
 @contextlib.contextmanager

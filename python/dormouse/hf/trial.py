@@ -12,6 +12,9 @@ TRIAL_COPIES = 2
 # Gradients stay on a GPU that has room for those of the next run, and a quarter of them for what
 # computing these takes.
 KEPT_ROOM = 1.25
+# Of values in place of zeros. One seed: replicated weights stay the same on all ranks.
+ZEROS_SEED, VECTOR_SCALE = 20, 0.02
+ZEROS_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Trial:
@@ -80,7 +83,8 @@ class Trial:
 
     def _substitute(self) -> list[substitutes.Place]:
         """Puts copies in place of parameters and buffers: neither hooks of the trainer nor its
-        buffers see the check. Copies of the same dtype share memory with the parameters."""
+        buffers see the check. Copies of the same dtype share memory with the parameters, except
+        where these are zeros."""
         return substitutes.put(self._model, self._copy)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -91,7 +95,7 @@ class Trial:
             if tensor.is_floating_point() and self._dtype is not None:
                 copy = copy.to(torch.promote_types(tensor.dtype, self._dtype))
             if isinstance(tensor, torch.nn.Parameter):
-                copy = substitutes.parameter_like(tensor, copy)
+                copy = substitutes.parameter_like(tensor, _filled(copy))
             elif copy.data_ptr() == tensor.data_ptr():
                 copy = copy.clone()
             self._copies[tensor] = copy
@@ -105,6 +109,22 @@ def fits(needed_bytes: float, device: torch.device) -> bool:
         return True
     cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return needed_bytes <= torch.cuda.mem_get_info(device)[0] + cached_bytes
+
+
+def _filled(weights: torch.Tensor) -> torch.Tensor:
+    """Returns ``weights``, or small values in the place of zeros: behind a new head or a new adapter,
+    which are zeros, all gradients would be 0 in both runs."""
+    if weights.dtype not in ZEROS_DTYPES or weights.is_meta or not weights.numel():
+        return weights
+    # Most weights need a look at their first row only.
+    if bool(weights[:1].any() if weights.dim() else weights) or bool(weights.any()):
+        return weights
+    if not fits(weights.nbytes, weights.device):
+        return weights
+    scale = weights.shape[-1] ** -0.5 if weights.dim() > 1 else VECTOR_SCALE
+    generator = torch.Generator().manual_seed(ZEROS_SEED)
+    values = torch.randn(weights.shape, generator=generator, dtype=torch.float32, device="cpu")
+    return (values * scale).to(weights)
 
 
 def _has_room(grads: list[torch.Tensor]) -> bool:
