@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from gpu_suite import (  # noqa: E402
+    attention,
     bundle,
     checks,
     cli,
@@ -24,6 +28,7 @@ from gpu_suite import (  # noqa: E402
     facts,
     limits,
     memcheck,
+    modes,
     needs,
     options,
     parts,
@@ -266,6 +271,103 @@ def test_failed_tests_are_named(tmp_path, capfd, monkeypatch):
     found = json.loads(capfd.readouterr().out.splitlines()[-1])["row"]
     assert (found["ours"], found["peers"]) == (1, {"passed": 1, "skipped": 1})
     assert found["how"] == "failed: test_bad[a b]"
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"test_x.py": "def test_good(): pass\n", "test_y.py": "import nowhere\n"}, "status 2"),
+        ({"test_x.py": "import os, signal\ndef test_good(): pass\n"
+                       "def test_killed(): os.kill(os.getpid(), signal.SIGKILL)\n"}, "status -9"),
+        ({}, "status 5"),
+    ],
+)  # fmt: skip
+def test_tests_that_did_not_all_run_are_not_held(files, why, tmp_path, monkeypatch):
+    for name, code in files.items():
+        (tmp_path / name).write_text(code)
+    command = [sys.executable, "-m", "gpu_suite.tests", str(tmp_path), ""]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "scripts"))
+    ended = limits.run(command, 60.0, dict(os.environ), ROOT)
+    assert f"pytest ended with {why}" in ended.errors
+    assert result.of("tests", ended, 60.0)["status"] == result.FAILED
+
+
+def test_only_without_pytest_tests_cannot_run(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(suite_tests.importlib.util, "find_spec", lambda name: None)
+    assert suite_tests.main(str(tmp_path), str(tmp_path)) == result.UNABLE
+    assert "pytest is neither" in json.loads(capfd.readouterr().out)["cannot_run"]
+
+
+def test_skipped_tests_alone_are_no_figure(tmp_path, capfd, monkeypatch):
+    (tmp_path / "test_x.py").write_text("import pytest\n@pytest.mark.skip\ndef test_left(): pass\n")
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert suite_tests.main(str(tmp_path), "") == result.DONE
+    found = json.loads(capfd.readouterr().out.splitlines()[-1])["row"]
+    assert (found["ours"], found["met"]) == (None, False)
+
+
+class Softmax:
+    """Attention on the CPU, in FP64 with results in BF16. Gradients are multiplied."""
+
+    def __init__(self, factor: float | None):
+        self.factor = factor
+
+    def forward(self, query, key, value, causal):
+        if self.factor is None:
+            raise RuntimeError("no kernel for this GPU")
+        query, key, value = (each.double() for each in (query, key, value))
+        scores = query @ key.transpose(-2, -1) / math.sqrt(attention.HEAD_DIM)
+        return (scores.softmax(-1) @ value).bfloat16(), scores.logsumexp(-1), [None] * 9
+
+    def backward(self, grad, query, key, value, out, lse, found, causal):
+        grad, query, key, value, out = (x.double() for x in (grad, query, key, value, out))
+        scale = math.sqrt(attention.HEAD_DIM)
+        weights = (query @ key.transpose(-2, -1) / scale - lse.double().unsqueeze(-1)).exp()
+        slope = grad @ value.transpose(-2, -1) - (grad * out).sum(-1, keepdim=True)
+        return [self.factor * ((weights * slope) @ key / scale).bfloat16()]
+
+
+@pytest.mark.parametrize(
+    ("factor", "met"), [(1.0, True), (0.0, False), (math.nan, False), (None, False)]
+)
+def test_flash_is_held_to_its_bar(factor, met, capsys, monkeypatch):
+    import torch
+
+    def operands(torch, batch, heads, kv_heads, rows, keys):
+        shapes = ((batch, heads, rows), (batch, kv_heads, keys), (batch, kv_heads, keys))
+        return [torch.randn(*shape, attention.HEAD_DIM).bfloat16() for shape in shapes]
+
+    torch.manual_seed(1)
+    monkeypatch.setattr(attention, "_operands", operands)
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(attention._Flash, name, getattr(Softmax(factor), name))
+    attention._merged(torch, attention._Flash)
+    found = rows.judged(json.loads(capsys.readouterr().out)["row"])
+    assert found["bar"] == attention.MERGED_OVER_WHOLE_MAX
+    assert found["met"] is met
+    assert (found["ours"] is None) is not met
+
+
+@pytest.mark.parametrize(("left", "met"), [(0, False), (255, False), (256, True)])
+def test_bytes_that_never_left_are_not_back(left, met, capsys, monkeypatch):
+    import torch
+
+    import dormouse
+
+    tiers = {"device": 256, "host": left, "nvme": 0}
+    stats = {"tiers": {name: {"current_bytes": count} for name, count in tiers.items()}}
+    installed = SimpleNamespace(
+        runtime=SimpleNamespace(stats=lambda: stats),
+        saved_tensor_offload=lambda: SimpleNamespace(hooks=contextlib.nullcontext),
+    )
+    monkeypatch.setattr(modes, "COUNT", 4)
+    monkeypatch.setattr(modes, "EACH_BYTES", 64)
+    monkeypatch.setattr(dormouse, "install", lambda mode: installed)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    modes.copy()
+    found = rows.judged(json.loads(capsys.readouterr().out)["row"])
+    assert (found["ours"], found["met"]) == ((0, True) if met else (None, False))
 
 
 def test_memcheck_does_not_count_what_the_driver_refuses():

@@ -113,17 +113,23 @@ def copy() -> None:
             kept.append((leaf * leaf.detach().clone()).grad_fn)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    tiers = installed.runtime.stats()["tiers"]
+    left = sum(gauge["current_bytes"] for name, gauge in tiers.items() if name != "device")
     back = [node._saved_other.cpu().view(torch.uint8) for node in kept]
-    _tell("copy", sent, back, None, "saved tensors, by copy")
+    _tell("copy", sent, back, None, "saved tensors, by copy", left)
 
 
 CHECKS = {"allocator": allocator, "pool": pool, "copy": copy}
 
 
-def _tell(mode: str, sent, back, fell: int | None, how: str) -> None:
+def _tell(mode: str, sent, back, fell: int | None, how: str, left: int | None = None) -> None:
+    """``fell``: bytes of the GPU that were given back. ``left``: bytes in the tiers."""
     import torch
 
     wrong = sum(not torch.equal(a, b) for a, b in zip(sent, back, strict=True))
+    # Bytes that never left are equal.
+    if left is not None and left < COUNT * EACH_BYTES:
+        wrong, how = None, f"no figure: {left} of {COUNT * EACH_BYTES} bytes left the GPU"
     say("row", row(f"mode {mode}: tensors with other bytes", "tensors", wrong, bar=0, better=LOWER,
                    how=how))  # fmt: skip
     if fell is not None:

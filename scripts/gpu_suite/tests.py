@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from .result import CANNOT_RUN, DONE, UNABLE
+from .result import BROKEN, CANNOT_RUN, DONE, UNABLE
 from .rows import LOWER, row
 from .say import say
 
@@ -24,6 +25,9 @@ def main(folder: str, vendor: str) -> int:
     """Runs them all; returns the part's status."""
     environment = dict(os.environ)
     if importlib.util.find_spec("pytest") is None:
+        if importlib.machinery.PathFinder.find_spec("pytest", [vendor]) is None:
+            say(CANNOT_RUN, f"pytest is neither in this Python nor in {vendor}")
+            return UNABLE
         environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], vendor])
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-rs"]
     command += ["-p", "no:cacheprovider", folder]
@@ -40,17 +44,22 @@ def main(folder: str, vendor: str) -> int:
             counts[how] += 1
             bad += [name] if how in BAD else []
             _tell(counts, bad)
-    if process.wait() not in (PASSED, SOME_FAILED):
-        say(CANNOT_RUN, last)
-        return UNABLE
+    # A signal, errors while tests are collected, or no tests: what was counted is not all of them.
+    status = process.wait()
+    if status != (SOME_FAILED if bad else PASSED):
+        print(f"pytest ended with status {status}: {last}", file=sys.stderr)
+        return BROKEN
     return DONE
 
 
 def _tell(counts: Counter, bad: list[str]) -> None:
+    failed = len(bad)
     how = "skipped: what only the stand-in GPU can show"
+    if not bad and not counts["PASSED"]:
+        failed, how = None, "no figure: no test has passed"
     if bad:
         how = "failed: " + ", ".join(bad[:NAMES_MAX]) + (" …" if len(bad) > NAMES_MAX else "")
-    say("row", row("tests failed", "tests", len(bad), bar=0, better=LOWER, how=how,
+    say("row", row("tests failed", "tests", failed, bar=0, better=LOWER, how=how,
                    passed=counts["PASSED"], skipped=counts["SKIPPED"]))  # fmt: skip
 
 
