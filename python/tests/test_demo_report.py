@@ -47,7 +47,7 @@ def measured() -> report.Measured:
         }
         for dense, asleep in ((40.0, 8.0), (44.0, 8.0), (80.0, 20.0))
     ]
-    shared = {"digest": "d", "prefix": prefix()}
+    shared = {"digest": "d", "gradient_norm": 0.5, "prefix": prefix()}
     return report.Measured(
         setting={
             "model": "M", "dtype": "float32", "threads": 2, "group": "g",
@@ -140,6 +140,22 @@ def test_nothing_dormant_is_a_missed_bar_not_a_crash():
     missed = verdicts(data)
     assert not missed["dormant bytes asleep in B"]
     assert not missed["phase-B peak"]
+    assert not missed["asleep equals awake"]
+
+
+@pytest.mark.parametrize("norm", [0.0, float("nan"), float("inf")])
+def test_gradients_that_were_not_computed_are_not_equal(norm):
+    data = measured()
+    for mode in ("asleep", "awake"):
+        data.peaks[mode]["gradient_norm"] = norm
+    assert report.assemble(data)["asleep_equals_awake"] is False
+    assert not verdicts(data)["asleep equals awake"]
+
+
+@pytest.mark.parametrize("awake", [0, -10])
+def test_nothing_is_below_no_peak(awake):
+    peaks = {"shared_awake": {"resident": awake}, "shared_asleep": {"resident": -100}}
+    assert report.reduction({"phase_b_peak_bytes": peaks}, "resident") is None
 
 
 def test_a_number_that_is_not_finite_is_null_in_the_file(tmp_path):

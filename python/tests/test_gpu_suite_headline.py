@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,11 +19,14 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from gpu_suite import rows  # noqa: E402
 
 from dormouse import host_memory  # noqa: E402
+from dormouse.demo.process import WorkerError  # noqa: E402
 from dormouse.headline import (  # noqa: E402
     arithmetic,
     bars,
+    cli,
     expected,
     frontier,
+    grid,
     machine,
     shapes,
 )
@@ -140,12 +145,108 @@ def test_a_prompt_that_is_too_long_is_told_with_the_allocators_report(capsys):
             pass
 
     search = frontier.Frontier(Side(), shapes.TINY, TimeBudget(1e6, "tiny"), tiers=0)
-    longest, end = search._longest("ours", False, 64, 960)
-    assert 985 <= longest <= 1000
+    longest, end, is_limit = search._longest("ours", False, 64, 960)
+    assert 985 <= longest <= 1000 and is_limit
     details = [json.loads(line)["detail"] for line in capsys.readouterr().out.splitlines()]
     assert details and all(each["prompt"] > 1000 for each in details)
     assert all(each["report"] == ["awake 3 GiB", "cached 1 GiB"] for each in details)
     assert end == f"a prompt of {details[-1]['prompt']}: no room"
+
+
+class Sides:
+    """Memory of both sides for prompts of some tokens. ``broken``: raises from a prompt on;
+    ``is_dead``: and then no longer answers."""
+
+    def __init__(self, limits: dict[str, int], broken: dict[str, int], is_dead: bool = False):
+        self.limits, self.broken, self.is_dead = limits, broken, is_dead
+
+    def query(self, side, name, **arguments):
+        if name == "take":
+            self.prompt = arguments["prompt"]
+        if name == "room":
+            return {"free_bytes": 0}
+        if name == "run" and self.prompt >= self.broken.get(side, 1 << 40):
+            raise WorkerError("CUDA error: misaligned address")
+        if name == "run" and self.prompt > self.limits[side]:
+            return {"out_of_memory": "no room", "report": []}
+        prefix = {"dormant_bytes": 1000, "boundary_bytes": 10}
+        phases = {"B": {"driver_median": 0}}
+        return {"seconds": 1e-9, "prefix": prefix, "phases": phases}
+
+    def end(self, side):
+        pass
+
+    def died(self, side):
+        return self.is_dead
+
+
+def searched(sides: Sides, capsys, monkeypatch, could=2000, seconds=1e6) -> tuple[bool, dict]:
+    search = frontier.Frontier(sides, shapes.TINY, TimeBudget(seconds, "tiny"), tiers=0)
+    monkeypatch.setattr(search, "_calibrate", lambda response: (0, could))
+    monkeypatch.setattr(search, "_dense_guess", lambda room, response: 640)
+    whole = search.run()
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [rows.judged(each["row"]) for each in printed if "row" in each]
+    return whole, {each["name"]: each for each in rows.latest(found)}
+
+
+def test_the_limits_of_both_sides_are_compared(capsys, monkeypatch):
+    whole, found = searched(Sides({"ours": 3000, "dense": 900}, {}), capsys, monkeypatch)
+    assert whole
+    assert found["capacity over dense"]["ours"] == pytest.approx(3128 / 1028, rel=0.05)
+    assert found["capacity over dense"]["met"]
+    assert found["capacity over what the tiers can hold"]["met"]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+@pytest.mark.parametrize("side", ["ours", "dense"])
+def test_a_search_that_did_not_end_by_out_of_memory_has_no_bar(side, is_dead, capsys, monkeypatch):
+    sides = Sides({"ours": 3000, "dense": 900}, {side: 700}, is_dead)
+    whole, found = searched(sides, capsys, monkeypatch)
+    assert not whole
+    bar = found["capacity over dense"]
+    assert (bar["ours"], bar["bar"], bar["met"]) == (None, frontier.OVER_DENSE_MIN, False)
+    assert bar["how"] == f"no figure: the search of {side} did not end by out of memory"
+
+
+def test_a_search_without_time_has_no_bar(capsys, monkeypatch):
+    sides = Sides({"ours": 3000, "dense": 900}, {})
+    whole, found = searched(sides, capsys, monkeypatch, seconds=-1)
+    assert not whole
+    assert found["capacity over dense"]["met"] is False
+    assert found["capacity over what the tiers can hold"]["met"] is False
+
+
+def test_a_search_that_time_ends_above_the_limit_has_none():
+    class Clock(TimeBudget):
+        """Time for three prompts."""
+
+        prompts = 3
+
+        def left(self):
+            self.prompts -= 1
+            return 1e6 if self.prompts >= 0 else -1
+
+    sides = Sides({"dense": 900}, {})
+    search = frontier.Frontier(sides, shapes.TINY, Clock(1e6, "tiny"), tiers=0)
+    longest, end, is_limit = search._longest("dense", False, 64, 960)
+    assert longest < 900 and end is not None
+    assert not is_limit
+
+
+def test_tiers_that_hold_no_prompt_meet_no_bar(capsys, monkeypatch):
+    sides = Sides({"ours": 3000, "dense": 900}, {})
+    _, found = searched(sides, capsys, monkeypatch, could=0)
+    bar = found["capacity over what the tiers can hold"]
+    assert (bar["ours"], bar["met"]) == (None, False)
+
+
+def test_ours_without_a_limit_to_search_from_fails(monkeypatch):
+    broken = Sides({"ours": 3000}, {"ours": 0})
+    monkeypatch.setattr(cli, "_no_device", lambda device: None)
+    monkeypatch.setattr(cli, "_pair", lambda options, geometry: contextlib.nullcontext(broken))
+    with pytest.raises(WorkerError, match="misaligned"):
+        cli.main(["frontier", "--tiny", "--host-bytes", "1"])
 
 
 def measured(**changes) -> bars.Measured:
@@ -156,6 +257,7 @@ def measured(**changes) -> bars.Measured:
         prefix = {
             "dormant_bytes": 100,
             "asleep_at_b_bytes": 99,
+            "asleep_bytes_peak": 100,
             "stall_ns": 5,
             "stall_bound_ns": 2,
         }
@@ -165,7 +267,7 @@ def measured(**changes) -> bars.Measured:
             "seconds": {"flash 2": 2e-3, "cudnn": 1.25e-3},
             "refused": {"flash 4": "TypeError"},
         }
-        reply = {"seconds": seconds, "phases": phases, "prefix": prefix}
+        reply = {"seconds": seconds, "loss": 0.25, "phases": phases, "prefix": prefix}
         reply["phase_seconds"] = {"A": seconds / 10, "B": seconds * 0.9}
         return reply | {"attention": [attention, attention | {"calls": "pieces", "seconds": {}}]}
 
@@ -204,6 +306,91 @@ def test_a_side_without_memory_leaves_its_figures_open():
     assert found["sleeping costs"]["met"] is False
     assert found["whole-step peak below awake"]["ours"] is None
     assert found["speedup, dense ÷ asleep"]["met"]
+
+
+def test_ours_without_memory_misses_every_bar():
+    found = figures(measured(asleep={"out_of_memory": "no room"}))
+    bars_of = ("whole-step peak below awake", "dormant bytes given back during B")
+    for name in ("speedup, dense ÷ asleep", "sleeping costs", *bars_of):
+        assert (found[name]["ours"], found[name]["met"]) == (None, False), name
+        assert "out of memory: no room" in found[name]["how"]
+    found = figures(measured(dense={"out_of_memory": "no room"}))
+    assert found["speedup, dense ÷ asleep"]["met"] is False
+    assert found["speedup, dense ÷ asleep"]["how"] == "no figure: dense: out of memory: no room"
+
+
+def test_a_cell_that_ours_never_ran_is_not_measured(capsys):
+    class Full:
+        info = {"ours": {"parameter_bytes": 1, "total_bytes": None}}
+
+        def query(self, side, name, **arguments):
+            return {"out_of_memory": "no room"} if name == "run" else {}
+
+    cells = [shapes.Cell("10k/2k", 2, "eager")]
+    assert not grid.Grid(Full(), shapes.TINY, TimeBudget(1e6, "tiny")).run(cells)
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = {each["row"]["name"].partition(": ")[2] for each in printed if "row" in each}
+    assert "speedup, dense ÷ asleep" in names
+
+
+@pytest.mark.parametrize(
+    ("dense", "asleep", "has_figure"),
+    [
+        (0.25, 0.26, True),
+        (-0.25, -0.26, True),
+        (0.25, 0.27, False),
+        (0.25, -0.25, False),
+        (0.25, math.nan, False),
+        (math.nan, math.nan, False),
+        (math.inf, math.inf, False),
+        (0.25, None, False),
+    ],
+)
+def test_a_speedup_has_a_figure_where_losses_are_near(dense, asleep, has_figure):
+    found = measured()
+    found.rounds[0]["dense"] |= {"loss": dense}
+    found.rounds[0]["asleep"] |= {"loss": asleep}
+    speedup = figures(found)["speedup, dense ÷ asleep"]
+    assert (speedup["ours"] is not None) is has_figure
+    assert speedup["met"] is has_figure
+    assert has_figure or speedup["how"].startswith("no figure: losses dense ")
+    del found.rounds[0]["asleep"]["loss"]
+    assert figures(found)["speedup, dense ÷ asleep"]["ours"] is None
+
+
+def test_sleeping_costs_nothing_to_say_where_nothing_slept():
+    found = measured()
+    found.rounds[0]["asleep"]["seconds"] = 2.0
+    assert figures(found)["sleeping costs"]["met"]
+    found.rounds[0]["asleep"]["prefix"]["asleep_bytes_peak"] = 0
+    costs = figures(found)["sleeping costs"]
+    assert (costs["ours"], costs["met"]) == (None, False)
+    assert costs["how"] == "no figure: nothing slept"
+    del found.rounds[0]["asleep"]["prefix"]["asleep_bytes_peak"]
+    assert figures(found)["sleeping costs"]["ours"] is None
+
+
+@pytest.mark.parametrize("awake", [0, -100, None])
+def test_nothing_is_below_no_peak(awake):
+    assert bars._below(-200, awake) is None
+
+
+def test_gradients_that_say_nothing_are_not_equal():
+    from dormouse.headline.small import Digests, exactness
+
+    def ours(digests, awake_norm=1.0, slept_bytes=1):
+        asleep = Digests(digests, 1.0, slept_bytes)
+        return exactness(asleep, Digests({"a": "1", "b": "2"}, awake_norm, 0))["ours"]
+
+    same = {"a": "1", "b": "2"}
+    assert ours(same) == 0
+    assert ours({"a": "1", "b": "3"}) == 1
+    assert ours({"a": "1"}) == 1
+    assert ours(same | {"c": "4"}) == 1
+    assert ours(same, slept_bytes=0) is None
+    assert all(ours(same, norm) is None for norm in (0.0, math.nan, math.inf))
+    nothing = Digests({}, 0.0, 1)
+    assert exactness(nothing, nothing)["ours"] is None
 
 
 def test_a_budget_that_meets_the_bar_of_the_peak_says_what_it_costs():

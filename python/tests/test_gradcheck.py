@@ -174,3 +174,12 @@ def test_quantiles_are_values_that_occurred():
     assert gradcheck.quantile(values, 0.5) == 50
     assert gradcheck.quantile(values, 0.99) == 99
     assert gradcheck.quantile([7.0], 0.99) == 7.0
+
+
+def test_the_norm_is_of_all_gradients_and_not_finite_if_one_is_not():
+    gradients = [torch.tensor([[3.0]]), torch.tensor([0.0, 4.0]).bfloat16()]
+    assert gradcheck.norm(gradients) == 5.0
+    assert gradcheck.norm([]) == gradcheck.norm([torch.zeros(2)]) == 0.0
+    assert gradcheck.norm([torch.tensor([1e-30])]) > 0.0
+    for bad in (math.nan, math.inf):
+        assert not math.isfinite(gradcheck.norm([*gradients, torch.tensor([bad, 1.0])]))

@@ -146,6 +146,12 @@ def summarise(distances: Mapping[str, Distance]) -> GradError:
     )
 
 
+def norm(gradients: Iterable[torch.Tensor]) -> float:
+    """Returns the norm of all gradients as one vector, not finite if any of them is not."""
+    wide = torch.float64
+    return math.hypot(*(float(torch.linalg.vector_norm(each, dtype=wide)) for each in gradients))
+
+
 def quantile(values: Iterable[float], q: float) -> float:
     """Returns the ``q`` quantile: the smallest value that a share ``q`` of values do not exceed."""
     ordered = sorted(values)

@@ -27,7 +27,7 @@ import torch
 import dormouse
 import dormouse.hf
 
-from . import checks, dense, trace
+from . import checks, dense, gradcheck, trace
 from . import model as models
 from .grpo import GrpoLoss
 from .memory import Memory, PeakMeter
@@ -110,6 +110,8 @@ class Worker:
             self._meter = None
         if digest:
             reply["digest"] = gradient_digest(self._model)
+            gradients = (parameter.grad for parameter in self._model.parameters())
+            reply["gradient_norm"] = gradcheck.norm(gradients)
         return reply
 
     def do_predict(self, microbatch_tokens: int) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -17,9 +18,16 @@ SPEEDUP_PUBLISHED = {EAGER: 4.115, COMPILED: 2.533}
 SLEEPING_COSTS_MAX_PERCENT = 2.0
 GIVEN_BACK_MIN_PERCENT = 97.0
 STEP_PEAK_CUT_MIN_PERCENT = 45.0
+PEAK_BARS = {
+    "whole-step peak below awake": STEP_PEAK_CUT_MIN_PERCENT,
+    "dormant bytes given back during B": GIVEN_BACK_MIN_PERCENT,
+}
 # What a budget is below the peak that the bar accepts: pages are whole, and streams take some.
 LIMIT_MARGIN_PERCENT = 2.0
 PHASE_B_CUT_PUBLISHED_PERCENT = 59.1
+# Two sides that do the same work have the same loss but for rounding to BF16's 8 bits, which the
+# mean over all tokens evens out. Generous: losses of either sign partly cancel in the sum.
+LOSS_TOLERANCE = 0.05
 
 
 @dataclass
@@ -48,6 +56,11 @@ def limit_bytes(measured: Measured, parameter_bytes: int) -> int | None:
     return 2 * parameter_bytes + int(share * _peak(measured, "awake"))
 
 
+def has_time(measured: Measured) -> bool:
+    """Returns whether any timed run of ours ended."""
+    return _median(measured, "asleep") is not None
+
+
 def rows_of(measured: Measured, geometry: Geometry) -> list[dict]:
     """Returns the rows of the cell so far."""
     return [*_peak_rows(measured), *_time_rows(measured, geometry), *_limited_rows(measured)]
@@ -71,7 +84,8 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
     cell, is_headline = m.cell, m.cell in HEADLINE
     dense, awake, asleep = (_median(m, side) for side in ("dense", "awake", "asleep"))
     if asleep is None:
-        return []
+        reason = _why_no_run([r["asleep"] for r in m.rounds])
+        return [unmeasured(cell, reason), _sleeping_costs(m)]
     prompt, response = cell.tokens(geometry)
     work = arithmetic.work(geometry, prompt, response, cell.responses)
     turns = sum("dense" in each for each in m.rounds)
@@ -84,7 +98,8 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
             "×",
             _ratio(m, "dense", "asleep"),
             bar=_speedup_min(cell),
-            how=f"{how}; dense kernels {_seconds(m.kernels)}",
+            how=_why_no_ratio(m, "dense", "asleep")
+            or f"{how}; dense kernels {_seconds(m.kernels)}",
             published=SPEEDUP_PUBLISHED[cell.way] if is_headline else None,
             predicted=m.prediction.get("speedup"),
             awake=_ratio(m, "dense", "awake"),
@@ -101,14 +116,7 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
             ours_by_arithmetic=expected.seconds(work.ours, expected.FLASH),
         ),
         *_phase_rows(m),
-        row(
-            f"{cell}: sleeping costs",
-            "%",
-            _percent(_ratio(m, "asleep", "awake")),
-            bar=SLEEPING_COSTS_MAX_PERCENT if is_headline else None,
-            better=LOWER,
-            how="asleep over awake in the same round, medians",
-        ),
+        _sleeping_costs(m),
         row(
             f"{cell}: stall",
             "s",
@@ -118,6 +126,20 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
             bound=prefix["stall_bound_ns"] / 1e9,
         ),
     ]
+
+
+def _sleeping_costs(m: Measured) -> dict:
+    why = _why_no_ratio(m, "asleep", "awake")
+    if why is None and not all(_slept(r["asleep"]) for r in _rounds_of(m, "asleep", "awake")):
+        why = "no figure: nothing slept"
+    return row(
+        f"{m.cell}: sleeping costs",
+        "%",
+        None if why else _percent(_ratio(m, "asleep", "awake")),
+        bar=SLEEPING_COSTS_MAX_PERCENT if m.cell in HEADLINE else None,
+        better=LOWER,
+        how=why or "asleep over awake in the same round, medians",
+    )
 
 
 def _phase_rows(m: Measured) -> list[dict]:
@@ -137,10 +159,14 @@ def _phase_rows(m: Measured) -> list[dict]:
 
 
 def _peak_rows(m: Measured) -> list[dict]:
+    cell, is_headline = m.cell, m.cell in HEADLINE
     asleep = m.peaks.get("asleep", {})
     if "phases" not in asleep:
-        return []
-    cell, is_headline = m.cell, m.cell in HEADLINE
+        how = f"not measured: {_why_no_run([asleep])}"
+        return [
+            row(f"{cell}: {name}", "%", None, bar=bar if is_headline else None, how=how)
+            for name, bar in PEAK_BARS.items()
+        ]
     sides = ("dense", "awake", "asleep")
     counters = {side: _peak(m, side, counter="allocator_peak") for side in sides if side in m.peaks}
     how = (
@@ -226,9 +252,46 @@ def _median(m: Measured, side: str) -> float | None:
 
 
 def _ratio(m: Measured, above: str, below: str) -> float | None:
-    """Returns the median over rounds that have both values."""
-    both = [r for r in m.rounds if all("seconds" in r.get(side, {}) for side in (above, below))]
-    return median(r[above]["seconds"] / r[below]["seconds"] for r in both) if both else None
+    """Returns the median over rounds that have both values; None if they say nothing."""
+    if _why_no_ratio(m, above, below):
+        return None
+    both = _rounds_of(m, above, below)
+    return median(r[above]["seconds"] / r[below]["seconds"] for r in both)
+
+
+def _rounds_of(m: Measured, *sides: str) -> list[dict[str, dict]]:
+    return [r for r in m.rounds if all("seconds" in r.get(side, {}) for side in sides)]
+
+
+def _why_no_ratio(m: Measured, *sides: str) -> str | None:
+    """Returns why the seconds of two sides make no ratio, or None. Losses show that both did the
+    same work."""
+    both = _rounds_of(m, *sides)
+    if not both:
+        without = (side for side in sides if _median(m, side) is None)
+        reasons = [f"{s}: {_why_no_run([r[s] for r in m.rounds if s in r])}" for s in without]
+        return "no figure: " + ("; ".join(reasons) or "no round has both sides")
+    for each in both:
+        losses = [each[side].get("loss") for side in sides]
+        if not _are_near(*losses):
+            seen = ", ".join(f"{side} {loss}" for side, loss in zip(sides, losses, strict=True))
+            return f"no figure: losses {seen}; accepted: equal within {LOSS_TOLERANCE:.0%}"
+    return None
+
+
+def _are_near(one: float | None, other: float | None) -> bool:
+    if one is None or other is None or not math.isfinite(one) or not math.isfinite(other):
+        return False
+    return math.isclose(one, other, rel_tol=LOSS_TOLERANCE)
+
+
+def _why_no_run(replies: list[dict]) -> str:
+    found = [reply["out_of_memory"] for reply in replies if "out_of_memory" in reply]
+    return f"out of memory: {found[-1]}" if found else "no run has ended yet"
+
+
+def _slept(reply: dict) -> bool:
+    return reply.get("prefix", {}).get("asleep_bytes_peak", 0) > 0
 
 
 def _percent(ratio: float | None) -> float | None:
@@ -236,7 +299,7 @@ def _percent(ratio: float | None) -> float | None:
 
 
 def _below(mine: float, other: float | None) -> float | None:
-    return None if not other else 100.0 * (1.0 - mine / other)
+    return None if other is None or other <= 0 else 100.0 * (1.0 - mine / other)
 
 
 def _in_gb(peaks: dict) -> dict:

@@ -89,7 +89,6 @@ def _fitting(options, geometry: shapes.Geometry) -> tuple[shapes.Geometry, str |
 
 
 def _frontier(options, geometry: shapes.Geometry) -> int:
-    from ..demo.process import WorkerError
     from .frontier import Frontier
 
     why = _no_device(options.device)
@@ -100,10 +99,7 @@ def _frontier(options, geometry: shapes.Geometry) -> int:
     tiers = _host_bytes(options) + options.nvme_bytes
     budget = TimeBudget(options.seconds, geometry.name)
     with _pair(options, geometry) as pair:
-        try:
-            return DONE if Frontier(pair, geometry, budget, tiers).run() else UNFINISHED
-        except WorkerError as error:
-            return _cannot(str(error))
+        return DONE if Frontier(pair, geometry, budget, tiers).run() else UNFINISHED
 
 
 def _small(options, geometry: shapes.Geometry) -> int:

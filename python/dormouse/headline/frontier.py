@@ -69,45 +69,44 @@ class Frontier:
         """Runs all searches in turn. Returns whether every one completed."""
         response = 2 * self.geometry.k
         room, guess = self._calibrate(response)
-        found = {}
-        ends = []
+        found, limits = {}, set()
         for name, side, checkpointed, start in (
             ("ours", "ours", False, guess),
             ("dense", "dense", False, self._dense_guess(room, response)),
             ("ours checkpointed", "ours", True, guess),
             ("dense checkpointed", "dense", True, 8 * self._dense_guess(room, response)),
         ):
-            longest, end = self._longest(side, checkpointed, response, start)
+            longest, end, is_limit = self._longest(side, checkpointed, response, start)
             found[name] = longest + response if longest else None
-            ends.append(end is not None)
+            limits |= {name} if is_limit else set()
             how = end or "no time to find what does not"
             emit("row", row(f"{name}: longest prompt + response", "tokens", found[name], how=how))
-            self._tell(found, guess, response)
-        return all(ends)
+            self._tell(found, limits, guess, response)
+        return len(limits) == len(found)
 
-    def _tell(self, found: dict, could: int, response: int) -> None:
+    def _tell(self, found: dict, limits: set[str], could: int, response: int) -> None:
+        """``limits``: names of the searches that ended by out of memory."""
         ours, dense = found.get("ours"), found.get("dense")
+        of_tiers = f"of {could + response} tokens, from bytes a token measured on a short prompt"
         rows = [
             row(
                 "capacity over what the tiers can hold",
                 "ratio",
-                ours / (could + response) if ours else None,
+                ours / (could + response) if ours and could > 0 else None,
                 bar=OF_TIERS_MIN,
-                how=f"of {could + response} tokens, from bytes a token measured on a short prompt",
-            )
+                how=of_tiers if could > 0 else "no figure: by those bytes they hold no prompt",
+            ),
+            # A length at which a search merely ended is no limit: of dense it is too short.
+            row(
+                "capacity over dense",
+                "×",
+                ours / dense if ours and dense and limits >= {"ours", "dense"} else None,
+                bar=OVER_DENSE_MIN,
+                how=_why_no_limit(found, limits) or "neither checkpointed",
+                published=OVER_DENSE_PUBLISHED,
+                dense_checkpointed=_over(found.get("dense checkpointed"), dense),
+            ),
         ]
-        if ours and dense:
-            rows.append(
-                row(
-                    "capacity over dense",
-                    "×",
-                    ours / dense,
-                    bar=OVER_DENSE_MIN,
-                    how="neither checkpointed",
-                    published=OVER_DENSE_PUBLISHED,
-                    dense_checkpointed=_over(found.get("dense checkpointed"), dense),
-                )
-            )
         for each in rows:
             emit("row", each)
 
@@ -137,11 +136,12 @@ class Frontier:
 
     def _longest(
         self, side: str, checkpointed: bool, response: int, guess: int
-    ) -> tuple[int, str | None]:
-        """Returns the longest prompt that trains, and the reason that a longer one does not, if
-        known."""
+    ) -> tuple[int, str | None, bool]:
+        """Returns the longest prompt that trains, the reason that a longer one does not, if known,
+        and whether the search ended by it and it is out of memory."""
         self._alone(side)
         end: str | None = None
+        without_memory = set()
 
         def fits(prompt: int) -> bool:
             nonlocal end
@@ -162,13 +162,15 @@ class Frontier:
                 self.budget.learn(side, "eager", flops, reply["seconds"])
                 return True
             end = f"a prompt of {prompt}: {reply['out_of_memory']}"
+            without_memory.add(prompt)
             emit("detail", {"side": side, "prompt": prompt, "report": reply["report"]})
             return False
 
         step = max(1, int(guess * STEP_SHARE))
-        longest, _ = search(fits, max(guess, step), step)
+        longest, shortest = search(fits, max(guess, step), step)
         self.pair.end(side)
-        return longest, end
+        is_limit = shortest in without_memory and shortest - longest <= step
+        return longest, end, is_limit
 
     def _trial(self, side: str, checkpointed: bool, prompt: int, response: int) -> dict:
         self.pair.query(side, "checkpoint", on=checkpointed)
@@ -192,5 +194,16 @@ class Frontier:
         return self.budget.expect(side, "eager", self._flops(side, prompt, response))
 
 
-def _over(other: float | None, dense: float) -> float | None:
-    return other / dense if other else None
+def _why_no_limit(found: dict, limits: set[str]) -> str | None:
+    for name in ("ours", "dense"):
+        if name not in found:
+            return f"no figure: {name} is not searched yet"
+        if name not in limits:
+            return f"no figure: the search of {name} did not end by out of memory"
+        if found[name] is None:
+            return f"no figure: of {name} no prompt trains"
+    return None
+
+
+def _over(other: float | None, dense: float | None) -> float | None:
+    return other / dense if other and dense else None

@@ -44,7 +44,7 @@ class Grid:
             reason = broken.get(cell.way) or self._no_time(cell)
             if reason is None:
                 try:
-                    self._measure(cell)
+                    whole &= self._measure(cell)
                     continue
                 except WorkerError as error:
                     reason = broken[cell.way] = str(error)
@@ -54,7 +54,8 @@ class Grid:
             emit("row", bars.unmeasured(cell, reason))
         return whole
 
-    def _measure(self, cell: Cell) -> None:
+    def _measure(self, cell: Cell) -> bool:
+        """Returns whether a timed run of ours ended."""
         measured = bars.Measured(cell)
         prompt, response = cell.tokens(self.geometry)
         for side in ("ours", "dense"):
@@ -84,6 +85,7 @@ class Grid:
         for _ in range(EXTRA_PAIRS):
             if self.budget.left() > 3 * self._expect("ours", cell):
                 self._round(measured, dense=False)
+        return bars.has_time(measured)
 
     def _round(self, measured: bars.Measured, dense: bool = True) -> None:
         cell, replies = measured.cell, {}

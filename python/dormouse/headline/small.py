@@ -7,9 +7,10 @@ installed, else with random ones. One process: dormouse is the allocator of ever
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import torch
@@ -34,6 +35,38 @@ RATIOS_MAX = {
     "p99": gradcheck.RATIO_P99_MAX,
     "max": gradcheck.RATIO_MAX_MAX,
 }
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Of the gradients of a step by parameter, with their norm and the most bytes asleep."""
+
+    of_each: dict[str, str]
+    norm: float
+    slept_bytes: int
+
+
+def exactness(asleep: Digests, awake: Digests) -> dict:
+    """Returns the row of gradients that differ. It has no figure if equality would say nothing."""
+    names = asleep.of_each.keys() | awake.of_each.keys()
+    why = None
+    if not names:
+        why = "no parameter has a gradient"
+    elif not 0.0 < awake.norm < math.inf:  # false for NaN
+        why = f"the norm of all gradients is {awake.norm}"
+    elif asleep.slept_bytes <= 0:
+        why = "nothing slept"
+    different = sum(asleep.of_each.get(name) != awake.of_each.get(name) for name in names)
+    return row(
+        "gradients asleep that differ from awake",
+        "parameters",
+        None if why else different,
+        bar=0,
+        better=LOWER,
+        how=f"no figure: {why}"
+        if why
+        else f"BF16, SHA-256 of each of {len(names)}, deterministic kernels",
+    )
 
 
 class Small:
@@ -105,7 +138,7 @@ class Small:
     @torch.no_grad()
     def _moved(self, prompt: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
         prompt, response = prompt.to(self._device), response.to(self._device)
-        rows = dense.response_logits(self._model, self._model.model, prompt, response[None])[0]
+        rows = dense.response_logits(self._model, prompt, response[None])[0]
         own = torch.log_softmax(rows, -1).gather(1, response[:, None])[:, 0]
         offsets = torch.tensor(checks.RATIO_OFFSETS, device=self._device)
         return own + offsets.repeat(len(own))[: len(own)]
@@ -114,27 +147,20 @@ class Small:
         # Makes the order of sums in flash attention's backward deterministic.
         torch.use_deterministic_algorithms(True)
         try:
-            asleep, awake = (self._digest(sleep) for sleep in (True, False))
+            asleep, awake = (self._digests(sleep) for sleep in (True, False))
         finally:
             torch.use_deterministic_algorithms(False)
-        emit(
-            "row",
-            row(
-                "gradients asleep that differ from awake",
-                "parameters",
-                sum(asleep[name] != awake[name] for name in awake),
-                bar=0,
-                better=LOWER,
-                how=f"BF16, SHA-256 of each of {len(awake)}, deterministic kernels",
-            ),
-        )
+        emit("row", exactness(asleep, awake))
 
-    def _digest(self, sleep: bool) -> dict[str, str]:
-        grads = self._grads(lambda: self._ours(sleep))
-        return {
+    def _digests(self, sleep: bool) -> Digests:
+        reports = []
+        grads = self._grads(lambda: reports.append(self._ours(sleep)))
+        of_each = {
             name: hashlib.sha256(grad.cpu().view(torch.uint8).numpy()).hexdigest()
             for name, grad in grads.items()
         }
+        slept_bytes = reports[0].prefix["asleep_bytes_peak"]
+        return Digests(of_each, gradcheck.norm(grads.values()), slept_bytes)
 
     def _times(self) -> None:
         sides = {
@@ -170,10 +196,10 @@ class Small:
         emit("row", row("phase-B peak", "MiB", own, better=LOWER, how=how, **peaks))
 
     def _dense(self, group, loss) -> None:
-        dense.backward(self._model, self._model.model, group, loss, self._device)
+        dense.backward(self._model, group, loss, self._device)
 
-    def _ours(self, sleep: bool, microbatch_tokens: int = SMOLLM2.microbatch_tokens, on_phase=None) -> None:
-        self._shared[sleep].backward(
+    def _ours(self, sleep: bool, microbatch_tokens: int = SMOLLM2.microbatch_tokens, on_phase=None):
+        return self._shared[sleep].backward(
             self._group, self._loss, microbatch_tokens=microbatch_tokens, on_phase=on_phase
         )
 
