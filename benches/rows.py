@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -30,7 +31,7 @@ class Row:
         """Whether the bar is met; a bar without a figure is missed, no bar is no question."""
         if self.bar is None:
             return None
-        if self.ours is None:
+        if self.ours is None or not math.isfinite(self.ours):
             return False
         return self.ours <= self.bar if self.better == LOWER else self.ours >= self.bar
 
@@ -58,9 +59,13 @@ def measure(makers: Makers, only: str, out: Path) -> int:
     """Rows whose names match one of ``only``'s patterns, written and printed; an exit status."""
     patterns = only.split(",")
     rows: list[Row] = []
-    for names, maker in makers:
-        if not any(fnmatch(name, pattern) for name in names for pattern in patterns):
-            continue
+    chosen = [
+        (names, maker)
+        for names, maker in makers
+        if any(fnmatch(name, pattern) for name in names for pattern in patterns)
+    ]
+    forget([name for names, _ in chosen for name in names], out)
+    for names, maker in chosen:
         print(f"bench: {', '.join(names)}", file=sys.stderr, flush=True)
         rows += maker()
         # Written as they come: a run that is ended early keeps what it has.
@@ -74,14 +79,29 @@ def measure(makers: Makers, only: str, out: Path) -> int:
     return 0
 
 
+def forget(names: Iterable[str], path: Path) -> None:
+    """Drops the rows of an earlier run that are measured now: one that fails must not stay met."""
+    if path.exists():
+        kept = _records(path)
+        for name in names:
+            kept.pop(name, None)
+        _keep(kept, path)
+
+
 def write(rows: list[Row], path: Path) -> None:
     """Writes the rows; those of an earlier run that were not measured now stay."""
-    kept: dict[str, dict[str, object]] = {}
-    if path.exists():
-        kept = {record["name"]: record for record in json.loads(path.read_text())}
+    kept = _records(path) if path.exists() else {}
     kept |= {row.name: row.record() for row in rows}
+    _keep(kept, path)
+
+
+def _records(path: Path) -> dict[str, dict[str, object]]:
+    return {record["name"]: record for record in json.loads(path.read_text())}
+
+
+def _keep(records: dict[str, dict[str, object]], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
+    path.write_text(json.dumps(list(records.values()), indent=1) + "\n")
 
 
 def table(rows: list[Row]) -> str:

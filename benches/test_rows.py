@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from rows import HIGHER, LOWER, Row, measure, table, write
         (HIGHER, 0.93, 0.93, True),
         (HIGHER, 0.93, 0.92, False),
         (HIGHER, 0.93, None, False),
+        (HIGHER, 0.93, math.inf, False),
+        (HIGHER, 0.93, math.nan, False),
+        (LOWER, 300, -math.inf, False),
         (HIGHER, None, 1, None),
         (HIGHER, None, None, None),
     ],
@@ -54,6 +58,17 @@ def test_rows_of_an_earlier_run_stay(tmp_path: Path) -> None:
         ("a", 1),
         ("b", 3),
     ]
+
+
+def test_rows_of_an_earlier_run_that_fail_now_do_not_stay(tmp_path: Path) -> None:
+    def fails() -> list[Row]:
+        raise RuntimeError("the driver ended")
+
+    path = tmp_path / "alloc.json"
+    write([Row(name, "unit", LOWER, "", ours=1, bar=1) for name in ("a", "b")], path)
+    with pytest.raises(RuntimeError):
+        measure([(("a",), list), (("b",), fails)], "b", path)
+    assert [row["name"] for row in json.loads(path.read_text())] == ["a"]
 
 
 def test_columns_of_the_table_line_up() -> None:

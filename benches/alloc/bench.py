@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import runs
 from contenders import ALL, ROOT, TARGET, Contender, Unavailable
 from measure import makers
-from rows import table, write
+from rows import forget, table, write
 from setting import Setting, Sizes, hot_arguments
 
 OUT = TARGET / "bench" / "alloc.json"
@@ -47,6 +47,8 @@ def main() -> int:
     is_kept = contenders == ALL
     if is_kept and len(names) == len(known):
         arguments.out.unlink(missing_ok=True)
+    elif is_kept:
+        forget(names, arguments.out)
     rows = []
     for name in names:
         print(f"bench: {name}", file=sys.stderr, flush=True)

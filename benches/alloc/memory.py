@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,12 +55,21 @@ def utilisation_churn(setting: Setting, name: str, live: int) -> Row:
     )
     row = Row(name, "ratio", HIGHER, how)
     setting.fill(row, lambda one: with_and_alone(row, one, partial(setting.churned, live=live)))
-    expandable = row.peers.get(EXPANDABLE.name)
-    row.bar = None if expandable is None else expandable + OVER_EXPANDABLE
+    row.bar = over_expandable(row)
     for contender in setting.contenders:
         if row.figure(contender.name) is not None:
             row.how += own_figure(contender, setting.churned(contender, live))
     return row
+
+
+def over_expandable(row: Row, most: float = math.inf) -> float | None:
+    """The bar that torch expandable sets. If that could not be measured, the bar is over a peer
+    that wastes nothing: a peer that fails must not take the bar away."""
+    if EXPANDABLE.name not in row.peers:
+        # A part of the contenders is for a look.
+        return None
+    expandable = row.peers[EXPANDABLE.name]
+    return min((1.0 if expandable is None else expandable) + OVER_EXPANDABLE, most)
 
 
 def own_figure(contender: Contender, result: runs.Result) -> str:
@@ -98,8 +108,7 @@ def replay_busy(setting: Setting, name: str, path: Path) -> Row:
             return runs.run(one, "replay_busy", records, **ahead)
 
         setting.fill(row, lambda one: busy(row, one, replayed))
-    expandable = row.peers.get(EXPANDABLE.name)
-    row.bar = None if expandable is None else min(expandable + OVER_EXPANDABLE, TRACE_BAR)
+    row.bar = over_expandable(row, TRACE_BAR)
     return row
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contenders import NATIVE, OURS, OURS_ALONE, Contender
-from memory import RUN_AHEAD, RUN_AHEAD_FAR, with_and_alone, busy
+import pytest
+from contenders import EXPANDABLE, NATIVE, OURS, OURS_ALONE, Contender
+from memory import RUN_AHEAD, RUN_AHEAD_FAR, TRACE_BAR, busy, over_expandable, with_and_alone
 from rows import HIGHER, Row
 
 HELD = {OURS.name: 100, OURS_ALONE.name: 200, NATIVE.name: 400}
@@ -41,6 +42,17 @@ def test_a_busy_row_is_judged_near_and_reported_far():
     row = Row("utilisation", "ratio", HIGHER, "")
     assert busy(row, NATIVE, run_busy) == 0.8
     assert row.how == ""
+
+
+def test_the_bar_is_over_torch_expandable_and_stays_without_its_figure():
+    row = Row("utilisation", "ratio", HIGHER, "", ours=1.0)
+    assert over_expandable(row) is None, "a look at ours alone"
+    row.put(EXPANDABLE.name, 0.9)
+    assert over_expandable(row) == pytest.approx(0.93)
+    row.put(EXPANDABLE.name, None)
+    assert over_expandable(row, TRACE_BAR) == TRACE_BAR
+    row.bar = over_expandable(row)
+    assert row.met is False
 
 
 def test_pages_are_told_to_the_library():

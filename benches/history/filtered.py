@@ -125,7 +125,7 @@ def main() -> None:
             if name not in gradients:
                 gradients[name] = steps.gradient()
     exact, masked, filtered = (gradients[name] for name in ("loss", "masked", "filtered"))
-    if float((filtered - masked).norm() / masked.norm()) > DISTANCE_MAX:
+    if not float((filtered - masked).norm() / masked.norm()) <= DISTANCE_MAX:
         raise RuntimeError("the filtered gradient is not the masked one")
     figures = {
         "tokens": TOKENS,

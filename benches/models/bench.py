@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -174,8 +175,11 @@ def tree_rows() -> list[Row]:
     tokens, speed, peak = rows
     prediction = figures["prediction"]
     what = f"SmolLM2-135M, turns.json: {figures['conversations']} conversations of two turns"
-    tokens.ours = figures["tokens"] / figures["distinct_tokens"]
     tokens.how = f"rows run over distinct prefixes; {what}; dense {figures['dense_tokens']} rows"
+    if figures["tokens"]:
+        tokens.ours = figures["tokens"] / figures["distinct_tokens"]
+    else:
+        tokens.note("ours", "the step ran no rows")
     speed.ours = figures["speedup"] / prediction["speedup"]
     speed.how = (
         f"dense over shared seconds, {figures['speedup']:.2f}, over those predicted from measured "
@@ -236,7 +240,8 @@ def prediction_rows() -> list[Row]:
         worst = Row(f"prediction_error_{what}_worst", "ratio", LOWER, how, bar=bar)
         if errors:
             middle.ours = median(error for error, _ in errors)
-            worst.ours, case = max(errors)
+            # A NaN is the worst: ``max`` alone would drop it.
+            worst.ours, case = max(errors, key=lambda each: (math.isnan(each[0]), each))
             worst.how += f"; worst: {case}"
         else:
             for row in (middle, worst):

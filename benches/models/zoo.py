@@ -10,8 +10,9 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -80,10 +81,14 @@ def _apart(kind: str) -> Verdict:
     process = fork.Process(target=_send, args=(kind, theirs), daemon=True)
     process.start()
     theirs.close()
-    verdict = Verdict(kind, kinds()[kind])
+    verdict, end_s = Verdict(kind, kinds()[kind]), time.monotonic() + SECONDS_MAX
     try:
-        if ours.poll(SECONDS_MAX):
-            return Verdict(**ours.recv())
+        while ours.poll(max(0.0, end_s - time.monotonic())):
+            found = ours.recv()
+            if isinstance(found, dict):
+                return Verdict(**found)
+            # What it is if it ends here.
+            verdict.verdict = found
         verdict.reason = f"did not end in {SECONDS_MAX} s"
     except EOFError:
         process.join()
@@ -97,24 +102,28 @@ def _apart(kind: str) -> Verdict:
 def _send(kind: str, pipe) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")
     warnings.simplefilter("ignore")
-    pipe.send(asdict(judge(kind)))
+    pipe.send(asdict(judge(kind, pipe.send)))
     pipe.close()
     # Without the destructors of a process that was forked from another.
     os._exit(0)
 
 
-def judge(kind: str) -> Verdict:
+def judge(kind: str, tell: Callable[[str], None]) -> Verdict:
     """Builds the architecture and runs one group both ways, with the shorter and the longer limit
-    of attention if it has one."""
-    verdict = _judge(kind, LIMITS[0])
-    if verdict.verdict == UNBUILT or not _is_limited(kind):
+    of attention if it has one. ``tell``: takes the verdict if nothing comes back from here on."""
+    verdict = _judge(kind, LIMITS[0], tell)
+    if verdict.verdict in (UNBUILT, WRONG) or not _is_limited(kind):
         return verdict
     if verdict.verdict == REFUSED:
         with contextlib.suppress(Exception):
-            if _judge(kind, None).verdict == EXACT:
+            other = _judge(kind, None, tell)
+            if other.verdict == WRONG:
+                other.notes.append("without a sliding window")
+                return other
+            if other.verdict == EXACT:
                 verdict.notes.append("exact without a sliding window")
         return verdict
-    other = _judge(kind, LIMITS[1])
+    other = _judge(kind, LIMITS[1], tell)
     if other.verdict != EXACT:
         other.notes.append(f"with a limit of {LIMITS[1]} tokens")
         return other
@@ -127,8 +136,9 @@ def _is_limited(kind: str) -> bool:
     return shorter != longer
 
 
-def _judge(kind: str, limit: int | None) -> Verdict:
+def _judge(kind: str, limit: int | None, tell: Callable[[str], None]) -> Verdict:
     verdict = Verdict(kind, kinds()[kind])
+    tell(UNBUILT)
     with in_fp64():
         try:
             weights = _weights(kind, limit)
@@ -142,19 +152,23 @@ def _judge(kind: str, limit: int | None) -> Verdict:
         verdict.class_name = type(model).__name__
         recorder = Recorder()
         with dormouse.Runtime() as runtime, recorder:
-            _compare(model, runtime, verdict)
+            _compare(model, runtime, verdict, tell)
         verdict.notes += recorder.notes() + notes_of(model, verdict)
     return verdict
 
 
-def _compare(model, runtime, verdict: Verdict) -> None:
+def _compare(model, runtime, verdict: Verdict, tell: Callable[[str], None]) -> None:
     case, dense, failure = group(PROMPT_TOKENS, RESPONSE_TOKENS), None, None
     try:
         dense_backward(model, case)
-        dense = take_gradients(model)
+        gradients = take_gradients(model)
+        if not any(each.any() for each in gradients.values()):
+            raise ValueError("all gradients are zero")
+        dense = gradients
     except Exception as error:
         # The step must refuse this model.
         failure = error
+    tell(WRONG)
     try:
         report = SharedPrefix(model, runtime, sleep=False).backward(
             case, loss_fn, microbatch_tokens=MICROBATCH_TOKENS

@@ -132,14 +132,22 @@ def checksums(setting: Setting) -> Row:
             pages.renew()
             for way, pair in both(ours, pages).items():
                 costs[way].append(pair[1].cpu_s_per_gb - pair[0].cpu_s_per_gb)
-        row.ours = max(median(found) for found in costs.values())
-        row.how += "; " + ", ".join(f"{way} {median(found):.3f}" for way, found in costs.items())
+        cost_of = {way: median(found) for way, found in costs.items()}
+        row.how += "; " + ", ".join(f"{way} {cost:.3f}" for way, cost in cost_of.items())
+        put_cost(row, cost_of)
     except Unavailable as reason:
         row.note("ours", reason)
     finally:
         ours.close()
         pages.drop()
     return row
+
+
+def put_cost(row: Row, cost_of: dict[str, float]) -> None:
+    if all(cost > 0 for cost in cost_of.values()):
+        row.ours = max(cost_of.values())
+    else:
+        row.note("ours", "checksums cost no time: they were not made, or other work hid them")
 
 
 def both(ours: Ours, pages: Pages) -> dict[str, tuple[Run, Run]]:

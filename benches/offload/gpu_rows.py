@@ -53,13 +53,21 @@ def fill(free: dict, steps: dict[int, dict], worst: dict) -> Row:
         f"peers: other large pages, at {PAGE_MIB} MiB none"
     )
     row = Row("gpu_sleep_wake_overhead", "ratio", LOWER, how, bar=BAR)
-    return put_sizes(row, added)
+    put_sizes(row, added)
+    return row if default["calls_ns"] > 0 else without_figure(row, "no call cost time")
 
 
 def put_sizes(row: Row, ratios: dict[int, float]) -> Row:
     """Puts the ratio of the default size of large pages, and those of the others beside it."""
     for large_mib, ratio in ratios.items():
         row.put("ours" if large_mib == LARGE_MIB_DEFAULT else f"{large_mib} MiB", ratio)
+    return row
+
+
+def without_figure(row: Row, reason: str) -> Row:
+    """Takes the figure away: a bar must not be met by what did not happen."""
+    row.put("ours", None)
+    row.note("ours", reason)
     return row
 
 
@@ -80,7 +88,8 @@ def fill_c_peak(steps: dict[int, dict]) -> Row:
         f"{default['c_bytes'] / 1e9:.1f} GB and {default['b_bytes'] / 1e9:.1f} GB; peers: other large pages, at {PAGE_MIB} MiB none"
     )
     row = Row("gpu_c_peak_over_b_peak", "ratio", LOWER, how, bar=PEAK_BAR)
-    return put_sizes(row, peaks)
+    put_sizes(row, peaks)
+    return row if default["c_bytes"] > 0 else without_figure(row, "nothing was mapped in C")
 
 
 def b_mapped() -> Row:
@@ -98,7 +107,9 @@ def fill_b_mapped(steps: dict[int, dict]) -> Row:
         f"{default['middle_in_use_bytes'] / 1e9:.2f} GB; peers: other large pages, at {PAGE_MIB} MiB none"
     )
     row = Row("gpu_b_mapped_over_in_use", "ratio", LOWER, how, bar=MAPPED_BAR)
-    return put_sizes(row, ratios)
+    put_sizes(row, ratios)
+    # What is in use is mapped.
+    return row if row.ours >= 1 else without_figure(row, "less was mapped than was in use")
 
 
 def run_ahead() -> Row:
@@ -114,7 +125,7 @@ def fill_run_ahead(beside: dict, ahead: dict) -> Row:
     )
     row = Row("gpu_runahead_bytes", "bytes", LOWER, how, bar=RUN_AHEAD_BAR)
     row.put("ours", peak_bytes(ahead) - peak_bytes(beside))
-    return row
+    return row if peak_bytes(ahead) > 0 else without_figure(row, "nothing was mapped")
 
 
 def peak_bytes(one: dict) -> int:

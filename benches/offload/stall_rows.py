@@ -79,6 +79,13 @@ class Measured:
         step_ns = self.about["compute_ns"] + bound_ns
         return BOUND_FACTOR * bound_ns + STEP_FRACTION * step_ns
 
+    @property
+    def slept(self) -> bool:
+        """Whether layers slept in every run of ours; true if the plan keeps all of them."""
+        if not self.about["in_host"] + self.about["in_file"]:
+            return True
+        return all(run["slept_bytes"] > 0 for run in self.runs[OURS])
+
     def judged(self, policy: str) -> list[dict]:
         """The calmest runs."""
         return sorted(self.runs[policy], key=lambda run: run["share_of_others"])[:REPEATS]
@@ -159,7 +166,11 @@ def stall(family: str) -> Row:
 
 def fill(row: Row, measured: list[Measured]) -> None:
     """The worst case of each policy, and how much of the step it waits in the median case."""
-    row.put("ours", max(one.over_bound(OURS) for one in measured))
+    awake = [one.case.name for one in measured if not one.slept]
+    if awake:
+        row.note("ours", f"no layer slept in {', '.join(awake)}")
+    else:
+        row.put("ours", max(one.over_bound(OURS) for one in measured))
     for policy in PEERS:
         row.put(policy, max(one.over_bound(policy) for one in measured))
     worst = max(measured, key=lambda one: one.over_bound(OURS))

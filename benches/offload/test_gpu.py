@@ -36,6 +36,12 @@ def test_the_bar_is_two_percent():
     assert fill(a_step(1000), steps, a_step(1)).met is True
 
 
+def test_calls_that_cost_nothing_have_no_overhead_that_counts():
+    steps = dict.fromkeys(LARGE_MIB, a_step(1000) | {"calls_ns": 0})
+    row = fill(a_step(1000), steps, a_step(1))
+    assert (row.ours, row.met) == (None, False)
+
+
 def peaks(b_bytes: int, c_bytes: int) -> dict:
     return a_step(1000) | {"a_bytes": 5, "b_bytes": b_bytes, "c_bytes": c_bytes}
 
@@ -66,6 +72,20 @@ def test_a_run_ahead_adds_up_to_a_gibibyte():
     assert fill_run_ahead(beside, peaks(gib, 3 * gib)).ours == gib
     assert fill_run_ahead(beside, peaks(gib, 3 * gib)).met is True
     assert fill_run_ahead(beside, peaks(3 * gib + 1, gib)).met is False
+
+
+def test_what_was_not_mapped_meets_no_bar():
+    def in_all(step: dict) -> dict[int, dict]:
+        return dict.fromkeys(LARGE_MIB, step)
+
+    middle = {"middle_bytes": 0, "middle_in_use_bytes": 100}
+    nothing = peaks(0, 0) | {"a_bytes": 0}
+    for row in (
+        fill_c_peak(in_all(peaks(100, 0))),
+        fill_b_mapped(in_all(a_step(1000) | middle)),
+        fill_run_ahead(nothing, nothing),
+    ):
+        assert (row.ours, row.met) == (None, False)
 
 
 def costs(path) -> dict[str, list[int]]:

@@ -34,10 +34,9 @@ def words(case: Case) -> dict[str, str]:
 
 def a_measured(name: str, bound_ns: int, stalls: dict[str, list[int]], is_exact: bool = True):
     about = {"compute_ns": 1000 - bound_ns, "bound_ns": bound_ns, "is_exact": is_exact}
-    runs = {
-        policy: [{"stall_ns": it, "total_ns": 1000, "share_of_others": 0} for it in found]
-        for policy, found in stalls.items()
-    }
+    about |= {"in_host": 1, "in_file": 0}
+    run = {"total_ns": 1000, "share_of_others": 0, "slept_bytes": 1}
+    runs = {policy: [run | {"stall_ns": it} for it in found] for policy, found in stalls.items()}
     return Measured(Case("small_host", name, ""), about, runs)
 
 
@@ -154,6 +153,21 @@ def test_the_worst_case_of_each_policy_counts() -> None:
     assert "planned 0.7%" in row.how and "on_demand 5.0%" in row.how
 
 
+def test_layers_that_did_not_sleep_meet_no_bar() -> None:
+    stalls = dict.fromkeys((OURS, *PEERS), [0, 0])
+    one = a_measured("awake", 0, stalls)
+    one.runs[OURS][1]["slept_bytes"] = 0
+    row = Row("r", "ratio", LOWER, "how", bar=1)
+    fill(row, [a_measured("asleep", 0, stalls), one])
+    assert row.met is False
+    assert "no layer slept in awake" in row.how
+    # The plan of this step keeps all layers.
+    one.about["in_host"] = 0
+    row = Row("r", "ratio", LOWER, "how", bar=1)
+    fill(row, [one])
+    assert row.met is True
+
+
 def test_cases_of_an_earlier_run_stay(tmp_path: Path) -> None:
     path = tmp_path / "bench" / "stall.json"
     keep([a_measured("first", 0, {OURS: [5]}), a_measured("second", 0, {OURS: [5]})], path)
@@ -161,5 +175,5 @@ def test_cases_of_an_earlier_run_stay(tmp_path: Path) -> None:
     kept = {one["case"]: one for one in json.loads(path.read_text())}
     assert list(kept) == ["first", "second"]
     assert kept["first"][OURS]["over_bound"] == pytest.approx(0.5)
-    run = {"stall_ns": 7, "total_ns": 1000, "share_of_others": 0}
+    run = {"stall_ns": 7, "total_ns": 1000, "share_of_others": 0, "slept_bytes": 1}
     assert kept["second"][OURS]["runs"] == [run]

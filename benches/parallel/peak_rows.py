@@ -44,7 +44,10 @@ def fill(row: Row, left: list[dict[str, list[dict]]]) -> None:
         return call["measured"] / call["bytes"]
 
     within = [of_stage["within"] for of_stage in left]
-    row.ours = max(ratio(call) for calls in within for call in calls)
+    if all(call["measured"] > 0 for calls in within for call in calls):
+        row.ours = max(ratio(call) for calls in within for call in calls)
+    else:
+        row.note("ours", "a stage measured no bytes")
     row.peers[FREE] = max(ratio(call) for of_stage in left for call in of_stage["free"])
     largest = [max(calls, key=ratio) for calls in within]
     row.how += "; by stage, measured and planned MB of the call with the largest ratio: "

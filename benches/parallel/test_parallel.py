@@ -90,3 +90,7 @@ def test_the_largest_peak_over_its_plan_is_reported() -> None:
     assert row.peers == {peak_rows.FREE: 3}
     assert "smallest ratio 0.500" in row.how
     assert row.how.endswith("10 ms, with more memory 100 ms")
+    first["within"][1]["measured"] = 0
+    row = Row(peak_rows.NAME, "ratio", LOWER, "how", bar=2)
+    peak_rows.fill(row, [first, second])
+    assert row.met is False, "a stage measured nothing"

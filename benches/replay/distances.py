@@ -29,13 +29,15 @@ def distance(one: Parameters, other: Parameters) -> float:
 
 def summary(one: Parameters, other: Parameters) -> dict[str, float]:
     """Returns maximum, mean and RMS of the absolute differences of single numbers."""
-    largest, total, square, count = 0.0, 0.0, 0.0, 0
+    # Of tensors: Python's max drops a NaN.
+    largest = torch.zeros((), dtype=torch.float64)
+    total, square, count = 0.0, 0.0, 0
     for difference in _differences(one, other):
-        largest = max(largest, float(difference.abs().max()))
+        largest = torch.maximum(largest, difference.abs().max().double())
         total += float(torch.linalg.vector_norm(difference, 1, dtype=torch.float64))
         square += float(torch.linalg.vector_norm(difference, dtype=torch.float64)) ** 2
         count += difference.numel()
-    return {"max": largest, "mean": total / count, "rms": (square / count) ** 0.5}
+    return {"max": float(largest), "mean": total / count, "rms": (square / count) ** 0.5}
 
 
 def against_truth(

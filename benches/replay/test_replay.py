@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -106,6 +107,8 @@ def test_distances_of_parameters():
     assert norm(other) == pytest.approx(17**0.5)
     found = summary(one, other)
     assert found == pytest.approx({"max": 3.0, "mean": 5 / 3, "rms": (13 / 3) ** 0.5})
+    other["a"][1] = torch.nan
+    assert math.isnan(summary(one, other)["max"])
     model = tiny()
     assert parameters_of(model)["lm_head.weight"].data_ptr() == model.lm_head.weight.data_ptr()
 
@@ -181,6 +184,14 @@ def test_rows_compare_shared_with_the_other_split():
     assert rows["replay_reward_fp32"].peers["dense"] == 1.5
     assert rows["replay_equal_samples_fp32"].ours == 0.5
     assert rows["replay_equal_samples_fp32"].peers["split"] == 1.0
+
+
+def test_outside_the_bounds_no_ratio_meets_a_bar():
+    end = an_end()
+    end["from_truth"]["shared"]["within_bounds"] = False
+    row = figures.rows(SETTINGS, UPDATES, end)[0]
+    assert (row.ours, row.met) == (None, False)
+    assert "shared: global 1.250" in row.how
 
 
 def test_the_picture_is_an_image_for_light_and_dark():

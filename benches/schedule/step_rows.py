@@ -27,6 +27,8 @@ NS_PER_S = 1e9
 # Relative tolerance, or this multiple of the spread of repeats.
 SECONDS_TOLERANCE = 0.10
 SPREADS = 2
+# Repeats that lie farther apart measure the machine: the bar would be met by any simulation.
+SPREAD_MAX = 0.1
 BYTES_TOLERANCE = 0.03
 
 # The model of steps.py.
@@ -216,7 +218,12 @@ def _seconds(found: dict[Shape, dict], learnt: Learnt) -> Row:
         f"larger over the smaller, the worst: {', '.join(f'{ratio:.3f}' for ratio in ratios)}; "
         f"repeats of {REPEATS} lie {max(spreads):.3f} apart"
     )
-    return Row("simulated_over_measured", "ratio", LOWER, how, far(worst, 1), bar)
+    row = Row("simulated_over_measured", "ratio", LOWER, how, bar=bar)
+    if max(spreads) <= SPREAD_MAX:
+        row.ours = far(worst, 1)
+    else:
+        row.note("ours", f"repeats lie more than {SPREAD_MAX} apart")
+    return row
 
 
 def _bytes(found: dict[Shape, dict], learnt: Learnt) -> Row:
