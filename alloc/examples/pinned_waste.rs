@@ -91,6 +91,8 @@ fn run(live: usize, turns: usize, seed: u64, prepares: bool) -> (f64, f64) {
     pool.check().unwrap();
     let usage = pool.usage();
     let waste = usage.peak_pinned_bytes as f64 / run.peak_asked as f64 - 1.0;
+    // `max` drops a NaN.
+    assert!(waste >= 0.0, "less was pinned than asked for: {waste}");
     (waste, usage.pinned_in_all_bytes as f64 / run.asked_in_all as f64)
 }
 
@@ -112,6 +114,8 @@ fn steps() -> (f64, f64) {
     }
     let usage = pool.usage();
     let waste = usage.peak_pinned_bytes as f64 / run.peak_asked as f64 - 1.0;
+    // `max` drops a NaN.
+    assert!(waste >= 0.0, "less was pinned than asked for: {waste}");
     (waste, usage.pinned_in_all_bytes as f64 / run.asked_in_all as f64)
 }
 

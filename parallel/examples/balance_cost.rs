@@ -171,10 +171,12 @@ impl Case {
             let paths = runs.flat_map(|leaf| self.forest.path(leaves[leaf])).map(|id| id.0);
             paths.collect::<BTreeSet<u32>>().into_iter().map(|id| nodes[id as usize]).sum::<u64>()
         });
-        let ratio = |cost: Option<u64>| rounded(cost.unwrap_or(0) as f64 / even);
+        let ratio = |cost: Option<u64>| {
+            cost.map(|cost| rounded(cost as f64 / even)).ok_or("no rank has a share")
+        };
         Ok(json!({
-            "imbalance": ratio(costs.max()),
-            "imbalance_were_it_run_dense": ratio(dense.max()),
+            "imbalance": ratio(costs.max())?,
+            "imbalance_were_it_run_dense": ratio(dense.max())?,
         }))
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import types
+from collections.abc import Iterable
 
 import torch
 from transformers import (
@@ -139,6 +140,11 @@ def take_gradients(model) -> dict[str, torch.Tensor]:
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return gradients
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest value, or NaN if one is NaN: ``max`` drops a NaN that is not the first."""
+    return float(torch.tensor(list(values), dtype=torch.float64).max())
 
 
 def distance(got: dict, wanted: dict) -> float:

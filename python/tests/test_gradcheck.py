@@ -91,6 +91,13 @@ def test_a_run_without_gradients_changes_nothing():
     assert gradcheck.compare_runs([RIGHT, nothing]) == gradcheck.compare_runs([RIGHT])
 
 
+def test_without_any_gradient_nothing_is_within_bounds():
+    """Nothing was compared."""
+    nothing = of(a=(0.0, 0.0, 0.0), b=(0.0, 0.0, 0.0))
+    assert not gradcheck.summarise(nothing).within_bounds
+    assert not gradcheck.compare_runs([nothing, nothing]).within_bounds
+
+
 @pytest.mark.parametrize(("ratio", "within"), [(3.9, True), (4.1, False)])
 def test_one_run_of_many_has_a_bound_of_its_own(ratio, within):
     bad = of(a=(3.0, 0.1, 0.1 * ratio**2), b=(1.0, 0.1, 0.1 * ratio**2))

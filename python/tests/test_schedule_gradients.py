@@ -10,6 +10,7 @@ import random
 
 import pytest
 import torch
+from models import largest
 from torch.nn.functional import cross_entropy
 
 from dormouse import ArgumentError, Forest, ModelShape, Plan
@@ -245,7 +246,7 @@ def compared(sequences, labels, weights, plan, mutant=""):
     errors = [
         float((a - b).norm() / b.norm()) for a, b in zip(got, wanted, strict=True) if b is not None
     ]
-    return max(errors), executor.kinds
+    return largest(errors), executor.kinds
 
 
 def positions(spans):

@@ -26,6 +26,7 @@ from agreement_worker import Calls
 from dormouse.megatron.balancing import routers_of
 from dormouse.megatron.refusals import unwrapped
 from failing_worker import joined
+from models import largest
 
 
 def routers(calls: Calls) -> list:
@@ -34,8 +35,8 @@ def routers(calls: Calls) -> list:
 
 def difference(plain: cases.Tensors, shared: cases.Tensors) -> dict:
     return {
-        "largest": max(float(each.abs().max()) for each in plain.values()),
-        "difference": max(float((shared[name] - plain[name]).abs().max()) for name in plain),
+        "largest": largest(float(each.abs().max()) for each in plain.values()),
+        "difference": largest(float((shared[name] - plain[name]).abs().max()) for name in plain),
     }
 
 

@@ -32,6 +32,7 @@ from dormouse.megatron import context_shards
 from dormouse.megatron.context_ring import ShardRing
 from dormouse.megatron.refusals import unwrapped
 from failing_worker import in_place_of, joined, other_options, raises, shared
+from models import largest
 from rooms import budget_of, room_of
 
 CASE = cases.Case(
@@ -260,8 +261,8 @@ def distance_of(rows: Rows, runtime) -> dict:
             cases.run(case, function, model, own, forward_only=True)
         )
     found["ways"] = [way for _, way in function._models]
-    found["largest"] = max(float(each.abs().max()) for each in wanted.values())
-    found["difference"] = max(
+    found["largest"] = largest(float(each.abs().max()) for each in wanted.values())
+    found["difference"] = largest(
         float((gradients[name] - each).abs().max()) for name, each in wanted.items()
     )
     return found

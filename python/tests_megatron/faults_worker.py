@@ -30,7 +30,7 @@ from agreement_worker import PARTS, STAGES, Calls
 from dormouse.hf.step import Step
 from dormouse.megatron.stage import Stage
 from dormouse.megatron.stage_step import StageStep
-from models import distance
+from models import distance, largest
 
 REPLICAS = cases.Case(
     2, config={"calculate_per_token_loss": True}, per_token=True, share={"microbatch_tokens": 9}
@@ -155,8 +155,10 @@ class NoLoss:
         batches = list(map(without_loss, cases.batches_of()))
         cases.run(self.case, calls.shared, calls.chunks, batches)
         found = cases.gradients(calls.chunks)
-        largest = max(float(each.abs().max()) for each in found.values())
-        return {"largest": largest, "next": calls.distance()}
+        return {
+            "largest": largest(float(each.abs().max()) for each in found.values()),
+            "next": calls.distance(),
+        }
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,10 @@ class Frozen:
             chunk.requires_grad_(True)
         return {
             "is_frozen": is_frozen,
-            "largest": max(float(each.abs().max()) for each in theirs.values()),
-            "difference": max(float((ours[n] - each).abs().max()) for n, each in theirs.items()),
+            "largest": largest(float(each.abs().max()) for each in theirs.values()),
+            "difference": largest(
+                float((ours[n] - each).abs().max()) for n, each in theirs.items()
+            ),
             "next": calls.distance(),
         }
 

@@ -23,7 +23,7 @@ import long_rows
 from dormouse.megatron.context_shards import ALL_GATHER
 from dormouse.megatron.held import Held
 from dormouse.megatron.refusals import unwrapped
-from models import distance
+from models import distance, largest
 from stage_peaks import read_peaks
 
 STAGES = cases.Case(2, stages=2, config=long_rows.CONFIG, share={"microbatch_tokens": 260})
@@ -61,7 +61,7 @@ def figures_of(case: cases.Case, runtime) -> dict:
         run(shared)
     gradients.append(cases.gradients(chunks))
     run(function)
-    found["distance"] = max(distance(cases.gradients(chunks), each) for each in gradients)
+    found["distance"] = largest(distance(cases.gradients(chunks), each) for each in gradients)
     parameters = [p for chunk in chunks for p in chunk.parameters()]
     found["gradient_bytes"] = sum(p.nbytes for p in parameters)
     peaks = [*free, *within, *without_room]

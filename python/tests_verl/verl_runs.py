@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import on_cpu
@@ -161,14 +162,15 @@ def made(monkeypatch, directory, *, runtime=None, options=(), **settings):
 
 
 def differences(got: dict, wanted: dict, tolerance: float) -> list[str]:
-    """Returns what differs in the metrics; times and memory aside."""
+    """Returns what differs in the metrics; times and memory aside. What is not finite differs."""
     found = []
     for key in sorted(got.keys() | wanted.keys()):
         if key.startswith("perf/") or key == "mfu":
             continue
         ours, own = flat(got.get(key)), flat(wanted.get(key))
         if len(ours) != len(own) or any(
-            abs(a - b) > tolerance * max(1.0, abs(b)) for a, b in zip(ours, own, strict=True)
+            not abs(a - b) <= tolerance * max(1.0, abs(b)) < math.inf
+            for a, b in zip(ours, own, strict=True)
         ):
             found.append(f"{key} is {ours}, of verl {own}")
     return found

@@ -198,13 +198,15 @@ fn shared(case: &Case, accounting: &Accounting, routed: &Routed) -> (f64, Rows) 
     (loss, back.collect())
 }
 
-/// Largest difference of two gradients, over the largest entry; rows missing in one are zero there.
+/// Largest difference of two gradients, over the largest entry; rows missing in one are zero there. No
+/// entry may be NaN, as `max` drops it.
 fn distance(one: &Rows, other: &Rows) -> f64 {
     let entry = |rows: &Rows, row: &(u32, u64)| rows.get(row).copied().unwrap_or_default();
     let (mut most, mut largest) = (0.0_f64, 0.0_f64);
     for row in one.keys().chain(other.keys()) {
         let (one, other) = (entry(one, row), entry(other, row));
         for (one, other) in one.as_flattened().iter().zip(other.as_flattened()) {
+            assert!(one.is_finite() && other.is_finite(), "{row:?}: {one} {other}");
             most = most.max((one - other).abs());
             largest = largest.max(one.abs());
         }

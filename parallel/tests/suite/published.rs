@@ -206,6 +206,8 @@ impl Case {
                 )
                 .unwrap();
                 if held_out {
+                    // `max` drops a NaN.
+                    assert!(ratio.is_finite(), "{name} {split:?} N {responses}: {ratio}");
                     let worst = worst.entry(name).or_default();
                     *worst = worst.max((ratio - 1.0).abs());
                 }

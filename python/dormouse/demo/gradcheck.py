@@ -30,7 +30,8 @@ class GradError:
 
     ``shared_global``/``dense_global``: over all parameters as one vector. The other ratios are
     quantiles over parameters. ``within_bounds``: whether method §10 holds, including its absolute
-    allowance, which the ratios exclude.
+    allowance, which the ratios exclude; never where the whole reference is zero: nothing was
+    compared.
     """
 
     shared_global: float
@@ -129,7 +130,8 @@ def summarise(distances: Mapping[str, Distance]) -> GradError:
     plain = {name: _ratio(d, allowance=0.0) for name, d in distances.items()}
     allowed = [_ratio(d, allowance=ALLOWANCE) for d in distances.values()]
     within = (
-        _ratio(total, allowance=ALLOWANCE) <= RATIO_GLOBAL_MAX
+        total.truth > 0.0
+        and _ratio(total, allowance=ALLOWANCE) <= RATIO_GLOBAL_MAX
         and quantile(allowed, 0.5) <= RATIO_MEDIAN_MAX
         and quantile(allowed, 0.99) <= RATIO_P99_MAX
         and max(allowed) <= RATIO_MAX_MAX
