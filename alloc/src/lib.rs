@@ -52,7 +52,7 @@
 //! With [`Config::moves_pages`], an allocation that would raise the mapped bytes above the previous maximum
 //! use plus [`Config::margin`] first unmaps quiet pages elsewhere. If they do not suffice, it waits for its own
 //! stream until more are quiet, those that were freed first, and if little is missing then, for other streams: at most
-//! 2 s, since these may wait for what the host has yet to do. Near this maximum a large block is placed
+//! 2 s in all, since these may wait for what the host has yet to do. Near this maximum a large block is placed
 //! where it strands the fewest bytes, even if pages must move for it and a cached range would fit; nothing
 //! is waited for then. A block goes where it splits no large page. If there is no such place in the cache, the
 //! large page in the way is unmapped, if it is quiet, and the block maps what it needs of the gap.

@@ -2,20 +2,25 @@
 //!
 //! A stream may wait for a message that its peer sends only after this rank has sent one, which the host has yet to do.
 //! Such a wait ends by its limit, [`BRIEF_WAIT_MAX`]. After the n-th of them the next 4ⁿ waits are left out, so a
-//! program that always has them loses a few seconds, and one whose peer was late waits again soon.
+//! program that always has them loses a few seconds, and one whose peer was late waits again soon. A thousand waits that
+//! end make n one less.
 
 use std::time::Duration;
 
-/// The limit of a wait for other streams by a request that fits into the budget.
+/// The limit of the waits for other streams by one request or wake that fits into the budget.
 pub(crate) const BRIEF_WAIT_MAX: Duration = Duration::from_secs(2);
 /// From this many on, waits without an end leave out the same number: 4⁸.
 const UNENDED_MAX: u32 = 8;
+/// Waits that end and make up for one that did not.
+const ENDED_PER_UNENDED: u32 = 1_000;
 
 /// Which brief waits are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
-    /// Brief waits that reached their limit, up to [`UNENDED_MAX`].
+    /// Brief waits that reached their limit and are not made up for, up to [`UNENDED_MAX`].
     unended: u32,
+    /// Waits that ended, up to [`ENDED_PER_UNENDED`].
+    ended: u32,
     /// Waits that are still to be left out.
     left_out: u64,
 }
@@ -26,6 +31,15 @@ impl Patience {
         let may_wait = self.left_out == 0;
         self.left_out = self.left_out.saturating_sub(1);
         may_wait
+    }
+
+    /// Counts a wait that ended.
+    pub(crate) fn note_ended(&mut self) {
+        self.ended += 1;
+        if self.ended == ENDED_PER_UNENDED {
+            self.ended = 0;
+            self.unended = self.unended.saturating_sub(1);
+        }
     }
 
     /// Counts a wait that reached its limit. Returns how many are left out now.
@@ -59,6 +73,30 @@ mod tests {
         let rare = made(1_000_000);
         let gaps = rare.windows(2).skip(UNENDED_MAX as usize).map(|pair| pair[1] - pair[0]);
         assert!(gaps.clone().count() > 10 && gaps.into_iter().all(|gap| gap == 65_537));
+    }
+
+    /// Of 1,000,000 waits every `every`-th that is made does not end. Returns the number of these.
+    fn unended_of(every: u64) -> usize {
+        let (mut patience, mut made, mut unended) = (Patience::default(), 0, 0);
+        for _ in 0..1_000_000 {
+            if patience.may_wait() {
+                made += 1;
+                if made % every == 0 {
+                    patience.note_unended();
+                    unended += 1;
+                } else {
+                    patience.note_ended();
+                }
+            }
+        }
+        unended
+    }
+
+    #[test]
+    fn waits_that_end_make_up_for_rare_ones_only() {
+        assert_eq!([1, 10, 100].map(|every| unended_of(every) < 30), [true; 3]);
+        // Nearly all waits are made.
+        assert_eq!(unended_of(5_000), 199);
     }
 
     #[test]

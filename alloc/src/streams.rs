@@ -7,12 +7,12 @@
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::marks::{MARKS_MAX, Mark, Marks};
-use crate::patience::BRIEF_WAIT_MAX;
 use crate::run_ahead::RunAhead;
 use crate::state::{Need, Release, ReleaseSubject, StreamSet};
 use crate::types::{BlockId, Request};
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{Device, DeviceError};
+use std::time::Instant;
 
 /// Limit of the marks of a stream that one trim queries.
 const MARKS_QUERIED_MAX: usize = 2 * MARKS_MAX;
@@ -26,7 +26,7 @@ pub(crate) enum WaitMode {
     Poll,
     /// Wait, but only for the stream of the request.
     OwnStream,
-    /// Wait for any stream, but only for a while: see [`Patience`](crate::patience::Patience).
+    /// Wait for any stream, but only until a deadline: see [`Patience`](crate::patience::Patience).
     Briefly,
     /// Wait.
     Wait,
@@ -191,10 +191,34 @@ impl<D: Device> Allocator<D> {
             return Some(is_complete);
         }
         queries.waits += 1;
-        if wait_mode == WaitMode::Briefly {
-            return queries.note(self.device.synchronize_within(event, BRIEF_WAIT_MAX));
-        }
         queries.note(self.device.synchronize(event)).map(|()| true)
+    }
+
+    /// Whether `event` has completed by the deadline; `None` after an error of the device.
+    fn wait_until(
+        &self,
+        event: &D::Event,
+        deadline: Instant,
+        queries: &mut EventQueries,
+    ) -> Option<bool> {
+        if self.query_event(event, WaitMode::Poll, queries)? {
+            return Some(true);
+        }
+        queries.waits += 1;
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let is_complete = queries.note(self.device.synchronize_within(event, limit))?;
+        let patience = &mut self.state.lock().patience;
+        if is_complete {
+            patience.note_ended();
+        } else {
+            let left_out = patience.note_unended();
+            tracing::warn!(
+                target: "alloc",
+                left_out,
+                "a stream did not end in time: more memory is mapped, and the next waits are left out"
+            );
+        }
+        Some(is_complete)
     }
 
     /// Marks the streams that are due: records an event behind what was freed on them. Never waits (I4).
@@ -243,9 +267,13 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Waits for streams, each until it is through with what it had queued before a free: for its oldest mark behind
-    /// that free, or for what it has queued by now. Returns the streams that could not be waited for; a brief wait
-    /// ends with the first of them.
-    pub(crate) fn wait_for_frees(&self, ends: &[(u32, u64)], wait_mode: WaitMode) -> StreamSet {
+    /// that free, or for what it has queued by now. Returns the streams that could not be waited for. After the
+    /// `deadline` it waits for none.
+    pub(crate) fn wait_for_frees(
+        &self,
+        ends: &[(u32, u64)],
+        deadline: Option<Instant>,
+    ) -> StreamSet {
         let (mut silent, mut queries) = (StreamSet::EMPTY, EventQueries::default());
         for &(slot, freed_at) in ends {
             let (mark, frees) = {
@@ -258,22 +286,15 @@ impl<D: Device> Allocator<D> {
             };
             let mark = mark.or_else(|| record(&mut queries));
             let ended = mark.map(|Mark { frees, event }| {
-                (frees, self.query_event(&event, wait_mode, &mut queries))
+                let is_complete = match deadline {
+                    Some(deadline) => self.wait_until(&event, deadline, &mut queries),
+                    None => self.query_event(&event, WaitMode::Wait, &mut queries),
+                };
+                (frees, is_complete)
             });
-            if let Some((frees, Some(true))) = ended {
-                self.state.lock().pass_mark(slot, frees);
-                continue;
-            }
-            silent.insert(slot);
-            if let Some((_, Some(false))) = ended {
-                let left_out = self.state.lock().patience.note_unended();
-                tracing::warn!(
-                    target: "alloc",
-                    limit_s = BRIEF_WAIT_MAX.as_secs(),
-                    left_out,
-                    "a stream did not end within the limit: more memory is mapped, and the next waits are left out"
-                );
-                break;
+            match ended {
+                Some((frees, Some(true))) => self.state.lock().pass_mark(slot, frees),
+                _ => silent.insert(slot),
             }
         }
         self.state.lock().note(queries);

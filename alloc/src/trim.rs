@@ -8,11 +8,13 @@
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};
 use crate::core::Fit;
+use crate::patience::BRIEF_WAIT_MAX;
 use crate::state::{Priority, State, StreamSet, TrimPurpose};
 use crate::streams::WaitMode;
 use crate::types::Request;
 use dormouse_device::sync::MutexGuard;
 use dormouse_device::{AddressRange, Device};
+use std::time::Instant;
 
 /// Limit of the trims for one request between two calls of `Reclaim`. One suffices, unless other threads
 /// empty the cache meanwhile or the device is full within the budget.
@@ -190,7 +192,7 @@ impl<D: Device> Allocator<D> {
         {
             self.query_streams(busy);
         }
-        let (mut silent, mut waits) = (StreamSet::EMPTY, 0);
+        let (mut silent, mut waits, mut deadline) = (StreamSet::EMPTY, 0, None);
         let mut locked = self.state.lock();
         let mut given_bytes = 0;
         let mut refused = Vec::new();
@@ -210,9 +212,15 @@ impl<D: Device> Allocator<D> {
                 }
                 drop(locked);
                 waits += 1;
-                let unended = self.wait_for_frees(&ends, trim.wait_mode);
+                if trim.wait_mode == WaitMode::Briefly {
+                    deadline.get_or_insert_with(|| Instant::now() + BRIEF_WAIT_MAX);
+                }
+                let unended = self.wait_for_frees(&ends, deadline);
                 unended.iter().for_each(|slot| silent.insert(slot));
                 locked = self.state.lock();
+                if deadline.is_some() && !unended.is_empty() {
+                    break;
+                }
                 continue;
             }
             drop(locked);
@@ -497,10 +505,10 @@ impl<D: Device> Locked<D> {
             WaitMode::Briefly | WaitMode::Wait => None,
             WaitMode::Poll | WaitMode::OwnStream => return Vec::new(),
         };
-        let ends = self.state.ends_of_pages(bytes, trim.purpose, only, except);
-        let is_left_out =
-            trim.wait_mode == WaitMode::Briefly && !ends.is_empty() && !self.patience.may_wait();
-        if is_left_out { Vec::new() } else { ends }
+        if trim.wait_mode == WaitMode::Briefly && !self.patience.may_wait() {
+            return Vec::new();
+        }
+        self.state.ends_of_pages(bytes, trim.purpose, only, except)
     }
 
     /// Completes the trim of an unmapped range. Returns its bytes.

@@ -324,10 +324,11 @@ pub trait Device: Send + Sync + Debug + 'static {
     ) -> Result<bool, DeviceError> {
         let begin = Instant::now();
         loop {
+            // Before the query: the process may be stopped in between.
+            let waited = begin.elapsed();
             if self.query(event)? {
                 return Ok(true);
             }
-            let waited = begin.elapsed();
             if waited >= limit {
                 return Ok(false);
             }

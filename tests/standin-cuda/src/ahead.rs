@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Queries of one work that count as a wait for it, if a thread makes no other query in between.
+/// Queries of one work that count as a wait for it, if a thread asks about nothing else in between and gives no work.
 const QUERIES_IN_A_ROW: u32 = 64;
 
 thread_local! {
@@ -47,12 +47,18 @@ impl Ahead {
 
     /// Counts a work. Returns its number.
     pub(crate) fn give(&self) -> u64 {
+        ASKED.set((0, 0));
         self.given.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The number of the last work of all streams.
     pub(crate) fn last(&self) -> u64 {
         self.given.load(Ordering::Relaxed)
+    }
+
+    /// A stream is queried: the thread does not wait for an event.
+    pub(crate) fn ask_stream(&self) {
+        ASKED.set((0, 0));
     }
 
     /// An event behind a work is queried. Enough queries in a row are a wait.

@@ -191,7 +191,9 @@ entry! { Context, fn cuEventQuery(event: usize) {
     match event.meaning() {
         Meaning::Captured(_) => Err(Code::CAPTURED_EVENT),
         Meaning::At(point) if !point.is_complete(driver) => {
-            driver.ahead.ask(point.work);
+            if point.gate.as_ref().is_none_or(|gate| gate.is_open()) {
+                driver.ahead.ask(point.work);
+            }
             Err(Code::NOT_READY)
         }
         // Work before it may have lost the device meanwhile.

@@ -261,6 +261,7 @@ entry! { Context, fn cuStreamQuery(stream: usize) {
     let stream = driver.streams.find(stream)?;
     capture::refuse_captured(driver, &stream)?;
     capture::refuse_unsafe()?;
+    driver.ahead.ask_stream();
     let tail = stream.tail(driver)?;
     let passed = stream.passed.load(Ordering::Relaxed);
     let is_reached = driver.ahead.is_reached(stream.last(driver), passed);

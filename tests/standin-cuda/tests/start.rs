@@ -251,6 +251,10 @@ fn queries_in_a_row_are_a_wait() {
     query(early, 63);
     query(late, 63);
     query(early, 63);
+    assert_eq!(cu.cuStreamQuery(0), NOT_READY);
+    query(early, 63);
+    standin.give_work();
+    query(early, 63);
     assert_eq!(standin.ended_works(), 0);
     query(early, 1);
     assert_eq!(standin.ended_works(), 1);
