@@ -176,6 +176,38 @@ def test_weights_of_zeros_hide_no_gradient(zeros, dtype, runtime):
     assert not weight.any() and weight.grad is None
 
 
+@pytest.mark.parametrize("mask", [torch.finfo(torch.float32).min, float("-inf")])
+def test_masked_logits_are_compared_where_they_are_not_masked(mask, runtime):
+    model = plain()
+    masked = torch.zeros(model.config.vocab_size, dtype=torch.bool)
+    masked[90:] = True
+    model.lm_head.register_forward_hook(lambda module, args, out: out.masked_fill(masked, mask))
+    SharedPrefix(model, runtime).check()
+    mlp = model.model.layers[0].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) + 0.003 * x.mean(1, keepdim=True)
+    with pytest.raises(UnsupportedModelError, match=r"accepted 0.0002"):
+        SharedPrefix(model, runtime).check()
+
+
+def test_a_check_that_finds_no_memory_leaves_the_model(runtime, monkeypatch):
+    model = plain(tie_word_embeddings=False)
+    weights = dict(model.named_parameters())
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+
+    def no_room(*args, **named):
+        raise torch.OutOfMemoryError("of this test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_like", no_room)
+        with pytest.raises(torch.OutOfMemoryError, match="of this test"):
+            SharedPrefix(model, runtime).check()
+    assert all(model.get_parameter(name) is weight for name, weight in weights.items())
+    assert model.lm_head.weight.grad.eq(1).all()
+    SharedPrefix(model, runtime).check()
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_gradients_that_are_not_finite_are_refused(value, runtime):
     model = plain()

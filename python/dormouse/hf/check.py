@@ -56,6 +56,8 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-4}
 TOLERANCE_LOW = 0.2
 # An error of a parameter's gradient is also compared with this part of the whole gradient's norm.
 WHOLE = 1e-2
+# Larger numbers, of which a norm in FP32 may be infinite, are masks.
+MASKED_MIN = 1e16
 # A model that amplifies rounding may differ by this many times the distance of a dense run in which
 # the embedding's and every layer's output is off by ROUNDING, provided that is up to FLOOR_MAX.
 FLOORS = 8
@@ -224,7 +226,7 @@ class Check:
             ):
                 output = self._view.run_dense(tokens[:end])
                 logits.append(support.logits_of(output)[0, : len(tokens) - 1])
-        error, norm = _squares(*_masked(logits[1], logits[0]))
+        error, norm = _squares(logits[1], logits[0])
         distance = _ratio(error, norm) ** 0.5
         if not distance <= tolerance:
             raise UnsupportedModelError(
@@ -430,7 +432,7 @@ def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
     names = sorted(got.gradients.keys() | wanted.gradients.keys())
     squares = [_squares(got.gradients.get(name), wanted.gradients.get(name)) for name in names]
     read, found = _numbered(wanted.outputs), _numbered(got.outputs)
-    squares += [_squares(*_masked(found.get(key), tensor)) for key, tensor in read.items()]
+    squares += [_squares(found.get(key), tensor) for key, tensor in read.items()]
     table = trial.summed(torch.tensor(squares, dtype=torch.float64))
     gradients, of_outputs = table[: len(names)], table[len(names) :]
     error, whole = gradients.sum(0).sqrt().tolist()
@@ -491,18 +493,12 @@ def _squares(got: torch.Tensor | None, wanted: torch.Tensor | None) -> tuple[flo
     # A dense run's gradients may wait in host memory.
     wanted, got = wanted.to(got.device, wide), got.to(wide)
     error, norm = float((got - wanted).norm()), float(wanted.norm())
+    if not (math.isfinite(error) and math.isfinite(norm)):
+        # Logits masked with an infinity or the least number are equal where both are.
+        equal = (got == wanted) & (wanted.abs() > MASKED_MIN)
+        got, wanted = got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
+        error, norm = float((got - wanted).norm()), float(wanted.norm())
     return error**2, norm**2
-
-
-def _masked(
-    got: torch.Tensor | None, wanted: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Returns zeros where both are the same infinity: logits may be masked with one."""
-    if got is None or got.shape != wanted.shape or _is_finite(wanted):
-        return got, wanted
-    wanted = wanted.to(got.device)
-    equal = torch.isinf(wanted) & (got == wanted)
-    return got.masked_fill(equal, 0), wanted.masked_fill(equal, 0)
 
 
 @contextlib.contextmanager

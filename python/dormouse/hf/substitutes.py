@@ -18,14 +18,18 @@ def put(
 ) -> list[Place]:
     """Replaces each parameter and buffer by its substitute, if it has one. Returns what
     :func:`put_back` takes."""
-    places = []
-    for module in model.modules():
-        for entries in (module._parameters, module._buffers):
-            for name, tensor in entries.items():
-                other = None if tensor is None else substitute(tensor)
-                if other is not None:
-                    places.append((entries, name, tensor))
-                    entries[name] = other
+    places: list[Place] = []
+    try:
+        for module in model.modules():
+            for entries in (module._parameters, module._buffers):
+                for name, tensor in entries.items():
+                    other = None if tensor is None else substitute(tensor)
+                    if other is not None:
+                        places.append((entries, name, tensor))
+                        entries[name] = other
+    except BaseException:
+        put_back(places)
+        raise
     return places
 
 

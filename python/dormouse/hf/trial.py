@@ -12,9 +12,14 @@ TRIAL_COPIES = 2
 # Gradients stay on a GPU that has room for those of the next run, and a quarter of them for what
 # computing these takes.
 KEPT_ROOM = 1.25
-# Of values in place of zeros. One seed: replicated weights stay the same on all ranks.
-ZEROS_SEED, VECTOR_SCALE = 20, 0.02
+# Of values in place of zeros: a tenth of what keeps the norm of a layer's input, so that a model
+# stays what it is. One seed: replicated weights stay the same on all ranks. The number of values is
+# a prime, so that rows differ.
+ZEROS_SEED, ZEROS_VALUES = 20, 65_537
+ZEROS_SCALE, ZEROS_SCALE_MAX = 0.1, 0.02
 ZEROS_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Larger ones stay zeros: a whole vocabulary.
+ZEROS_NUMEL_MAX = 1 << 24
 
 
 class Trial:
@@ -32,7 +37,12 @@ class Trial:
             parameter.grad = None
         self._others: dict[torch.Tensor, torch.Tensor | None] = {}
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
-        self._places = self._substitute()
+        self._places: list[substitutes.Place] = []
+        try:
+            self._places = self._substitute()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc):
@@ -95,11 +105,25 @@ class Trial:
             if tensor.is_floating_point() and self._dtype is not None:
                 copy = copy.to(torch.promote_types(tensor.dtype, self._dtype))
             if isinstance(tensor, torch.nn.Parameter):
-                copy = substitutes.parameter_like(tensor, _filled(copy))
+                copy = substitutes.parameter_like(tensor, self._filled(tensor, copy))
             elif copy.data_ptr() == tensor.data_ptr():
                 copy = copy.clone()
             self._copies[tensor] = copy
         return self._copies[tensor]
+
+    def _filled(self, parameter: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        """Returns ``copy``, or small values in its place if it is zeros and trained: behind a new
+        head or a new adapter, all gradients would be 0 in both runs."""
+        if not parameter.requires_grad or not _is_zeros(copy):
+            return copy
+        generator = torch.Generator().manual_seed(ZEROS_SEED)
+        values = torch.randn(ZEROS_VALUES, generator=generator, dtype=torch.float32, device="cpu")
+        # Others in each parameter: an error may exchange two layers.
+        values = values.roll(len(self._copies)).to(copy.device)
+        inputs = copy.numel() // copy.shape[0] if copy.dim() > 1 else 1
+        scale = min(ZEROS_SCALE * inputs**-0.5, ZEROS_SCALE_MAX)
+        repeated = (values * scale).repeat(-(-copy.numel() // ZEROS_VALUES))[: copy.numel()]
+        return torch.empty_like(copy).copy_(repeated.view(copy.shape))
 
 
 def fits(needed_bytes: float, device: torch.device) -> bool:
@@ -111,20 +135,13 @@ def fits(needed_bytes: float, device: torch.device) -> bool:
     return needed_bytes <= torch.cuda.mem_get_info(device)[0] + cached_bytes
 
 
-def _filled(weights: torch.Tensor) -> torch.Tensor:
-    """Returns ``weights``, or small values in the place of zeros: behind a new head or a new adapter,
-    which are zeros, all gradients would be 0 in both runs."""
-    if weights.dtype not in ZEROS_DTYPES or weights.is_meta or not weights.numel():
-        return weights
+def _is_zeros(weights: torch.Tensor) -> bool:
+    if weights.dtype not in ZEROS_DTYPES or weights.layout is not torch.strided or weights.is_meta:
+        return False
+    if not 0 < weights.numel() <= ZEROS_NUMEL_MAX:
+        return False
     # Most weights need a look at their first row only.
-    if bool(weights[:1].any() if weights.dim() else weights) or bool(weights.any()):
-        return weights
-    if not fits(weights.nbytes, weights.device):
-        return weights
-    scale = weights.shape[-1] ** -0.5 if weights.dim() > 1 else VECTOR_SCALE
-    generator = torch.Generator().manual_seed(ZEROS_SEED)
-    values = torch.randn(weights.shape, generator=generator, dtype=torch.float32, device="cpu")
-    return (values * scale).to(weights)
+    return not bool((weights[:1] if weights.dim() else weights).any()) and not bool(weights.any())
 
 
 def _has_room(grads: list[torch.Tensor]) -> bool:
