@@ -36,6 +36,8 @@ class Ranks:
     def join(self) -> Member:
         rank = len(self.members)
         self.members.append(Member(self.monitor.meeting, rank, self.told[rank].set))
+        # The monitor's thread comes to know it a little later.
+        wait_until(lambda: rank in self.monitor._peers)
         return self.members[-1]
 
     def failures(self, *ranks: int) -> list[Failure | None]:
