@@ -120,7 +120,7 @@ class Trial:
         values = torch.randn(ZEROS_VALUES, generator=generator, dtype=torch.float32, device="cpu")
         # Others in each parameter: an error may exchange two layers.
         values = values.roll(len(self._copies)).to(copy.device)
-        inputs = copy.numel() // copy.shape[0] if copy.dim() > 1 else 1
+        inputs = copy.numel() // copy.shape[0]
         scale = min(ZEROS_SCALE * inputs**-0.5, ZEROS_SCALE_MAX)
         repeated = (values * scale).repeat(-(-copy.numel() // ZEROS_VALUES))[: copy.numel()]
         return torch.empty_like(copy).copy_(repeated.view(copy.shape))
@@ -138,10 +138,11 @@ def fits(needed_bytes: float, device: torch.device) -> bool:
 def _is_zeros(weights: torch.Tensor) -> bool:
     if weights.dtype not in ZEROS_DTYPES or weights.layout is not torch.strided or weights.is_meta:
         return False
-    if not 0 < weights.numel() <= ZEROS_NUMEL_MAX:
+    # Biases, and norms that add 1, hide nothing.
+    if weights.dim() < 2 or not 0 < weights.numel() <= ZEROS_NUMEL_MAX:
         return False
     # Most weights need a look at their first row only.
-    return not bool((weights[:1] if weights.dim() else weights).any()) and not bool(weights.any())
+    return not bool(weights[:1].any()) and not bool(weights.any())
 
 
 def _has_room(grads: list[torch.Tensor]) -> bool:
