@@ -187,7 +187,7 @@ impl<D: Device> Allocator<D> {
         queries: &mut EventQueries,
     ) -> Option<bool> {
         let is_complete = queries.note(self.device.query(event))?;
-        if is_complete || wait_mode == WaitMode::Poll {
+        if is_complete || wait_mode != WaitMode::Wait {
             return Some(is_complete);
         }
         queries.waits += 1;
@@ -207,11 +207,10 @@ impl<D: Device> Allocator<D> {
         queries.waits += 1;
         let limit = deadline.saturating_duration_since(Instant::now());
         let is_complete = queries.note(self.device.synchronize_within(event, limit))?;
-        let patience = &mut self.state.lock().patience;
         if is_complete {
-            patience.note_ended();
+            self.state.lock().patience.note_ended();
         } else {
-            let left_out = patience.note_unended();
+            let left_out = self.state.lock().patience.note_unended();
             tracing::warn!(
                 target: "alloc",
                 left_out,

@@ -162,7 +162,8 @@ def made(monkeypatch, directory, *, runtime=None, options=(), **settings):
 
 
 def differences(got: dict, wanted: dict, tolerance: float) -> list[str]:
-    """Returns what differs in the metrics; times and memory aside. What is not finite differs."""
+    """Returns what differs in the metrics; times and memory aside. A metric that is
+    not finite in either run counts as different."""
     found = []
     for key in sorted(got.keys() | wanted.keys()):
         if key.startswith("perf/") or key == "mfu":

@@ -440,17 +440,15 @@ def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
     for kind in dict.fromkeys(kind for _, kind, _ in read):
         rows = [row for row, (_, other, _) in enumerate(read) if other == kind]
         ratios[kind] = _ratio(*of_outputs[rows].sum(0).sqrt().tolist())
-    nothing = set()
+    telling = list(ratios.values())
     for name, (own_error, own) in zip(names, gradients.sqrt().tolist(), strict=True):
         ratios[name] = _ratio(own_error, own + WHOLE * whole)
-        if own_error == own == 0:
-            nothing.add(name)
+        # Gradients that are 0 in both runs say nothing.
+        if own_error or own:
+            telling.append(ratios[name])
     # NaN is no agreement.
     worst = max(ratios, key=lambda name: math.inf if math.isnan(ratios[name]) else ratios[name])
-    # Gradients that are 0 in both runs say nothing.
-    telling = [ratio for name, ratio in ratios.items() if name not in nothing]
-    median = statistics.median(telling or [0.0])
-    median = math.nan if math.isnan(ratios[worst]) else median
+    median = math.nan if math.isnan(ratios[worst]) else statistics.median(telling or [0.0])
     return _Compared(worst, ratios[worst], median, _ratio(error, whole))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from . import adapters, graph, substitutes
@@ -116,10 +118,8 @@ class Trial:
         head or a new adapter, all gradients would be 0 in both runs."""
         if not parameter.requires_grad or not _is_zeros(copy):
             return copy
-        generator = torch.Generator().manual_seed(ZEROS_SEED)
-        values = torch.randn(ZEROS_VALUES, generator=generator, dtype=torch.float32, device="cpu")
         # Others in each parameter: an error may exchange two layers.
-        values = values.roll(len(self._copies)).to(copy.device)
+        values = _values().roll(len(self._copies)).to(copy.device)
         inputs = copy.numel() // copy.shape[0]
         scale = min(ZEROS_SCALE * inputs**-0.5, ZEROS_SCALE_MAX)
         repeated = (values * scale).repeat(-(-copy.numel() // ZEROS_VALUES))[: copy.numel()]
@@ -143,6 +143,13 @@ def _is_zeros(weights: torch.Tensor) -> bool:
         return False
     # Most weights need a look at their first row only.
     return not bool(weights[:1].any()) and not bool(weights.any())
+
+
+@functools.cache
+def _values() -> torch.Tensor:
+    """Returns the values that take the place of zeros, before they are scaled."""
+    generator = torch.Generator().manual_seed(ZEROS_SEED)
+    return torch.randn(ZEROS_VALUES, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _has_room(grads: list[torch.Tensor]) -> bool:

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use common::*;
+use standin::Standin;
 
 const GRANULARITY: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_BYTES: &str = "STANDIN_CUDA_TOTAL_BYTES";
@@ -232,18 +233,21 @@ fn the_host_is_ahead() {
     ok(cu.cuStreamQuery(second));
 }
 
+/// An event of the legacy stream, behind one more work.
+fn behind_a_work(cu: &Entries, standin: &Standin) -> usize {
+    standin.give_work();
+    let event = get::<usize>(|event| cu.cuEventCreate(event, 0));
+    ok(cu.cuEventRecord(event, 0));
+    event
+}
+
 /// 64 queries of one event, and nothing else: the host waits.
 fn queries_in_a_row_are_a_wait() {
     let cu = plain();
     let standin = standin::load();
     ok(cu.cuInit(0));
     ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
-    let event = || {
-        standin.give_work();
-        let event = get::<usize>(|event| cu.cuEventCreate(event, 0));
-        ok(cu.cuEventRecord(event, 0));
-        event
-    };
+    let event = || behind_a_work(&cu, &standin);
     let (early, late) = (event(), event());
     let query = |event, times: u32| {
         (0..times).for_each(|_| assert_eq!(cu.cuEventQuery(event), NOT_READY));
@@ -266,12 +270,7 @@ fn works_end_as_told() {
     let standin = standin::load();
     ok(cu.cuInit(0));
     ok(cu.cuCtxSetCurrent(get(|context| cu.cuDevicePrimaryCtxRetain(context, 0))));
-    let event = || {
-        standin.give_work();
-        let event = get::<usize>(|event| cu.cuEventCreate(event, 0));
-        ok(cu.cuEventRecord(event, 0));
-        event
-    };
+    let event = || behind_a_work(&cu, &standin);
     let events = [event(), event(), event()];
     let are_done = || events.map(|event| cu.cuEventQuery(event) == 0);
     assert_eq!((are_done(), standin.ended_works()), ([false; 3], 0));
