@@ -42,6 +42,7 @@ UNEVEN = dataclasses.replace(
     context_parallel=2,
     config={"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1},
 )
+COLUMNS = cases.Case(2, context_parallel=2, share={"microbatch_tokens": 9})
 # The rank that alone deviates.
 DEVIATING = 1
 
@@ -49,12 +50,13 @@ DEVIATING = 1
 class Calls:
     """Calls of one layout of the model."""
 
-    def __init__(self, case: cases.Case, runtime):
+    def __init__(self, case: cases.Case, runtime, **options):
+        """``options``: of this rank alone."""
         cases.join(case)
         self.case, self.runtime = case, runtime
         self.chunks = cases.chunks_of(case)
         self.shared: SharedForwardBackward = dormouse.megatron.share(
-            get_forward_backward_func(), runtime=runtime, **case.share
+            get_forward_backward_func(), runtime=runtime, **case.share, **options
         )
 
     def run(self, function: Callable, **named) -> list:
@@ -116,6 +118,19 @@ def change(case: cases.Case) -> Callable:
     return run
 
 
+def sleep(case: cases.Case) -> Callable:
+    """Nothing sleeps on one rank: all run the probes that the others need, and the call is right."""
+
+    def run(runtime) -> dict:
+        calls = Calls(case, runtime, sleep=int(os.environ["RANK"]) != DEVIATING)
+        own = SharedGPT._run_probe
+        with mock.patch.object(SharedGPT, "_run_probe", autospec=True, side_effect=own) as probe:
+            found = calls.distance()
+        return {"probes": probe.call_count, "distance": found}
+
+    return run
+
+
 def calls_of_chunks(runtime) -> dict:
     """Interleaved stages: batches that share no prompt, two calls of the same iterators, and an
     evaluation between them."""
@@ -159,11 +174,17 @@ CASES = {
     "change of a replica's part of experts": change(EXPERTS),
     "change of a stage": change(STAGES),
     "change of a part": change(PARTS),
+    "sleep of a stage": sleep(STAGES),
+    "sleep of a chunk": sleep(CHUNKS),
+    "sleep of a part": sleep(PARTS),
+    "sleep of a replica's part of experts": sleep(EXPERTS),
+    "sleep of a part of a sequence": sleep(COLUMNS),
     "calls of chunks": calls_of_chunks,
 }
 CASES_OF_FOUR = {
     "refusal of a stage's part of experts": refusal(EXPERTS_OF_STAGES),
     "change of a stage's part of experts": change(EXPERTS_OF_STAGES),
+    "sleep of a stage's part of experts": sleep(EXPERTS_OF_STAGES),
     "uneven stages": uneven_stages,
 }
 

@@ -57,6 +57,21 @@ def test_a_change_on_one_rank_is_checked_by_all(name, found):
         assert own == {"checks": 1, "distance": pytest.approx(0, abs=EXACT)}
 
 
+@pytest.mark.parametrize("name", [
+    "sleep of a stage",
+    "sleep of a chunk",
+    "sleep of a part",
+    "sleep of a replica's part of experts",
+    "sleep of a part of a sequence",
+    "sleep of a stage's part of experts",
+])
+def test_what_sleeps_is_the_choice_of_each_rank(name, found):
+    probes = {own["probes"] for own in found[name]}
+    assert len(probes) == 1 and probes != {0}
+    for own in found[name]:
+        assert own["distance"] < EXACT
+
+
 def test_calls_of_interleaved_stages(found):
     """Without shared prompts, an evaluation, and two calls of the same iterators."""
     for calls in found["calls of chunks"]:

@@ -361,20 +361,25 @@ class CheckedModel:
             self._autocast,
         )
 
+    @property
+    def _runs_probes(self) -> bool:
+        """Whether steps run probes of their prefixes."""
+        return self._sleep
+
     def _probe_finder(
         self, weights: ReplicatedWeights, batch: Batch, microbatch_tokens: int
     ) -> Callable[[bool, Request], Probe | None]:
         """Returns the function with which a step finds the probes of its prefixes."""
 
         def find(is_inner: bool, request: Request) -> Probe | None:
-            if not self._sleep:
+            if not self._runs_probes:
                 return None
             key = self._probe_key(batch, microbatch_tokens, is_inner, request)
             probe = self._known_probe(key)
             if probe is None:
                 probe = self._run_probe(weights, batch.sample(), *key[:3])
                 self._probes[key] = probe
-            return probe
+            return probe if self._sleep else None
 
         return find
 

@@ -47,7 +47,10 @@ CHUNK_ENDS = (3, 6)
 
 class SharedGPT(ScoredModel):
     """Ranks whose passes wait for each other decide together: those of a model, of a
-    context-parallel group, and the replicas of an expert-parallel group."""
+    context-parallel group, and the replicas of an expert-parallel group. What sleeps is each
+    rank's own choice, but a probe runs passes, so all of them run it if one needs it."""
+
+    _runs_probes = False
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class SharedGPT(ScoredModel):
 
     def _check_if_needed(self, weights, batches, microbatch_tokens, request):
         super()._check_if_needed(weights, batches, microbatch_tokens, request)
-        runs_probes = self._sleep and torch.is_grad_enabled()
+        runs_probes = self._runs_probes and torch.is_grad_enabled()
         gpt = self._model
         come_first = waits_in_passes(gpt) or (balances(gpt) and not is_pipeline(gpt))
         if not runs_probes or not come_first:
@@ -199,9 +202,9 @@ class SharedGPT(ScoredModel):
 
     def _outdated(self, *arguments, **options):
         reason = super()._outdated(*arguments, **options)
-        if all_hold(self._model, reason is None):
-            return None
-        return reason or "the check of another rank"
+        decided = largest(self._model, [reason is not None, self._sleep])
+        is_outdated, self._runs_probes = map(bool, decided)
+        return (reason or "the check of another rank") if is_outdated else None
 
     def _check(self, weights, reach, *arguments, **options):
         refusal = checked = None
@@ -231,6 +234,9 @@ class SharedGPT(ScoredModel):
 
     def _fits(self, *arguments, **options):
         return all_hold(self._model, super()._fits(*arguments, **options))
+
+    def _holds_logits(self, places):
+        return all_hold(self._model, super()._holds_logits(places))
 
 
 class TensorParallelWeights(ReplicatedWeights):
