@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 import runs
-from contenders import OURS, OURS_RECORDING, Contender, Unavailable
+from contenders import NATIVE, OURS, OURS_RECORDING, Contender, Unavailable
 from rows import HIGHER, LOWER, Row
 from setting import (
     CHURN_STEPS,
@@ -106,7 +106,7 @@ def churn_ns(setting: Setting, name: str, cost_ns: int) -> Row:
 def churn_cold_ns(setting: Setting, name: str) -> Row:
     how = (
         "wall time of churn_1000 from its first block on, warm-up and measured part, "
-        f"{cost(COSTS_NS[-1])}, {interleaved()}"
+        f"{cost(COSTS_NS[-1])}, {interleaved()}; bar: {NATIVE.name} of this run"
     )
     pairs = CHURN_WARMUP_PER_LIVE * WALL_LIVE + CHURN_STEPS
 
@@ -114,7 +114,9 @@ def churn_cold_ns(setting: Setting, name: str) -> Row:
         result = churn_timed(setting, one, COSTS_NS[-1])
         return (result["ns"] + result["warmup_ns"]) / pairs
 
-    return wall(setting, Row(name, "ns/pair", LOWER, how), figure)
+    row = wall(setting, Row(name, "ns/pair", LOWER, how), figure)
+    row.bar = row.figure(NATIVE.name)
+    return row
 
 
 def churn_timed(setting: Setting, contender: Contender, cost_ns: int) -> runs.Result:

@@ -10,7 +10,7 @@ from statistics import median
 
 import fio
 from deepnvme import SETTINGS, DeepNvme
-from gpu_rows import b_mapped, c_peak, overhead, run_ahead
+from gpu_rows import PUBLISHED_ROW, b_mapped, c_peak, overheads, run_ahead
 from mark_rows import layer_mark
 from ours import Ours, Run, Unavailable
 from pages import Pages
@@ -53,7 +53,7 @@ def makers(setting: Setting) -> Iterator[tuple[tuple[str, ...], Maker]]:
     yield ("sum_over_crate",), lambda: [sums()]
     yield ("checksum_cpu_s_per_gb",), lambda: [checksums(setting)]
     yield ("nvme_cpu_s_per_gb_over_deepnvme",), lambda: [over_deepnvme(setting)]
-    yield ("gpu_sleep_wake_overhead",), lambda: [overhead()]
+    yield ("gpu_sleep_wake_overhead", PUBLISHED_ROW), overheads
     yield ("gpu_c_peak_over_b_peak",), lambda: [c_peak()]
     yield ("gpu_b_mapped_over_in_use",), lambda: [b_mapped()]
     yield ("gpu_runahead_bytes",), lambda: [run_ahead()]

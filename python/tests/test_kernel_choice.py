@@ -36,7 +36,7 @@ class Measurements:
 
 @pytest.fixture
 def choices():
-    return Choices(LAST, limits=(OutOfMemory,))
+    return Choices(LAST, lambda error: isinstance(error, OutOfMemory))
 
 
 def served_by(choices, kind, call=lambda kernel: None) -> str:

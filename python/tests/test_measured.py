@@ -243,15 +243,19 @@ def test_measurements_keep_no_graph():
     assert got == [False, False, True]
 
 
-def test_want_of_memory_in_a_measurement_takes_the_first_listed(monkeypatch):
+# The second: of a torch whose out-of-memory error cannot be thrown.
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("no room"), RuntimeError("CUDA out of memory. Tried"),
+])
+def test_want_of_memory_in_a_measurement_takes_the_first_listed(error, monkeypatch):
     def short(*_):
-        raise torch.OutOfMemoryError("no room")
+        raise error
 
     first, second = Fake("first"), Fake("second", forward=short)
     kernels = one_of(first, second, seconds=(5.0,))
     kernels.forward(*tensors(), True, SCORES)
     assert first.calls[-1] == "forward"
-    assert refused(kernels) == {"measurements": "OutOfMemoryError: no room"}
+    assert refused(kernels) == {"measurements": f"{type(error).__name__}: {error}"}
     # Nor have the matrix products of the comparison room.
     monkeypatch.setattr(measured._Measurement, "_draw", short)
     kernels.forward(*tensors(300), True, SCORES)

@@ -66,7 +66,9 @@ def test_what_torch_refuses_to_any_allocator_is_listed():
     refused = {
         "checkpoints of pools": lambda: torch._C._cuda_getCheckpointState(0, (0, 1)),
         "IPC": lambda: held.untyped_storage()._share_cuda_(),
+        "torch.cuda.MemPool": torch.cuda.MemPool,
     }
+    assert "torch.backends.cudnn.benchmark" in said
     for name, call in refused.items():
         assert name in said
         with pytest.raises(RuntimeError, match="does not yet support"):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from alone import alone
-from conftest import run_script
+from conftest import SCRIPT_SECONDS_MAX, run_script
 
 import dormouse
 from dormouse.errors import is_out_of_memory
@@ -159,6 +162,41 @@ def test_an_unknown_torch_says_so_once():
     said = [each for each in dormouse.install().why if "known versions: 2.0" in each]
     assert len(said) == 1
     assert torch.__version__ in said[0]
+
+
+# A process without torch has none of its symbols, as one with a torch of other exports. Nothing
+# catches the exception, so the C++ runtime says what it is.
+WITHOUT_TORCH = f"""
+import ctypes, os
+ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
+library = ctypes.CDLL(os.environ["DORMOUSE_LIB"])
+assert library.dormouse_torch_get_out_of_memory_construction() == {exports.RUNTIME_ERROR}
+malloc = library.dormouse_torch_malloc
+malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+assert malloc({MIB}, 0, None)
+malloc(1 << 40, 0, None)
+"""
+
+
+def test_the_fallback_is_a_runtime_error_with_torchs_text():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_SECONDS_MAX,
+    )
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    thrown, said, *_ = done.stderr.splitlines()
+    assert thrown.endswith("instance of 'std::runtime_error'")
+    assert said.startswith("  what():  CUDA out of memory. Tried to allocate 1024.00 GiB.")
+
+
+@alone()
+def test_a_torch_without_a_known_constructor_is_told():
+    library = exports.native.library()
+    library.dormouse_torch_get_out_of_memory_construction = lambda: exports.RUNTIME_ERROR
+    (said,) = [each for each in dormouse.install().why if "known versions" in each]
+    assert "out-of-memory is a RuntimeError whose text begins with 'CUDA out of memory'" in said
 
 
 def test_the_fallback_counts_as_out_of_memory_and_other_errors_do_not():

@@ -41,11 +41,11 @@ class Choices:
     Thread-safe; measurements run one at a time.
     """
 
-    def __init__(self, last_resort: Kernel, limits: tuple[type[BaseException], ...] = ()):
-        """``last_resort``: serves every call that all others refuse; never measured. ``limits``:
-        errors that say nothing about a kernel, as want of memory: a call raises them, and a
-        measurement that meets one leaves its kind with the candidates as they are listed."""
-        self._last_resort, self._limits = last_resort, limits
+    def __init__(self, last_resort: Kernel, is_limit: Callable[[Exception], bool]):
+        """``last_resort``: serves every call that all others refuse; never measured. ``is_limit``:
+        returns whether an error says nothing about a kernel, as want of memory: a call raises it,
+        and a measurement that meets it leaves its kind with the candidates as they are listed."""
+        self._last_resort, self._is_limit = last_resort, is_limit
         self._known: dict[Hashable, Choice] = {}
         self._lock = threading.RLock()
 
@@ -73,17 +73,15 @@ class Choices:
     def run(self, kind: Hashable, call: Callable[[Kernel], Result]) -> Result:
         """Returns ``call(kernel)`` of the fastest kernel that accepts the call, of a settled kind.
 
-        Raises ``limits``, and what the last resort raises.
+        Raises errors of limits, and what the last resort raises.
         """
         choice = self._known[kind]
         while True:
             kernel = next(iter(choice.ranked), self._last_resort)
             try:
                 return call(kernel)
-            except self._limits:
-                raise
             except Exception as error:
-                if kernel is self._last_resort:
+                if kernel is self._last_resort or self._is_limit(error):
                     raise
                 self._refuse(choice, kernel, error)
 
@@ -94,9 +92,9 @@ class Choices:
         for kernel in candidates:
             try:
                 choice.seconds[kernel.name] = measure(kernel)
-            except self._limits as error:
-                return Choice(list(candidates), refused={"measurements": _reason(error)})
             except Exception as error:
+                if self._is_limit(error):
+                    return Choice(list(candidates), refused={"measurements": _reason(error)})
                 self._refuse(choice, kernel, error)
         choice.ranked.sort(key=lambda kernel: choice.seconds[kernel.name])
         return choice

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..errors import is_out_of_memory
 from . import cuda_kernels
 from .kernel_choice import Choice, Choices
 from .kernels import Causal, CpuFlash, CudaEfficient, Pieces, Plain, PlainPieces, Scores
@@ -91,7 +92,7 @@ class Measured:
 
     def __init__(self, candidates=cuda_kernels.CANDIDATES, seconds_of: Timer = seconds_on_stream):
         self._candidates, self._seconds_of = candidates, seconds_of
-        self.choices = Choices(PlainPieces, limits=(torch.OutOfMemoryError,))
+        self.choices = Choices(PlainPieces, is_out_of_memory)
 
     def forward(self, query, key, value, causal: Causal, scores: Scores, mask=None):
         return self._run(

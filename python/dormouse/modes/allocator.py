@@ -32,6 +32,8 @@ GRAPH_HOOKS = {
 REFUSED = (
     "checkpoints of pools (torch.compile with graph trees)",
     "tensors shared between processes (IPC)",
+    "torch.cuda.MemPool (mode 'pool' has memory pools)",
+    "cuDNN's convolutions while torch.backends.cudnn.benchmark is True",
 )
 
 
