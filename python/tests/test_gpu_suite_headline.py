@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from gpu_suite import rows  # noqa: E402
+from gpu_suite import result, rows  # noqa: E402
 
 from dormouse import host_memory  # noqa: E402
 from dormouse.demo.process import WorkerError  # noqa: E402
@@ -247,6 +247,14 @@ def test_ours_without_a_limit_to_search_from_fails(monkeypatch):
     monkeypatch.setattr(cli, "_pair", lambda options, geometry: contextlib.nullcontext(broken))
     with pytest.raises(WorkerError, match="misaligned"):
         cli.main(["frontier", "--tiny", "--host-bytes", "1"])
+
+
+def test_a_host_tier_beyond_what_is_free_cannot_run(capsys, monkeypatch):
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: 100)
+    monkeypatch.setitem(cli.COMMANDS, "grid", lambda options, geometry: 0)
+    assert cli.main(["grid", "--tiny", "--host-bytes", "100"]) == 0
+    assert cli.main(["grid", "--tiny", "--host-bytes", "101"]) == result.UNABLE
+    assert "101: 100 are free" in json.loads(capsys.readouterr().out)["cannot_run"]
 
 
 def measured(**changes) -> bars.Measured:

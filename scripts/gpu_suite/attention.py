@@ -1,8 +1,8 @@
-"""``python -m gpu_suite.attention [--tiny]``: torch's attention kernels at the headline's shapes.
+"""``python -m gpu_suite.attention [--tiny]``: our attention kernels at the headline's shapes.
 
-Rates of flash and cuDNN, forward and backward, and whether each gives exact gradients when its
-backward is fed the output and log-sum-exp of a merged softmax, as the shared schedule does. The
-truth is FP64.
+Rates of those of :mod:`dormouse.hf.cuda_kernels` that are enabled, forward and backward, and
+whether each gives exact gradients as the shared schedule calls it: its backward fed the output and
+log-sum-exp of a merged softmax, and unequal rows in one call. The truth is FP64.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from statistics import median
 
 from .result import DONE
@@ -26,10 +27,12 @@ SHAPES = (
 )
 TINY_DIVISOR = 64
 EXACT_ROWS, EXACT_KEYS, EXACT_HEADS = 128, 256, 4
-# A merged gradient may be this much farther from FP64 than the kernel's own whole gradient.
-MERGED_OVER_WHOLE_MAX = 1.25
+PIECES = (100, 28)  # of EXACT_ROWS
+# A gradient may be this much farther from FP64 than the kernel's own in one call.
+OVER_PLAIN_MAX = 1.25
 # Of BF16 gradients to FP64: rounding is below 0.02, and zeros are at 1.
 DISTANCE_MAX = 0.1
+NAMES = ("queries", "keys", "values")
 
 
 def main(tiny: bool) -> int:
@@ -39,136 +42,128 @@ def main(tiny: bool) -> int:
     for kernel in _kernels():
         for shape in SHAPES:
             _rate(torch, kernel, shape, tiny)
-        _merged(torch, kernel)
+        _judged(torch, kernel, "merged softmax ÷ whole", _merged)
+        _judged(torch, kernel, "unequal rows in one call ÷ one by one", _in_pieces)
     return DONE
 
 
-class _Flash:
-    name = "flash"
-
-    @staticmethod
-    def forward(query, key, value, causal):
-        import torch
-
-        found = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, causal, False
-        )
-        return found[0], found[1], found
-
-    @staticmethod
-    def backward(grad, query, key, value, out, lse, found, causal):
-        import torch
-
-        return torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad, query, key, value, out, lse, found[2], found[3], query.shape[2], key.shape[2],
-            0.0, causal, found[6], found[7],
-        )  # fmt: skip
-
-
-class _Cudnn:
-    name = "cudnn"
-
-    @staticmethod
-    def forward(query, key, value, causal):
-        import torch
-
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, True, 0.0, causal, False
-        )
-        return found[0], found[1], found
-
-    @staticmethod
-    def backward(grad, query, key, value, out, lse, found, causal):
-        import torch
-
-        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            grad, query, key, value, out, lse, found[6], found[7], None, found[2], found[3],
-            query.shape[2], key.shape[2], 0.0, causal,
-        )  # fmt: skip
-
-
-def _kernels() -> tuple:
-    """Those that torch can load here: without its cuDNN it may crash instead of refusing."""
+def _kernels() -> list:
+    """Those that may run here. Without the cuDNN that torch was built for, torch may crash instead
+    of refusing."""
     import torch
 
+    from dormouse.hf.cuda_kernels import CANDIDATES
+
     try:
-        return (_Flash, _Cudnn) if torch.backends.cudnn.version() else (_Flash,)
+        has_cudnn = bool(torch.backends.cudnn.version())
     except RuntimeError:
-        return (_Flash,)
+        has_cudnn = False
+    enabled = [each for each in CANDIDATES if each.is_enabled()]
+    return enabled if has_cudnn else [each for each in enabled if each.name != "cudnn"]
+
+
+def _scores():
+    from dormouse.hf.kernels import Scores
+
+    return Scores(1 / math.sqrt(HEAD_DIM))
 
 
 def _rate(torch, kernel, shape, tiny: bool) -> None:
     name, batch, heads, kv_heads, rows, keys, causal = shape
     if tiny:
         rows, keys = rows // TINY_DIVISOR, keys // TINY_DIVISOR
-    query, key, value = _operands(torch, batch, heads, kv_heads, rows, keys)
+    operands = _operands(torch, batch, heads, kv_heads, rows, keys)
     scores = batch * heads * rows * (keys / 2 if causal else keys)
     flops = 4.0 * scores * HEAD_DIM
     row_name = f"{kernel.name}, {name}"
+    how = (causal, _scores())
     try:
-        out, lse, found = kernel.forward(query, key, value, causal)
+        out, lse = kernel.forward(*operands, *how)
         grad = torch.randn_like(out)
-
-        def both() -> None:
-            kernel.backward(grad, query, key, value, out, lse, found, causal)
-
-        ahead = _seconds(torch, lambda: kernel.forward(query, key, value, causal))
-        back = _seconds(torch, both)
-    except RuntimeError as error:
-        say("row", row(row_name, "TFLOP/s", None, how=f"refused: {str(error).splitlines()[0]}"))
+        ahead = _seconds(torch, lambda: kernel.forward(*operands, *how))
+        back = _seconds(torch, lambda: kernel.backward(grad, *operands, out, lse, *how))
+    except Exception as error:  # whatever a kernel raises for what it does not compute
+        say("row", row(row_name, "TFLOP/s", None, how=_refused(error)))
         return
     say("row", row(row_name, "TFLOP/s", 3.5 * flops / (ahead + back) / 1e12,
                    how="forward and backward together; each alone", forward=flops / ahead / 1e12,
                    backward=2.5 * flops / back / 1e12))  # fmt: skip
 
 
-def _merged(torch, kernel) -> None:
-    """Two parts of the keys, merged, against all keys at once; distances to FP64."""
-    query, key, value = _operands(torch, 1, EXACT_HEADS, EXACT_HEADS, EXACT_ROWS, EXACT_KEYS)
-    half = EXACT_KEYS // 2
-    cuts = (slice(0, half), slice(half, EXACT_KEYS))
-    name = f"{kernel.name}: merged-softmax gradient ÷ whole, distance to FP64"
-    bar = MERGED_OVER_WHOLE_MAX if kernel is _Flash else None
+def _refused(error: Exception) -> str:
+    first, *_ = str(error).splitlines() or [""]
+    return f"refused: {first}"
+
+
+def _judged(torch, kernel, what: str, gradients: Callable) -> None:
+    """Gradients of one way of calling a kernel beside those of a plain call: the tensor that is
+    farthest from FP64 over the plain call's."""
+    name = f"{kernel.name}: gradients, {what}, distance to FP64"
+    bar = {"bar": OVER_PLAIN_MAX, "better": LOWER}
     try:
-        parts = [
-            kernel.forward(query, key[:, :, cut].contiguous(), value[:, :, cut].contiguous(), False)
-            for cut in cuts
-        ]
-        lses = [_rows(part[1], query) for part in parts]
-        lse = torch.logaddexp(*lses)
-        out = sum(
-            part[0].float() * (each - lse).exp().unsqueeze(-1)
-            for part, each in zip(parts, lses, strict=True)
-        ).to(query.dtype)
-        grad = torch.randn_like(out)
-        fed = lse.view_as(parts[0][1]).to(parts[0][1].dtype).contiguous()
-        merged = sum(
-            kernel.backward(
-                grad,
-                query,
-                key[:, :, cut].contiguous(),
-                value[:, :, cut].contiguous(),
-                out,
-                fed,
-                part[2],
-                False,
-            )[0].float()
-            for cut, part in zip(cuts, parts, strict=True)
-        )
-        whole_out, whole_lse, found = kernel.forward(query, key, value, False)
-        whole = kernel.backward(grad, query, key, value, whole_out, whole_lse, found, False)[0]
-        truth = _exact_gradient(torch, query, key, value, grad)
-    except RuntimeError as error:
-        how = f"refused: {str(error).splitlines()[0]}"
-        say("row", row(name, "ratio", None, bar=bar, better=LOWER, how=how))
+        ours, plain, truth = gradients(torch, kernel)
+    except NotImplementedError as error:
+        say("row", row(name, "ratio", None, how=_refused(error)))
         return
-    distances = [_distance(each, truth) for each in (merged, whole)]
-    ratio, how = None, f"no figure: distances {distances}; accepted: above 0, below {DISTANCE_MAX}"
+    except Exception as error:
+        say("row", row(name, "ratio", None, how=_refused(error), **bar))
+        return
+    distances = [
+        (_distance(one, exact), _distance(other, exact))
+        for one, other, exact in zip(ours, plain, truth, strict=True)
+    ]
+    ratio, worst = None, distances[0]
+    how = f"no figure: distances {distances}; accepted: above 0, below {DISTANCE_MAX}"
     # False for NaN.
-    if all(0.0 < each < DISTANCE_MAX for each in distances):
-        ratio, how = distances[0] / distances[1], "of queries, BF16"
-    say("row", row(name, "ratio", ratio, bar=bar, better=LOWER, how=how,
-                   merged=distances[0], whole=distances[1]))  # fmt: skip
+    if all(0.0 < each < DISTANCE_MAX for pair in distances for each in pair):
+        ratios = [one / other for one, other in distances]
+        ratio = max(ratios)
+        at = ratios.index(ratio)
+        worst, how = distances[at], f"BF16; the worst: {NAMES[at]}"
+    say("row", row(name, "ratio", ratio, how=how, ours_distance=worst[0],
+                   plain_distance=worst[1], **bar))  # fmt: skip
+
+
+def _merged(torch, kernel):
+    """Two parts of the keys, merged, and all keys at once."""
+    query, key, value = _operands(torch, 1, EXACT_HEADS, EXACT_HEADS, EXACT_ROWS, EXACT_KEYS)
+    halves = [
+        tuple(x[:, :, cut].contiguous() for x in (key, value))
+        for cut in (slice(0, EXACT_KEYS // 2), slice(EXACT_KEYS // 2, EXACT_KEYS))
+    ]
+    how = (False, _scores())
+    parts = [kernel.forward(query, *half, *how) for half in halves]
+    lse = torch.logaddexp(*(part_lse for _, part_lse in parts))
+    merged = sum(
+        part.float() * (part_lse - lse).exp().unsqueeze(-1) for part, part_lse in parts
+    ).to(query.dtype)
+    grad = torch.randn_like(merged)
+    found = [kernel.backward(grad, query, *half, merged, lse, *how) for half in halves]
+    by_name = list(zip(*found, strict=True))
+    ours = (sum(x.float() for x in by_name[0]), *(torch.cat(x, 2) for x in by_name[1:]))
+    plain = kernel.backward(grad, query, key, value, *kernel.forward(query, key, value, *how), *how)
+    return ours, plain, _exact(torch, grad, query, key, value, causal=False)
+
+
+def _in_pieces(torch, kernel):
+    """Sequences of unequal lengths in one call, and each in its own."""
+    from dormouse.hf.kernels import Pieces
+
+    operands = _operands(torch, 1, EXACT_HEADS, EXACT_HEADS, EXACT_ROWS, EXACT_ROWS)
+    grad = torch.randn_like(operands[0])
+
+    def backward(grad, operands, causal):
+        how = (causal, _scores())
+        return kernel.backward(grad, *operands, *kernel.forward(*operands, *how), *how)
+
+    ours = backward(grad, operands, Pieces(PIECES))
+    each = list(zip(*(x.split(PIECES, 2) for x in (grad, *operands)), strict=True))
+    alone = [backward(own.contiguous(), [x.contiguous() for x in of], True) for own, *of in each]
+    exact = [_exact(torch, *of, causal=True) for of in each]
+    joined = [
+        tuple(torch.cat(x, 2) for x in zip(*of, strict=True)) for of in (alone, exact)
+    ]
+    return ours, *joined
 
 
 def _operands(torch, batch, heads, kv_heads, rows, keys):
@@ -179,17 +174,14 @@ def _operands(torch, batch, heads, kv_heads, rows, keys):
     return query, key, value
 
 
-def _rows(lse, query):
-    """Log-sum-exp as ``[batch, heads, rows]``: cuDNN's has a dimension more."""
-    return lse.reshape(query.shape[:3]).float()
-
-
-def _exact_gradient(torch, query, key, value, grad):
-    wide = [each.double() for each in (query, key, value, grad)]
-    scores = (wide[0] @ wide[1].transpose(-2, -1) / math.sqrt(HEAD_DIM)).softmax(-1)
-    slope = wide[3] @ wide[2].transpose(-2, -1)
-    slope = scores * (slope - (slope * scores).sum(-1, keepdim=True))
-    return slope @ wide[1] / math.sqrt(HEAD_DIM)
+def _exact(torch, grad, query, key, value, *, causal: bool):
+    """Returns the gradients of query, key and value in FP64."""
+    wide = [x.detach().double().requires_grad_() for x in (query, key, value)]
+    scores = wide[0] @ wide[1].transpose(-2, -1) / math.sqrt(HEAD_DIM)
+    if causal:
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    return torch.autograd.grad(scores.softmax(-1) @ wide[2], wide, grad.double())
 
 
 def _distance(seen, truth) -> float:

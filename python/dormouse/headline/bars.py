@@ -113,7 +113,7 @@ def _time_rows(m: Measured, geometry: Geometry) -> list[dict]:
             dense=dense,
             awake=awake,
             dense_by_arithmetic=expected.seconds(work.dense, expected.CUDNN),
-            ours_by_arithmetic=expected.seconds(work.ours, expected.FLASH),
+            ours_by_arithmetic=expected.seconds(work.ours, expected.CUDNN),
         ),
         *_phase_rows(m),
         _sleeping_costs(m),

@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.microbatch_tokens < 1:
             parser.error(f"--microbatch-tokens {options.microbatch_tokens}; accepted: at least 1")
         geometry = replace(geometry, microbatch_tokens=options.microbatch_tokens)
-    return COMMANDS[options.command](options, geometry)
+    why = machine.host_refused(options.host_bytes or 0)
+    return COMMANDS[options.command](options, geometry) if why is None else _cannot(why)
 
 
 def _cells(text: str) -> list[shapes.Cell]:

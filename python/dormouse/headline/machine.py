@@ -15,6 +15,14 @@ def host_budget_bytes() -> int:
     return int(HOST_SHARE * host_memory.free_bytes())
 
 
+def host_refused(host_bytes: int) -> str | None:
+    """Returns a sentence if a host tier has no room here."""
+    free_bytes = host_memory.free_bytes()
+    if host_bytes <= free_bytes:
+        return None
+    return f"--host-bytes {host_bytes}: {free_bytes} are free; accepted: at most these"
+
+
 def gpu_bytes() -> int | None:
     """Returns the memory of the first GPU, without a context on it; None if there is none."""
     try:
