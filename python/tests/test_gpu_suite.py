@@ -537,17 +537,14 @@ COMPILED_CELL = ("10k/2k:32:compiled",)
         ("tests", (), {"torch_gpu_why": "torch finds no GPU"}, "torch finds no GPU"),
         ("demo", (), {"packages": FACTS["packages"] | {"transformers": None}}, "no transformers"),
         ("headline", COMPILED_CELL, {"compiler": None}, "no C compiler"),
-        (
-            "headline",
-            COMPILED_CELL,
-            {"packages": FACTS["packages"] | {"triton": None}},
-            "no triton",
-        ),
+        ("headline", COMPILED_CELL, {"packages": FACTS["packages"] | {"triton": None}}, "no triton"),
         ("headline", ("10k/2k:32:eager",), {"compiler": None}, None),
         ("headline", (), {"gpu_free_bytes": 3 << 29}, "1.5 GiB of the GPU's memory"),
         ("frontier", (), {"host_free_bytes": 1 << 30}, "1.0 GiB of host memory"),
         ("memcheck", (), {"sanitizer": None}, "compute-sanitizer"),
         ("sleep", (), {"driver_too_old": "old"}, None),
+        ("attention", (), {"driver": FACTS["driver"] | {"name": "a stand-in"}}, "computes nothing"),
+        ("kernels", (), {"driver": FACTS["driver"] | {"name": "a stand-in"}}, "computes nothing"),
     ],
 )
 def test_what_a_machine_lacks_is_said_before_a_part_starts(part, details, changes, why):

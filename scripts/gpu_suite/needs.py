@@ -14,6 +14,8 @@ from . import facts as machine
 
 GIB = 1 << 30
 KERNELS_REPORT = Path("kernels") / "cuda" / "dormouse_kernels.json"
+# In the name of a GPU without kernels, for tests.
+STANDIN = "stand-in"
 # Drivers by the CUDA version they bring: the first of each series.
 SERIES = {(12, 0): 525, (12, 4): 550, (12, 8): 570, (13, 0): 580}
 # Major versions.
@@ -27,6 +29,11 @@ Lack = Callable[[dict], str | None]
 
 def _gpu(facts: dict) -> str | None:
     return facts.get("driver", {}).get("why")
+
+
+def _computes(facts: dict) -> str | None:
+    is_standin = STANDIN in (facts.get("driver", {}).get("name") or "")
+    return "the GPU is the stand-in, which computes nothing" if is_standin else None
 
 
 def _package(name: str) -> Lack:
@@ -72,6 +79,7 @@ def _memory(facts: dict) -> str | None:
 
 LACKS: dict[str, Lack] = {
     "gpu": _gpu,
+    "computes": _computes,
     "kernels": _kernels,
     "torch": _package("torch"),
     "torch_gpu": _torch_gpu,
