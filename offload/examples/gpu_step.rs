@@ -323,7 +323,7 @@ impl Trainer {
             })?;
             self.times.copies_out = copied_ns;
             self.times.sealer = end_ns;
-            self.inflight.push_back((bytes, end_ns));
+            self.inflight.push_back((bytes, copied_ns));
             self.layers[layer][at].span = Some(span);
         }
         Ok(())

@@ -41,6 +41,8 @@ struct Script {
     is_wrong: Option<fn() -> bool>,
     /// Calls at which it said yes.
     wrong: Vec<Operation>,
+    /// Calls in their order, while they are recorded.
+    recorded: Option<Vec<Operation>>,
 }
 
 /// Calls number `first..=last` (counted from 1) of `operation` fail.
@@ -150,6 +152,16 @@ impl<D: Device> Faulty<D> {
         self.script().wrong.clone()
     }
 
+    /// Records the order of calls from now on.
+    pub fn record_calls(&self) {
+        self.script().recorded = Some(Vec::new());
+    }
+
+    /// Returns the calls since [`Faulty::record_calls`], which ends, in their order.
+    pub fn take_calls(&self) -> Vec<Operation> {
+        self.script().recorded.take().unwrap_or_default()
+    }
+
     /// Holds every event recorded from now on incomplete until [`Faulty::release_events`].
     pub fn hold_events(&self) {
         self.script().gate.get_or_insert_default();
@@ -179,6 +191,9 @@ impl<D: Device> Faulty<D> {
         let mut script = self.script();
         if script.is_wrong.is_some_and(|is_wrong| is_wrong()) {
             script.wrong.push(operation);
+        }
+        if let Some(recorded) = &mut script.recorded {
+            recorded.push(operation);
         }
         let calls = script.calls.entry(operation).or_insert(0);
         *calls += 1;

@@ -28,6 +28,10 @@ impl<D: Device> Engine<D> {
     /// As [`Engine::complete`]; the caller serves the queues.
     pub(super) fn end_step(&self, id: RegionId, outcome: StepOutcome) {
         if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
+            if actions.contains(&Action::Start(RegionStep::Seal)) {
+                // The bytes have left: the next copy goes on beside the calls that remove their pages.
+                self.start_queued_sleeps();
+            }
             self.execute(id, actions);
         }
     }

@@ -187,6 +187,9 @@ pub(crate) struct TableState {
     /// Another thread found it served: the serving one looks again.
     pub(crate) admit_again: bool,
     pub(crate) inflight_bytes: u64,
+    /// Those of them that have left for good and whose pages are being removed. The window does not count
+    /// them.
+    pub(crate) sealing_bytes: u64,
     /// Bytes in bounce buffers on their way to the file. They count against the window.
     pub(crate) bounced_bytes: u64,
     pub(crate) queued_bytes: u64,
@@ -253,10 +256,12 @@ impl TableState {
         self.tiers[Tier::Device.index()].add(bytes);
     }
 
-    /// Removes the bytes of blocks that leave a region while it falls asleep.
+    /// Removes the bytes of blocks that leave a region while its pages are removed.
     pub(crate) fn detach_blocks(&mut self, role: Role, tag: NameId, bytes: u64) {
         self.owners.remove(role, tag, bytes);
-        self.inflight_bytes = self.inflight_bytes.saturating_sub(bytes);
+        for count in [&mut self.inflight_bytes, &mut self.sealing_bytes] {
+            *count = count.saturating_sub(bytes);
+        }
         for level in [&mut self.roles[role.index()].all, &mut self.tiers[Tier::Device.index()]] {
             level.current_bytes = level.current_bytes.saturating_sub(bytes);
         }
@@ -268,6 +273,15 @@ impl TableState {
         self.owners.add(to, tag, bytes);
         self.roles[from.index()].all.remove(bytes);
         self.roles[to.index()].all.add(bytes);
+    }
+}
+
+/// Counts `bytes` that begin or end to belong to `total`.
+const fn recount(total: &mut u64, bytes: u64, before: bool, after: bool) {
+    match (before, after) {
+        (false, true) => *total += bytes,
+        (true, false) => *total = total.saturating_sub(bytes),
+        _ => {}
     }
 }
 
@@ -328,24 +342,15 @@ impl<D: Device> Payload for RegionData<D> {
             // Relaxed: the transfer that reads it starts after this lock.
             self.cancel.store(false, Ordering::Relaxed);
         }
-        let was_falling = before.state == RegionState::FallingAsleep;
-        let is_falling = after.state == RegionState::FallingAsleep;
-        if is_falling && !was_falling {
-            shared.inflight_bytes += bytes;
-        }
-        if was_falling && !is_falling {
-            shared.inflight_bytes = shared.inflight_bytes.saturating_sub(bytes);
-        }
-        let bounces = |r: &Region| {
-            self.is_bounced && r.goal == SleepGoal::Nvme && r.state == RegionState::Spilling
-        };
-        match (bounces(before), bounces(after)) {
-            (false, true) => shared.bounced_bytes += bytes,
-            (true, false) => {
-                shared.bounced_bytes = shared.bounced_bytes.saturating_sub(bytes);
-            }
-            _ => {}
-        }
+        let goes_by_host = |r: &Region| self.is_bounced && r.goal == SleepGoal::Nvme;
+        let is_falling = |r: &Region| r.state == RegionState::FallingAsleep;
+        // What goes on to the file keeps its bounce buffer.
+        let is_sealing =
+            |r: &Region| is_falling(r) && r.in_flight == Some(RegionStep::Seal) && !goes_by_host(r);
+        let bounces = |r: &Region| goes_by_host(r) && r.state == RegionState::Spilling;
+        recount(&mut shared.inflight_bytes, bytes, is_falling(before), is_falling(after));
+        recount(&mut shared.sealing_bytes, bytes, is_sealing(before), is_sealing(after));
+        recount(&mut shared.bounced_bytes, bytes, bounces(before), bounces(after));
         let role = self.role.index();
         if after.state.is_asleep() && !before.state.is_asleep() {
             shared.sealed_bytes_total += bytes;

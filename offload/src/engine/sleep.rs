@@ -280,10 +280,15 @@ impl<D: Device> Engine<D> {
     pub(super) fn pump(&self) {
         self.serve_loads();
         self.serve_admissions();
+        self.start_queued_sleeps();
+        self.serve_promotions();
+    }
+
+    /// Starts admitted sleeps as far as the window allows.
+    pub(super) fn start_queued_sleeps(&self) {
         while let Some((id, actions)) = self.next_queued_sleep() {
             self.execute(id, actions);
         }
-        self.serve_promotions();
     }
 
     /// As [`Engine::pump`], on an I/O thread: starting a sleep may wait for a stream's queue, and a free
@@ -308,7 +313,8 @@ impl<D: Device> Engine<D> {
 
     /// Returns true if the window has room for a sleep of `bytes`. A larger one goes alone.
     fn fits(&self, shared: &TableState, bytes: u64) -> bool {
-        let inflight_bytes = shared.inflight_bytes + shared.bounced_bytes;
+        let copied_bytes = shared.inflight_bytes.saturating_sub(shared.sealing_bytes);
+        let inflight_bytes = copied_bytes + shared.bounced_bytes;
         inflight_bytes == 0 || inflight_bytes + bytes <= self.tuning.inflight_bytes_max()
     }
 

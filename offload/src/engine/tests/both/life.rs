@@ -1,6 +1,6 @@
 //! Sleeping, waking and freeing, in every state.
 
-use dormouse_device::Device;
+use dormouse_device::{Device, Operation};
 use proptest::prelude::*;
 
 use super::*;
@@ -206,6 +206,29 @@ fn the_window_bounds_bytes_in_flight_and_the_rest_waits_its_turn() {
         }
     }
     fixture.engine.free(large_at, 0).unwrap();
+    fixture.assert_empty();
+}
+
+#[test]
+fn the_next_copy_begins_before_the_pages_of_the_last_are_removed() {
+    let mut plan = Plan::default();
+    plan.config.inflight_bytes_max = MIB as u64;
+    let fixture = plan.build();
+    let regions: Vec<_> = (0..3).map(|i| fixture.region(MIB, i)).collect();
+    let ids: Vec<_> = regions.iter().map(|r| r.0).collect();
+    fixture.device().record_calls();
+    fixture.engine.sleep(&ids, Tier::Host, &[]).unwrap();
+    fixture.engine.wait_settled(&ids).unwrap();
+    let calls = fixture.device().take_calls();
+    let copies_before = |nth: usize| {
+        let (at, _) =
+            calls.iter().enumerate().filter(|call| *call.1 == Operation::Seal).nth(nth).unwrap();
+        calls[..at].iter().filter(|call| **call == Operation::Copy).count()
+    };
+    assert_eq!([0, 1, 2].map(copies_before), [2, 3, 3], "{calls:?}");
+    for (_, address) in regions {
+        fixture.engine.free(address, 0).unwrap();
+    }
     fixture.assert_empty();
 }
 

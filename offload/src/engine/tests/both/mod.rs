@@ -240,6 +240,10 @@ impl Fixture {
     /// Nothing is held anywhere once every region is gone.
     pub(crate) fn assert_empty(&self) {
         self.drain();
+        if self.device().is_stream_ordered() {
+            // What a copy in wrote is freed by its callback, a moment after its event.
+            soon("blocks are freed", || self.allocator.blocks().is_empty());
+        }
         self.assert_nothing_stored();
         self.allocator.check().unwrap();
         let stats = self.engine.stats();
