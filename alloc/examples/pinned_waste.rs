@@ -69,6 +69,16 @@ impl Run {
         self.asked -= bytes as u64;
         pool.free(buffer).unwrap();
     }
+
+    /// Waste and pinned bytes per asked byte.
+    #[allow(clippy::cast_precision_loss)]
+    fn figures(&self, pool: &PinnedPool<HostDevice>) -> (f64, f64) {
+        let usage = pool.usage();
+        let waste = usage.peak_pinned_bytes as f64 / self.peak_asked as f64 - 1.0;
+        // `max` drops a NaN.
+        assert!(waste >= 0.0, "less was pinned than asked for: {waste}");
+        (waste, usage.pinned_in_all_bytes as f64 / self.asked_in_all as f64)
+    }
 }
 
 fn pool(prepares: bool) -> PinnedPool<HostDevice> {
@@ -78,7 +88,6 @@ fn pool(prepares: bool) -> PinnedPool<HostDevice> {
 }
 
 /// Waste and pinned bytes per asked byte.
-#[allow(clippy::cast_precision_loss)]
 fn run(live: usize, turns: usize, seed: u64, prepares: bool) -> (f64, f64) {
     let (pool, mut random, mut run) = (pool(prepares), Random(seed), Run::default());
     for _ in 0..live {
@@ -89,16 +98,11 @@ fn run(live: usize, turns: usize, seed: u64, prepares: bool) -> (f64, f64) {
         run.take(&pool, random.log_uniform());
     }
     pool.check().unwrap();
-    let usage = pool.usage();
-    let waste = usage.peak_pinned_bytes as f64 / run.peak_asked as f64 - 1.0;
-    // `max` drops a NaN.
-    assert!(waste >= 0.0, "less was pinned than asked for: {waste}");
-    (waste, usage.pinned_in_all_bytes as f64 / run.asked_in_all as f64)
+    run.figures(&pool)
 }
 
 /// Training steps: every step has the same number of layers, each with the same few sizes, which
 /// go with the step's sequence length: from half of the longest up. All is given back in between.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn steps() -> (f64, f64) {
     let (pool, mut random, mut run) = (pool(true), Random(7919), Run::default());
     for _ in 0..STEPS {
@@ -112,11 +116,7 @@ fn steps() -> (f64, f64) {
             run.give(&pool, 0);
         }
     }
-    let usage = pool.usage();
-    let waste = usage.peak_pinned_bytes as f64 / run.peak_asked as f64 - 1.0;
-    // `max` drops a NaN.
-    assert!(waste >= 0.0, "less was pinned than asked for: {waste}");
-    (waste, usage.pinned_in_all_bytes as f64 / run.asked_in_all as f64)
+    run.figures(&pool)
 }
 
 /// Nanoseconds of a take and its give on a warm pool.

@@ -99,8 +99,9 @@ def test_a_graph_that_is_too_large_stays_awake(runtime, monkeypatch):
         assert distance(take_gradients(model), dense) <= FP64_BOUND
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lower_precision(dtype, runtime):
+# In BF16 that of method §10: the dense run is far off, and a gradient of zeros is at 1.
+@pytest.mark.parametrize(("dtype", "ratio_max"), [(torch.float32, 1.5), (torch.bfloat16, 1.25)])
+def test_lower_precision(dtype, ratio_max, runtime):
     """As far from FP64 as the dense run."""
     case = group(70, (5, 1, 9, 3))
     with in_fp64():
@@ -113,7 +114,10 @@ def test_lower_precision(dtype, runtime):
     dense_backward(model, case)
     floor = distance(take_gradients(model), truth)
     SharedPrefix(model, runtime).backward(case, loss_fn, microbatch_tokens=20)
-    assert distance(take_gradients(model), truth) <= 1.5 * floor + 1e-6
+
+    accepted = ratio_max * floor + 1e-6
+    assert accepted < 1, "a gradient of zeros would be accepted"
+    assert distance(take_gradients(model), truth) <= accepted
 
 
 def draw(*shape, seed: int) -> torch.Tensor:
