@@ -114,7 +114,6 @@ def test_lower_precision(dtype, ratio_max, runtime):
     dense_backward(model, case)
     floor = distance(take_gradients(model), truth)
     SharedPrefix(model, runtime).backward(case, loss_fn, microbatch_tokens=20)
-
     accepted = ratio_max * floor + 1e-6
     assert accepted < 1, "a gradient of zeros would be accepted"
     assert distance(take_gradients(model), truth) <= accepted
