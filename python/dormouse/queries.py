@@ -120,10 +120,13 @@ def collective_order(passes: Sequence[Sequence[str]]) -> dict:
     return query("collective_order", passes=passes)
 
 
-def pipeline(groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, **more) -> dict:
-    """Returns the op lists of pipeline stages. ``more``: order, chunks, bounds (docs/queries/pipeline.md)."""
+def pipeline(
+    groups: Sequence[dict], *, stages: int, virtual_stages: int = 1, sleep: str = "never", **more
+) -> dict:
+    """Returns the op lists of pipeline stages. ``sleep``: whether what prefixes save sleeps between their ops:
+    "never", "always" or "chosen". ``more``: order, chunks, bounds (docs/queries/pipeline.md)."""
     described = {"groups": groups, "stages": stages, "virtual_stages": virtual_stages, **more}
-    return query("pipeline", pipeline=described)
+    return query("pipeline", pipeline=described, sleep=sleep)
 
 
 def replicas(groups: Sequence[dict], *, replicas: int, stages: int, **more) -> dict:

@@ -1,6 +1,6 @@
 //! Op lists of pipeline stages.
 
-use dormouse_parallel::pipeline::{Pipeline, PipelineError, Stages, TimeSpan};
+use dormouse_parallel::pipeline::{Pipeline, PipelineError, PrefixSleep, Stages, TimeSpan};
 use dormouse_schedule::forest::Forest;
 use dormouse_schedule::{Loss, Plan, PlanOptions, Scoring};
 
@@ -47,7 +47,7 @@ pub(super) fn stages(
     pipeline.order = args.order.unwrap_or_default();
     pipeline.chunks = args.chunks.unwrap_or(0);
     pipeline.blocking = args.blocking;
-    let (pipeline, stages) = pipeline.plan_with_sleep()?;
+    let (pipeline, stages) = pipeline.plan_with_sleep(PrefixSleep::Chosen)?;
     Ok(Staged { pipeline, stages })
 }
 
@@ -106,5 +106,46 @@ mod tests {
             ends.push(times.makespan_ns);
         }
         assert!(ends[0] < ends[1], "sends that block take longer: {ends:?}");
+    }
+
+    /// 82 prompts of 16,000 tokens, 70 GB each on a stage with 10 layers of a 70-billion-weight model. Without a limit
+    /// a stage holds all of them: 5.5 TiB. A stage of 40 GB gets a plan that fits it.
+    #[test]
+    fn stages_hold_no_more_than_their_memory() {
+        const ROOM_BYTES: u64 = 40_000_000_000;
+        const PROMPT_TOKENS: u64 = 16_000;
+        let (stage_count, group_count) = (8, 82);
+        let model = Model::find(Path::new("llama3-70b")).unwrap();
+        let (mut parents, mut tokens, mut endings) = (Vec::new(), Vec::new(), Vec::new());
+        for group in 0..group_count {
+            let prompt = 3 * group;
+            parents.extend([NO_PARENT, prompt, prompt]);
+            tokens.extend([PROMPT_TOKENS, 1_750, 2_000]);
+            endings.extend([prompt + 1, prompt + 2].map(|node| Ending {
+                node: NodeId(node),
+                tokens: PROMPT_TOKENS + tokens[node as usize],
+            }));
+        }
+        let forest = Forest::from_nodes_with(&parents, &tokens, &endings).unwrap();
+        let peaks = |device_bytes: u64| {
+            let machine = Machine {
+                flops_per_s: 400_000_000_000_000,
+                sleep_bytes_per_s: 50_000_000_000,
+                wake_bytes_per_s: 50_000_000_000,
+                host_bytes: 200_000_000_000,
+                device_bytes,
+                ..Machine::default()
+            };
+            let args = PlanArgs::default();
+            let setting = Setting { args: &args, model: &model, machine: Some(machine) };
+            let staged = stages(&setting, stage_count, &forest, 1_024).unwrap();
+            let peaks = staged.report().unwrap().peaks;
+            assert_eq!(peaks.len(), stage_count as usize);
+            peaks.into_iter().map(|peak| peak.bytes).collect::<Vec<u64>>()
+        };
+        let unlimited = peaks(0);
+        assert!(unlimited.iter().all(|bytes| *bytes > 5 << 40), "{unlimited:?}");
+        let limited = peaks(ROOM_BYTES);
+        assert!(limited.iter().all(|bytes| *bytes <= ROOM_BYTES), "{limited:?}");
     }
 }

@@ -167,6 +167,9 @@ pub struct PipelineReport {
     pub chunks: u32,
     /// Number of lists tried.
     pub tried: u32,
+    /// Whether what `prefix_saved` counts was planned asleep between the ops of its prefix.
+    #[serde(default)]
+    pub prefix_saved_asleep: bool,
 }
 
 /// The lists of all stages.

@@ -24,7 +24,7 @@
 //! # Room
 //! With [`Pipeline::stage_room_bytes`], as many groups and microbatches are in flight as every stage has room
 //! for. [`Pipeline::plan_replicas`] assigns groups to replicas of the pipeline and plans the lists of each
-//! within that room. [`Pipeline::plan_with_sleep`] chooses whether prefixes sleep between their ops.
+//! within that room. [`Pipeline::plan_with_sleep`] plans prefixes awake or asleep between their ops, or chooses.
 //!
 //! # Bubble
 //! *Ideal work* is the busiest stage's compute with whole prefixes and no op overhead;
@@ -67,6 +67,7 @@ pub use lists::{
 };
 pub use meet::{PipelineTimes, TransferTime, TransferTiming};
 pub use replicas::{REPLICAS_MAX, Replica, Replicas};
+pub use sleep::PrefixSleep;
 pub use spec::{
     CHUNKS_MAX, GROUPS_MAX, MICROBATCHES_MAX, MemoryBounds, NS_MAX, OPS_MAX, Pipeline,
     PipelineGroup, PipelineMicrobatch, PipelineOrder, PipelineRates, RowBytes, STAGES_MAX,

@@ -180,6 +180,7 @@ impl Pipeline {
             bubble_bound: bubble(found.bound_ns),
             chunks: found.chunks,
             tried,
+            prefix_saved_asleep: false,
         };
         Stages { stages: found.stages, report }
     }

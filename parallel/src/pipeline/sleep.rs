@@ -2,33 +2,63 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::PipelineError;
 use super::lists::Stages;
 use super::meet::{PipelineTimes, TransferTime};
 use super::spec::{Pipeline, StageBytes};
 use crate::simulate::{StepTime, TimeSpan, World};
 
+/// Whether what prefixes save for their backward, [`StageBytes::prefix_saved`], sleeps between their ops. What
+/// [`StageBytes::prefix_asleep`] counts always does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PrefixSleep {
+    /// It stays awake.
+    #[default]
+    Never,
+    /// It sleeps.
+    Always,
+    /// The way that ends sooner in the simulator, awake if both end at once. Asleep where only that has room. Without
+    /// both rates of copies, awake.
+    Chosen,
+}
+
 impl Pipeline {
-    /// Plans the pipeline with what prefixes save awake, and with it asleep between their ops, and returns the
-    /// way that ends sooner in the simulator, awake if both end at once. Asleep, more groups and microbatches
-    /// have room, but ops wait for copies. Without both rates of copies nothing falls asleep.
+    /// Plans the pipeline with what prefixes save awake or asleep between their ops, and returns the pipeline as it
+    /// was planned. Asleep, more groups and microbatches have room, but ops wait for copies.
     ///
     /// # Errors
     /// As [`Pipeline::plan`], with what lacks room asleep if it may sleep.
-    pub fn plan_with_sleep(self) -> Result<(Self, Stages), PipelineError> {
+    pub fn plan_with_sleep(self, sleep: PrefixSleep) -> Result<(Self, Stages), PipelineError> {
+        match sleep {
+            PrefixSleep::Never => self.planned(false),
+            PrefixSleep::Always => self.asleep().planned(true),
+            PrefixSleep::Chosen => self.plan_sooner(),
+        }
+    }
+
+    fn planned(self, prefix_saved_asleep: bool) -> Result<(Self, Stages), PipelineError> {
+        let mut stages = self.plan()?;
+        stages.report.prefix_saved_asleep = prefix_saved_asleep;
+        Ok((self, stages))
+    }
+
+    fn plan_sooner(self) -> Result<(Self, Stages), PipelineError> {
         let rates = self.rates;
         if rates.sleep_bytes_per_s == 0 || rates.wake_bytes_per_s == 0 {
-            let stages = self.plan()?;
-            return Ok((self, stages));
+            return self.planned(false);
         }
         let asleep = self.asleep();
-        match (self.plan(), asleep.plan()) {
-            (Err(PipelineError::Room { .. }), sleeping) => sleeping.map(|lists| (asleep, lists)),
-            (awake, Err(PipelineError::Room { .. })) => awake.map(|lists| (self, lists)),
+        match (self.planned(false), asleep.planned(true)) {
+            (Err(PipelineError::Room { .. }), sleeping) => sleeping,
+            (awake, Err(PipelineError::Room { .. })) => awake,
             (awake, sleeping) => {
                 let (awake, sleeping) = (awake?, sleeping?);
-                let sooner = asleep.end_ns(&sleeping)? < self.end_ns(&awake)?;
-                Ok(if sooner { (asleep, sleeping) } else { (self, awake) })
+                let ends_sooner = sleeping.0.end_ns(&sleeping.1)? < awake.0.end_ns(&awake.1)?;
+                Ok(if ends_sooner { sleeping } else { awake })
             }
         }
     }

@@ -76,7 +76,7 @@ proptest! {
         case.blocking = false;
         case.stage_bytes = own.into_iter().take(case.stages as usize).collect();
         limit_room(&mut case, thousandths);
-        let without_rates = case.clone().plan_with_sleep().unwrap();
+        let without_rates = case.clone().plan_with_sleep(PrefixSleep::Chosen).unwrap();
         prop_assert_eq!(&without_rates, &(case.clone(), case.plan().unwrap()));
         case.rates = PipelineRates { sleep_bytes_per_s, wake_bytes_per_s, ..case.rates };
         let mut asleep = case.clone();
@@ -84,13 +84,18 @@ proptest! {
             (own.prefix_asleep, own.prefix_saved) = (own.prefix_asleep + own.prefix_saved, 0);
         }
         let (mut ends, mut ways) = (Vec::new(), Vec::new());
-        for way in [&case, &asleep] {
-            if let Ok(stages) = way.plan() {
-                ends.push(end_ns(way, &stages));
-                ways.push((way.clone(), stages));
+        for (way, sleep) in [(&case, PrefixSleep::Never), (&asleep, PrefixSleep::Always)] {
+            let planned = way.plan().map(|mut stages| {
+                stages.report.prefix_saved_asleep = sleep == PrefixSleep::Always;
+                (way.clone(), stages)
+            });
+            prop_assert_eq!(&case.clone().plan_with_sleep(sleep), &planned);
+            if let Ok((_, stages)) = &planned {
+                ends.push(end_ns(way, stages));
             }
+            ways.extend(planned);
         }
-        let (chosen, stages) = case.clone().plan_with_sleep().unwrap();
+        let (chosen, stages) = case.clone().plan_with_sleep(PrefixSleep::Chosen).unwrap();
         prop_assert_eq!(Some(end_ns(&chosen, &stages)), ends.iter().min().copied());
         prop_assert!(ways.contains(&(chosen, stages)));
         // Too little for the prefix awake.
@@ -98,8 +103,9 @@ proptest! {
         let asleep_bytes = peaks(&least(&asleep));
         case.stage_room_bytes.clone_from(&asleep_bytes);
         if case.virtual_stages == 1 && awake_bytes.iter().zip(&asleep_bytes).any(|(awake, room)| awake > room) {
-            let (chosen, _) = case.plan_with_sleep().unwrap();
+            let (chosen, stages) = case.plan_with_sleep(PrefixSleep::Chosen).unwrap();
             prop_assert_eq!(chosen.stage_bytes, asleep.stage_bytes);
+            prop_assert!(stages.report.prefix_saved_asleep);
         }
     }
 }

@@ -362,6 +362,53 @@ fn answers_equal_those_of_the_modules() {
     assert_eq!(answer(&plan).unwrap(), wanted);
 }
 
+/// Prefixes of 4 rows that save 40 bytes: awake, a stage needs room for both groups or runs them in turn.
+#[test]
+fn a_pipeline_sleeps_as_asked() {
+    let mut request = request("pipeline");
+    let group = request["pipeline"]["groups"][0].clone();
+    request["pipeline"]["groups"] = json!([group, group]);
+    request["pipeline"]["rates"] =
+        json!({"sleep_bytes_per_s": 1_000_000_000_u64, "wake_bytes_per_s": 1_000_000_000_u64});
+    request["pipeline"]["stage_bytes"] = json!(vec![json!({"prefix_saved": 10, "boundary": 1}); 2]);
+    let asked = |request: &Value, sleep: &str| {
+        let mut request = request.clone();
+        request["sleep"] = json!(sleep);
+        request
+    };
+    let peak = |answer: &Value| answer["stages"][0]["peak"]["bytes"].as_u64().unwrap();
+    let slept = |answer: &Value| answer["report"]["prefix_saved_asleep"].as_bool().unwrap();
+    let never = answer(&asked(&request, "never")).unwrap();
+    assert_eq!(answer(&request).unwrap(), never, "today's requests have today's answers");
+    let always = answer(&asked(&request, "always")).unwrap();
+    assert_eq!((slept(&never), slept(&always)), (false, true));
+    // Boundaries of both groups, and 40 bytes of each or of the one whose op runs.
+    assert_eq!((peak(&never), peak(&always)), (88, 48));
+    // Copies are waited for, so awake ends sooner where it has room.
+    assert_eq!(answer(&asked(&request, "chosen")).unwrap(), never);
+    // One way has room for both groups at a time and ends sooner.
+    request["pipeline"]["rates"] = json!({"sleep_bytes_per_s": 1_000_000_000_000_u64, "wake_bytes_per_s": 1_000_000_000_000_u64});
+    request["pipeline"]["stage_room_bytes"] = json!([48, 48]);
+    let chosen = answer(&asked(&request, "chosen")).unwrap();
+    assert_eq!(chosen, answer(&asked(&request, "always")).unwrap());
+    assert_eq!(chosen["stages"][0]["peak"]["live_groups"], 2);
+    let awake = answer(&request).unwrap();
+    assert_eq!(awake["stages"][0]["peak"]["live_groups"], 1);
+    // Of two chunks the one whose op runs is awake.
+    request["pipeline"]["chunks"] = json!(2);
+    request["pipeline"]["stage_room_bytes"] = json!([43, 43]);
+    let refused =
+        "stage 1 needs 44 bytes with one group and one microbatch in flight; its room is 43";
+    assert_eq!(refusal(&asked(&request, "never")), refused);
+    let chosen = answer(&asked(&request, "chosen")).unwrap();
+    assert_eq!(chosen, answer(&asked(&request, "always")).unwrap());
+    assert!(slept(&chosen));
+    let refused = refusal(&asked(&request, "sometimes"));
+    let named =
+        "field sleep: unknown variant `sometimes`, expected one of `never`, `always`, `chosen`";
+    assert!(refused.contains(named), "{refused}");
+}
+
 #[test]
 fn trees_convert_to_forests_and_back() {
     let sequences: [&[i32]; 4] = [&[1, 2, 3], &[1, 2, 4, 5], &[1, 2], &[1, 2, 3]];
