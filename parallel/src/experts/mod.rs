@@ -13,6 +13,10 @@
 //! | transformers | `w λ E Σ_e ΣC_e/(n M) · ΣR_e/(n M)`, sums over all n router layers, not divided by k |
 //! | Megatron's global batch | `w λ E Σ_e c_e/(j k M') · R_e/M'`: c counts of microbatches 1 … j on all ranks, `M' = M · ranks` |
 //!
+//! Counts of a scope must be whole when the first backward that reads its loss begins. The accounting is for trainers
+//! in which a microbatch's backward follows its forward, so a scope is one microbatch's. Where all forwards come before
+//! the backwards, as in `dormouse.megatron` (decision 0052), they count first, and scopes and their order are free.
+//!
 //! All are linear in R: their gradient is `copies` times [`Accounting::coefficients`]. The z-loss is a mean
 //! over tokens, so a portion's share follows from lengths: [`Portion::z_weight`]. Counts for metrics and
 //! expert biases are `Σ copies · C`.
@@ -106,7 +110,7 @@ pub enum Formula {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spanning {
-    /// Refused: an early microbatch cannot know the counts of a later one.
+    /// Refused: the backward of an early microbatch begins before a later one is counted.
     #[default]
     Refuse,
     /// **An approximation.** Each microbatch's part is a separate scope, weighted by its share of tokens.

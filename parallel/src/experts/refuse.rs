@@ -19,10 +19,11 @@ pub enum ExpertsError {
         /// The value seen.
         seen: f64,
     },
-    /// A scope spans several microbatches.
+    /// A scope spans several microbatches, each of whose backwards follows its forward.
     #[error(
-        "scope {scope} spans microbatches {first} and {second}; accepted: one microbatch per scope, or the \
-         approximation cut_at_microbatches"
+        "scope {scope} spans microbatches {first} and {second}, so the backward of one begins before the other is \
+         counted; accepted: one microbatch per scope, or the approximation cut_at_microbatches; a trainer that \
+         runs all forwards before its backwards counts first and needs neither"
     )]
     ScopeSpansMicrobatches {
         /// Scope number.

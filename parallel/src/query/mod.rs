@@ -23,7 +23,7 @@ use crate::balance::{CollectiveOrder, PassKind, RANKS_MAX, Shares, Workload};
 use crate::context::{KvExchange, KvExchangeOptions, ShardOptions, Shards};
 use crate::draw::{pipeline_page, rank_svg};
 use crate::experts::Accounting;
-use crate::pipeline::{Pipeline, Stages};
+use crate::pipeline::{Pipeline, PrefixSleep, Stages};
 use crate::rollout::{
     Assignment, Curve, History, LengthPredictor, MigrationOptions, Progress, RolloutReport,
     migrate, tier_sizes,
@@ -144,9 +144,21 @@ const QUERIES: &[Query] = &[
             reply(q.get::<Shares>("shares")?.with_passes(&passes)?)
         },
     ),
-    ("pipeline", "Computes the op lists of all pipeline stages.", &["pipeline"], |q| {
-        reply(q.get::<Pipeline>("pipeline")?.plan()?)
-    }),
+    (
+        "pipeline",
+        "Computes the op lists of all pipeline stages. `sleep` is optional and says whether what prefixes save, and \
+         `prefix_saved` counts, sleeps between their ops: `\"never\"` (the default), `\"always\"` or `\"chosen\"`: \
+         the way that ends sooner, waits for copies at `rates.sleep_bytes_per_s` and `rates.wake_bytes_per_s` \
+         included, asleep where only that has room, and awake without both rates. What `prefix_asleep` counts \
+         always sleeps. `report.prefix_saved_asleep` says what was planned. For `world_of_pipeline`, which simulates the \
+         waits, add then `prefix_saved` of each stage to its `prefix_asleep`; `report.makespan_ns` is without \
+         them.",
+        &["pipeline", "sleep"],
+        |q| {
+            let sleep = q.get_or("sleep", PrefixSleep::default())?;
+            reply(q.get::<Pipeline>("pipeline")?.plan_with_sleep(sleep)?.1)
+        },
+    ),
     (
         "replicas",
         "Assigns the groups of a pipeline to data-parallel replicas of it, and computes the op lists of each \
@@ -259,7 +271,7 @@ const QUERIES: &[Query] = &[
     (
         "experts",
         "Lists the router statistics to capture and how often each counts in the auxiliary \
-         losses. `microbatches` is the microbatch of each sequence's leaf; for a sequence that is \
+         losses. The backward of a microbatch is taken to follow its forward (docs/method.md §7). `microbatches` is the microbatch of each sequence's leaf; for a sequence that is \
          a complete prefix of others, of the first leaf below its end. `baseline.formula` is \
          `\"switch\"`, `\"pooled_layers\"` or `{\"running_counts\": {\"ranks\": 8, \
          \"microbatches\": 4}}`.",

@@ -414,8 +414,9 @@ fn refuses_routers_that_a_shared_prefix_cannot_reproduce() {
     };
     assert_eq!(
         change(&|case| case.microbatches[3] = 4),
-        "scope 1 spans microbatches 1 and 4; accepted: one microbatch per scope, or the approximation \
-         cut_at_microbatches"
+        "scope 1 spans microbatches 1 and 4, so the backward of one begins before the other is counted; accepted: one \
+         microbatch per scope, or the approximation cut_at_microbatches; a trainer that runs all forwards before its \
+         backwards counts first and needs neither"
     );
     let running = |case: &mut Case, microbatches| {
         case.baseline.formula = Formula::RunningCounts { ranks: 1, microbatches };
