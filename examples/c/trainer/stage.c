@@ -13,6 +13,8 @@
 
 enum { STAGE_LAYERS = LAYERS / STAGES };
 enum { PEER_WAIT_SECONDS = 60 };
+/* Of a socket's buffers; the system takes its least instead. A send of a pass then waits for its receiver. */
+enum { SOCKET_BUFFER_BYTES = 1 };
 
 uint32_t stage;
 static int peer; /* socket of the other stage */
@@ -248,6 +250,7 @@ void stage_run(uint32_t number, int to_peer, const char *directory, uint32_t fai
     peer = to_peer;
     uint64_t rows_of[RESPONSES], planned_bytes = 0;
     struct timeval wait = {.tv_sec = PEER_WAIT_SECONDS};
+    int buffer_bytes = SOCKET_BUFFER_BYTES;
     stage_list list;
     dormouse_options_t options;
     DORMOUSE_INIT(&options);
@@ -256,6 +259,8 @@ void stage_run(uint32_t number, int to_peer, const char *directory, uint32_t fai
     check(dormouse_runtime_create(&options, &runtime), "dormouse_runtime_create");
     setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
     setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+    setsockopt(peer, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes);
+    setsockopt(peer, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
 
     uint32_t count = read_plan();
     for (uint32_t m = 0; m < count; m++) {

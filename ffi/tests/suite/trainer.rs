@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{Ended, Links, clean, compile_all, folder, root, run};
 
 /// Exit codes of `check.h`.
+const PEER: i32 = 1;
 const LIBRARY: i32 = 3;
 const WRONG: i32 = 4;
 const ASKED: i32 = 5;
@@ -119,6 +120,26 @@ const ALTERED: &[Altered] = &[
         "stage.c",
         &[("DORMOUSE_EDGE_BACKWARD_BEGIN", "")],
         (LIBRARY, "backward ends: DORMOUSE_ERR_STATE"),
+    ),
+    // Buffers hold less than a pass: two stages that both send first wait for each other.
+    altered(
+        "sends-before-receives",
+        "stage.c",
+        &[
+            ("PEER_WAIT_SECONDS = 60", "PEER_WAIT_SECONDS = 1"),
+            (
+                "\"stage_list_plan\");",
+                "\"stage_list_plan\");
+    for (stage_step *it = list.steps; it + 1 < list.steps + list.step_count; it++) {
+        if (it[0].kind == STEP_RECEIVE && it[1].kind == STEP_SEND) {
+            stage_step first = it[0];
+            it[0] = it[1];
+            it[1] = first;
+        }
+    }",
+            ),
+        ],
+        (PEER, "the other stage is silent for 1 s"),
     ),
     altered(
         "bytes-of-fp32",
