@@ -7,7 +7,11 @@
 //! replicas, then of every replica its part of the forest, a plan of each group, and the lists of all
 //! stages. Each rank of a trainer plans its own replica alone (`replica_seconds`).
 //!
-//! `as_one` assigns whole groups to replicas by the ends of their lists, with room for 20 GB on each stage.
+//! Lists are those that the adapter of Megatron asks for (python/dormouse/megatron/stage.py): groups as one stream,
+//! prompts in as many chunks as an estimate chooses, what a row holds on each stage, and the room of each. The room
+//! is too small for the first lists, so the planner searches again with fewer groups and microbatches in flight.
+//!
+//! `as_one` assigns whole groups, their prompts whole, to replicas by the ends of their lists, in more room.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
@@ -15,7 +19,7 @@ use std::ops::RangeInclusive;
 use std::time::Instant;
 
 use dormouse_parallel::balance::{BalanceMethod, BalanceOptions, BalanceUnit, Shares, Workload};
-use dormouse_parallel::pipeline::{Pipeline, Stages};
+use dormouse_parallel::pipeline::{Pipeline, PipelineOrder, StageBytes, Stages};
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
 use dormouse_schedule::{Loss, Machine, ModelShape, Plan, PlanOptions, Scoring};
@@ -26,10 +30,15 @@ const STAGES: u32 = 8;
 const REPLICAS: u32 = 64;
 const GROUPS: usize = 16;
 const RESPONSES: usize = 16;
-const PROMPT_TOKENS: RangeInclusive<u64> = 256..=2_048;
-const RESPONSE_TOKENS: RangeInclusive<u64> = 256..=8_192;
-const MICROBATCH_TOKENS: u32 = 8_192;
-const STAGE_ROOM_BYTES: u64 = 20_000_000_000;
+const PROMPT_TOKENS: RangeInclusive<u64> = 1_024..=32_768;
+const RESPONSE_TOKENS: RangeInclusive<u64> = 256..=2_048;
+const MICROBATCH_TOKENS: u32 = 2_048;
+/// Most first lists hold 20 to 60 GB.
+const STAGE_ROOM_BYTES: u64 = 6_000_000_000;
+/// The longest prompt alone needs 8.4 GB where it is whole.
+const WHOLE_ROOM_BYTES: u64 = 20_000_000_000;
+/// Gradients of a stage's parameters, in FP32.
+const GRADIENT_BYTES: u64 = 2_000_000_000;
 const RUNS: usize = 3;
 
 /// One of eight tensor-parallel parts of a 32-billion-weight decoder: 64 layers of width 5,120.
@@ -120,22 +129,68 @@ fn plans(forest: &Forest) -> Result<Vec<Plan>, Box<dyn Error>> {
     roots.windows(2).map(plan).collect()
 }
 
-/// A pipeline of a forest's groups. As the adapter of Megatron: prefixes whole.
-fn pipeline(forest: &Forest) -> Result<Pipeline, Box<dyn Error>> {
-    Ok(Pipeline { chunks: 1, ..Pipeline::of_plans(&plans(forest)?, STAGES, 1)? })
+/// A pipeline of a forest's groups as the adapter of Megatron asks for it, with whole prompts.
+fn pipeline(forest: &Forest, room_bytes: u64) -> Result<Pipeline, Box<dyn Error>> {
+    let found = Pipeline::of_plans(&plans(forest)?, STAGES, 1)?;
+    let row = found.row_bytes;
+    let layer_bytes = MODEL.saved_bytes_per_token_layer;
+    let own = StageBytes {
+        boundary: row.boundary,
+        prefix_asleep: row.prefix_saved,
+        prefix_working: layer_bytes,
+        microbatch_saved: row.microbatch_saved,
+        microbatch_working: layer_bytes,
+        fixed: GRADIENT_BYTES,
+        ..StageBytes::default()
+    };
+    Ok(Pipeline {
+        order: PipelineOrder::Stream,
+        chunks: 1,
+        chunk_rows_min: MICROBATCH_TOKENS,
+        stage_bytes: vec![own; STAGES as usize],
+        stage_room_bytes: vec![room_bytes; STAGES as usize],
+        ..found
+    })
+}
+
+/// The number of chunks as `chosen` of python/dormouse/megatron/chunks.py estimates it.
+fn chosen_chunks(pipeline: &Pipeline) -> u32 {
+    /// A backward pass takes about twice as long as a forward pass.
+    const BACKWARD_OVER_FORWARD: f64 = 2.0;
+    /// Share of all work by which each further chunk makes it longer.
+    const PART_SHARE: f64 = 0.01;
+    const CHUNKS_MAX: u64 = 16;
+    let prompts: Vec<u64> = pipeline.groups.iter().map(|group| group.prefix_rows).collect();
+    let microbatches = || pipeline.groups.iter().flat_map(|group| &group.microbatches);
+    let work = prompts.iter().sum::<u64>() + microbatches().map(|it| it.rows).sum::<u64>();
+    let longest = prompts.iter().max().copied().unwrap_or(1);
+    let [first, last] = [prompts.first(), prompts.last()].map(|rows| rows.copied().unwrap_or(1));
+    let ends = [microbatches().next(), microbatches().last()];
+    let [first_microbatch, last_microbatch] = ends.map(|it| it.map_or(1, |it| it.rows) as f64);
+    let most = |prompt: u64| (prompt / u64::from(MICROBATCH_TOKENS)).max(1);
+    let rows = |count: u64| {
+        let chunk = |prompt: u64| prompt as f64 / count.min(most(prompt)) as f64;
+        let fills = (chunk(first).max(first_microbatch) + chunk(longest)) / 2.0;
+        let drains = (chunk(last).max(last_microbatch) + chunk(longest)) / 2.0;
+        let waits = f64::from(STAGES - 1) * (fills + BACKWARD_OVER_FORWARD * drains);
+        let parts = 1.0 + PART_SHARE * (count - 1) as f64;
+        (1.0 + BACKWARD_OVER_FORWARD) * work as f64 * parts + waits
+    };
+    let counts = 1..=most(longest).min(CHUNKS_MAX);
+    counts.min_by(|a, b| rows(*a).total_cmp(&rows(*b))).unwrap_or(1) as u32
 }
 
 /// The lists of all stages of the replica that computes `sequences`.
 fn replica(forest: &Forest, sequences: &[u32]) -> Result<Stages, Box<dyn Error>> {
-    Ok(pipeline(&forest.part_of_sequences(sequences)?.forest)?.plan()?)
+    let found = pipeline(&forest.part_of_sequences(sequences)?.forest, STAGE_ROOM_BYTES)?;
+    Ok(Pipeline { chunks: chosen_chunks(&found), ..found }.plan()?)
 }
 
 /// Replicas and stages planned as one.
 fn as_one() -> Result<serde_json::Value, Box<dyn Error>> {
     let (forest, _) = batch()?;
     let begin = Instant::now();
-    let stage_room_bytes = vec![STAGE_ROOM_BYTES; STAGES as usize];
-    let found = Pipeline { stage_room_bytes, ..pipeline(&forest)? }.plan_replicas(REPLICAS)?;
+    let found = pipeline(&forest, WHOLE_ROOM_BYTES)?.plan_replicas(REPLICAS)?;
     let seconds = begin.elapsed().as_secs_f64();
     let peaks = found.replicas.iter().flat_map(|replica| &replica.stages.stages);
     Ok(json!({
@@ -147,6 +202,7 @@ fn as_one() -> Result<serde_json::Value, Box<dyn Error>> {
     }))
 }
 
+/// The lists of all replicas, and the seconds of the one that takes longest.
 fn all() -> Result<(Vec<Stages>, f64), Box<dyn Error>> {
     let (forest, groups) = batch()?;
     let shares = shares(&forest, &groups)?;
@@ -170,18 +226,19 @@ fn peak_bytes() -> Result<u64, Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut seconds, mut replica_seconds) = (Vec::new(), Vec::new());
-    let (mut ops, mut step_ns) = (0, 0);
+    let mut found = Vec::new();
     for _ in 0..RUNS {
         let begin = Instant::now();
         let (stages, longest) = all()?;
         seconds.push(begin.elapsed().as_secs_f64());
         replica_seconds.push(longest);
-        ops = stages.iter().flat_map(|all| &all.stages).map(|stage| stage.ops.len()).sum();
-        step_ns = stages.iter().map(|all| all.report.makespan_ns).max().unwrap_or(0);
+        found = stages;
     }
     for each in [&mut seconds, &mut replica_seconds] {
         each.sort_by(f64::total_cmp);
     }
+    let lists = || found.iter().flat_map(|all| &all.stages);
+    let reports = || found.iter().map(|all| all.report);
     println!(
         "{}",
         json!({
@@ -191,8 +248,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             "tensor_parallel": TENSOR_PARALLEL,
             "groups": REPLICAS as usize * GROUPS,
             "sequences": REPLICAS as usize * GROUPS * RESPONSES,
-            "ops": ops,
-            "step_ms": step_ns / 1_000_000,
+            "ops": lists().map(|stage| stage.ops.len()).sum::<usize>(),
+            "chunks": reports().map(|report| report.chunks).max(),
+            "lists_tried": reports().map(|report| report.tried).max(),
+            "stage_peak_bytes": lists().map(|stage| stage.peak.bytes).max(),
+            "step_ms": reports().map(|report| report.makespan_ns / 1_000_000).max(),
             "seconds": seconds[RUNS / 2],
             "replica_seconds": replica_seconds[RUNS / 2],
             "peak_bytes": peak_bytes()?,

@@ -77,6 +77,8 @@ pub(super) struct Graph {
     pub(super) op_ns: Vec<u64>,
     /// Time of the transfer of each op's result, in nanoseconds.
     pub(super) transfer_ns: Vec<u64>,
+    /// Rows of each op.
+    pub(super) rows: Vec<u64>,
 }
 
 impl Graph {
@@ -90,6 +92,7 @@ impl Graph {
             units: Vec::new(),
             op_ns: Vec::new(),
             transfer_ns: Vec::new(),
+            rows: Vec::new(),
         };
         let mut base = 0;
         for group in &pipeline.groups {
@@ -129,6 +132,7 @@ impl Graph {
                         self.units.push(PipelineUnit { kind, group: number, index, part });
                         self.op_ns.push(costs.op_ns(ns));
                         self.transfer_ns.push(costs.transfer_ns(rows));
+                        self.rows.push(rows);
                     }
                 }
             }

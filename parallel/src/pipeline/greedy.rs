@@ -3,6 +3,8 @@
 //! A run never sticks if only *admission* is bounded: a stage begins groups and their microbatches in one
 //! order and may always continue what it has begun, so the oldest unfinished op can always run.
 //! [`AdmissionRule::parts_max`] bounds more than admission and may stick.
+//!
+//! A run stops once its lists cannot be the best: they end too late, or a stage holds too much ([`Limits`]).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,9 +12,19 @@ use std::collections::{BinaryHeap, VecDeque};
 use super::graph::Graph;
 use super::lists::StageOpKind;
 use super::rules::AdmissionRule;
+use super::spec::StageBytes;
 
 /// Ready ops of one kind and stage, by key.
 type ReadyQueue = BinaryHeap<Reverse<([u32; 4], usize)>>;
+
+/// Beyond which a run stops.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    /// The latest end.
+    pub(super) end_ns_max: u64,
+    /// What each stage holds, and its largest peak. Empty: unlimited.
+    pub(super) peaks_max: Vec<(StageBytes, u64)>,
+}
 
 #[derive(Debug)]
 struct StageState {
@@ -28,12 +40,17 @@ struct StageState {
     live_groups: u32,
     in_flight: u32,
     parts_in_flight: u32,
+    /// Exact, where peaks saturate.
+    held_bytes: u128,
 }
 
 #[derive(Debug)]
 struct Run<'a> {
     graph: &'a Graph,
     rule: &'a AdmissionRule,
+    limits: &'a Limits,
+    /// Whether a stage holds more than its largest peak.
+    too_large: bool,
     stages: Vec<StageState>,
     /// Number of unmet needs of each op.
     needs: Vec<u32>,
@@ -50,11 +67,12 @@ struct Run<'a> {
     done: usize,
 }
 
-/// Returns the start of each op; `None` if the run sticks or does not end by `end_ns_max`.
+/// Returns the start of each op; `None` if the run sticks or exceeds a limit.
 ///
-/// Bounds depend on what the stage itself has run, so lists of these ops in this order end no sooner.
-pub(super) fn run(graph: &Graph, rule: &AdmissionRule, end_ns_max: u64) -> Option<Vec<u64>> {
-    let mut run = Run::new(graph, rule);
+/// Bounds depend on what the stage itself has run, so lists of these ops in this order end no sooner. Peaks depend on
+/// the order of a stage's ops alone, so theirs are those of the run.
+pub(super) fn run(graph: &Graph, rule: &AdmissionRule, limits: &Limits) -> Option<Vec<u64>> {
+    let mut run = Run::new(graph, rule, limits);
     for id in 0..graph.len() {
         if run.needs[id] == 0 {
             run.ready(id);
@@ -64,7 +82,7 @@ pub(super) fn run(graph: &Graph, rule: &AdmissionRule, end_ns_max: u64) -> Optio
         run.start(stage);
     }
     while let Some(&Reverse((now, _, _))) = run.events.peek() {
-        if now > end_ns_max {
+        if now > limits.end_ns_max || run.too_large {
             return None;
         }
         run.now = now;
@@ -84,7 +102,7 @@ pub(super) fn run(graph: &Graph, rule: &AdmissionRule, end_ns_max: u64) -> Optio
 }
 
 impl<'a> Run<'a> {
-    fn new(graph: &'a Graph, rule: &'a AdmissionRule) -> Self {
+    fn new(graph: &'a Graph, rule: &'a AdmissionRule, limits: &'a Limits) -> Self {
         let mut needs = vec![0; graph.len()];
         for (id, count) in needs.iter_mut().enumerate() {
             graph.local_needs(id, |_| *count += 1);
@@ -97,7 +115,8 @@ impl<'a> Run<'a> {
                 microbatches - graph.microbatches(group) as usize
             })
             .collect();
-        let stage = |_| StageState {
+        let fixed = |stage: u32| limits.peaks_max.get(stage as usize).map_or(0, |it| it.0.fixed);
+        let stage = |stage| StageState {
             busy: false,
             changed: false,
             ready: Default::default(),
@@ -106,10 +125,13 @@ impl<'a> Run<'a> {
             live_groups: 0,
             in_flight: 0,
             parts_in_flight: 0,
+            held_bytes: fixed(stage).into(),
         };
         Self {
             graph,
             rule,
+            limits,
+            too_large: false,
             stages: (0..graph.stages).map(stage).collect(),
             needs,
             first_microbatch,
@@ -234,8 +256,25 @@ impl<'a> Run<'a> {
             self.turns_taken[stage] += 1;
         }
         state.busy = true;
+        self.hold(stage, id);
         self.starts[id] = self.now;
         self.events.push(Reverse((self.now + self.graph.op_ns[id], 0, id)));
+    }
+
+    /// Counts what an op holds, as [`peak`](super::peaks::peak) does.
+    fn hold(&mut self, stage: usize, id: usize) {
+        let Some((bytes, peak_max)) = self.limits.peaks_max.get(stage) else { return };
+        let (kind, rows) = (self.graph.unit(id).kind, u128::from(self.graph.rows[id]));
+        let kept = rows * bytes.kept(kind);
+        let held = &mut self.stages[stage].held_bytes;
+        if kind.is_forward() {
+            *held += kept;
+        }
+        let seen = (*held + rows * u128::from(bytes.working(kind))).min(u64::MAX.into());
+        self.too_large |= seen > u128::from(*peak_max);
+        if !kind.is_forward() {
+            *held -= kept;
+        }
     }
 
     fn end(&mut self, id: usize) {

@@ -48,6 +48,8 @@ mod error;
 mod exchange;
 mod graph;
 mod greedy;
+#[cfg(test)]
+mod greedy_tests;
 mod lists;
 mod meet;
 mod peaks;

@@ -9,7 +9,7 @@ use super::PipelineError;
 use super::chunks::Costs;
 use super::exchange::{TransferPlace, lists};
 use super::graph::Graph;
-use super::greedy;
+use super::greedy::{self, Limits};
 use super::lists::{PipelineReport, StageList, StagePeak, Stages};
 use super::meet::TransferReplay;
 use super::peaks::peak;
@@ -115,8 +115,8 @@ impl Pipeline {
                 }
                 spent += graph.len();
                 *tried += 1;
-                let end_ns_max = best.as_ref().map_or(u64::MAX, |best| best.end_ns_max(chunks));
-                let Some(starts) = greedy::run(&graph, rule, end_ns_max) else { continue };
+                let limits = self.limits(best.as_ref(), chunks);
+                let Some(starts) = greedy::run(&graph, rule, &limits) else { continue };
                 if seen.contains(&starts) {
                     continue;
                 }
@@ -135,6 +135,18 @@ impl Pipeline {
         }
         // Never none: a rule that bounds only admission never sticks, and one is always tried.
         best.ok_or(PipelineError::Cycle { meeting: "no rule", waits: Vec::new() })
+    }
+
+    /// Returns beyond what lists of `chunks` chunks cannot be better than the best.
+    fn limits(&self, best: Option<&Found>, chunks: u32) -> Limits {
+        let Some(best) = best else {
+            return Limits { end_ns_max: u64::MAX, peaks_max: Vec::new() };
+        };
+        let rooms = (0..).zip(&self.stage_room_bytes);
+        let peaks_max = rooms.map(|(stage, room_bytes)| {
+            (self.bytes_of(stage), room_bytes.saturating_add(best.missing_bytes))
+        });
+        Limits { end_ns_max: best.end_ns_max(chunks), peaks_max: peaks_max.collect() }
     }
 
     /// Returns the best lists of ops that start at `starts`.

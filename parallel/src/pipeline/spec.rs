@@ -134,6 +134,15 @@ pub struct StageBytes {
 }
 
 impl StageBytes {
+    /// Returns the bytes per row that an op of this kind keeps, from the forward to the end of the backward.
+    pub(super) fn kept(&self, kind: StageOpKind) -> u128 {
+        if kind.is_prefix() {
+            u128::from(self.boundary) + u128::from(self.prefix_saved)
+        } else {
+            self.microbatch_saved.into()
+        }
+    }
+
     /// Returns the bytes per row that are awake during an op alone.
     pub(crate) const fn working(&self, kind: StageOpKind) -> u64 {
         if kind.is_prefix() {
