@@ -15,10 +15,10 @@ def planner_rows() -> list[Row]:
     how = (
         f"plan_ranks: {found['ranks']} ranks: {found['replicas']} replicas of {found['stages']} "
         f"stages of {found['tensor_parallel']} tensor-parallel ranks, which have one list; "
-        f"{found['sequences']} responses to {found['groups']} prompts in up to {found['chunks']} chunks, "
-        f"as the adapter of Megatron asks, {found['ops']} ops; at most {found['lists_tried']} lists of "
-        "a replica tried, of which one fits the room of its stages; in one process and one thread all "
-        "shares, parts, plans of groups and lists of stages; a rank plans its own replica alone, "
+        f"{found['sequences']} responses to {found['groups']} prompts in up to {found['chunks']} "
+        f"chunks, as the adapter of Megatron asks, {found['ops']} ops, in rooms that took up to "
+        f"{found['lists_tried']} lists of a replica; in one process and one thread all shares, "
+        "parts, plans of groups and lists of stages; a rank plans its own replica alone, "
         f"{found['replica_seconds']:.3f} s for the slowest"
     )
     return [
