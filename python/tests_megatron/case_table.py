@@ -74,6 +74,19 @@ class Case:
         return self.share.get("across_replicas", False)
 
     @property
+    def prompt_forwards(self) -> int:
+        """How often a prompt runs forward in a call: again where no graph is kept."""
+        is_twice = self.share.get("graphs") == "twice" or self.expert_parallel > 1 or self.ring
+        return 2 if is_twice or self.stages > 1 else 1
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether a rank runs all rows of its responses, and no others."""
+        is_alone = self.context_parallel == self.expert_parallel == 1
+        is_padded = self.config.get("sequence_parallel", False) or self.is_balanced
+        return is_alone and not (is_padded or self.is_across)
+
+    @property
     def layers(self) -> int:
         """Of a part of the model."""
         return LAYERS // (self.stages * self.chunks)

@@ -284,7 +284,12 @@ def _set_core_attention(config: TransformerConfig, layer: ModuleSpec) -> None:
     layer.submodules.self_attention.submodules.core_attention = core_attention_of(config)
 
 
-def batches_of(
+def batches_of(*args, **named) -> list[dict]:
+    """Returns what this rank has of :func:`whole_batches_of`."""
+    return list(map(part_of, whole_batches_of(*args, **named)))
+
+
+def whole_batches_of(
     call: int = 0,
     prompt_tokens: int = PROMPT_TOKENS,
     columns: int = COLUMNS_MAX,
@@ -293,10 +298,10 @@ def batches_of(
     is_across: bool = False,
     has_third: bool = False,
 ) -> list[dict]:
-    """Returns the microbatches of this rank, or what it has of those of a replica: rows of two
-    prompts in any order, one of which has a response of a single token, one holes in its loss and
-    one no loss, with padding behind. ``is_across``: replicas have the same prompts. ``has_third``:
-    every second one has a third prompt."""
+    """Returns the microbatches of this rank's replica, or of another: rows of two prompts in any
+    order, one of which has a response of a single token, one holes in its loss and one no loss,
+    with padding behind. ``is_across``: replicas have the same prompts. ``has_third``: every second
+    one has a third prompt."""
     rank = parallel_state.get_data_parallel_rank() if replica is None else replica
     is_interleaved = parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None
     generator = torch.Generator().manual_seed(10 * call + rank)
@@ -336,7 +341,24 @@ def batches_of(
                 "count": masks.sum(),
             }
         )
-    return list(map(part_of, found))
+    return found
+
+
+def rollouts_of(batches: list[dict], *, whole: bool) -> dict[tuple[int, ...], int]:
+    """Returns the prompts of whole rows, and how many tokens all responses to each have, which end
+    at their last loss. ``whole``: they end at the last column, and rows without a loss have a
+    prompt of two tokens."""
+    found: dict[tuple[int, ...], int] = {}
+    for batch in batches:
+        for tokens, mask in zip(batch["tokens"].tolist(), batch["loss_mask"].tolist(), strict=True):
+            columns = [column for column, each in enumerate(mask) if each]
+            if not columns and not whole:
+                continue
+            first = columns[0] if columns else 1
+            end = len(mask) if whole else columns[-1] + 1
+            prompt = tuple(tokens[: first + 1])
+            found[prompt] = found.get(prompt, 0) + end - first
+    return found
 
 
 PARTS = ("tokens", "labels", "loss_mask", "positions")
@@ -400,16 +422,20 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     bytes_sent: list[tuple[int, int]] = []
     asleep: list[tuple[int, int]] = []
     held: list[tuple[int, int]] = []
+    passes: list[counted.Passes] = []
     gpt = unwrapped(ddp[0])
     if runtime is not None:
         function = dormouse.megatron.share(function, runtime=runtime, **case.share)
-    found = {"gradients": [], "losses": [], "balance": []}
+    found = {"gradients": [], "losses": [], "balance": [], "rollouts": []}
     moe_utils.clear_aux_losses_tracker()
     for call in range(case.calls):
         sizes = case.prompt_tokens, case.columns
-        batches = batches_of(call, *sizes, is_across=case.is_across, has_third=case.has_third)
+        rows = {"is_across": case.is_across, "has_third": case.has_third}
+        whole = whole_batches_of(call, *sizes, **rows)
+        found["rollouts"].append(rollouts_of(whole, whole=case.is_balanced))
+        batches = list(map(part_of, whole))
         room = room_of(gpt, case.prompt_tokens, is_ring=case.ring)
-        with counted.of_call(gpt, bytes_sent, asleep, held), room:
+        with counted.of_call(gpt, bytes_sent, asleep, held, passes), room:
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
         found["balance"].append(expert_counts.balance(ddp))
@@ -418,6 +444,7 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     if runtime is not None:
         found["sharing"] = function.sharing
         found["bytes"], found["asleep"], found["held"] = bytes_sent, asleep, held
+        found["passes"] = passes
         found["open"] = runtime.stats()["asleep"]["current_bytes"]
     return found
 

@@ -1,9 +1,12 @@
-"""What a rank sends and puts to sleep in a call of the schedule."""
+"""What a rank sends, puts to sleep and runs in a call of the schedule."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -11,11 +14,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
+from dormouse.hf.prefix import PrefixForward
 from dormouse.hf.step import LivePrefix, Step
 from dormouse.megatron.context import is_context_parallel
 from dormouse.megatron.context_ring import ShardRing, _Passing
 from dormouse.megatron.context_shards import RING, Shard, plan_of_readers
 from dormouse.megatron.mixers import GPTMixers
+from dormouse.megatron.shared_gpt import SharedGPT
 from dormouse.megatron.stage import Stage
 from dormouse.runtime import Prefix
 
@@ -31,19 +36,41 @@ SENT: dict[str, Callable[[int], float]] = {
 SENT_ARGUMENT = {"all_gather_into_tensor": 1, "all_to_all_single": 1, "all_reduce": 0}
 
 
+class Piece(NamedTuple):
+    """Tokens of a prompt that a pass runs: all but its last one, or a chunk of them."""
+
+    part: int
+    """Of the stage's parts of the model."""
+    first: int
+    """The position of the first token."""
+    tokens: tuple[int, ...]
+
+
+@dataclass
+class Passes:
+    """What reached the first layer of each part of the model in a call: not what a schedule lists.
+    """
+
+    of_prompts: dict[str, Counter[Piece]] = field(default_factory=lambda: defaultdict(Counter))
+    """How often each piece of a prompt did, by direction."""
+    of_others: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """How many rows of all other passes did, by direction and part."""
+
+
 @contextlib.contextmanager
 def of_call(
     gpt: GPTModel,
     sent: list[tuple[int, int]],
     asleep: list[tuple[int, int]],
     held: list[tuple[int, int]],
+    passes: list[Passes],
 ) -> Iterator[None]:
     """Context of a call of a model, or of its first part.
 
     ``sent``: gets the bytes planned and sent, of a stage in its list, of a context-parallel rank in
     each pass of a prompt, and of a microbatch round whose ranks K and V pass. ``asleep``: the most
     bytes asleep of each prefix, and of how many layers something was to sleep. ``held``: the bytes
-    planned and held each time K and V pass.
+    planned and held each time K and V pass. ``passes``: gets those of the call.
     """
     own = Stage.backward, LivePrefix.backward, GPTMixers._sharded, Prefix.dormant
     layers: dict[Prefix, set[int]] = {}
@@ -82,8 +109,66 @@ def of_call(
         mock.patch.object(Prefix, "dormant", dormant),
         _of_readers(gpt, sent),
         _of_rings(gpt, held),
+        _of_passes() as found,
     ):
         yield
+    passes.append(found)
+
+
+@contextlib.contextmanager
+def _of_passes() -> Iterator[Passes]:
+    """Context that counts the passes of all parts of the model, but those of a check or a probe."""
+    passes, piece, is_counting = Passes(), None, True
+    own = PrefixForward.forward, GPTMixers.taken_over
+
+    def apart(run: Callable) -> Callable:
+        def uncounted(*args, **named):
+            nonlocal is_counting
+            before, is_counting = is_counting, False
+            try:
+                return run(*args, **named)
+            finally:
+                is_counting = before
+
+        return uncounted
+
+    def of_prompt(self, tokens, first=0, *args, **named):
+        nonlocal piece
+        piece = Piece(self.view.model.vp_stage or 0, first, tuple(tokens.tolist()))
+        try:
+            return own[0](self, tokens, first, *args, **named)
+        finally:
+            piece = None
+
+    @contextlib.contextmanager
+    def of_pass(self, *args, **named):
+        layer, part, running = self._gpt.decoder.layers[0], self._gpt.vp_stage or 0, piece
+
+        def count(direction: str, rows: torch.Tensor) -> None:
+            if running is None:
+                passes.of_others[direction][part] += len(rows)
+            else:
+                passes.of_prompts[direction][running] += 1
+
+        def enter(module, args: tuple, named: dict) -> None:
+            rows = args[0] if args else named["hidden_states"]
+            count(FORWARD, rows)
+            if rows.requires_grad:
+                rows.register_hook(lambda gradient: count(BACKWARD, gradient))
+
+        with contextlib.ExitStack() as stack:
+            arguments = stack.enter_context(own[1](self, *args, **named))
+            if is_counting:
+                stack.enter_context(layer.register_forward_pre_hook(enter, with_kwargs=True))
+            yield arguments
+
+    with (
+        mock.patch.object(PrefixForward, "forward", of_prompt),
+        mock.patch.object(GPTMixers, "taken_over", of_pass),
+        mock.patch.object(SharedGPT, "_check", apart(SharedGPT._check)),
+        mock.patch.object(SharedGPT, "_run_probe", apart(SharedGPT._run_probe)),
+    ):
+        yield passes
 
 
 @contextlib.contextmanager

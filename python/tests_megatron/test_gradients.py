@@ -11,6 +11,7 @@ import torch
 from rank_workers import run_ranks
 
 import cases
+import counted
 from dormouse.demo import gradcheck
 from models import distance
 
@@ -30,6 +31,8 @@ ROWS, PROMPTS = 5, 2
 # Of values that are logged in FP32, and sums of them over ranks.
 LOGGED_TOLERANCE = 1e-6
 WAYS = ("plain", "shared")
+# Position and tokens of a prompt that has no row of the trainer's.
+DUMMY = (0, (0,))
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +81,37 @@ def test_what_is_logged_is_that_of_megatron(run_of, name, dtype):
     for logged in zip(*logged_of.values(), strict=True):
         tolerance = TOLERANCE_LOW if dtype is torch.bfloat16 else TOLERANCE
         torch.testing.assert_close(*logged, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_prompts_pass_through_the_layers_once(run_of, name):
+    """Forward and backward in each part of the model; forward twice where no graph is kept."""
+    of_ranks, case = run_of(name, torch.float64), cases.CASES[name]
+    times = {counted.FORWARD: case.prompt_forwards, counted.BACKWARD: 1}
+    for call, direction, part in itertools.product(range(cases.CALLS), times, range(case.chunks)):
+        of_call = [
+            (found["shared"]["passes"][call], found["shared"]["rollouts"][call])
+            for found in of_ranks
+        ]
+        prompts = {prompt for _, rollouts in of_call for prompt in rollouts}
+        ran_on_any = set()
+        for passes, rollouts in of_call:
+            pieces = {
+                (piece.first, piece.tokens): count
+                for piece, count in passes.of_prompts[direction].items()
+                if piece.part == part
+            }
+            assert set(pieces.values()) == {times[direction]}
+            ran = _taken(pieces, prompts)
+            # Replicas may run prompts of each other.
+            assert case.is_across or ran == set(rollouts)
+            # What is left has no row of the trainer's.
+            assert pieces.keys() <= {DUMMY}
+            ran_on_any |= ran
+            if case.has_all_rows:
+                rows = times[direction] * sum(rollouts.values())
+                assert passes.of_others[direction][part] == rows
+        assert ran_on_any == prompts
 
 
 @pytest.mark.parametrize("name", cases.CASES)
@@ -165,6 +199,31 @@ def test_context_parallel_ranks_hold_what_is_planned(run_of, name):
         # The forward holds K and V alone.
         assert all(0 < held <= planned for planned, held in found["shared"]["held"])
         assert any(held == planned for planned, held in found["shared"]["held"])
+
+
+def _taken(pieces: dict[tuple, int], prompts: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Takes the pieces of prompts out; returns the prompts that they make up."""
+    found, taken = set(), set()
+    for prompt in prompts:
+        end, own = 0, []
+        # The last token runs with the responses.
+        while end < len(prompt) - 1:
+            fitting = [
+                piece for first, piece in pieces
+                if first == end and piece == prompt[end : end + len(piece)]
+            ]
+            # A short prompt may begin another one.
+            longest = max(fitting, key=len, default=())
+            if not longest:
+                break
+            own.append((end, longest))
+            end += len(longest)
+        if end == len(prompt) - 1:
+            found.add(prompt)
+            taken.update(own)
+    for piece in taken:
+        del pieces[piece]
+    return found
 
 
 def _logged(losses) -> torch.Tensor:
