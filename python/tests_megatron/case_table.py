@@ -49,6 +49,8 @@ class Case:
     """Whether there is only room for K and V that pass round context-parallel ranks."""
     has_third: bool = False
     """Whether every second replica has a third prompt."""
+    microbatch_rows: int = 2
+    """Of the trainer's microbatches."""
 
     @property
     def is_balanced(self) -> bool:
@@ -60,7 +62,8 @@ class Case:
     def is_rounded(self) -> bool:
         """Whether it runs below FP64. Passes of the others round as those of some that do."""
         is_long = self.prompt_tokens == LONG_TOKENS and not self.ring
-        return not (is_long or self.is_across or self.ddp)
+        is_deep = "num_layers" in self.config
+        return not (is_long or is_deep or self.is_across or self.ddp)
 
     @property
     def calls(self) -> int:
@@ -89,7 +92,7 @@ class Case:
     @property
     def layers(self) -> int:
         """Of a part of the model."""
-        return LAYERS // (self.stages * self.chunks)
+        return self.config.get("num_layers", LAYERS) // (self.stages * self.chunks)
 
     @property
     def columns(self) -> int:
@@ -244,6 +247,22 @@ CASES = {
         config=INTERLEAVED,
         ddp={"overlap_grad_reduce": True},
         share={"microbatch_tokens": 9},
+    ),
+    "two stages of three chunks": Case(
+        2,
+        stages=2,
+        chunks=3,
+        config=INTERLEAVED | {"num_layers": 6},
+        share={"microbatch_tokens": 9},
+    ),
+    "four stages of two chunks": Case(
+        4,
+        stages=4,
+        chunks=2,
+        # Megatron's turns have as many microbatches as there are stages, or more.
+        config=INTERLEAVED | {"num_layers": 8, "microbatch_group_size_per_vp_stage": 6},
+        share={"microbatch_tokens": 9},
+        microbatch_rows=1,
     ),
     "four stages": Case(4, stages=4, share={"microbatch_tokens": 9}),
     "two stages of two parts": Case(4, 2, 2, share={"microbatch_tokens": 9}),

@@ -297,6 +297,7 @@ def whole_batches_of(
     *,
     is_across: bool = False,
     has_third: bool = False,
+    microbatch_rows: int = 2,
 ) -> list[dict]:
     """Returns the microbatches of this rank's replica, or of another: rows of two prompts in any
     order, one of which has a response of a single token, one holes in its loss and one no loss,
@@ -318,9 +319,9 @@ def whole_batches_of(
     if has_third and rank % 2:
         prompts, rows = [*prompts, draw(prompt_tokens - 4)], [*rows[:-1], (2, 11)]
     found = []
-    for place in range(0, len(rows), 2):
+    for place in range(0, len(rows), microbatch_rows):
         own = []
-        for prompt, response in rows[place : place + 2]:
+        for prompt, response in rows[place : place + microbatch_rows]:
             ids = torch.cat([prompts[prompt], draw(response)])
             end = len(ids) - 1
             # Megatron's interleaved schedule sends shapes the wrong way between two stages.
@@ -338,7 +339,8 @@ def whole_batches_of(
                 "loss_mask": masks,
                 "positions": torch.arange(masks.shape[1]).expand_as(masks),
                 "weights": torch.randn(len(own), 1, generator=generator),
-                "count": masks.sum(),
+                # That of one row may be 0.
+                "count": masks.sum().clamp(min=1),
             }
         )
     return found
@@ -394,7 +396,7 @@ def arguments_of(case: Case, chunks: list, batches: list[dict]) -> dict:
         "model": chunks,
         "num_microbatches": len(batches),
         "seq_length": case.columns,
-        "micro_batch_size": 2,
+        "micro_batch_size": case.microbatch_rows,
     }
 
 
@@ -430,7 +432,8 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
     moe_utils.clear_aux_losses_tracker()
     for call in range(case.calls):
         sizes = case.prompt_tokens, case.columns
-        rows = {"is_across": case.is_across, "has_third": case.has_third}
+        names = ("is_across", "has_third", "microbatch_rows")
+        rows = {name: getattr(case, name) for name in names}
         whole = whole_batches_of(call, *sizes, **rows)
         found["rollouts"].append(rollouts_of(whole, whole=case.is_balanced))
         batches = list(map(part_of, whole))
