@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from multiplicity_worker import CASES
+from rank_workers import left_by_ranks
 
 import cases
 import conftest
+import expert_counts
 from dormouse.demo import gradcheck
 from dormouse.hf.prefix import PlannedForward
 from dormouse.megatron.balancing import Balancing
@@ -21,6 +25,10 @@ SHARE = {"graphs": "twice", "microbatch_tokens": 9}
 CASE = cases.Case(config=cases.EXPERTS, share=SHARE)
 BALANCED = cases.Case(config=cases.BALANCED, share=SHARE)
 DTYPES = (torch.float32, torch.bfloat16)
+WORKER = Path(__file__).with_name("multiplicity_worker.py")
+SECONDS_MAX = 900
+# Which changes no gradient of the call that counts.
+SELECTED = "selected experts"
 
 
 @contextlib.contextmanager
@@ -108,3 +116,29 @@ def test_one_wrong_call_is_seen(runs_of, name, case, context, dtype, times):
     for at in range(len(right)):
         error = gradcheck.compare_runs([*right[:at], wrong[at], *right[at + 1 :]])
         assert not error.within_bounds, (at, error)
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory) -> dict[str, list[dict]]:
+    """What each of two ranks left of each case."""
+    directory = tmp_path_factory.mktemp("multiplicity")
+    return left_by_ranks(WORKER, directory, seconds_max=SECONDS_MAX)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_count_each_once(of_two_ranks, name, times):
+    """And dummies never. One rank alone counts wrongly, one thing in each call."""
+    found = [own[times] for own in of_two_ranks[name]]
+    is_right = times == CASES[name].right
+    # The context finds what it is to change.
+    assert max(own["changed"] for own in found) == cases.CALLS_OF[torch.float32]
+    theirs, ours = zip(*(own["balance"] for own in found), strict=True)
+    differing = expert_counts.differing(theirs, ours)
+    if name == SELECTED:
+        assert (differing == []) == is_right
+        return
+    assert all(own["within"] for own in found) == is_right
+    # One wrong call of several is seen, too.
+    for of_call in zip(*(own["one_within"] for own in found), strict=True):
+        assert all(of_call) == is_right
