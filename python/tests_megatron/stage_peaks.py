@@ -16,8 +16,8 @@ DEVICE = "device"
 @contextlib.contextmanager
 def read_peaks(runtime: Runtime, *, within_plan: bool = False) -> Iterator[list[dict]]:
     """Context that yields one record of each list carried out in it: its planned peak as the
-    planner has it, ``measured`` bytes beyond those held before, and how long it ``waited_ns`` for
-    copies.
+    planner has it, ``measured`` bytes beyond those ``held`` before, and how long it ``waited_ns``
+    for copies.
 
     ``within_plan``: a planned list has as little memory as it is accepted in, not the budget.
     """
@@ -39,6 +39,7 @@ def read_peaks(runtime: Runtime, *, within_plan: bool = False) -> Iterator[list[
         after = runtime.stats()
         record = {
             "measured": after["allocated"]["peak_bytes"] - held_bytes,
+            "held": held_bytes,
             "waited_ns": after["stall_ns"] - before["stall_ns"],
         }
         found.append(of_stage["peak"] | record)
