@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
 from ..trainers.own_forward import own_forward
@@ -29,12 +30,13 @@ class Calls:
         part: Part,
         columns_of: Callable[[int], torch.Tensor],
         *,
-        may_evaluate: bool = False,
+        has_backward: bool,
     ):
         """``columns_of(count)``: of whole rows, those in ``count`` columns of this rank's.
-        ``may_evaluate``: calls without gradients are of no microbatch, and run as Megatron's."""
+        ``has_backward``: of the schedule; then calls without gradients are evaluations, which are
+        of no microbatch."""
         self._gpt, self._left, self._part = gpt, list(microbatches), part
-        self._columns_of, self._may_evaluate = columns_of, may_evaluate
+        self._columns_of, self._has_backward = columns_of, has_backward
         self._row = 0
 
     @contextlib.contextmanager
@@ -48,17 +50,8 @@ class Calls:
         # Passes find the model without it: it wraps the forward (trainers.own_forward).
         @functools.wraps(type(self._gpt).forward)
         def forward(*args, **named):
-            if self._may_evaluate and not torch.is_grad_enabled():
-                refuse(
-                    (
-                        is_context_parallel(self._gpt),
-                        "the model is evaluated within a call with context_parallel_size above 1, "
-                        "where it runs in shared passes alone",
-                        "forward_only=True in a call of its own",
-                    )
-                )
-                with own_forward(self._gpt):
-                    return self._gpt.forward(*args, **named)
+            if self._has_backward and not torch.is_grad_enabled():
+                return self._evaluated(*args, **named)
             return self._losses(*args, **named)
 
         self._gpt.forward = forward
@@ -71,6 +64,24 @@ class Calls:
                 f"the model was not called for the last {len(self._left)} batches; accepted: one "
                 "call for each batch of the data iterator"
             )
+
+    def _evaluated(self, *args, **named) -> torch.Tensor:
+        """Returns what the model's own forward does."""
+        refuse(
+            (
+                parallel_state.get_pipeline_model_parallel_world_size() > 1,
+                "the model of a pipeline is evaluated within a call, where one stage is alone",
+                "an evaluation between two calls",
+            ),
+            (
+                is_context_parallel(self._gpt),
+                "the model is evaluated within a call with context_parallel_size above 1, where it "
+                "runs in shared passes alone",
+                "forward_only=True in a call of its own",
+            ),
+        )
+        with own_forward(self._gpt):
+            return self._gpt.forward(*args, **named)
 
     def _losses(self, *args, **named) -> torch.Tensor:
         given = arguments_of(args, named)

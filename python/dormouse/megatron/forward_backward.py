@@ -243,9 +243,9 @@ class SharedForwardBackward:
         window = functools.partial(shared.window, *own, **options)
         is_joint = work.dealt is not None or why is not None or context.ways > 1
         parts = _Parts(window, has_graph=has_graph, is_joint=is_joint)
-        may_evaluate = has_graph and torch.is_grad_enabled()
+        has_backward = has_graph and torch.is_grad_enabled()
         config = get_model_config(named["model"][0])
-        calls = calls_of(parts.of, may_evaluate=may_evaluate)
+        calls = calls_of(parts.of, has_backward=has_backward)
         with calls.in_place(), parts.finished(config, self._finalize):
             return self._own(**named)
 

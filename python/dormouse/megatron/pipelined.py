@@ -79,7 +79,13 @@ def run_pipelined(
             if work.dealt is not None:
                 values = work.dealt.to_readers(values)
             values.requires_grad_(not forward_only)
-            calls = Calls(last, own, lambda rows, is_last: values[rows], context.columns_of)
+            calls = Calls(
+                last,
+                own,
+                lambda rows, is_last: values[rows],
+                context.columns_of,
+                has_backward=not forward_only and torch.is_grad_enabled(),
+            )
             only = {name: named[name][-1:] for name in ("model", "data_iterator")}
             with calls.in_place(), _Unfinished(config) as finalized:
                 stored = forward_backward_no_pipelining(**named | only)
