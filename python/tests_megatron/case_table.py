@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-VOCABULARY, LAYERS, COLUMNS_MAX = 48, 4, 64
+VOCABULARY, LAYERS, HIDDEN, COLUMNS_MAX = 48, 4, 32, 64
 # Of a case in FP64, and in others: what rounding does in a call of ten rows differs by a third
 # between two calls. Where experts of ranks differ, one row may have most of a call's gradient, and
 # its rounding errors most of those of eight calls in BF16.
@@ -15,6 +15,8 @@ CALLS = 2
 CALLS_OF = {torch.float64: CALLS, torch.float32: 4, torch.bfloat16: 8}
 CALLS_OF_EXPERTS = 32
 PROMPT_TOKENS, LONG_TOKENS = 21, 300
+# Of layers whose tensors of short prompts sleep, also of a half of the rows or of the layer.
+WIDE = 1024
 # Two chunks on each of four context-parallel ranks.
 COLUMNS_UNIT = 8
 
@@ -102,6 +104,15 @@ class Case:
 
     def of_dtype(self, dtype: torch.dtype) -> Case:
         return dataclasses.replace(self, dtype=dtype, weights=dtype)
+
+    @property
+    def wide(self) -> Case:
+        """The same with wide layers, in which short prompts sleep: storages below 64 KiB stay
+        awake."""
+        width = {"ffn_hidden_size": WIDE}
+        if "num_moe_experts" in self.config:
+            width["moe_ffn_hidden_size"] = WIDE
+        return dataclasses.replace(self, config=self.config | width)
 
     @property
     def alone(self) -> Case:

@@ -46,6 +46,7 @@ from case_table import (  # noqa: F401
     COLUMNS_MAX,
     COLUMNS_UNIT,
     EXPERTS,
+    HIDDEN,
     INTERLEAVED,
     LAYERS,
     LONG_TOKENS,
@@ -192,7 +193,7 @@ def model_of(case: Case) -> torch.nn.Module:
 def config_of(case: Case) -> TransformerConfig:
     settings = {
         "num_layers": LAYERS,
-        "hidden_size": 32,
+        "hidden_size": HIDDEN,
         "ffn_hidden_size": 48,
         "num_attention_heads": 4,
         "num_query_groups": 2,
@@ -406,7 +407,11 @@ def run(case: Case, function, ddp, batches: list[dict], **named) -> list:
     chunks = ddp if isinstance(ddp, list) else [ddp]
     for chunk in chunks:
         chunk.zero_grad_buffer()
-    return function(**arguments_of(case, chunks, batches) | named)
+    try:
+        return function(**arguments_of(case, chunks, batches) | named)
+    finally:
+        for chunk in chunks:
+            _forget_graphs(chunk)
 
 
 def gradients(ddp) -> Tensors:
@@ -442,8 +447,6 @@ def trained(case: Case, runtime: dormouse.Runtime | None) -> dict:
             found["losses"].append(run(case, function, ddp, batches))
         found["gradients"].append(gradients(ddp))
         found["balance"].append(expert_counts.balance(ddp))
-    for part in ddp:
-        _forget_graphs(part)
     if runtime is not None:
         found["sharing"] = function.sharing
         found["bytes"], found["asleep"], found["held"] = bytes_sent, asleep, held

@@ -1,10 +1,9 @@
 """One rank of test_failing_ranks.py, over gloo.
 
-``python failing_worker.py DIRECTORY errors`` runs every case of :data:`FAILING` and
-:data:`DIFFERING` with as many ranks as there are, each in process groups of its own, and leaves
-``errors.RANK`` there: what :func:`what_came_of` returns, and what is asleep afterwards.
-``python failing_worker.py DIRECTORY killed NAME RANK`` kills that rank in a call of a case of
-:data:`KILLED`, and leaves ``error.RANK`` of the other. With the environment of torchrun.
+``python failing_worker.py DIRECTORY [CASE...]``, with the environment of torchrun, runs every case
+of :data:`FAILING` and :data:`DIFFERING` with as many ranks as there are, each in process groups of
+its own, and leaves ``RANK.pt`` there: what :func:`what_came_of` returns, and what is in use
+afterwards.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -29,11 +27,12 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 import cases
 import dormouse.megatron
 from dormouse.hf.prefix import PlannedForward
-from dormouse.hf.step import LivePrefix
 from dormouse.megatron import SharedForwardBackward
 from dormouse.megatron.stage import Stage
 from dormouse.megatron.stage_step import StageStep
-from models import distance
+from dormouse.runtime import Runtime
+from in_use import asleep_bytes, awake_bytes, most_asleep_bytes
+from models import distance, largest
 
 STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
 CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)
@@ -43,8 +42,7 @@ ACROSS = dataclasses.replace(REPLICAS, share=cases.ACROSS)
 EXPERTS = dataclasses.replace(REPLICAS, expert_parallel=2, config=cases.EXPERTS)
 STAGES_OF_PARTS = dataclasses.replace(PARTS, ranks=4, stages=2)
 STAGES_OF_REPLICAS = dataclasses.replace(STAGES, ranks=4)
-CONTEXT = dataclasses.replace(REPLICAS, context_parallel=2, share={"microbatch_tokens": 9})
-KILLED = {"stages": STAGES, "parts": PARTS, "experts": EXPERTS, "context": CONTEXT}
+FOUR_STAGES = dataclasses.replace(STAGES, ranks=4, stages=4)
 NO_RANK = -1
 
 
@@ -76,15 +74,34 @@ class Differing(Failing):
     """Of what differs."""
 
 
-def raises(*args, **named):
-    raise WorkError("of one rank")
+@dataclass
+class Raised:
+    """The last failure that this rank was made to raise."""
+
+    runtime: Runtime | None = None
+    at_s: float = 0.0
+    """By a clock that all processes of a machine have."""
+    asleep_bytes: int = 0
+    """What was asleep then."""
+
+    def note(self) -> None:
+        self.at_s = time.monotonic()
+        self.asleep_bytes = asleep_bytes(self.runtime)
+
+
+RAISED = Raised()
+
+
+def raises(*args, error: type[Exception] = WorkError, **named):
+    RAISED.note()
+    raise error("of one rank")
 
 
 def in_place_of(owner: type, name: str, error: type[Exception] = WorkError) -> Callable:
     """Returns a context in which a method raises."""
 
     def failing(*args, **named):
-        raise error("of one rank")
+        raises(error=error)
 
     return lambda: mock.patch.object(owner, name, failing)
 
@@ -109,21 +126,48 @@ def a_loss(shared: Callable) -> dict:
     return {"forward_step_func": forward_step}
 
 
+def a_loss_of_rows(shared: Callable) -> dict:
+    """Raises once the model has run, whose prompts sleep until its backward."""
+
+    def forward_step(data_iterator, model):
+        return cases.forward_step(REPLICAS, data_iterator, model)[0], raises
+
+    return {"forward_step_func": forward_step}
+
+
 def evaluation(shared: Callable) -> dict:
     """The schedule is called in a loss, where the other stage is not in it."""
 
     def forward_step(data_iterator, model):
+        RAISED.note()
         shared(data_iterator=data_iterator, model=model, num_microbatches=1, forward_only=True)
 
     return {"forward_step_func": forward_step}
 
 
+def model_evaluated(shared: Callable) -> dict:
+    """The model is called without gradients in a loss, where the other stage is not in it."""
+
+    def forward_step(data_iterator, model):
+        batch = next(data_iterator)
+        RAISED.note()
+        with torch.no_grad():
+            model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+
+    return {"forward_step_func": forward_step}
+
+
 def no_data(shared: Callable) -> dict:
+    RAISED.note()
     return {"data_iterator": None}
 
 
 def few_data(shared: Callable) -> dict:
-    return {"data_iterator": iter(cases.batches_of()[:-1])}
+    def batches():
+        yield from cases.batches_of()[:-1]
+        RAISED.note()
+
+    return {"data_iterator": batches()}
 
 
 def other_batches(change: Callable[[dict], dict], chunks: int = 1, **named) -> Callable:
@@ -131,6 +175,7 @@ def other_batches(change: Callable[[dict], dict], chunks: int = 1, **named) -> C
 
     def arguments(shared: Callable) -> dict:
         changed = list(map(change, cases.batches_of(**named)))
+        RAISED.note()
         return {"data_iterator": [iter(changed) for _ in range(chunks)]}
 
     return arguments
@@ -180,6 +225,11 @@ def other_graphs():
 
 
 FAILING = {
+    # Before all others of their kind: the first call of one allocates what stays for all.
+    "no stage": Failing(STAGES, NO_RANK),
+    "no part": Failing(PARTS, NO_RANK),
+    "no replica, experts on both": Failing(EXPERTS, NO_RANK),
+    "no stage of four": Failing(FOUR_STAGES, NO_RANK),
     "stage 0, layer of the first forwards": Failing(STAGES, 0, layer_within("values")),
     "stage 0, layer of its list": Failing(STAGES, 0, layer_within("backward")),
     "stage 0, backward": Failing(STAGES, 0, in_place_of(StageStep, "prefix_backward")),
@@ -187,6 +237,10 @@ FAILING = {
     "stage 1, layer of the first forwards": Failing(STAGES, 1, layer_within("values")),
     "stage 1, loss": Failing(STAGES, 1, arguments=a_loss),
     "stage 1, evaluation in a loss": Failing(STAGES, 1, arguments=evaluation),
+    "stage 1, the model is evaluated in a loss": Failing(STAGES, 1, arguments=model_evaluated),
+    "stage 1 of two chunks, the model is evaluated in a loss": Failing(
+        CHUNKS, 1, arguments=model_evaluated
+    ),
     "stage 1, backward": Failing(STAGES, 1, in_place_of(StageStep, "microbatch_backward")),
     "stage 0 of two chunks, first forwards": Failing(CHUNKS, 0, layer_within("values")),
     "stage 1 of two chunks, backward": Failing(
@@ -194,12 +248,15 @@ FAILING = {
     ),
     "part 0, prefix": Failing(PARTS, 0, in_place_of(PlannedForward, "forward")),
     "part 1, loss": Failing(PARTS, 1, arguments=a_loss),
+    "part 1, loss of rows": Failing(PARTS, 1, arguments=a_loss_of_rows),
     "replica 1, loss": Failing(REPLICAS, 1, arguments=a_loss),
+    "replica 1, loss of rows": Failing(REPLICAS, 1, arguments=a_loss_of_rows),
     "replica 1, loss, experts on both": Failing(EXPERTS, 1, arguments=a_loss),
     "replica 0, prefix, experts on both": Failing(
         EXPERTS, 0, in_place_of(PlannedForward, "forward")
     ),
     "replica 1, loss, prompts of both": Failing(ACROSS, 1, arguments=a_loss),
+    "replica 1, loss of rows, prompts of both": Failing(ACROSS, 1, arguments=a_loss_of_rows),
     "replica 0, prefix, prompts of both": Failing(
         ACROSS, 0, in_place_of(PlannedForward, "forward")
     ),
@@ -208,8 +265,14 @@ FAILING = {
     ),
     "stage 1, batches end": Failing(STAGES, 1, arguments=few_data),
     "stage 0, before stage 1 arrives": Failing(STAGES, 0, arguments=no_data, others_late_s=3.0),
-    "no stage": Failing(STAGES, NO_RANK),
-    "no part": Failing(PARTS, NO_RANK),
+    "stage 0 of four, its list": Failing(FOUR_STAGES, 0, layer_within("backward")),
+    "stage 2 of four, first forwards": Failing(FOUR_STAGES, 2, layer_within("values")),
+    "stage 3 of four, loss": Failing(FOUR_STAGES, 3, arguments=a_loss),
+    # Replicas of a stage follow each other.
+    "stage 0 of replica 1": Failing(
+        STAGES_OF_REPLICAS, 1, in_place_of(StageStep, "prefix_backward")
+    ),
+    "stage 1 of replica 0, loss": Failing(STAGES_OF_REPLICAS, 2, arguments=a_loss),
 }
 PROMPTS = ("prompts",)
 DIFFERING = {
@@ -286,14 +349,31 @@ def joined(store: Path, case: cases.Case):
 
 
 def what_came_of(failing: Failing, runtime) -> dict:
-    """Returns the error of a call, the rank that it names, and how far the gradients of the call
-    before, which follows the failures of other cases, are from Megatron's own."""
+    """Returns the error of a call, the rank that it names, when it came and when it was raised, and
+    what slept. Of the calls before, which follow the failures of other cases: what slept in the
+    last, and how far their gradients are from Megatron's own."""
+    RAISED.at_s, RAISED.asleep_bytes = 0.0, 0
     model, function = cases.chunks_of(failing.case), shared(failing.case, runtime)
-    found = []
-    for each in (get_forward_backward_func(), function):
+
+    def gradients_of(each: Callable) -> cases.Tensors:
         cases.run(failing.case, each, model, cases.batches_of())
-        found.append(cases.gradients(model))
-    own = {"error": None, "rank": None, "distance": distance(*found)}
+        return cases.gradients(model)
+
+    exact, found = gradients_of(get_forward_backward_func()), []
+
+    def call() -> None:
+        found.append(gradients_of(function))
+
+    # The first call checks the model, too.
+    call()
+    asleep_before = most_asleep_bytes(runtime, call)
+    own = {
+        "error": None,
+        "rank": None,
+        "distance": largest(distance(exact, each) for each in found),
+        "asleep_before": asleep_before,
+        "gradient_bytes": sum(each.nbytes for each in exact.values()),
+    }
     is_failing = dist.get_rank() == failing.rank
     if failing.share is not None:
         options = failing.share if is_failing else failing.case.share
@@ -301,55 +381,47 @@ def what_came_of(failing: Failing, runtime) -> dict:
     arguments = failing.arguments(function) if is_failing else {}
     if not is_failing:
         time.sleep(failing.others_late_s)
-    try:
-        with failing.enter() if is_failing else contextlib.nullcontext():
-            cases.run(failing.case, function, model, cases.batches_of(), **arguments)
-    except Exception as error:
-        failure = getattr(error, "failure", None)
-        own |= {"error": f"{type(error).__name__}: {error}", "rank": failure and failure.rank}
+
+    def fail() -> None:
+        try:
+            with failing.enter() if is_failing else contextlib.nullcontext():
+                cases.run(failing.case, function, model, cases.batches_of(), **arguments)
+        except Exception as error:
+            failure = getattr(error, "failure", None)
+            own.update(
+                error=f"{type(error).__name__}: {error}",
+                rank=failure and failure.rank,
+                told_s=time.monotonic(),
+            )
+
+    own["asleep_within"] = most_asleep_bytes(runtime, fail)
+    own |= {"raised_s": RAISED.at_s, "asleep_at_error": RAISED.asleep_bytes}
     return own
 
 
-def run_cases(directory: Path, runtime) -> dict:
-    found = {}
+def run_cases(directory: Path, names: list[str], runtime) -> dict:
+    found, before = {}, awake_bytes(runtime)
     for name, failing in (FAILING | DIFFERING).items():
+        if names and name not in names:
+            continue
         if failing.case.ranks != int(os.environ["WORLD_SIZE"]):
             continue
+        failing = dataclasses.replace(failing, case=failing.case.wide)
         with joined(directory / name, failing.case):
             found[name] = what_came_of(failing, runtime)
-        found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+        after = awake_bytes(runtime)
+        found[name] |= {"asleep": asleep_bytes(runtime), "stays": after - before}
+        before = after
     return found
 
 
-def be_killed(*args, **named):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed(directory: Path, name: str, rank: int, runtime) -> None:
-    case = KILLED[name]
-    cases.join(case)
-    model, function = cases.model_of(case), shared(case, runtime)
-    cases.run(case, function, model, cases.batches_of())
-    dying = mock.patch.object(LivePrefix, "backward", be_killed)
-    try:
-        with dying if dist.get_rank() == rank else contextlib.nullcontext():
-            cases.run(case, function, model, cases.batches_of())
-    except Exception as error:
-        (directory / f"error.{dist.get_rank()}").write_text(f"{type(error).__name__}: {error}")
-        # The process ends as it would, and does not wait for anybody.
-        raise
-
-
-def main(directory: Path, kind: str, *killing: str) -> None:
+def main(directory: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     with conftest.a_runtime() as runtime:
-        if kind == "killed":
-            name, rank = killing
-            killed(directory, name, int(rank), runtime)
-            return
-        found = run_cases(directory, runtime)
-        torch.save(found, directory / f"errors.{os.environ['RANK']}")
+        RAISED.runtime = runtime
+        found = run_cases(directory, names, runtime)
+    torch.save(found, directory / f"{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2:])
