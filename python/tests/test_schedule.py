@@ -356,6 +356,20 @@ def test_helpers_ask_what_their_names_say():
     assert [portion["copies"] for portion in accounting["portions"]] == [2, 1, 1]
 
 
+def test_prefixes_of_a_pipeline_sleep_as_asked():
+    microbatch = {"rows": 2, "forward_ns": 50, "backward_ns": 100}
+    prefix = {"prefix_rows": 4, "forward": {"linear_ns": 100}, "backward": {"linear_ns": 200}}
+    held = {"stage_bytes": [{"prefix_saved": 10, "boundary": 1}] * 2, "chunks": 1}
+    groups = [prefix | {"microbatches": [microbatch]}] * 2
+    peaks = []
+    for sleep in ("never", "always"):
+        lists = planning.pipeline(groups, stages=2, sleep=sleep, **held)
+        assert lists["report"]["prefix_saved_asleep"] == (sleep == "always")
+        peaks.append(lists["stages"][0]["peak"]["bytes"])
+    # Boundaries of both groups, and 40 bytes of each or of the one whose op runs.
+    assert peaks == [88, 48]
+
+
 def test_rollouts_are_assigned_and_moved():
     history = [{"prompt": 7, "steps": [[40, 60]]}, {"prompt": 9, "steps": [[500]]}]
     requests = [
