@@ -7,6 +7,7 @@ what each of :data:`CASES` with this many ranks returns.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from agreement_worker import Calls
 from dormouse.megatron.balancing import routers_of
 from dormouse.megatron.refusals import unwrapped
 from failing_worker import joined
+from in_use import left_by
 from models import largest
 
 
@@ -110,13 +112,14 @@ class ConstantLoss:
 
 @dataclass(frozen=True)
 class Refused:
-    """A call is refused."""
+    """A call is refused after one that is not."""
 
     case: cases.Case
     change: Callable[[Calls], None]
 
     def __call__(self, runtime) -> dict:
         calls = Calls(self.case, runtime)
+        calls.run(calls.shared)
         self.change(calls)
         return {"error": calls.error()}
 
@@ -222,10 +225,14 @@ def main(directory: Path) -> None:
     with conftest.a_runtime() as runtime:
         for name, case in CASES.items():
             if case.case.ranks == ranks:
-                # A refusal closes process groups.
-                with joined(directory / name, case.case):
-                    found[name] = case(runtime)
-                found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+                case = dataclasses.replace(case, case=case.case.wide)
+
+                def run(name=name, case=case) -> dict:
+                    # A refusal closes process groups.
+                    with joined(directory / name, case.case):
+                        return case(runtime)
+
+                found[name] = left_by(runtime, run)
     torch.save(found, directory / f"{os.environ['RANK']}.pt")
 
 

@@ -31,7 +31,8 @@ from dormouse.hf.row_ranges import RangeAttention
 from dormouse.megatron import context_shards
 from dormouse.megatron.context_ring import ShardRing
 from dormouse.megatron.refusals import unwrapped
-from failing_worker import in_place_of, joined, other_options, raises, shared
+from failing_worker import RAISED, in_place_of, joined, other_options, raises, shared
+from in_use import left_by
 from models import largest
 from rooms import budget_of, room_of
 
@@ -305,11 +306,16 @@ def main(directory: Path) -> None:
     rows = {name: each for name, each in ROWS.items() if each.case.ranks == ranks}
     refused = {name: each for name, each in REFUSED.items() if each.case.ranks == ranks}
     with conftest.a_runtime() as runtime:
+        RAISED.runtime = runtime
         for names, work in ((rows, distance_of), (refused, error_of)):
             for name, each in names.items():
-                with joined(directory / name, CASE.alone):
-                    found[name] = work(each, runtime)
-                found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+                wide = dataclasses.replace(each, case=each.case.wide)
+
+                def run(name=name, each=wide, work=work) -> dict:
+                    with joined(directory / name, CASE.alone):
+                        return work(each, runtime)
+
+                found[name] = left_by(runtime, run)
         for name in AFTER_ALL:
             with joined(directory / name, CASE.alone):
                 found[name] = distance_of(AFTER_ALL[name], runtime)

@@ -30,6 +30,7 @@ from agreement_worker import PARTS, STAGES, Calls
 from dormouse.hf.step import Step
 from dormouse.megatron.stage import Stage
 from dormouse.megatron.stage_step import StageStep
+from in_use import left_by
 from models import distance, largest
 
 REPLICAS = cases.Case(
@@ -376,8 +377,8 @@ def main(directory: Path, names: list[str]) -> None:
             if names and name not in names:
                 continue
             if case.case.ranks == int(os.environ["WORLD_SIZE"]):
-                found[name] = case(runtime)
-                found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+                case = dataclasses.replace(case, case=case.case.wide)
+                found[name] = left_by(runtime, partial(case, runtime))
     torch.save(found, directory / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

@@ -9,6 +9,8 @@ import torch
 from balance_worker import CASES, CHANGED, CONSTANT, LOGGED, REFUSED
 from rank_workers import left_by_ranks
 
+from in_use import STAYS_BYTES_MAX
+
 WORKER = Path(__file__).with_name("balance_worker.py")
 SECONDS_MAX = 300
 EXACT = 1e-10
@@ -70,5 +72,13 @@ def test_parts_in_other_modes_are_refused_by_name(name, found):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_stays_asleep(name, found):
-    assert all(own["asleep"] == 0 for own in found[name])
+def test_prompts_sleep_and_none_stays_asleep(name, found):
+    for own in found[name]:
+        # Without gradients of its layers a prompt keeps nothing.
+        assert (own["asleep_peak"] > 0) != name.startswith("the head alone")
+        assert own["asleep"] == 0
+
+
+@pytest.mark.parametrize("name", CONSTANT | REFUSED)
+def test_nothing_stays_awake(name, found):
+    assert all(own["stays"] < STAYS_BYTES_MAX for own in found[name])

@@ -12,6 +12,7 @@ import torch
 from rank_workers import RANKS, run_ranks
 
 from context_worker import AFTER_ALL, REFUSED, ROWS
+from in_use import STAYS_BYTES_MAX
 
 WORKER = Path(__file__).with_name("context_worker.py")
 SECONDS_MAX = 600
@@ -61,11 +62,20 @@ def found(left_by) -> list[dict]:
     return left_by(RANKS)
 
 
+# Of so few tokens nothing is large enough to sleep.
+AWAKE = {
+    f"{layout}{rows}"
+    for layout in ("", "ring, ", "two stages, ")
+    for rows in ("prompts of two tokens", "prompts of four tokens", "no loss")
+}
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_gradients_are_those_of_whole_rows(name, left_by):
     for own in (each[name] for each in left_by(ROWS[name].case.ranks)):
         assert (own["largest"] == 0) == (name in ("no loss", "two stages, no loss"))
         assert own["difference"] <= EXACT * own["largest"]
+        assert (own["asleep_peak"] > 0) != (name in AWAKE)
         assert own["asleep"] == 0
 
 
@@ -88,7 +98,11 @@ def test_a_call_that_cannot_run_ends_on_all_ranks(name, left_by):
     # A rank whose own error comes later hears of another's.
     assert all(error.startswith(ERRORS[name]) or error in told for error in own)
     assert any(error.startswith(ERRORS[name]) for error in own)
-    assert all(each[name]["asleep"] == 0 for each in found)
+    for each in found:
+        # What comes first is refused before any prompt sleeps.
+        assert (each[name]["asleep_peak"] > 0) != REFUSED[name].comes_first
+        assert each[name]["asleep"] == 0
+        assert each[name]["stays"] < STAYS_BYTES_MAX
 
 
 @pytest.mark.parametrize("name", ROWS)

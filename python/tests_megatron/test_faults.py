@@ -97,7 +97,8 @@ def test_an_evaluation_between_the_passes(name, found):
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_stays_asleep_and_the_next_call_is_right(name, found):
+    """Each case has a call in which prompts sleep."""
     for own in found[name]:
-        assert own["asleep"] == 0
+        assert own["asleep_peak"] > 0 and own["asleep"] == 0
         # A late rank's own call follows one in time.
         assert own.get("next", own.get("late")) < EXACT

@@ -31,6 +31,7 @@ from dormouse.hf.prefix import PlannedForward
 from dormouse.megatron import read_batch
 from dormouse.megatron.refusals import unwrapped
 from failing_worker import joined
+from in_use import left_by
 from models import distance
 from on_cpu import OnCpu
 
@@ -197,9 +198,12 @@ def main(directory: Path) -> None:
     with conftest.a_runtime() as runtime:
         for name, case in CASES.items():
             if case.ranks == int(os.environ["WORLD_SIZE"]):
-                with joined(directory / name, case):
-                    found[name] = what_came_of(case, runtime)
-                found[name]["asleep"] = runtime.stats()["asleep"]["current_bytes"]
+
+                def run(name=name, case=case.wide) -> dict:
+                    with joined(directory / name, case):
+                        return what_came_of(case, runtime)
+
+                found[name] = left_by(runtime, run)
     torch.save(found, directory / f"{os.environ['RANK']}.pt")
 
 
