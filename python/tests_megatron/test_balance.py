@@ -12,7 +12,7 @@ from rank_workers import left_by_ranks
 from in_use import STAYS_BYTES_MAX
 
 WORKER = Path(__file__).with_name("balance_worker.py")
-SECONDS_MAX = 300
+SECONDS_MAX = 600
 EXACT = 1e-10
 # Of values that are logged in FP32.
 LOGGED_TOLERANCE = 1e-6
