@@ -212,6 +212,24 @@ CASES = {
     "two parts, tied, biases": Case(
         2, 2, config=PLAIN_GELU, model={"share_embeddings_and_output_weights": True}
     ),
+    "two parts, long prompts": Case(2, 2, prompt_tokens=LONG_TOKENS),
+    "two parts of a sequence, long prompts": Case(
+        2, 2, config={"sequence_parallel": True, "ffn_hidden_size": WIDE}, prompt_tokens=LONG_TOKENS
+    ),
+    "four stages, long prompts": Case(
+        4, stages=4, prompt_tokens=LONG_TOKENS, share={"microbatch_tokens": 9, "prompt_chunks": 2}
+    ),
+    "two stages of two parts of a sequence, long prompts": Case(
+        4,
+        2,
+        2,
+        config={"sequence_parallel": True, "ffn_hidden_size": WIDE},
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9, "prompt_chunks": 1},
+    ),
+    "two stages of two replicas, long prompts": Case(
+        4, stages=2, prompt_tokens=LONG_TOKENS, share={"microbatch_tokens": 9}
+    ),
     "two parts of one key head": Case(2, 2, config={"num_query_groups": 1}),
     "two parts of a sequence": Case(2, 2, config={"sequence_parallel": True}),
     "two parts of a sequence, experts": Case(2, 2, config=EXPERTS | {"sequence_parallel": True}),
@@ -500,6 +518,14 @@ CASES = {
     "context on two ranks, two parts": Case(4, 2, context_parallel=2),
     "context on two ranks, two parts of a sequence": Case(
         4, 2, context_parallel=2, config={"sequence_parallel": True}
+    ),
+    "context on two ranks, two parts of a sequence, long prompts": Case(
+        4,
+        2,
+        context_parallel=2,
+        config={"sequence_parallel": True, "ffn_hidden_size": WIDE},
+        prompt_tokens=LONG_TOKENS,
+        share={"microbatch_tokens": 9},
     ),
     "context on two ranks, two replicas, overlapped": Case(
         4,
