@@ -217,7 +217,7 @@ CASES = {
         2, 2, config={"sequence_parallel": True, "ffn_hidden_size": WIDE}, prompt_tokens=LONG_TOKENS
     ),
     "four stages, long prompts": Case(
-        4, stages=4, prompt_tokens=LONG_TOKENS, share={"microbatch_tokens": 9, "prompt_chunks": 2}
+        4, stages=4, prompt_tokens=LONG_TOKENS, share={"microbatch_tokens": 9, "prompt_chunks": 1}
     ),
     "two stages of two parts of a sequence, long prompts": Case(
         4,
@@ -228,7 +228,7 @@ CASES = {
         share={"microbatch_tokens": 9, "prompt_chunks": 1},
     ),
     "two stages of two replicas, long prompts": Case(
-        4, stages=2, prompt_tokens=LONG_TOKENS, share={"microbatch_tokens": 9}
+        4, stages=2, prompt_tokens=LONG_TOKENS, share={"microbatch_tokens": 9, "prompt_chunks": 1}
     ),
     "two parts of one key head": Case(2, 2, config={"num_query_groups": 1}),
     "two parts of a sequence": Case(2, 2, config={"sequence_parallel": True}),

@@ -278,7 +278,11 @@ ACROSS_STAGES = dataclasses.replace(OVERLAPPED_STAGES, share=cases.ACROSS)
 ACROSS_CONTEXT = dataclasses.replace(
     ACROSS, ranks=4, context_parallel=2, share={"across_replicas": True}
 )
-UNEVEN = dataclasses.replace(STAGES, config={"num_layers_in_first_pipeline_stage": 3})
+UNEVEN = dataclasses.replace(
+    STAGES,
+    config=STAGES.config
+    | {"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1},
+)
 LATE = {
     "stage 0, before the call": Late(STAGES, 0),
     "stage 1, before the call": Late(STAGES, 1),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from case_table import HIDDEN, LAYERS, WIDE, Case
 from dormouse.runtime import Runtime
 
-
 # Gradients in FP64 of the feed-forward weights of one wide layer: gate, up and down. What the
 # interpreter itself holds changes by less.
 STAYS_BYTES_MAX = 8 * WIDE * 3 * HIDDEN
@@ -17,7 +16,8 @@ STAYS_BYTES_MAX = 8 * WIDE * 3 * HIDDEN
 def has_last_layer_alone(case: Case, rank: int) -> bool:
     """Returns whether a rank has the model's last layer and no other. Of that a prompt keeps K and
     V, which are awake."""
-    return case.stages == LAYERS and rank >= case.ranks - case.ranks // case.stages
+    layers = case.config.get("num_layers_in_last_pipeline_stage", LAYERS // case.stages)
+    return layers == 1 and rank >= case.ranks - case.ranks // case.stages
 
 
 def asleep_bytes(runtime: Runtime) -> int:
