@@ -359,22 +359,6 @@ def test_hooks_at_the_end_of_a_graph_see_every_gradient(is_pre, runtime):
     assert is_pre or len(seen) >= len(nodes) * (len(CASE["lengths"]) + 2 * (MICROBATCHES + 1)) - 2
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_padding_changes_no_slot(rows):
-    """Ranks pad rows that they do not divide. A prompt may have padding that the probed one lacks."""
-
-    def graph_of(padding: int) -> graph.LayerGraph:
-        x = torch.ones(2, 3, requires_grad=True)
-        y = x.exp()
-        if padding >= 0:
-            y = torch.nn.functional.pad(y, (0, 0, 0, padding))
-        return graph.collect([y.tanh()], set())
-
-    plain, padded = graph_of(-1), graph_of(rows)
-    assert plain.signature == padded.signature == ("TanhBackward0", "ExpBackward0")
-    assert plain.storages.keys() == padded.storages.keys() and len(padded.storages) == 2
-
-
 def test_an_embedding_that_adds_has_the_slots_of_torchs():
     """The graph of a prompt is compared with the probed one, whose embedding is torch's."""
     model = torch.nn.Embedding(7, 3)

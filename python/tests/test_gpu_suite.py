@@ -311,36 +311,41 @@ class Softmax:
 
     name = "softmax"
 
-    def __init__(self, factor: float | None, has_pieces: bool = True):
-        self.factor, self.has_pieces = factor, has_pieces
+    def __init__(self, factor: float | None):
+        self.factor = factor
 
     def forward(self, query, key, value, causal, scores):
         if self.factor is None:
             raise RuntimeError("no kernel for this GPU")
         products = self._scores(query, key, causal, scores)
-        out = (products.softmax(-1) @ value.double()).bfloat16()
+        out = (products.softmax(-1) @ self._spread(value)).bfloat16()
         return out, products.logsumexp(-1).float()
 
     def backward(self, grad, query, key, value, out, lse, causal, scores):
-        grad, value, out = (x.double() for x in (grad, value, out))
+        grad, value, out = grad.double(), self._spread(value), out.double()
         weights = (self._scores(query, key, causal, scores) - lse.double().unsqueeze(-1)).exp()
         slope = weights * (grad @ value.transpose(-2, -1) - (grad * out).sum(-1, keepdim=True))
         slope = slope * scores.scale
         of_values = self.factor * (weights.transpose(-2, -1) @ grad)
-        grads = (slope @ key.double(), slope.transpose(-2, -1) @ query.double(), of_values)
-        return [x.bfloat16() for x in grads]
+        of_keys = slope.transpose(-2, -1) @ query.double()
+        of_shared = (self._gathered(x, key) for x in (of_keys, of_values))
+        return [x.bfloat16() for x in (slope @ self._spread(key), *of_shared)]
+
+    @staticmethod
+    def _spread(x):
+        return x.double().repeat_interleave(attention.EXACT_HEADS // x.shape[1], 1)
+
+    @staticmethod
+    def _gathered(grad, like):
+        return grad.unflatten(1, (like.shape[1], -1)).sum(2)
 
     def _scores(self, query, key, causal, scores):
         import torch
 
-        products = query.double() @ key.double().transpose(-2, -1) * scores.scale
+        products = query.double() @ self._spread(key).transpose(-2, -1) * scores.scale
         if causal is False:
             return products
-        lengths = [query.shape[2]]
-        if causal is not True:
-            if not self.has_pieces:
-                raise NotImplementedError("no variable-length form")
-            lengths = causal.lengths
+        lengths = [query.shape[2]] if causal is True else causal.lengths
         seen = torch.block_diag(*(torch.ones(each, each).tril() for each in lengths))
         return products.masked_fill(seen == 0, -math.inf)
 
@@ -372,17 +377,7 @@ def test_every_gradient_of_a_kernel_is_held_to_the_bar(gradients, factor, met, c
     assert (found["ours"] is None) is not met
 
 
-@pytest.mark.usefixtures("operands_of_the_cpu")
-def test_a_kernel_without_a_form_of_pieces_misses_nothing(capsys):
-    import torch
-
-    attention._judged(torch, Softmax(1.0, has_pieces=False), "what", attention._in_pieces)
-    found = rows.judged(json.loads(capsys.readouterr().out)["row"])
-    assert (found["ours"], found["met"]) == (None, None)
-    assert "refused: no variable-length form" in found["how"]
-
-
-def test_the_kernels_are_those_that_the_runtime_calls(monkeypatch):
+def test_the_kernels_are_those_that_the_runtime_calls(capsys, monkeypatch):
     import torch
 
     from dormouse.hf import cuda_kernels
@@ -391,8 +386,10 @@ def test_the_kernels_are_those_that_the_runtime_calls(monkeypatch):
     for kernel in cuda_kernels.CANDIDATES:
         monkeypatch.setattr(kernel, "is_enabled", lambda: True)
     assert attention._kernels() == list(cuda_kernels.CANDIDATES)
+    assert not capsys.readouterr().out
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)
     assert "cudnn" not in [each.name for each in attention._kernels()]
+    assert "cudnn, left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("left", "met"), [(0, False), (255, False), (256, True)])

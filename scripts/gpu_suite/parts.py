@@ -48,7 +48,7 @@ PARTS = (
     Part("modes", "GPU modes of install(): bytes, addresses, memory given back", 120,
          commands.python_part("gpu_suite.modes"), TORCH),
     Part("attention", "our attention kernels: rates, and gradients as the schedule calls them", 60,
-         commands.python_part("gpu_suite.attention"), (*TORCH, "computes")),
+         commands.python_part("gpu_suite.attention"), (*TORCH, "computes", "transformers")),
     Part("demo", "the demo's group: gradients against FP64, asleep equals awake", 180,
          commands.headline("small"), MODEL),
     Part("tests", "the tests of every mode", 240, commands.tests, MODEL),

@@ -30,7 +30,7 @@ impl<D: Device> Engine<D> {
         if let Some(actions) = self.table.feed(id, Input::Done(outcome)).actions() {
             if actions.contains(&Action::Start(RegionStep::Seal)) {
                 // The bytes have left: the next copy goes on beside the calls that remove their pages.
-                self.start_queued_sleeps();
+                self.start_queued_sleep();
             }
             self.execute(id, actions);
         }

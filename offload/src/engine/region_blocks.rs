@@ -177,11 +177,12 @@ impl<D: Device> Engine<D> {
         {
             let mut inner = self.table.lock();
             let Some((entry, shared)) = inner.get_both(id) else { return };
+            let is_sealing = entry.data.is_sealing(&entry.region);
             for &at in places.iter().rev() {
                 let part = entry.data.blocks.remove(at);
                 let bytes = part.range.bytes as u64;
                 entry.data.bytes -= bytes;
-                shared.detach_blocks(entry.data.role, entry.data.tag, bytes);
+                shared.detach_blocks(entry.data.role, entry.data.tag, bytes, is_sealing);
                 leaving.push(part);
             }
             if entry.data.is_freed() {

@@ -84,6 +84,19 @@ pub(crate) enum PageReservation {
 }
 
 impl<D: Device> RegionData<D> {
+    /// Returns whether it goes to the file through a bounce buffer.
+    fn goes_by_host(&self, region: &Region) -> bool {
+        self.is_bounced && region.goal == SleepGoal::Nvme
+    }
+
+    /// Returns whether its bytes have left for good while its pages are removed. What goes on to the file
+    /// keeps its bounce buffer.
+    pub(crate) fn is_sealing(&self, region: &Region) -> bool {
+        region.state == RegionState::FallingAsleep
+            && region.in_flight == Some(RegionStep::Seal)
+            && !self.goes_by_host(region)
+    }
+
     pub(crate) fn new(
         role: Role,
         label: SpanLabel,
@@ -257,11 +270,11 @@ impl TableState {
     }
 
     /// Removes the bytes of blocks that leave a region while its pages are removed.
-    pub(crate) fn detach_blocks(&mut self, role: Role, tag: NameId, bytes: u64) {
+    /// `is_sealing`: [`RegionData::is_sealing`].
+    pub(crate) fn detach_blocks(&mut self, role: Role, tag: NameId, bytes: u64, is_sealing: bool) {
         self.owners.remove(role, tag, bytes);
-        for count in [&mut self.inflight_bytes, &mut self.sealing_bytes] {
-            *count = count.saturating_sub(bytes);
-        }
+        recount(&mut self.inflight_bytes, bytes, true, false);
+        recount(&mut self.sealing_bytes, bytes, is_sealing, false);
         for level in [&mut self.roles[role.index()].all, &mut self.tiers[Tier::Device.index()]] {
             level.current_bytes = level.current_bytes.saturating_sub(bytes);
         }
@@ -342,14 +355,10 @@ impl<D: Device> Payload for RegionData<D> {
             // Relaxed: the transfer that reads it starts after this lock.
             self.cancel.store(false, Ordering::Relaxed);
         }
-        let goes_by_host = |r: &Region| self.is_bounced && r.goal == SleepGoal::Nvme;
         let is_falling = |r: &Region| r.state == RegionState::FallingAsleep;
-        // What goes on to the file keeps its bounce buffer.
-        let is_sealing =
-            |r: &Region| is_falling(r) && r.in_flight == Some(RegionStep::Seal) && !goes_by_host(r);
-        let bounces = |r: &Region| goes_by_host(r) && r.state == RegionState::Spilling;
+        let bounces = |r: &Region| self.goes_by_host(r) && r.state == RegionState::Spilling;
         recount(&mut shared.inflight_bytes, bytes, is_falling(before), is_falling(after));
-        recount(&mut shared.sealing_bytes, bytes, is_sealing(before), is_sealing(after));
+        recount(&mut shared.sealing_bytes, bytes, self.is_sealing(before), self.is_sealing(after));
         recount(&mut shared.bounced_bytes, bytes, bounces(before), bounces(after));
         let role = self.role.index();
         if after.state.is_asleep() && !before.state.is_asleep() {

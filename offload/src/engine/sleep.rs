@@ -280,15 +280,15 @@ impl<D: Device> Engine<D> {
     pub(super) fn pump(&self) {
         self.serve_loads();
         self.serve_admissions();
-        self.start_queued_sleeps();
+        while self.start_queued_sleep() {}
         self.serve_promotions();
     }
 
-    /// Starts admitted sleeps as far as the window allows.
-    pub(super) fn start_queued_sleeps(&self) {
-        while let Some((id, actions)) = self.next_queued_sleep() {
-            self.execute(id, actions);
-        }
+    /// Starts the next admitted sleep if the window has room for it. Returns false if none started.
+    pub(super) fn start_queued_sleep(&self) -> bool {
+        let Some((id, actions)) = self.next_queued_sleep() else { return false };
+        self.execute(id, actions);
+        true
     }
 
     /// As [`Engine::pump`], on an I/O thread: starting a sleep may wait for a stream's queue, and a free

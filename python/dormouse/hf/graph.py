@@ -51,9 +51,6 @@ _EQUAL = {
 }
 # What the latter saves has the name that torch's operation gives it.
 _EQUAL_SAVED = {("AccumulatingEmbeddingBackward", "saved_tensors"): "_saved_indices"}
-# Nodes that one of two equal graphs may lack. They save no tensor: rows that ranks divide evenly have
-# no padding.
-_LEFT_OUT = frozenset({"ConstantPadNdBackward0"})
 _saved_names: dict[type, tuple[str, ...]] = {}
 
 
@@ -69,7 +66,7 @@ class LayerGraph(NamedTuple):
     """One layer's part of the prefix graph."""
 
     signature: tuple[str, ...]
-    """Node names in walk order, without padding: equal signatures have equal slots."""
+    """Node names in walk order: equal signatures have equal slots."""
     storages: dict[SavedSlot, int]
     """Address of the storage saved in each slot."""
 
@@ -91,16 +88,15 @@ def collect(roots: list[torch.Tensor], visited: set) -> LayerGraph:
         name = node.name()
         if name == _ACCUMULATE:
             continue
-        if name not in _LEFT_OUT:
-            index = len(signature)
-            if index >= NODES_MAX:
-                raise GraphTooLargeError(f"its graph has more than {NODES_MAX} nodes")
-            signature.append(_EQUAL.get(name, name))
-            for attribute, item, tensor in saved(node):
-                address = storage_address(tensor)
-                if address:
-                    attribute = _EQUAL_SAVED.get((name, attribute), attribute)
-                    storages[SavedSlot(index, attribute, item)] = address
+        index = len(signature)
+        if index >= NODES_MAX:
+            raise GraphTooLargeError(f"its graph has more than {NODES_MAX} nodes")
+        signature.append(_EQUAL.get(name, name))
+        for attribute, item, tensor in saved(node):
+            address = storage_address(tensor)
+            if address:
+                attribute = _EQUAL_SAVED.get((name, attribute), attribute)
+                storages[SavedSlot(index, attribute, item)] = address
         stack.extend(n for n, _ in reversed(node.next_functions) if n is not None)
     return LayerGraph(tuple(signature), storages)
 

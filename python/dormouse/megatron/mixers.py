@@ -21,6 +21,20 @@ from .hidden import Hidden
 from .routers import PrefixEnd, Routers
 
 
+class _WithPadding(torch.autograd.Function):
+    """Padding behind the rows of attention, or none: one node in either case, since a prompt whose
+    graph is not the probed one stays awake. Shapes ``[tokens, ...]``."""
+
+    @staticmethod
+    def forward(ctx, out: torch.Tensor, room: int) -> torch.Tensor:
+        ctx.tokens = len(out)
+        return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, room)) if room else out.view_as(out)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        return grad[: ctx.tokens], None
+
+
 class GPTMixers:
     """What mixes tokens in the layers of a GPTModel. Their core attention is replaced for the
     thread of a pass; Megatron's own returns no log-sum-exp."""
@@ -158,8 +172,7 @@ class GPTMixers:
                 query, key, value = (x[: self._rows] for x in (query, key, value))
             columns = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             out = attend(registry.Call(core, *columns, rules, None, ranges, ring))
-            out = out.permute(2, 0, 1, 3).flatten(2)
-            return torch.nn.functional.pad(out, (0, 0, 0, 0, 0, room)) if room else out
+            return _WithPadding.apply(out.permute(2, 0, 1, 3).flatten(2), room)
 
         return forward
 

@@ -235,9 +235,6 @@ class SharedGPT(ScoredModel):
     def _fits(self, *arguments, **options):
         return all_hold(self._model, super()._fits(*arguments, **options))
 
-    def _holds_logits(self, places):
-        return all_hold(self._model, super()._holds_logits(places))
-
 
 class TensorParallelWeights(ReplicatedWeights):
     """Each rank has a part of every matrix, and all of the norms."""
