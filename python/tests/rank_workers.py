@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -48,3 +49,19 @@ def left_by_ranks(
     assert codes == [0] * ranks
     of_ranks = [torch.load(directory / f"{rank}.pt") for rank in range(ranks)]
     return {name: [each[name] for each in of_ranks] for name in of_ranks[0]}
+
+
+def left_by_each(
+    worker: Path,
+    make_directory: Callable[[str], Path],
+    numbers: Iterable[int],
+    *,
+    seconds_max: float,
+) -> dict[str, list]:
+    """Returns what :func:`left_by_ranks` does, of runs with each of these numbers of ranks.
+    ``make_directory(name)``: as ``tmp_path_factory.mktemp``."""
+    left: dict[str, list] = {}
+    for ranks in numbers:
+        directory = make_directory(f"ranks_{ranks}")
+        left |= left_by_ranks(worker, directory, ranks=ranks, seconds_max=seconds_max)
+    return left

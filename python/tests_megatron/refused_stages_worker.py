@@ -24,9 +24,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import ColumnParallelLinear
 
 import cases
+from agreement_worker import Calls
 from dormouse.megatron.refusals import unwrapped
 from failing_worker import STAGES, joined, shared
-from models import distance
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,6 @@ def error_of(refused: Refused, runtime) -> dict:
     return found
 
 
-def distance_of_next(runtime) -> float:
-    chunks, found = cases.chunks_of(STAGES), []
-    for function in (get_forward_backward_func(), shared(STAGES, runtime)):
-        cases.run(STAGES, function, chunks, cases.batches_of())
-        found.append(cases.gradients(chunks))
-    return distance(*found)
-
-
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     found = {}
@@ -106,7 +98,7 @@ def main(directory: Path) -> None:
             with joined(directory / name, STAGES):
                 found[name] = error_of(refused, runtime)
             with joined(directory / f"{name}, next", STAGES):
-                found[name]["next"] = distance_of_next(runtime)
+                found[name]["next"] = Calls(STAGES, runtime).distance()
     torch.save(found, directory / f"{os.environ['RANK']}.pt")
 
 

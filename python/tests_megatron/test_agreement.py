@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from agreement_worker import DEVIATING
-from rank_workers import RANKS, left_by_ranks
+from rank_workers import RANKS, left_by_each
 
 WORKER = Path(__file__).with_name("agreement_worker.py")
 SECONDS_MAX = 300
@@ -21,11 +21,8 @@ EXACT = 1e-10
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, list[dict]]:
     """What each rank left, of each case."""
-    left = {}
-    for ranks in (RANKS, 4):
-        directory = tmp_path_factory.mktemp(f"agreement_{ranks}")
-        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
-    return left
+    numbers = (RANKS, 4)
+    return left_by_each(WORKER, tmp_path_factory.mktemp, numbers, seconds_max=SECONDS_MAX)
 
 
 @pytest.mark.parametrize("name", [

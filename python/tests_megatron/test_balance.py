@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from balance_worker import CASES, CHANGED, CONSTANT, LOGGED, REFUSED
-from rank_workers import left_by_ranks
+from rank_workers import left_by_each
 
 from in_use import STAYS_BYTES_MAX
 
@@ -26,11 +26,8 @@ ERRORS = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, list[dict]]:
     """What each rank left, of each case."""
-    left = {}
-    for ranks in (1, 2):
-        directory = tmp_path_factory.mktemp(f"balance_{ranks}")
-        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
-    return left
+    numbers = (1, 2)
+    return left_by_each(WORKER, tmp_path_factory.mktemp, numbers, seconds_max=SECONDS_MAX)
 
 
 @pytest.mark.parametrize("name", LOGGED)

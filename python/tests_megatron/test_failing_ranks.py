@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from failing_worker import DIFFERING, FAILING, NO_RANK
-from rank_workers import RANKS, left_by_ranks
+from rank_workers import RANKS, left_by_each
 
 from in_use import has_last_layer_alone
 
@@ -52,11 +52,8 @@ SLEEPING = [
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory) -> dict[str, list[dict]]:
     """What each rank left of each case."""
-    left = {}
-    for ranks in (RANKS, 4):
-        directory = tmp_path_factory.mktemp(f"errors_{ranks}")
-        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
-    return left
+    numbers = (RANKS, 4)
+    return left_by_each(WORKER, tmp_path_factory.mktemp, numbers, seconds_max=SECONDS_MAX)
 
 
 @pytest.mark.parametrize("name", FAILS)

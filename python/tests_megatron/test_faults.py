@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from in_use import has_last_layer_alone
-from rank_workers import RANKS, left_by_ranks
+from rank_workers import RANKS, left_by_each
 
 from faults_worker import CASES, EVALUATED, FROZEN, LATE, LATE_S, NO_LOSS, SHARES
 
@@ -24,11 +24,8 @@ PROMPTS = 2
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, list[dict]]:
     """What each rank left, of each case."""
-    left = {}
-    for ranks in (RANKS, 4):
-        directory = tmp_path_factory.mktemp(f"faults_{ranks}")
-        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
-    return left
+    numbers = (RANKS, 4)
+    return left_by_each(WORKER, tmp_path_factory.mktemp, numbers, seconds_max=SECONDS_MAX)
 
 
 @pytest.mark.parametrize("name", LATE)

@@ -104,7 +104,7 @@ def test_prompts_pass_through_the_layers_once(run_of, name):
             ran = _taken(pieces, prompts)
             # Replicas may run prompts of each other.
             assert case.is_across or ran == set(rollouts)
-            # What is left has no row of the trainer's.
+            # The only other piece may be the dummy that a rank without rows runs.
             assert pieces.keys() <= {DUMMY}
             ran_on_any |= ran
             if case.has_all_rows:

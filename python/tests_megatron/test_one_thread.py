@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rank_workers import RANKS, left_by_ranks
+from rank_workers import RANKS, left_by_each
 
 from in_use import STAYS_BYTES_MAX
 from threads_worker import CASES, END, LOSS, PASSES, READ, SECOND_CALLS
@@ -23,11 +23,8 @@ REFUSED = (
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, list[dict]]:
     """What each rank left, of each case."""
-    left = {}
-    for ranks in (1, RANKS):
-        directory = tmp_path_factory.mktemp(f"threads_{ranks}")
-        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
-    return left
+    numbers = (1, RANKS)
+    return left_by_each(WORKER, tmp_path_factory.mktemp, numbers, seconds_max=SECONDS_MAX)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from optimizer_worker import CASES, CLIP, MICROBATCHES, PLAIN, SHARED, UPDATES
-from rank_workers import left_by_ranks
+from rank_workers import left_by_each
 
 from models import distance
 
@@ -25,11 +25,8 @@ ROWS, PROMPTS = 5, 2
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, list[dict]]:
     """What each rank left of each case."""
-    left = {}
-    for ranks in sorted({case.ranks for case in CASES.values()}):
-        directory = tmp_path_factory.mktemp("optimizer")
-        left |= left_by_ranks(WORKER, directory, ranks=ranks, seconds_max=SECONDS_MAX)
-    return left
+    numbers = sorted({case.ranks for case in CASES.values()})
+    return left_by_each(WORKER, tmp_path_factory.mktemp, numbers, seconds_max=SECONDS_MAX)
 
 
 @pytest.mark.parametrize("name", CASES)

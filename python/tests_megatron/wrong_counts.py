@@ -97,7 +97,7 @@ def ringed(times: int) -> Iterator[_Calls]:
         def add_often(owner, pair, sums):
             before = [each.clone() for each in sums]
             add(owner, pair, sums)
-            # Responses that nobody reads add nothing.
+            # The gradient of a response that no loss reads is zero.
             adds = any(not torch.equal(*each) for each in zip(sums, before, strict=True))
             is_wrong = adds and self._rank == WRONG_RANK and owner == OTHER_RANK
             if is_wrong and calls.take_first():

@@ -84,19 +84,6 @@ pub(crate) enum PageReservation {
 }
 
 impl<D: Device> RegionData<D> {
-    /// Returns whether it goes to the file through a bounce buffer.
-    fn goes_by_host(&self, region: &Region) -> bool {
-        self.is_bounced && region.goal == SleepGoal::Nvme
-    }
-
-    /// Returns whether its bytes have left for good while its pages are removed. What goes on to the file
-    /// keeps its bounce buffer.
-    pub(crate) fn is_sealing(&self, region: &Region) -> bool {
-        region.state == RegionState::FallingAsleep
-            && region.in_flight == Some(RegionStep::Seal)
-            && !self.goes_by_host(region)
-    }
-
     pub(crate) fn new(
         role: Role,
         label: SpanLabel,
@@ -128,6 +115,19 @@ impl<D: Device> RegionData<D> {
             tag,
             asked_ns: 0,
         }
+    }
+
+    /// Returns whether it goes to the file through a bounce buffer.
+    fn goes_by_host(&self, region: &Region) -> bool {
+        self.is_bounced && region.goal == SleepGoal::Nvme
+    }
+
+    /// Returns whether its bytes have left for good while its pages are removed. What goes on to the file
+    /// keeps its bounce buffer.
+    pub(crate) fn is_sealing(&self, region: &Region) -> bool {
+        region.state == RegionState::FallingAsleep
+            && region.in_flight == Some(RegionStep::Seal)
+            && !self.goes_by_host(region)
     }
 
     /// Returns its layer, if it belongs to one.
@@ -273,8 +273,10 @@ impl TableState {
     /// `is_sealing`: [`RegionData::is_sealing`].
     pub(crate) fn detach_blocks(&mut self, role: Role, tag: NameId, bytes: u64, is_sealing: bool) {
         self.owners.remove(role, tag, bytes);
-        recount(&mut self.inflight_bytes, bytes, true, false);
-        recount(&mut self.sealing_bytes, bytes, is_sealing, false);
+        self.inflight_bytes = self.inflight_bytes.saturating_sub(bytes);
+        if is_sealing {
+            self.sealing_bytes = self.sealing_bytes.saturating_sub(bytes);
+        }
         for level in [&mut self.roles[role.index()].all, &mut self.tiers[Tier::Device.index()]] {
             level.current_bytes = level.current_bytes.saturating_sub(bytes);
         }
