@@ -291,19 +291,70 @@ impl History {
         self.allocations.get(slot as usize)?.as_ref()
     }
 
+    /// Records the allocation of the block in `slot`.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "half of a recorded request is calls otherwise")]
+    pub(crate) fn push_allocation(&mut self, slot: u32, event: &HistoryEvent) {
+        self.set_allocation(slot, event);
+        self.push(event);
+        if self.log.is_some() {
+            self.log_block(slot, None);
+        }
+    }
+
+    /// Records that something happened to the block in `slot` at this moment.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as above")]
+    pub(crate) fn push_change(&mut self, slot: u32, action: HistoryAction) {
+        let allocation = self.allocations.get(slot as usize).and_then(Option::as_ref);
+        let Some(allocation) = allocation else { return };
+        let at_ns = now_ns();
+        let is_again = matches!(action, HistoryAction::Awoke);
+        let context = if is_again { allocation.context } else { CONTEXT.get() };
+        if let Some(ring) = self.ring.as_mut().filter(|ring| ring.records(action)) {
+            // Changed where it is kept: it is copied once.
+            let event = ring.add(allocation);
+            (event.at_ns, event.action, event.context) = (at_ns, action, context);
+        }
+        if action == HistoryAction::Freed && self.log.is_some() {
+            self.log_block(slot, Some((at_ns, context)));
+        }
+    }
+
     #[inline]
     pub(crate) fn set_allocation(&mut self, slot: u32, event: &HistoryEvent) {
-        let slot = slot as usize;
-        if slot >= self.allocations.len() {
-            self.allocations.resize(slot + 1, None);
+        if slot as usize >= self.allocations.len() {
+            self.add_slots(slot);
         }
-        self.allocations[slot] = Some(*event);
+        self.allocations[slot as usize] = Some(*event);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_slots(&mut self, last: u32) {
+        self.allocations.resize(last as usize + 1, None);
+    }
+
+    /// Adds the allocation of the block in `slot` to the log, or its free at that moment and in that context.
+    ///
+    /// The event is made anew: a caller without a log then has it in no memory but the ring's.
+    #[cold]
+    #[inline(never)]
+    fn log_block(&mut self, slot: u32, freed: Option<(u64, u64)>) {
+        let Some(&allocation) = self.allocation(slot) else { return };
+        let freed = freed.map(|(at_ns, context)| HistoryEvent {
+            at_ns,
+            context,
+            action: HistoryAction::Freed,
+            ..allocation
+        });
+        self.log(&freed.unwrap_or(allocation));
     }
 
     #[inline]
     pub(crate) fn push(&mut self, event: &HistoryEvent) {
-        if let Some(ring) = &mut self.ring {
-            ring.push(event);
+        if let Some(ring) = self.ring.as_mut().filter(|ring| ring.records(event.action)) {
+            ring.add(event);
         }
     }
 }
@@ -320,22 +371,28 @@ impl EventRing {
         [older, newer].concat()
     }
 
+    #[inline]
+    const fn records(&self, action: HistoryAction) -> bool {
+        self.options.skipped & action.bit() == 0
+    }
+
+    /// Adds a copy of `event`, which is returned.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "half of a recorded request is calls otherwise")]
-    fn push(&mut self, event: &HistoryEvent) {
-        if self.options.skipped & event.action.bit() != 0 {
-            return;
-        }
+    fn add(&mut self, event: &HistoryEvent) -> &mut HistoryEvent {
         self.recorded += 1;
-        if self.events.len() < self.options.events_max {
+        let mut at = self.events.len();
+        if at < self.options.events_max {
             // Within the capacity: no memory is allocated.
             self.events.push(*event);
-            return;
+        } else {
+            at = self.next;
+            self.events[at] = *event;
+            self.next += 1;
+            if self.next == self.events.len() {
+                self.next = 0;
+            }
         }
-        self.events[self.next] = *event;
-        self.next += 1;
-        if self.next == self.events.len() {
-            self.next = 0;
-        }
+        &mut self.events[at]
     }
 }

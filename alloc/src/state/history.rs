@@ -155,9 +155,7 @@ impl State {
             arena: request.arena,
             ..HistoryEvent::now(HistoryAction::Allocated, start, request.bytes as u64)
         };
-        history.set_allocation(index, &event);
-        history.push(&event);
-        history.log(&event);
+        history.push_allocation(index, &event);
     }
 
     /// Records that the caller of block `index` has freed it; something may still use it.
@@ -175,16 +173,8 @@ impl State {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as above")]
     pub(super) fn record_block(&mut self, index: u32, action: HistoryAction) {
-        let Some(history) = &mut self.history else { return };
-        if let Some(allocation) = history.allocation(index) {
-            let now = HistoryEvent::now(action, allocation.address, allocation.bytes);
-            let is_again = matches!(action, HistoryAction::Awoke);
-            let context = if is_again { allocation.context } else { now.context };
-            let event = HistoryEvent { at_ns: now.at_ns, action, context, ..*allocation };
-            history.push(&event);
-            if action == HistoryAction::Freed {
-                history.log(&event);
-            }
+        if let Some(history) = &mut self.history {
+            history.push_change(index, action);
         }
     }
 

@@ -11,6 +11,7 @@ use dormouse_alloc::{
 };
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 const ALL: HistoryOptions = HistoryOptions { events_max: 64, skipped: 0 };
 
@@ -284,6 +285,30 @@ fn the_log_and_the_history_start_and_end_alone() {
     pair();
     assert!(actions(&allocator).iter().all(|action| *action != Allocated));
     allocator.check().unwrap();
+}
+
+#[test]
+fn the_log_has_the_events_of_the_history() {
+    let (_, allocator) = ordered(64, 32, 1);
+    allocator.start_history(ALL, false);
+    allocator.start_log();
+    for bytes in [PAGE, 512] {
+        set_context(7);
+        let block = allocator.allocate(&request(bytes)).unwrap();
+        set_context(8);
+        std::thread::sleep(Duration::from_micros(50));
+        let _ = allocator.free(block.range.start, key(0)).unwrap();
+    }
+    let mut operations = Operations::default();
+    assert!(allocator.take_operations(&mut operations));
+    let is_operation = |it: &HistoryEvent| matches!(it.action, Allocated | Freed);
+    let wanted: Vec<_> = events(&allocator).into_iter().filter(is_operation).collect();
+    assert_eq!(wanted.iter().map(|it| it.context).collect::<Vec<_>>(), [7, 8, 7, 8]);
+    assert!(wanted.chunks(2).all(|it| it[0].at_ns < it[1].at_ns), "{wanted:?}");
+    let logged: Vec<_> =
+        operations.events.iter().map(|it| HistoryEvent { thread: 0, ..*it }).collect();
+    assert_eq!(logged, wanted);
+    set_context(0);
 }
 
 #[test]
