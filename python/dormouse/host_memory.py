@@ -1,21 +1,25 @@
-"""Host memory that a process may still take: what is available, within its control group."""
+"""Host memory that a process may still take: what is available, within its control groups."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
-# Of this process's control group: version 2, then version 1.
-_GROUPS = (
-    ("memory.max", "memory.current", Path("/sys/fs/cgroup")),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", Path("/sys/fs/cgroup/memory")),
-)
+# Lines of hierarchy:controllers:path.
+_CGROUP = Path("/proc/self/cgroup")
+# By controller, of which version 2 names none: files of limit and usage, and where groups are.
+_VERSIONS = {
+    "": ("memory.max", "memory.current", Path("/sys/fs/cgroup")),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", Path("/sys/fs/cgroup/memory")),
+}
 
 
 def free_bytes() -> int:
-    """Returns the bytes that are available, within the limit of the control group."""
+    """Returns the bytes that are available, within the limits of the control group and of those
+    around it."""
     available = available_bytes(_MEMINFO.read_text())
-    for limit, usage, folder in _GROUPS:
+    for limit, usage, folder in _groups():
         left = _left(folder, limit, usage)
         if left is not None:
             available = min(available, left)
@@ -26,6 +30,19 @@ def available_bytes(meminfo: str) -> int:
     """Returns ``MemAvailable`` of the text of ``/proc/meminfo``."""
     lines = (line.split() for line in meminfo.splitlines())
     return next(int(words[1]) << 10 for words in lines if words[:1] == ["MemAvailable:"])
+
+
+def _groups() -> Iterator[tuple[str, str, Path]]:
+    """Yields the files and the folder of each group. In a container a path may be that outside of
+    it; the root has the container's figures then."""
+    lines = _CGROUP.read_text().splitlines() if _CGROUP.is_file() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        for name in _VERSIONS.keys() & set(controllers.split(",")):
+            limit, usage, root = _VERSIONS[name]
+            group = Path(path.lstrip("/"))
+            # The parents of a relative path end with the root.
+            for each in (group, *group.parents):
+                yield limit, usage, root / each
 
 
 def _left(folder: Path, limit: str, usage: str) -> int | None:

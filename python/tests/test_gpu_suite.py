@@ -6,78 +6,26 @@ import contextlib
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from gpu_suite import (  # noqa: E402
+from gpu_suite import (
     attention,
-    bundle,
     checks,
     cli,
-    commands,
-    facts,
     limits,
     memcheck,
     modes,
-    needs,
-    options,
     parts,
-    paths,
-    plan,
     result,
     rows,
     summary,
     table,
 )
-
-from gpu_suite import tests as suite_tests  # noqa: E402
-
-from dormouse.headline import shapes  # noqa: E402
-
-ROW = {"name": "n", "unit": "s", "ours": 1.0, "bar": 2.0, "better": "lower", "peers": {}, "how": ""}
-
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
-
-
-def run(code: str, seconds: float = 30.0) -> limits.Ended:
-    return limits.run(python(code), seconds, dict(os.environ), ROOT)
-
-
-def fake(code: str, seconds: float = 30, **changes) -> parts.Part:
-    return parts.Part("fake", "", seconds, lambda setting, seconds: python(code), **changes)
-
-
-def setting(**changes) -> commands.Setting:
-    found = paths.Paths(ROOT, None, None)
-    return commands.Setting(found, True, "cpu", ROOT / "gpu-results", **changes)
-
-
-def run_fake(code: str, seconds: float = 30.0, **changes) -> dict:
-    return cli.run_part(fake(code, **changes), setting(), seconds)
-
-
-def says(*objects: dict) -> str:
-    return "".join(f"print({json.dumps(each)!r}, flush=True);" for each in objects)
-
-
-def lives(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
+from gpu_suite import tests as suite_tests
+from suite_fakes import FACTS, ROOT, ROW, fake, lives, run, run_fake, says, setting
 
 # Limits.
 
@@ -379,7 +327,6 @@ def test_every_gradient_of_a_kernel_is_held_to_the_bar(gradients, factor, met, c
 
 def test_the_kernels_are_those_that_the_runtime_calls(capsys, monkeypatch):
     import torch
-
     from dormouse.hf import cuda_kernels
 
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91_900)
@@ -392,11 +339,44 @@ def test_the_kernels_are_those_that_the_runtime_calls(capsys, monkeypatch):
     assert "cudnn, left out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("left", "met"), [(0, False), (255, False), (256, True)])
-def test_bytes_that_never_left_are_not_back(left, met, capsys, monkeypatch):
+@pytest.mark.parametrize("mode", ["allocator", "pool"])
+def test_nothing_is_trimmed_between_a_sleep_and_the_reading_of_memory(mode, capsys, monkeypatch):
+    """Pages that a sleep left in a cache would otherwise count as given back by it."""
     import torch
 
     import dormouse
+
+    calls = []
+
+    def told(name, value=None):
+        return lambda *arguments: calls.append(name) or value
+
+    asleep = SimpleNamespace(
+        add=told("add"),
+        sleep=told("sleep"),
+        wake=told("wake"),
+        use=contextlib.nullcontext,
+    )
+    runtime = SimpleNamespace(tag=lambda name: asleep, trim=told("trim"))
+    installed = SimpleNamespace(runtime=runtime, pool=lambda name: asleep)
+    monkeypatch.setattr(dormouse, "install", lambda mode: installed)
+    monkeypatch.setattr(modes, "EACH_BYTES", 64)
+    monkeypatch.setattr(modes, "_used", told("used", 0))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", told("empty_cache"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+    modes.CHECKS[mode]()
+    first = calls.index("used")
+    assert calls[first : first + 4] == ["used", "sleep", "used", "wake"]
+    assert set(calls[:first]) & {"trim", "empty_cache"}, "memory that is free counts before it"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(("left", "met"), [(0, False), (255, False), (256, True)])
+def test_bytes_that_never_left_are_not_back(left, met, capsys, monkeypatch):
+    import dormouse
+    import torch
 
     tiers = {"device": 256, "host": left, "nvme": 0}
     stats = {"tiers": {name: {"current_bytes": count} for name, count in tiers.items()}}
@@ -428,267 +408,3 @@ def test_the_summary_is_a_page():
     assert "DORMOUSE_CUDA_PAGE_BYTES 16777216" in lines[2]
     assert "| p | missed | 1 | missed: n |" in lines
     assert lines[-1] == "| p: n\\|m | 3 | s | ≤ 2 | MISSED | dense 1.5 | h |"
-
-
-# Choice.
-
-
-def test_all_parts_in_their_order_unless_some_are_named():
-    assert [part for part, _ in parts.choose([], [])] == list(parts.PARTS)
-    chosen = parts.choose(["copies", "conformance"], [])
-    assert [part.name for part, _ in chosen] == ["conformance", "copies"]
-    assert "copies" not in [part.name for part, _ in parts.choose([], ["copies"])]
-
-
-def test_details_go_to_their_part():
-    ((part, details),) = parts.choose(["headline:10k/2k:32", "headline:6k/6k"], [])
-    assert (part.name, details) == ("headline", ("10k/2k:32", "6k/6k"))
-    library = paths.Paths(ROOT, Path("lib.so"), None)
-    chosen = commands.Setting(library, False, "cuda", ROOT, 1.5, Path("/disk"), 2, details)
-    command = part.command(chosen, 100)
-    assert command[command.index("--host-bytes") + 1] == str(3 << 29)
-    assert command[command.index("--cells") + 1] == "10k/2k:32,6k/6k"
-    assert command[command.index("--seconds") + 1] == "85"
-    assert "--nvme-dir" not in command
-    assert "--layers" not in command
-    command = part.command(replace(chosen, layers=8, microbatch_tokens=8192), 100)
-    assert command[command.index("--layers") + 1] == "8"
-    assert command[command.index("--microbatch-tokens") + 1] == "8192"
-    command = parts.BY_NAME["frontier"].command(replace(chosen, details=()), 9)
-    assert command[command.index("--nvme-bytes") + 1] == str(2 << 30)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--only", "copys"], "no part 'copys'; accepted: place, conformance"),
-        (["--skip", "x"], "no part 'x'"),
-        (["--only", "copies:4"], "accepted: copies"),
-        (["--limit", "copies=soon"], "accepted: PART=SECONDS"),
-        (["--plan", "4"], "invalid choice: 4"),
-        (["--plan", "1", "--only", "copies"], "accepted: --plan without --only"),
-        (["--nvme-dir", "/", "--nvme-gib", "99999999"], "GiB free; accepted: at most"),
-    ],
-)
-def test_what_is_not_accepted_is_refused(arguments, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-# Plans.
-
-
-def test_each_plan_begins_with_the_place_and_ends_in_time():
-    assert list(plan.PLANS) == [1, 2, 3]
-    for number, (title, steps) in plan.PLANS.items():
-        asked = options.parse(["--plan", str(number)], "")
-        assert asked.chosen[0][0].name == parts.PLACE
-        assert [part.name for part, _ in asked.chosen] == list(asked.limit)
-        assert sum(seconds for _, seconds in steps) <= asked.seconds == plan.SECONDS_MAX == 555
-        assert asked.title.endswith(title)
-        assert asked.name == f"plan-{number}"
-
-
-def test_the_plans_have_every_part_and_both_cells_of_record():
-    chosen = [
-        each for number in plan.PLANS for each in options.parse(["--plan", str(number)], "").chosen
-    ]
-    assert {part.name for part, _ in chosen} == set(parts.BY_NAME)
-    cells = [detail for _, details in chosen for detail in details]
-    assert [str(cell) for cell in shapes.choose(cells)] == [
-        "10k/2k N=2 eager",
-        *map(str, shapes.HEADLINE),
-    ]
-
-
-# The place.
-
-FACTS = {
-    "driver": {
-        "why": None,
-        "cuda": [13, 0],
-        "name": "H200",
-        "driver": "580.1",
-        "capability": [9, 0],
-    },
-    "packages": {"torch": "2.11", "transformers": "5.17", "triton": "3.6"},
-    "torch_gpu_why": None,
-    "compiler": "gcc 13",
-    "sanitizer": "/bin/compute-sanitizer",
-    "driver_too_old": None,
-    "variables": {"DORMOUSE_CUDA_PAGE_BYTES": "16777216"},
-    "gpu_free_bytes": 140 << 30,
-    "host_free_bytes": 120 << 30,
-}
-COMPILED_CELL = ("10k/2k:32:compiled",)
-
-
-@pytest.mark.parametrize(
-    ("part", "details", "changes", "why"),
-    [
-        ("conformance", (), {"driver": {"why": "no NVIDIA driver: x"}}, "no NVIDIA driver"),
-        ("kernels", (), {"driver_too_old": "The driver supports CUDA 12.2"}, "CUDA 12.2"),
-        ("modes", (), {"packages": {"torch": None}}, "no torch"),
-        ("tests", (), {"torch_gpu_why": "torch finds no GPU"}, "torch finds no GPU"),
-        ("demo", (), {"packages": FACTS["packages"] | {"transformers": None}}, "no transformers"),
-        ("headline", COMPILED_CELL, {"compiler": None}, "no C compiler"),
-        ("headline", COMPILED_CELL, {"packages": FACTS["packages"] | {"triton": None}}, "no triton"),
-        ("headline", ("10k/2k:32:eager",), {"compiler": None}, None),
-        ("headline", (), {"gpu_free_bytes": 3 << 29}, "1.5 GiB of the GPU's memory"),
-        ("frontier", (), {"host_free_bytes": 1 << 30}, "1.0 GiB of host memory"),
-        ("memcheck", (), {"sanitizer": None}, "compute-sanitizer"),
-        ("sleep", (), {"driver_too_old": "old"}, None),
-        ("attention", (), {"driver": FACTS["driver"] | {"name": "a stand-in"}}, "computes nothing"),
-        ("kernels", (), {"driver": FACTS["driver"] | {"name": "a stand-in"}}, "computes nothing"),
-    ],
-)
-def test_what_a_machine_lacks_is_said_before_a_part_starts(part, details, changes, why):
-    needed = parts.BY_NAME[part].needs_of(details, tiny=False)
-    assert needs.why_not(needed, FACTS) is None
-    assert needs.why_not(needed, {}) is None
-    found = needs.why_not(needed, FACTS | changes)
-    assert (found is None) if why is None else (why in found)
-
-
-def test_an_older_driver_than_the_kernels_need_is_one_sentence():
-    report = json.loads((ROOT / needs.KERNELS_REPORT).read_text())
-    code = facts.major_minor(report["toolkit"])
-    assert report["ptx"]["version"] == "7.0", "else the versions below are others"
-    for cuda in (None, code, [code[0] + 1, 0]):
-        assert needs.older_driver(cuda, ROOT) is needs.driver_too_old(cuda, ROOT) is None
-    for cuda in ([11, 0], [12, 8]):
-        said = needs.older_driver(cuda, ROOT)
-        assert said.startswith(f"The driver supports CUDA {cuda[0]}.{cuda[1]}; dormouse's machine")
-        assert (
-            f"(driver {needs.SERIES[tuple(code)]}) and newer, so its kernels run from PTX 7.0"
-            in said
-        )
-        assert needs.driver_too_old(cuda, ROOT) is None
-    said = needs.driver_too_old([10, 2], ROOT)
-    assert said == needs.older_driver([10, 2], ROOT)
-    assert "no kernel runs" in said
-
-
-def test_a_part_that_cannot_run_is_announced_and_not_started(monkeypatch, tmp_path, capsys):
-    place = fake(says({"detail": {"driver": {"why": "no NVIDIA driver"}}}, {"row": ROW}))
-    other = fake("raise SystemExit(3)", needs=("gpu",))
-    made = (replace(place, name=parts.PLACE), replace(other, name="other"))
-    monkeypatch.setattr(parts, "PARTS", made)
-    cli.main(["--out", str(tmp_path)])
-    out = capsys.readouterr().out
-    assert "cannot run: other: no NVIDIA driver" in out
-    written = json.loads((tmp_path / "parts" / "summary.json").read_text())
-    assert [each["status"] for each in written["parts"]] == ["held", "cannot_run"]
-    assert written["place"] == {"driver": {"why": "no NVIDIA driver"}}
-
-
-def test_only_settings_that_change_what_is_measured_are_told():
-    told = facts.variables({"HOME": "/x", "DORMOUSE_LOG": "1", "CUDA_VISIBLE_DEVICES": "0"})
-    assert told == {"CUDA_VISIBLE_DEVICES": "0", "DORMOUSE_LOG": "1"}
-
-
-def test_the_fields_of_nvidia_smi_may_be_missing():
-    assert facts.fields_of("580.95, 5, 5, 16, 16, 700.00") == [
-        "580.95",
-        "5",
-        "5",
-        "16",
-        "16",
-        "700.00",
-    ]
-    assert facts.fields_of("580.95, [N/A], 5, , 16, 700.00")[1:4] == [None, "5", None]
-    assert facts.fields_of(None) == facts.fields_of("No devices") == [None] * len(facts.GPU_FIELDS)
-
-
-# The whole.
-
-
-def test_results_are_written_part_by_part(monkeypatch, tmp_path, capsys):
-    made = (
-        fake(says({"row": ROW})),
-        parts.Part("other", "", 30, lambda setting, seconds: python("raise SystemExit(3)")),
-    )
-    monkeypatch.setattr(parts, "PARTS", made)
-    assert cli.main(["--out", str(tmp_path), "--seconds", "60"]) == 1
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
-        "summary.json",
-        "summary.md",
-    ]
-    written = json.loads((tmp_path / "parts" / "summary.json").read_text())["parts"]
-    assert [each["status"] for each in written] == ["held", "failed"]
-    assert tuple(written[0]) == summary.PART_KEYS
-    details = json.loads((tmp_path / "details" / "parts" / "fake.json").read_text())
-    assert details["command"].startswith(sys.executable)
-    assert {key: details[key] for key in summary.PART_KEYS} == written[0]
-    assert "2 parts: 1 held, 1 failed" in capsys.readouterr().out
-
-
-def test_a_terminated_suite_ends_its_part(tmp_path):
-    code = f"""
-import sys; sys.path.insert(0, {str(ROOT / "scripts")!r})
-from gpu_suite import cli, parts
-sleeper = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(99)"
-command = lambda setting, seconds: [sys.executable, "-c", sleeper]
-parts.PARTS = (parts.Part("sleeper", "", 90, command),)
-cli.main(["--bundle", {str(tmp_path)!r}, "--out", {str(tmp_path)!r}])
-"""
-    suite = subprocess.Popen(python(code), stdout=subprocess.DEVNULL)
-    pid = tmp_path / "pid"
-    end = time.monotonic() + 30
-    while not (pid.is_file() and pid.read_text().strip()) and time.monotonic() < end:
-        time.sleep(0.05)
-    suite.send_signal(signal.SIGTERM)
-    assert suite.wait(30) == 128 + signal.SIGTERM
-    assert not lives(int(pid.read_text()))
-
-
-# Places.
-
-
-def test_a_bundle_is_found_before_a_checkout(tmp_path, monkeypatch):
-    monkeypatch.delenv("DORMOUSE_LIB", raising=False)
-    checkout, packed = tmp_path / "target" / "release", tmp_path / "lib"
-    for folder in (checkout, packed):
-        folder.mkdir(parents=True)
-        (folder / paths.LIBRARY).write_bytes(b"")
-    assert paths.Paths.find(tmp_path).library == packed / paths.LIBRARY
-    (packed / paths.LIBRARY).unlink()
-    found = paths.Paths.find(tmp_path)
-    assert found.library == checkout / paths.LIBRARY
-    assert found.gpu_check is None
-    assert found.environment()["DORMOUSE_LIB"] == str(found.library)
-    assert found.environment()["PYTHONPATH"].startswith(str(tmp_path / "python"))
-
-
-def test_the_sanitizer_is_found_in_a_toolkit(tmp_path, monkeypatch):
-    tool = tmp_path / "bin" / paths.SANITIZER
-    tool.parent.mkdir()
-    tool.write_text("")
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert paths.compute_sanitizer() == tool
-
-
-def test_a_bundle_holds_what_it_needs_and_says_what_it_lacks(tmp_path):
-    with pytest.raises(bundle.CannotPack, match="libdormouse.so"):
-        bundle.make(ROOT, tmp_path / "nothing", tmp_path / "out")
-    builds = tmp_path / "builds"
-    builds.mkdir()
-    for name in bundle.BINARIES:
-        (builds / name).write_bytes(Path(sys.executable).resolve().read_bytes())
-    packed = bundle.make(ROOT, builds, tmp_path / "out")
-    names = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
-    assert packed == (tmp_path / "out").with_suffix(".tar.gz")
-    for needed in (
-        "scripts/gpu-suite",
-        "lib/libdormouse.so",
-        "bin/gpu-check",
-        "python/dormouse/headline/cli.py",
-        "python/tests_gpu/conftest.py",
-        "examples/rollouts/trace.json",
-        "vendor/pytest/__init__.py",
-    ):
-        assert needed in names, needed
-    assert not [name for name in names if "__pycache__" in name]

@@ -9,18 +9,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from gpu_suite import result, rows  # noqa: E402
-
-from dormouse import host_memory  # noqa: E402
-from dormouse.demo.process import WorkerError  # noqa: E402
-from dormouse.headline import (  # noqa: E402
+from dormouse import host_memory
+from dormouse.demo.process import WorkerError
+from dormouse.headline import (
     arithmetic,
     bars,
     cli,
@@ -30,7 +23,8 @@ from dormouse.headline import (  # noqa: E402
     machine,
     shapes,
 )
-from dormouse.headline.time_budget import TimeBudget  # noqa: E402
+from dormouse.headline.time_budget import TimeBudget
+from gpu_suite import result, rows
 
 MODEL, CELL = shapes.LLAMA3_8B, shapes.HEADLINE[0]
 
@@ -83,11 +77,27 @@ def test_free_host_memory_is_the_least_of_the_system_and_the_group(tmp_path, mon
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\n")
     monkeypatch.setattr(host_memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(host_memory, "_GROUPS", (("memory.max", "memory.current", tmp_path),))
+    groups, other = tmp_path / "cgroup", tmp_path / "memory"
+    job = groups / "job" / "step"
+    job.mkdir(parents=True)
+    listed = tmp_path / "listed"
+    listed.write_text("4:cpu,memory:/\n1:name=systemd:/job\n0::/job/step\n")
+    monkeypatch.setattr(host_memory, "_CGROUP", listed)
+    files = host_memory._VERSIONS
+    versions = {"": (*files[""][:2], groups), "memory": (*files["memory"][:2], other)}
+    monkeypatch.setattr(host_memory, "_VERSIONS", versions)
     assert host_memory.free_bytes() == 600 << 10
+    (groups / "job" / "memory.max").write_text(f"{550 << 10}\n")
+    (groups / "job" / "memory.current").write_text("0\n")
+    assert host_memory.free_bytes() == 550 << 10, "of a group around its own"
+    other.mkdir()
+    (other / "memory.limit_in_bytes").write_text(f"{520 << 10}\n")
+    (other / "memory.usage_in_bytes").write_text(f"{10 << 10}\n")
+    assert host_memory.free_bytes() == 510 << 10, "of version 1"
+    tmp_path = job
     (tmp_path / "memory.current").write_text(f"{500 << 10}\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert host_memory.free_bytes() == 600 << 10
+    assert host_memory.free_bytes() == 510 << 10
     (tmp_path / "memory.max").write_text(f"{800 << 10}\n")
     assert host_memory.free_bytes() == 300 << 10
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {100 << 10}\n")
@@ -252,9 +262,9 @@ def test_ours_without_a_limit_to_search_from_fails(monkeypatch):
 def test_a_host_tier_beyond_what_is_free_cannot_run(capsys, monkeypatch):
     monkeypatch.setattr(host_memory, "free_bytes", lambda: 100)
     monkeypatch.setitem(cli.COMMANDS, "grid", lambda options, geometry: 0)
-    assert cli.main(["grid", "--tiny", "--host-bytes", "100"]) == 0
-    assert cli.main(["grid", "--tiny", "--host-bytes", "101"]) == result.UNABLE
-    assert "101: 100 are free" in json.loads(capsys.readouterr().out)["cannot_run"]
+    assert cli.main(["grid", "--tiny", "--host-bytes", "90"]) == 0
+    assert cli.main(["grid", "--tiny", "--host-bytes", "91"]) == result.UNABLE
+    assert "91: 100 are free; accepted: at most 90" in json.loads(capsys.readouterr().out)["cannot_run"]
 
 
 def measured(**changes) -> bars.Measured:

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         microbatch_tokens=asked.microbatch_tokens,
     )
     run = Run(setting, asked.name, asked.title, time.monotonic() + (asked.seconds or math.inf))
-    return run.all(asked.chosen, asked.limit)
+    return run.all(asked.chosen, asked.limit, asked.shares)
 
 
 @dataclass
@@ -67,11 +67,17 @@ class Run:
     facts: dict = field(default_factory=dict)
     results: list[dict] = field(default_factory=list)
 
-    def all(self, chosen: list[parts.Chosen], seconds: dict[str, float]) -> int:
-        """Runs them; returns the exit status."""
+    def all(
+        self, chosen: list[parts.Chosen], seconds: dict[str, float], shares: frozenset[str]
+    ) -> int:
+        """Runs them; returns the exit status. What the parts before it have left goes to the next
+        one of ``shares``."""
+        limits_of = [seconds.get(part.name, part.seconds) for part, _ in chosen]
         for index, (part, details) in enumerate(chosen):
-            limit = seconds.get(part.name, part.seconds)
-            found = self.one(part, details, min(limit, self.deadline - time.monotonic()))
+            left, limit = self.deadline - time.monotonic(), limits_of[index]
+            if part.name in shares:
+                limit = max(limit, left - sum(limits_of[index + 1 :]))
+            found = self.one(part, details, min(limit, left))
             self.results.append(found)
             print("\n".join(table.part(found)), flush=True)
             if part.name == parts.PLACE:
@@ -85,7 +91,7 @@ class Run:
 
     def one(self, part: parts.Part, details: tuple[str, ...], seconds: float) -> dict:
         """A part's result: not started where the machine lacks what it needs."""
-        why = needs.why_not(part.needs_of(details, self.setting.tiny), self.facts)
+        why = self._why_not(part, details)
         if why:
             return result.unable(part.name, why)
         return run_part(part, replace(self.setting, details=details), seconds)
@@ -93,9 +99,13 @@ class Run:
     def _announce(self, chosen: list[parts.Chosen]) -> None:
         print("\n".join(f"  {line}" for line in summary.facts_lines(self.facts)), flush=True)
         for part, details in chosen:
-            why = needs.why_not(part.needs_of(details, self.setting.tiny), self.facts)
+            why = self._why_not(part, details)
             if why:
                 print(f"  cannot run: {part.name}: {why}", flush=True)
+
+    def _why_not(self, part: parts.Part, details: tuple[str, ...]) -> str | None:
+        needed = part.needs_of(details, self.setting.tiny, self.setting.device)
+        return needs.why_not(needed, self.facts)
 
     @property
     def folder(self) -> Path:
@@ -118,5 +128,6 @@ def run_part(part: parts.Part, setting: Setting, seconds: float) -> dict:
     environment = setting.paths.environment()
     environment["PYTHONPATH"] += f":{HERE.parent}"
     ended = limits.run(command, seconds, environment, setting.paths.root)
-    found = result.of(part.name, ended, seconds, part.read)
+    is_judged = not (setting.tiny and part.needs_size)
+    found = result.of(part.name, ended, seconds, part.read, is_judged)
     return {**found, "command": " ".join(command)}

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def parse(arguments: list[str] | None, description: str) -> argparse.Namespace:
-    """The options. ``chosen``: the parts to run. ``limit``: their seconds, by name. ``name`` and
-    ``title``: of the summary."""
+    """The options. ``chosen``: the parts to run. ``limit``: their seconds, by name. ``shares``:
+    those that may take what the parts before them left. ``name`` and ``title``: of the summary."""
     parser = argparse.ArgumentParser(
         prog="gpu-suite",
         description=description,
@@ -49,13 +49,16 @@ def parse(arguments: list[str] | None, description: str) -> argparse.Namespace:
         "--microbatch-tokens", type=int, help="rows of the headline's microbatches (default: 4096)"
     )
     parser.add_argument("--nvme-dir", type=Path, help="a disk, for the frontier's file tier")
-    parser.add_argument("--nvme-gib", type=int, default=NVME_GIB, help="of its file (%(default)s)")
+    parser.add_argument("--nvme-gib", type=int, help=f"of its file (default: {NVME_GIB})")
     asked = parser.parse_args(arguments)
-    asked.limit = dict(asked.limit)
+    asked.limit, asked.shares = dict(asked.limit), frozenset()
     asked.out = asked.out.resolve()
     asked.name, asked.title = "parts", "Parts of the GPU suite"
     if asked.plan is not None and (asked.only or asked.skip):
         parser.error("--plan names its parts; accepted: --plan without --only and --skip")
+    if asked.nvme_gib is not None and asked.nvme_dir is None:
+        parser.error(f"--nvme-gib {asked.nvme_gib} has no disk; accepted: with --nvme-dir")
+    asked.nvme_gib = NVME_GIB if asked.nvme_gib is None else asked.nvme_gib
     why = nvme_refused(asked.nvme_dir, asked.nvme_gib)
     if why:
         parser.error(why)
@@ -67,7 +70,9 @@ def parse(arguments: list[str] | None, description: str) -> argparse.Namespace:
         title, steps = plan.PLANS[asked.plan]
         asked.name, asked.title = f"plan-{asked.plan}", f"Plan {asked.plan}: {title}"
         asked.chosen = [parts.parsed(text) for text, _ in steps]
-        asked.limit = {parts.parsed(text)[0].name: each for text, each in steps} | asked.limit
+        own = {parts.parsed(text)[0].name: each for text, each in steps}
+        asked.shares = frozenset(own.keys() - asked.limit.keys())
+        asked.limit = own | asked.limit
         asked.seconds = asked.seconds or plan.SECONDS_MAX
     return asked
 

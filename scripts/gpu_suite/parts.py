@@ -13,11 +13,15 @@ DRIVER = ("gpu",)
 TORCH = (*DRIVER, "torch", "torch_gpu")
 MODEL = (*TORCH, "transformers", "kernels")
 COMPILED = "compiled"
+CPU = "cpu"
+# Not needed on the CPU.
+ON_GPU = ("gpu", "torch_gpu", "kernels", "computes", "memory")
 
 
 @dataclass(frozen=True)
 class Part:
-    """``seconds``: its limit. ``needs``: names of :mod:`.needs`."""
+    """``seconds``: its limit. ``needs``: names of :mod:`.needs`. ``needs_size``: its bars say
+    nothing at ``--tiny`` sizes. ``takes_device``: it runs on the CPU too, where it needs no GPU."""
 
     name: str
     what: str
@@ -26,10 +30,14 @@ class Part:
     needs: tuple[str, ...] = ()
     read: Read | None = None
     takes_details: bool = False
+    needs_size: bool = False
+    takes_device: bool = False
 
-    def needs_of(self, details: tuple[str, ...], tiny: bool) -> tuple[str, ...]:
+    def needs_of(self, details: tuple[str, ...], tiny: bool, device: str) -> tuple[str, ...]:
         """Compiled cells need a compiler; a model that says nothing needs no memory."""
-        named = [each for each in self.needs if not (tiny and each == "memory")]
+        on_cpu = self.takes_device and device == CPU
+        spared = (*(("memory",) if tiny else ()), *(ON_GPU if on_cpu else ()))
+        named = [each for each in self.needs if each not in spared]
         if details and all(each.endswith(COMPILED) for each in details):
             named += ["triton", "compiler"]
         return tuple(named)
@@ -50,16 +58,17 @@ PARTS = (
     Part("attention", "our attention kernels: rates, and gradients as the schedule calls them", 60,
          commands.python_part("gpu_suite.attention"), (*TORCH, "computes", "transformers")),
     Part("demo", "the demo's group: gradients against FP64, asleep equals awake", 180,
-         commands.headline("small"), MODEL),
+         commands.headline("small"), (*MODEL, "computes"), takes_device=True),
     Part("tests", "the tests of every mode", 240, commands.tests, MODEL),
     Part("copies", "pinned copies against plain ones, 64 KiB to 1 GiB", 150,
-         commands.gpu_check("copies", "most_mib=4"), DRIVER, checks.copies),
+         commands.gpu_check("copies", "most_mib=4"), DRIVER, checks.copies, needs_size=True),
     Part("memcheck", "compute-sanitizer over gpu-check", 180, commands.memcheck,
          (*DRIVER, "kernels", "sanitizer")),
     Part("headline", "the published grid; headline:10k/2k:32:eager is one cell of it", 590,
-         commands.headline("grid"), (*MODEL, "memory"), takes_details=True),
+         commands.headline("grid"), (*MODEL, "computes", "memory"), takes_details=True,
+         needs_size=True, takes_device=True),
     Part("frontier", "the longest prompt that trains", 590,
-         commands.headline("frontier"), (*MODEL, "memory")),
+         commands.headline("frontier"), (*MODEL, "computes", "memory"), needs_size=True),
 )  # fmt: skip
 BY_NAME = {part.name: part for part in PARTS}
 

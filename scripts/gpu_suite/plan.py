@@ -1,7 +1,7 @@
 """The plan of record: three commands, the most valuable first, each useful alone.
 
-A step is a part, with details after its colon, and the seconds it has. What a step leaves goes to
-the steps after it. docs/evidence/gpu.md says what each command answers.
+A step is a part, with details after its colon, and the seconds it has at least: what the steps
+before it left goes to the next one. docs/evidence/gpu.md says what each command answers.
 """
 
 from __future__ import annotations

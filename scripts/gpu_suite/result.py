@@ -30,8 +30,11 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 Read = Callable[[dict], list[dict]]
 
 
-def of(part: str, ended: Ended, limit: float, read: Read | None = None) -> dict:
-    """The part's JSON. ``read``: rows of the one object that a part prints at its end."""
+def of(
+    part: str, ended: Ended, limit: float, read: Read | None = None, is_judged: bool = True
+) -> dict:
+    """The part's JSON. ``read``: rows of the one object that a part prints at its end. Rows of a
+    part that is not judged have no bars."""
     objects = [found for line in ended.output.splitlines() if (found := _object(line)) is not None]
     found, details, why = [], {}, ""
     for each in objects:
@@ -45,6 +48,8 @@ def of(part: str, ended: Ended, limit: float, read: Read | None = None) -> dict:
             found += read(each["found"])
             details[""] = each["found"]
     found = rows.latest(found)
+    if not is_judged:
+        found = [rows.judged({**each, "bar": None}) for each in found]
     status, reason = _verdict(ended, limit, found, why)
     result = {
         "part": part,

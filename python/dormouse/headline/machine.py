@@ -8,6 +8,8 @@ from .. import host_memory
 
 # Share of the free memory for sleeping bytes; the rest is for processes and the page cache.
 HOST_SHARE = 0.75
+# The most that may be asked for.
+HOST_SHARE_MAX = 0.9
 
 
 def host_budget_bytes() -> int:
@@ -18,9 +20,10 @@ def host_budget_bytes() -> int:
 def host_refused(host_bytes: int) -> str | None:
     """Returns a sentence if a host tier has no room here."""
     free_bytes = host_memory.free_bytes()
-    if host_bytes <= free_bytes:
+    most_bytes = int(HOST_SHARE_MAX * free_bytes)
+    if host_bytes <= most_bytes:
         return None
-    return f"--host-bytes {host_bytes}: {free_bytes} are free; accepted: at most these"
+    return f"--host-bytes {host_bytes}: {free_bytes} are free; accepted: at most {most_bytes}"
 
 
 def gpu_bytes() -> int | None:

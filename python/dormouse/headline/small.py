@@ -86,9 +86,9 @@ class Small:
         self._loss = DeviceGrpoLoss(old, [r.advantage for r in rollouts])
 
     def run(self) -> None:
-        """Compares FP32 with FP64, then runs in BF16."""
-        self._gradients()
-        self._model.to(torch.bfloat16)
+        """Compares FP32 and BF16 with FP64 of the same weights, then runs in BF16."""
+        for dtype in (torch.float32, torch.bfloat16):
+            self._gradients(dtype)
         self._shared = {
             sleep: dormouse.hf.SharedPrefix(self._model, self._runtime, sleep=sleep)
             for sleep in (True, False)
@@ -97,7 +97,9 @@ class Small:
         self._times()
         self._peaks()
 
-    def _gradients(self) -> None:
+    def _gradients(self, dtype: torch.dtype) -> None:
+        """Leaves the model in ``dtype``. Below FP32 attention is that of the kernels chosen here."""
+        self._model.to(dtype)
         shared = dormouse.hf.SharedPrefix(self._model, self._runtime)
         group, loss = self._shortened()
         dense_grads = self._grads(lambda: self._dense(group, loss))
@@ -105,16 +107,21 @@ class Small:
         self._model.double()
         with checks.exact_norms(self._model):
             truth = self._grads(lambda: self._dense(group, loss))
-        self._model.float()
+        self._model.to(dtype)
         error = asdict(gradcheck.compare(truth.items(), dense_grads, ours))
-        # FP32 never equals FP64; equality means that nothing was computed.
+        # Neither ever equals FP64; equality means that nothing was computed.
         computed = error["dense_global"] > 0.0
+        precision = {torch.float32: "FP32", torch.bfloat16: "BF16"}[dtype]
+        kernels = sorted({choice["kernel"] for choice in dormouse.hf.attention_choices()})
+        how = (
+            f"{self.weights}; worst {error['worst_parameter']}; "
+            f"attention by {', '.join(kernels) or 'the only kernel'}"
+        )
         for name, most in RATIOS_MAX.items():
-            how = f"FP32, {self.weights}; worst {error['worst_parameter']}"
             emit(
                 "row",
                 row(
-                    f"gradients, shared ÷ dense distance to FP64: {name}",
+                    f"gradients in {precision}, shared ÷ dense distance to FP64: {name}",
                     "ratio",
                     error[f"ratio_{name}"] if computed else None,
                     bar=most,
