@@ -41,10 +41,12 @@ def utilisation(result: runs.Result) -> float:
 
 
 def with_and_alone(row: Row, one: Contender, run: Callable[[Contender], runs.Result]) -> float:
-    """The utilisation; of ours also, in words, without large pages."""
-    if one is OURS:
-        row.how += f"; ours without large pages: {utilisation(run(OURS_ALONE)):.4f}"
-    return utilisation(run(one))
+    """The utilisation. Ours is the smaller of those with and without large pages."""
+    if one is not OURS:
+        return utilisation(run(one))
+    found = utilisation(run(OURS)), utilisation(run(OURS_ALONE))
+    row.how += "; ours with large pages and without: {:.4f}, {:.4f}, the smaller counts".format(*found)
+    return min(found)
 
 
 def utilisation_churn(setting: Setting, name: str, live: int) -> Row:
@@ -113,16 +115,15 @@ def replay_busy(setting: Setting, name: str, path: Path) -> Row:
 
 
 def busy(row: Row, one: Contender, run: Callable[..., runs.Result]) -> float:
-    """The utilisation; of ours also, in words: without large pages, farther behind, the waits."""
-    if one is not OURS:
-        return utilisation(run(one))
-    result, far = run(OURS), run(OURS, RUN_AHEAD_FAR)
-    row.how += (
-        f"; ours without large pages: {utilisation(run(OURS_ALONE)):.4f}"
-        f"; ours {RUN_AHEAD_FAR} works ahead: {utilisation(far):.4f}; waits of ours: "
-        f"{waits(result)} and {waits(far)} for {result['pairs']} blocks"
-    )
-    return utilisation(result)
+    """As :func:`with_and_alone`; of ours also, in words: farther ahead, the waits."""
+    found = with_and_alone(row, one, run)
+    if one is OURS:
+        result, far = run(OURS), run(OURS, RUN_AHEAD_FAR)
+        row.how += (
+            f"; ours {RUN_AHEAD_FAR} works ahead: {utilisation(far):.4f}; waits of ours: "
+            f"{waits(result)} and {waits(far)} for {result['pairs']} blocks"
+        )
+    return found
 
 
 def waits(result: runs.Result) -> int:

@@ -14,10 +14,13 @@ def run(one: Contender) -> dict:
     return {"peak_live_bytes": 100, "peak_device_bytes": HELD[one.name]}
 
 
-def test_ours_is_judged_as_it_is_and_reported_without_large_pages():
+@pytest.mark.parametrize("held_alone", [200, 50])
+def test_ours_is_judged_by_the_smaller_of_both(held_alone, monkeypatch):
+    monkeypatch.setitem(HELD, OURS_ALONE.name, held_alone)
     row = Row("utilisation", "ratio", HIGHER, "")
-    assert with_and_alone(row, OURS, run) == 1.0
-    assert row.how == "; ours without large pages: 0.5000"
+    assert with_and_alone(row, OURS, run) == min(1.0, 100 / held_alone)
+    both = f"1.0000, {100 / held_alone:.4f}"
+    assert row.how == f"; ours with large pages and without: {both}, the smaller counts"
 
 
 def test_others_run_as_they_are():
@@ -36,7 +39,8 @@ def test_a_busy_row_is_judged_near_and_reported_far():
     row = Row("utilisation", "ratio", HIGHER, "")
     assert busy(row, OURS, run_busy) == 0.8
     assert row.how == (
-        "; ours without large pages: 0.8000; ours 1024 works ahead: 0.5000; "
+        "; ours with large pages and without: 0.8000, 0.8000, the smaller counts"
+        "; ours 1024 works ahead: 0.5000; "
         "waits of ours: 64 and 1024 for 9 blocks"
     )
     row = Row("utilisation", "ratio", HIGHER, "")
