@@ -15,7 +15,7 @@ LOOM_CRATES := dormouse-timeline dormouse-alloc dormouse-device dormouse-storage
 # Tests run the libraries of the development profile: debug assertions on, and no second build with LTO.
 TEST_LIBS := $(CURDIR)/target/debug
 
-.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-history bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
+.PHONY: demo test lib test-lib cli wheel install docs python check test-rust test-loom test-kernels test-python test-benches test-gpu test-oldest standin bench-alloc bench-offload bench-schedule bench-models test-programs bench-programs test-trainers test-verl test-megatron bench-trainers bench-parallel bench-replay bench-history bench-see test-page pictures soak traces gpu-bundle kernels fuzz-alloc campaign test-disks sanitize clean
 
 demo: lib python ## one shared-prefix update of a real language model, dense and through dormouse
 	$(PYTHON) -m dormouse.demo run $(if $(FULL),--full)
@@ -120,6 +120,18 @@ test-gpu: test-lib python ## real PyTorch, and dormouse in it, on the stand-in G
 	ln -sf ../debug/libstandin_cuda.so target/standin/libcuda.so.1
 	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
 		LD_LIBRARY_PATH=$(CURDIR)/target/standin $(PYTHON) -m pytest -q python/tests_gpu
+
+OLDEST := $(CURDIR)/target/oldest
+ON_OLDEST = PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(OLDEST)/libcudart.so.13 LD_LIBRARY_PATH=$(OLDEST)
+
+test-oldest: test-lib python ## as test-gpu on the oldest torch that is supported, and the GPU suite at small sizes; not in `make test`: they are downloaded
+	scripts/setup-oldest
+	mkdir -p $(OLDEST)
+	target/oldest-venv/bin/python tests/standin-cudart/build $(OLDEST)
+	ln -sf ../debug/libstandin_cuda.so $(OLDEST)/libcuda.so.1
+	$(ON_OLDEST) target/oldest-venv/bin/python -m pytest -q python/tests_gpu
+	$(ON_OLDEST) target/oldest-venv/bin/python scripts/gpu-suite --tiny --lib $(TEST_LIBS)/libdormouse.so \
+		--gpu-check $(TEST_LIBS)/gpu-check --out $(OLDEST)/results
 
 bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.json, and a table
 	$(PYTHON) benches/alloc/bench.py
