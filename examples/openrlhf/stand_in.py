@@ -7,7 +7,7 @@ import torch
 
 
 class StandInActor(torch.nn.Module):
-    """Log-probabilities of the tokens of ``action_mask``, as OpenRLHF 0.11 has them."""
+    """Log-probabilities of the tokens of ``action_mask``, as OpenRLHF 0.11.1 has them."""
 
     def __init__(self, model, temperature=1.0):
         super().__init__()
@@ -29,12 +29,11 @@ class StandInActor(torch.nn.Module):
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
         given = {"attention_mask": attention_mask, "position_ids": positions, "use_cache": False}
         logits = self.model(input_ids=sequences, **given).logits[:, :-1]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
         output = SimpleNamespace(logits=logits)
         if return_entropy:
-            # Without the temperature.
             output.entropy = torch.distributions.Categorical(logits=logits).entropy()
-        found = torch.log_softmax(logits / self.temperature, -1)
+        found = torch.log_softmax(logits, -1)
         found = found.gather(2, sequences[:, 1:, None])[..., 0]
         if action_mask is None:
             return output if not return_logprobs else found

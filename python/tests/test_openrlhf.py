@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from models import VOCAB, distance, take_gradients, tiny
 from test_token_scores import padded
 
 import dormouse.openrlhf
-from dormouse.openrlhf import MODULE, UnsupportedTrainerError
+from dormouse.openrlhf import MODULE, UnsupportedTrainerError, refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "openrlhf"
@@ -77,7 +78,9 @@ def computed(actor, batch, *, entropy):
 
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("columns", ["all", "last"])
-@pytest.mark.parametrize("temperature, entropy", [(1.0, True), (1.0, False), (0.7, False)])
+@pytest.mark.parametrize(
+    "temperature, entropy", [(1.0, True), (1.0, False), (0.7, False), (0.7, True)]
+)
 def test_values_and_gradients_are_those_of_the_class(
     sides, columns, temperature, entropy, shared_class
 ):
@@ -157,7 +160,6 @@ def test_another_signature_is_refused():
         (1.0, {"ring_attn_group": object()}, "ring_attn_group"),
         (1.0, {"allgather_logits": True}, "allgather_logits"),
         (1.0, {"return_logprobs": True}, "return_logprobs"),
-        (0.7, {"return_entropy": True, "return_output": True}, "temperature 0.7"),
         (1.0, {"return_entropy": True}, "without return_output"),
         (1.0, {"attention_mask": None}, "attention_mask"),
     ],
@@ -167,6 +169,20 @@ def test_calls_that_are_refused(temperature, asked, match, shared_class):
     actor = shared_class(tiny(), temperature)
     with pytest.raises(UnsupportedTrainerError, match=match):
         actor(ids, actions, **({"attention_mask": mask} | asked))
+
+
+@pytest.mark.parametrize("version, is_refused", [("0.11.0", True), ("0.11.1", False)])
+def test_entropies_without_the_temperature_are_refused(
+    version, is_refused, shared_class, monkeypatch
+):
+    monkeypatch.setattr(refusals.importlib.metadata, "version", lambda name: version)
+    ids, actions, mask = a_batch()
+    actor, asked = shared_class(tiny(), 0.7), {"return_entropy": True, "return_output": True}
+    refused = pytest.raises(UnsupportedTrainerError, match="temperature 0.7.*0.11.0 computes")
+    with refused if is_refused else contextlib.nullcontext():
+        actor(ids, actions, mask, **asked)
+    # Log-probabilities alone do not depend on it.
+    actor(ids, actions, mask)
 
 
 def test_images_of_the_actor_are_refused(shared_class):

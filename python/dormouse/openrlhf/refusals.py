@@ -3,7 +3,9 @@ by name."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
+import re
 
 import torch
 
@@ -23,6 +25,8 @@ FORWARD = (
     "mm_inputs",
 )
 
+TEMPERED_FROM = (0, 11, 1)
+
 
 def check_class(actor_class: type) -> None:
     """Checks that the class has the methods that are replaced."""
@@ -33,6 +37,17 @@ def check_class(actor_class: type) -> None:
             f"{actor_class.__name__} has no __init__ or no forward({', '.join(FORWARD)}) of its "
             "own; accepted: Actor of OpenRLHF 0.11"
         )
+
+
+def divides_by_temperature() -> bool:
+    """Whether entropies are of logits over the temperature: from OpenRLHF 0.11.1 on."""
+    try:
+        version = importlib.metadata.version("openrlhf")
+    except importlib.metadata.PackageNotFoundError:
+        # A class with its interface: the comparison before its first step tells.
+        return True
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    return numbers >= TEMPERED_FROM
 
 
 def check_call(actor, call: dict) -> None:
@@ -54,9 +69,10 @@ def check_call(actor, call: dict) -> None:
             "log-probabilities of action_mask",
         ),
         (
-            call["return_entropy"] and actor.temperature != 1.0,
-            f"entropies at temperature {actor.temperature}, which OpenRLHF computes without it",
-            "temperature 1.0, or no actor.entropy_coef",
+            call["return_entropy"] and actor.temperature != 1.0 and not divides_by_temperature(),
+            f"entropies at temperature {actor.temperature}, which OpenRLHF 0.11.0 computes "
+            "without it",
+            "OpenRLHF 0.11.1, temperature 1.0, or no actor.entropy_coef",
         ),
         (
             call["return_entropy"] and not call["return_output"],
