@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..runtime import Runtime
+from ..hf.scored_model import AUTO
 from ..trainers import UnsupportedTrainerError
+from ..trainers.options import Options
 from ..trainers.sharing import Sharing
 from .batches import Microbatch, Read, read_batch
 from .context_attention import ContextAttention
@@ -33,7 +35,8 @@ def share(
     sleep: bool = True,
     prompt_chunks: int | None = None,
     across_replicas: bool = False,
-    **score_options,
+    microbatch_tokens: int | None = None,
+    graphs: str = AUTO,
 ) -> SharedForwardBackward:
     """Returns what replaces Megatron's ``forward_backward_func``, with the same arguments and
     results, and computes equal prompts of its microbatches once::
@@ -44,8 +47,9 @@ def share(
     prompts: the tokens before the first label with a loss. The ``forward_step_func`` then runs as
     ever; where it calls the model with labels, it gets the losses of its own rows, ``[rows,
     columns]`` in FP32. So rows, losses, their scale and what is logged stay those of the trainer.
-    Losses of a prompt's labels, which the loss mask excludes, are 0. The model runs forward in the
-    first microbatch, and backward in the backward of the last: gradients arrive once, and
+    Losses of labels before a row's first and after its last in the loss mask are 0, in evaluations
+    too, and have no gradient: a loss reads those of the batch's own mask. The model runs forward in
+    the first microbatch, and backward in the backward of the last: gradients arrive once, and
     Megatron's DistributedDataParallel and ``finalize_model_grads`` reduce them as ever. A call
     without a shared prompt runs as in Megatron, and the first one is logged.
 
@@ -84,10 +88,9 @@ def share(
     log-probabilities go to the replicas that have the rows, and gradients come back. Every replica
     passes it, or a call raises :class:`dormouse.ranks.RanksDifferError` on each; ``sharing`` counts
     what this one runs.
-    ``score_options``: ``microbatch_tokens`` and ``graphs`` of
-    :meth:`dormouse.hf.SharedPrefix.score`; the default of the first are the tokens of the longest
-    microbatch's responses. In a pipeline and with expert parallelism graphs are never kept
-    (``"twice"``).
+    ``microbatch_tokens``, ``graphs``: of :meth:`dormouse.hf.SharedPrefix.score`. None: the tokens
+    of the longest microbatch's responses. In a pipeline and with expert parallelism graphs are
+    never kept (``"twice"``). Other values raise :class:`dormouse.ArgumentError`.
 
     The returned object's ``sharing`` counts what was shared: :class:`Sharing`.
 
@@ -97,10 +100,10 @@ def share(
     """
     return SharedForwardBackward(
         forward_backward_func,
-        runtime=runtime,
         read=read,
-        sleep=sleep,
         prompt_chunks=prompt_chunks,
         across_replicas=across_replicas,
-        score_options=score_options,
+        options=Options(
+            runtime=runtime, sleep=sleep, microbatch_tokens=microbatch_tokens, graphs=graphs
+        ),
     )

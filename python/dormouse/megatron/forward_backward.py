@@ -23,6 +23,7 @@ from ..hf.padded import Places
 from ..hf.token_scores import KEPT, TWICE
 from ..hf.window import Window
 from ..runtime import Runtime
+from ..trainers.options import Options
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing
@@ -57,16 +58,14 @@ class SharedForwardBackward:
         self,
         own: Callable,
         *,
-        runtime: Runtime | None,
         read: Read,
-        sleep: bool,
         prompt_chunks: int | None,
         across_replicas: bool,
-        score_options: dict,
+        options: Options,
     ):
         functools.update_wrapper(self, own)
-        self._own, self._runtime, self._read = own, runtime, read
-        self._sleep, self._score_options = sleep, score_options
+        self._own, self._runtime, self._read = own, options.runtime, read
+        self._sleep, self._score_options = options.sleep, options.score
         self._across_replicas = across_replicas
         if prompt_chunks is not None and not 1 <= prompt_chunks <= PROMPT_CHUNKS_MAX:
             raise ArgumentError(

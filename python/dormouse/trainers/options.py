@@ -15,7 +15,7 @@ from ..runtime import Runtime
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What ``share()`` of TRL's, verl's, OpenRLHF's and NeMo-RL's adapters takes by name."""
+    """What ``share()`` of the adapters takes by name; Megatron's has no ``prompt_dropout``."""
 
     runtime: Runtime | None = None
     """Manages the memory that sleeps. None: the one that the adapter's ``share()`` names."""
