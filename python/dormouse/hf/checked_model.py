@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from ..errors import ArgumentError
 from ..group import records_of
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
@@ -19,6 +20,7 @@ from . import (
     check,
     compiled_layers,
     dropout,
+    media,
     miniature,
     mixers,
     one_thread,
@@ -74,6 +76,11 @@ class CheckedModel:
         sleep: bool = True,
         prompt_dropout: bool = True,
     ):
+        if not isinstance(runtime, Runtime):
+            raise ArgumentError(
+                f"runtime is of {type(runtime).__name__}; accepted: dormouse.Runtime, as "
+                "dormouse.install().runtime"
+            )
         self._wrapped = model
         # Whether what is around the model prepares to reduce gradients.
         self._is_reduced = True
@@ -167,7 +174,11 @@ class CheckedModel:
         *,
         is_tree: bool = False,
     ) -> str | None:
-        """Returns why the model must be checked before ``batches``; None if it need not."""
+        """Returns why the model must be checked before ``batches``; None if it need not.
+
+        Raises :class:`UnsupportedModelError` for tokens that no check draws.
+        """
+        media.check(self._held, batches)
         if self._state is None:
             return self._known.difference()
         checked = self._checked(batches, request, is_tree=is_tree)
@@ -396,12 +407,14 @@ class CheckedModel:
         request: Request = PLAIN,
     ) -> Probe:
         # The probe is a dispatch mode; torch 2.11 never again compiles code that it met under one.
-        with compiled_layers.EAGER, support.explained("the probe of a shared step"):
+        # Its passes draw masks that no pass of the step may miss.
+        eager, device = compiled_layers.EAGER, self._runtime.device
+        with eager, check.undisturbed(device), support.explained("the probe of a shared step"):
             return probe_step(
                 self._view,
                 weights,
                 sample,
-                self._runtime.device,
+                device,
                 prefix_is_longer=prefix_is_longer,
                 is_inner=is_inner,
                 request=request,
