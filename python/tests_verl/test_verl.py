@@ -52,6 +52,17 @@ def test_updates_are_those_of_verl(remove_padding, dynamic, directory, runtime, 
     assert got.sharing.rows == 24 and got.sharing.prompts < 3 + 12
 
 
+def test_sequences_that_share_no_prompt_are_told_once(directory, runtime, monkeypatch, caplog):
+    exact(monkeypatch)
+    alone = {"prompts": (5, 7, 6, 9), "rows": [(row, 3) for row in range(4)]}
+    wanted = run(monkeypatch, directory, batch=alone)
+    got = run(monkeypatch, directory, runtime=runtime, batch=alone)
+    check(got, wanted)
+    assert got.sharing.rows == got.sharing.prompts
+    told = [each.getMessage() for each in caplog.records if "shared" in each.getMessage()]
+    assert len(told) == 1 and "by the 4 sequences" in told[0]
+
+
 OTHERS = {
     "token-sum": {"actor": {"loss_agg_mode": "token-sum"}},
     "seq-mean-token-mean": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +19,8 @@ from ..trainers.sharing import Sharing
 from .refusals import check_engine
 from .rows import COLUMN, OpenWindow, Rows, setting
 from .small import small_batch, values_of
+
+_log = logging.getLogger(__name__)
 
 
 def _no_forward(**inputs) -> None:
@@ -37,6 +40,7 @@ class SharedScores:
         super().__init__(*args, **named)
         check_engine(self)
         self.sharing = Sharing()
+        self._noticed = False
         # Before the model is loaded: only memory allocated by dormouse can sleep.
         self._runtime = self.sharing_options.runtime or install().runtime
         self._open: OpenWindow | None = None
@@ -100,8 +104,17 @@ class SharedScores:
             prompt_lengths=rows.prompt_lengths,
             **self._arguments(rows),
         )
+        prompts = window.scores.counts["prompts"]
         self.sharing.rows += rows.responses
-        self.sharing.prompts += window.scores.counts["prompts"]
+        self.sharing.prompts += prompts
+        if prompts == rows.responses > 1 and not self._noticed:
+            self._noticed = True
+            _log.warning(
+                "no prompt is shared by the %d sequences of a mini-batch on this rank, which takes "
+                "longer than verl alone; trainer.balance_batch=True deals sequences of a group to "
+                "several ranks",
+                rows.responses,
+            )
         return window
 
     def _arguments(self, rows: Rows) -> dict:
