@@ -35,8 +35,9 @@ Each is a small random model, in FP64 throughout. A group with a prompt of {prom
 model's own forward, and through `SharedPrefix.backward`. The distance is that of all gradients as one vector, relative to the dense one. A
 window, chunk or other limit of attention is tried twice: shorter than the groups of the step's own check, and longer than those but shorter than
 the sequences. "Joined keys" and "one response at a time" name the way in which responses read the prompt, if it is not in parts (decision
-0028). Wrappers with images or sound run text alone. No code reads this table: a step runs a check of its own
-(`python/dormouse/hf/check.py`), and accepts a model that has no row here if that check finds it exact. `benches/models/README.md` has more.
+0028). Wrappers with images or sound run text alone: a prompt with their tokens is refused. No code reads this table: a step runs a check of its own
+(`python/dormouse/hf/check.py`), and accepts a model that has no row here if that check finds it exact. `benches/models/README.md` has more; what the check cannot
+see: [evidence/models.md](evidence/models.md#known-holes-of-the-check).
 
 | model type | class | verdict | FP64 distance | notes or reason |
 |---|---|---|---|---|
