@@ -45,7 +45,7 @@ def packed(stems: Sequence[Stem]) -> torch.Tensor:
     head = [len(distinct)]
     for stem in distinct:
         head += [len(stem.tokens), _NO_LABEL if stem.label is None else stem.label]
-    return torch.cat([torch.tensor(head), *(stem.tokens for stem in distinct)])
+    return torch.cat([torch.tensor(head, device="cpu"), *(stem.tokens for stem in distinct)])
 
 
 def unpacked(numbers: torch.Tensor) -> list[Stem]:
@@ -73,7 +73,7 @@ def plan(
         return []
     # An id of its own after each stem ends a node there.
     ended = [
-        torch.cat([stem.tokens, torch.tensor([vocab + i])]) for i, (_, stem) in enumerate(flat)
+        torch.cat([stem.tokens, torch.tensor([vocab + i], device="cpu")]) for i, (_, stem) in enumerate(flat)
     ]
     with Forest.from_ids(ended, vocab=vocab + len(flat)) as forest:
         nodes, endings = forest.nodes(), forest.endings()

@@ -76,12 +76,12 @@ class Group:
 
 def tokens_of(values, name: str) -> torch.Tensor:
     """Returns 1-D int64 token ids in host memory. ``name``: in error messages."""
-    tensor = torch.as_tensor(values)
+    tensor = torch.as_tensor(values, device="cpu")
     if tensor.dim() != 1:
         raise ArgumentError(f"{name} has shape {list(tensor.shape)}; accepted: 1-D token ids")
     if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
         raise ArgumentError(f"{name} has dtype {tensor.dtype}; accepted: integers")
-    tensor = tensor.to(dtype=torch.int64, device="cpu").contiguous()
+    tensor = tensor.to(dtype=torch.int64).contiguous()
     if tensor.numel() and int(tensor.min()) < 0:
         raise ArgumentError(f"{name} has token id {int(tensor.min())}; accepted: 0 and above")
     return tensor
@@ -90,7 +90,7 @@ def tokens_of(values, name: str) -> torch.Tensor:
 def experts_of(values, tokens: int, name: str) -> torch.Tensor:
     """Returns int64 expert ids of the rows that run, ``[tokens - 1, layers, experts per token]``,
     in host memory. ``name``: in error messages."""
-    tensor = torch.as_tensor(values)
+    tensor = torch.as_tensor(values, device="cpu")
     if tensor.dim() != 3 or len(tensor) not in (tokens - 1, tokens) or 0 in tensor.shape[1:]:
         raise ArgumentError(
             f"routed_experts of {name} have shape {list(tensor.shape)}; accepted: [{tokens}, "

@@ -160,7 +160,7 @@ def gather_numbers(
         raise DormouseError(f"a rank sends {longest} numbers; accepted: {NUMBERS_MAX}")
     if len(table) == 1 or longest == 0:
         return [numbers] * len(table)
-    own = torch.zeros(longest, dtype=torch.int64)
+    own = torch.zeros(longest, dtype=torch.int64, device="cpu")
     own[: len(numbers)] = numbers
     own = own.to(_message_device(process_group, device))
     gathered = [torch.empty_like(own) for _ in table]
@@ -261,8 +261,11 @@ def average_gradients(
     ranks = world_size(process_group)
     if ranks == 1 or not parameters:
         return
-    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
-    present = present.to(_message_device(process_group, device))
+    present = torch.tensor(
+        [p.grad is not None for p in parameters],
+        dtype=torch.int32,
+        device=_message_device(process_group, device),
+    )
     dist.all_reduce(present, op=dist.ReduceOp.MAX, group=process_group)
     for parameter, wanted in zip(parameters, present.tolist(), strict=True):
         if wanted and parameter.grad is None:

@@ -221,7 +221,7 @@ class Runtime(_Handle):
         if nbytes:
             address, destination = source.data_ptr(), storage.data_ptr()
             native.call("mem_read", self._handle, address, nbytes, destination, self.stream())
-        copy = torch.empty(0, dtype=tensor.dtype)
+        copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
         copy.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         return copy.conj() if tensor.is_conj() else copy
 

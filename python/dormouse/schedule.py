@@ -177,9 +177,9 @@ class Forest(_Handle):
         """
         if offsets is None:
             sequences = [id_tensor(sequence) for sequence in ids]
-            lengths = torch.tensor([0] + [len(sequence) for sequence in sequences])
+            lengths = torch.tensor([0] + [len(sequence) for sequence in sequences], device="cpu")
             offsets = torch.cumsum(lengths, 0)
-            ids = torch.cat(sequences) if sequences else torch.empty(0, dtype=torch.int64)
+            ids = torch.cat(sequences) if sequences else torch.empty(0, dtype=torch.int64, device="cpu")
         pointer, id_bytes, count, kept_ids = ids_of(ids)
         kept_offsets, kept_kinds = _u64("offsets", offsets), _u64("kinds", kinds)
         # The library checks that offsets ascend, and reads up to the last one.

@@ -7,7 +7,7 @@ import torch
 
 def id_tensor(ids) -> torch.Tensor:
     """Returns token ids as an int64 tensor on the CPU. Raises TypeError for other numbers."""
-    tensor = torch.as_tensor(ids)
+    tensor = torch.as_tensor(ids, device="cpu")
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dim() != 1:
         shape = f"{tensor.dtype} of {tensor.dim()} dimensions"
         raise TypeError(f"token ids are {shape}; accepted: integers in one dimension")

@@ -83,7 +83,8 @@ def _spans(labels, count: int) -> list[tuple[int, int]]:
                 f"labels are {labels.dtype} of shape {list(labels.shape)}; accepted: a boolean "
                 f"mask [{count}], or ranges"
             )
-        edges = torch.diff(labels.cpu().int(), prepend=torch.zeros(1), append=torch.zeros(1))
+        outside = torch.zeros(1, dtype=torch.int, device="cpu")
+        edges = torch.diff(labels.cpu().int(), prepend=outside, append=outside)
         begins = (edges == 1).nonzero().flatten().tolist()
         ends = (edges == -1).nonzero().flatten().tolist()
         labels = list(zip(begins, ends, strict=True))

@@ -9,6 +9,7 @@ import torch
 from model_zoo import zoo_model
 from models import dense_backward, distance, group, loss_fn, take_gradients, tiny
 
+from dormouse import host_memory
 from dormouse.hf import SharedPrefix, UnsupportedModelError, Way, miniature
 from dormouse.hf.fingerprint import Fingerprint
 
@@ -24,6 +25,16 @@ def test_one_check_serves_all_later_steps(runtime):
     assert first.reason == "the first step"
     assert first.dtype is torch.float32 and 0 < first.error <= first.tolerance
     assert shared.backward(group(200, (50,)), loss_fn).checked is first
+
+
+def test_weights_are_widened_only_where_copies_fit(runtime, monkeypatch):
+    def dtype_of_check():
+        model = tiny(dtype=torch.bfloat16, num_hidden_layers=2)
+        return SharedPrefix(model, runtime).backward(group(), loss_fn).checked.dtype
+
+    assert dtype_of_check() is torch.float32
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: 0)
+    assert dtype_of_check() is torch.bfloat16
 
 
 CHANGES = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 import torch
 from models import group, loss_fn, tiny
 from transformers import (
+    LlamaConfig,
+    MambaConfig,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     PhimoeConfig,
@@ -29,8 +32,8 @@ def test_something_that_is_no_language_model(runtime):
         SharedPrefix(torch.nn.Linear(2, 2), runtime)
 
 
-ON_CPU = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cpu'\)$"
-ON_ANOTHER = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cuda:1'\)$"
+ON_CPU = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cpu'\).runtime$"
+ON_ANOTHER = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cuda:1'\).runtime$"
 ON_BOTH = r"cpu, cuda:1 with a runtime of cuda:0 .* one device. Call model.to\('cuda:0'\)$"
 
 
@@ -44,6 +47,24 @@ def test_parameters_on_another_device(devices, message):
     view = SimpleNamespace(config=None)
     with pytest.raises(UnsupportedModelError, match=message):
         support.check_step(model, view, torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("config", "is_refused"),
+    [
+        (LlamaConfig(hidden_size=60, num_attention_heads=3), True),
+        (MambaConfig(hidden_size=60), False),
+    ],
+)
+def test_widths_of_heads_on_a_gpu(config, is_refused):
+    """A head is 20 wide; a model of scans alone has none."""
+    device = torch.device("cuda:0")
+    parameter = SimpleNamespace(device=device, is_floating_point=lambda: False)
+    model = SimpleNamespace(training=False, parameters=lambda: [parameter])
+    view = support.ModelView(model, (), config)
+    refused = pytest.raises(UnsupportedModelError, match="head_dim 20 does not fit torch's kernels")
+    with refused if is_refused else contextlib.nullcontext():
+        support.check_step(model, view, device)
 
 
 def test_rotary_scaling_by_total_length(runtime):

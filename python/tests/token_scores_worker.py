@@ -51,6 +51,8 @@ def main(directory: Path, graphs: str, kind: str = "calls") -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = DistributedDataParallel(tiny())
+    # As on a GPU, where a forward's arguments are moved to it.
+    model.device_ids = [0]
     ids, mask, keep = a_batch()
     # Uneven shares: one rank has no prompt of the other's rows.
     own = slice(0, 3) if rank == 0 else slice(3, None)

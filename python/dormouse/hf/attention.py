@@ -586,8 +586,8 @@ class Run:
         block = max(window, BLOCK_ROWS_MIN)
         for row in range(0, self.length, block):
             row_end, key = min(row + block, self.length), max(0, row - window + 1)
-            queries = torch.arange(row, row_end).unsqueeze(1)
-            keys = torch.arange(key, row_end)
+            queries = torch.arange(row, row_end, device="cpu").unsqueeze(1)
+            keys = torch.arange(key, row_end, device="cpu")
             seen = (keys <= queries) & (keys > queries - window)
             yield Part(self, row, row_end, key, row_end, _additive(seen))
 
@@ -605,7 +605,7 @@ class Packed:
     @classmethod
     def of(cls, segments: Sequence[tuple[int, int]]) -> Packed:
         """``segments``: first and end row of each response, without gaps."""
-        offsets = torch.cat([torch.arange(end - start) for start, end in segments])
+        offsets = torch.cat([torch.arange(end - start, device="cpu") for start, end in segments])
         return cls(tuple(runs_of(segments)), offsets)
 
     @property
@@ -645,7 +645,8 @@ class Packed:
             first = min(max(place.first, int(lowest.min())), place.end)
             mask = None
             if int(lowest.max()) > first:
-                mask = _additive(torch.arange(first, place.end) >= lowest.unsqueeze(1))
+                keys = torch.arange(first, place.end, device="cpu")
+                mask = _additive(keys >= lowest.unsqueeze(1))
             self._masks[key] = first - place.first, mask
         return self._masks[key]
 
@@ -659,7 +660,7 @@ class Packed:
 
 
 def _additive(seen: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -math.inf)
 
 
 def runs_of(segments: Sequence[tuple[int, int]]) -> list[Run]:

@@ -270,7 +270,7 @@ class TreeBatch:
         if not cuts:
             return Forest.from_ids(sequences, vocab=vocab)
         # An id of its own after each cut ends a node there.
-        ended = [torch.cat([cut, torch.tensor([vocab])]) for cut in cuts]
+        ended = [torch.cat([cut, torch.tensor([vocab], device="cpu")]) for cut in cuts]
         with Forest.from_ids([*sequences, *ended], vocab=vocab + 1) as whole:
             return whole.part(range(len(sequences)))
 

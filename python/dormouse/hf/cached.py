@@ -69,13 +69,14 @@ class JoinedKeys:
     def __init__(self, packed: Packed, before: int, dtype: torch.dtype, device: torch.device):
         self._dtype, self._device = dtype, device
         self._rows = before + packed.offsets
-        self.positions = torch.cat([torch.arange(before), self._rows])
+        self.positions = torch.cat([torch.arange(before, device="cpu"), self._rows])
         """Of the keys."""
-        rows = torch.arange(packed.rows)
+        rows = torch.arange(packed.rows, device="cpu")
         first = (rows - packed.offsets).unsqueeze(1)
         own = (rows >= first) & (rows <= rows.unsqueeze(1))
         # Each row sees the prefix, and its own response up to itself.
-        self._seen = torch.cat([torch.ones(packed.rows, before, dtype=torch.bool), own], 1)
+        prefix = torch.ones(packed.rows, before, dtype=torch.bool, device="cpu")
+        self._seen = torch.cat([prefix, own], 1)
 
     def mask(self, limit: Window | Chunk | None = None) -> torch.Tensor:
         """Returns the mask that is added to scores, ``[1, 1, rows, keys]``. ``limit``: of what a
@@ -86,7 +87,7 @@ class JoinedKeys:
             lowest = Rules(1.0, **{name: limit.tokens}).lowest(self._rows)
             seen = seen & (self.positions >= lowest.unsqueeze(1))
         hidden = torch.finfo(self._dtype).min
-        mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill(~seen, hidden)
+        mask = torch.zeros(seen.shape, dtype=self._dtype, device="cpu").masked_fill(~seen, hidden)
         return mask[None, None].to(self._device)
 
     def mask_of(self, built):

@@ -187,7 +187,7 @@ class Check:
             if (shared.median if typical else shared.largest) <= tolerance:
                 return shared.distance
             infinite = sum(not _is_finite(gradient) for gradient in dense.gradients.values())
-            if float(trial.summed(torch.tensor(float(infinite)))):
+            if float(trial.summed(torch.tensor(float(infinite), device="cpu"))):
                 raise UnsupportedModelError(
                     "gradients of a dense run are not finite, so a shared step cannot be compared; "
                     "accepted: finite weights and gradients"
@@ -271,7 +271,7 @@ class Check:
             f"accepted {tolerance:.2g}"
             + (f"; the first module whose output differs is {place}" if place else "")
             + (f"; the model contains {unknown}" if unknown else "")
-            + "; train this model densely"
+            + "; train this model without shared prompts"
         )
 
     def _dense(self, trial: Trial) -> _Run:
@@ -433,7 +433,7 @@ def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:
     squares = [_squares(got.gradients.get(name), wanted.gradients.get(name)) for name in names]
     read, found = _numbered(wanted.outputs), _numbered(got.outputs)
     squares += [_squares(found.get(key), tensor) for key, tensor in read.items()]
-    table = trial.summed(torch.tensor(squares, dtype=torch.float64))
+    table = trial.summed(torch.tensor(squares, dtype=torch.float64, device="cpu"))
     gradients, of_outputs = table[: len(names)], table[len(names) :]
     error, whole = gradients.sum(0).sqrt().tolist()
     ratios = {}

@@ -22,8 +22,8 @@ from . import checkpointing
 from .support import ModelView, UnsupportedModelError
 
 ACCEPTED = (
-    "accepted: 0, or SharedPrefix(model, runtime, prompt_dropout=False), which drops in the rows "
-    "of responses alone"
+    "accepted: 0, or prompt_dropout=False of SharedPrefix() and of share(), which drops in the "
+    "rows of responses alone"
 )
 
 # Attributes of modules with rates of what acts on all rows or on none. A rare event could escape

@@ -26,7 +26,7 @@ class EmbeddingRows:
         self._is_plain = type(embedding) is torch.nn.Embedding and not embedding.sparse
         self._tokens: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
-        self._anchor = torch.zeros((), requires_grad=True)
+        self._anchor = torch.zeros((), requires_grad=True, device="cpu")
 
     @contextlib.contextmanager
     def apart(self, *, is_prefix: bool = False) -> Iterator[None]:

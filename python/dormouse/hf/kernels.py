@@ -63,7 +63,7 @@ class Pieces:
         """Returns the first row of each and the row after the last, INT32 ``[pieces + 1]``. Made
         once per device; the copy there does not wait."""
         if device not in self._starts:
-            starts = torch.tensor([0, *self.ends], dtype=torch.int32)
+            starts = torch.tensor([0, *self.ends], dtype=torch.int32, device="cpu")
             self._starts[device] = starts.to(device, non_blocking=True)
         return self._starts[device]
 
@@ -120,7 +120,7 @@ class CudaEfficient:
 
     @staticmethod
     def backward(grad, query, key, value, out, lse, causal: bool, scores: Scores, mask=None):
-        unused = torch.zeros((), dtype=torch.int64)  # the state of a dropout that is off
+        unused = torch.zeros((), dtype=torch.int64, device="cpu")  # the state of a dropout that is off
         room = -query.shape[2] % EFFICIENT_ROWS
         grad_query, grad_key, grad_value, _ = (
             _aten._scaled_dot_product_efficient_attention_backward(

@@ -214,7 +214,8 @@ class Miniature:
         generator = torch.Generator().manual_seed(number)
         for _, tensor in like.tensors():
             rows, width = len(tensor) if count is None else count, tensor.shape[-1]
-            yield (torch.randn(rows, width, generator=generator) * width**-0.5).to(tensor)
+            drawn = torch.randn(rows, width, generator=generator, device="cpu")
+            yield (drawn * width**-0.5).to(tensor)
 
 
 def _equal_tokens(a: torch.Tensor, b: torch.Tensor) -> int:
@@ -274,12 +275,12 @@ def _drawing(view: ModelView) -> Callable[[int], torch.Tensor]:
         value = getattr(view.config, name, None)
         text += [value] if isinstance(value, int) else value or []
     text = [token for token in dict.fromkeys(text) if 0 <= token < view.vocab_size]
-    allowed = torch.ones(view.vocab_size, dtype=torch.bool)
+    allowed = torch.ones(view.vocab_size, dtype=torch.bool, device="cpu")
     allowed[[token for token in special if 0 <= token < view.vocab_size]] = False
     ids = allowed.nonzero().flatten()
 
     def draw(count: int) -> torch.Tensor:
-        drawn = ids[torch.randint(len(ids), (count,), generator=generator)]
+        drawn = ids[torch.randint(len(ids), (count,), generator=generator, device="cpu")]
         # Code of the model may treat them otherwise: as padding, as ends of documents. Not at an
         # end, where transformers warns of padding.
         for place, token in zip(range(1, count - 2, 2), text, strict=False):

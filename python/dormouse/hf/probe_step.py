@@ -31,7 +31,7 @@ def probe_step(
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
     tokens, experts = (
-        None if each is None else each[torch.arange(long) % len(each)].to(device)
+        None if each is None else each[torch.arange(long, device="cpu") % len(each)].to(device)
         for each in sample
     )
 

@@ -170,8 +170,9 @@ def example(measure: Measure, device: torch.device) -> Values:
     view, request = measure.view, measure.asked.request
     if not request.has_outputs:
         parameters = measure.view.model.parameters()
-        logits = torch.zeros(1, 1, dtype=next(p.dtype for p in parameters if p.is_floating_point()))
-        return Values(measure.values(logits, torch.zeros(1, dtype=torch.int64))[0])
+        dtype = next(p.dtype for p in parameters if p.is_floating_point())
+        logits = torch.zeros(1, 1, dtype=dtype, device="cpu")
+        return Values(measure.values(logits, torch.zeros(1, dtype=torch.int64, device="cpu"))[0])
     names = request.response | request.prompt
     tokens = torch.zeros(1, dtype=torch.int64, device=device)
     output = outputs.read(view.run_dense(tokens, **outputs.arguments_of(names)), names, 1)

@@ -383,7 +383,7 @@ class _Work(torch.nn.Module):
         self.__dict__["_own"] = own
         self._work = work
 
-    def forward(self):
+    def forward(self, *unused):
         return self._work()
 
     def named_parameters(self, *arguments, **options):
@@ -403,7 +403,8 @@ def inside(wrapped: torch.nn.Module, work: Callable[[], object]):
     own = wrapped._modules["module"]
     wrapped._modules["module"] = _Work(own, work)
     try:
-        return wrapped()
+        # With device_ids it moves arguments to the device, and fails where there are none.
+        return wrapped(None)
     finally:
         wrapped._modules["module"] = own
 

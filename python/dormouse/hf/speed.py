@@ -126,7 +126,8 @@ def shared_groups(view: support.ModelView, tokens: int) -> list[tuple[Group, int
 def draw(view: support.ModelView, count: int, device: torch.device) -> torch.Tensor:
     """Returns random tokens, the same for equal counts."""
     generator = torch.Generator().manual_seed(count)
-    return torch.randint(view.vocab_size, (count,), generator=generator).to(device)
+    drawn = torch.randint(view.vocab_size, (count,), generator=generator, device="cpu")
+    return drawn.to(device)
 
 
 def _part(tokens: int, share: float) -> int:

@@ -120,6 +120,11 @@ class ModelView:
         return self._figure("num_attention_heads") or self._figure("num_heads") or 1
 
     @property
+    def has_attention(self) -> bool:
+        """Whether any layer may have attention: a model of scans alone has none."""
+        return self._figure("num_attention_heads") is not None
+
+    @property
     def kv_heads(self) -> int:
         """Key/value heads of a layer."""
         return self._figure("num_key_value_heads") or self.heads
@@ -264,7 +269,7 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
         seen = ", ".join(sorted(map(str, devices)))
         remedy = f"model.to({str(device)!r})"
         if len(devices) == 1 and next(iter(devices)).type in ("cpu", "cuda"):
-            remedy += f", or a runtime of the model's device: dormouse.install({seen!r})"
+            remedy += f", or a runtime of the model's device: dormouse.install({seen!r}).runtime"
         raise UnsupportedModelError(
             f"parameters on {seen} with a runtime of {device} are not supported; accepted: all on "
             f"one device. Call {remedy}"
@@ -276,7 +281,8 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
             f"parameters in {names} are not supported; accepted: {', '.join(map(str, DTYPES))}"
         )
     width = view.head_dim
-    if device.type == "cuda" and not (width % HEAD_DIM_STEP == 0 and width <= HEAD_DIM_MAX):
+    fits = width % HEAD_DIM_STEP == 0 and width <= HEAD_DIM_MAX
+    if device.type == "cuda" and view.has_attention and not fits:
         raise UnsupportedModelError(
             f"head_dim {width} does not fit torch's kernels on a GPU; "
             f"accepted: multiples of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}"

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from . import adapters, graph, substitutes
-from .support import UnsupportedModelError
+from .support import UnsupportedModelError, free_bytes
 
 # Widened weights and their gradients.
 TRIAL_COPIES = 2
@@ -127,12 +127,8 @@ class Trial:
 
 
 def fits(needed_bytes: float, device: torch.device) -> bool:
-    """Returns whether a GPU has so many bytes free, in torch's cache or outside it; True for another
-    device."""
-    if device.type != "cuda":
-        return True
-    cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return needed_bytes <= torch.cuda.mem_get_info(device)[0] + cached_bytes
+    """Returns whether the device has so many bytes free."""
+    return needed_bytes <= free_bytes(device)
 
 
 def _is_zeros(weights: torch.Tensor) -> bool:

@@ -223,8 +223,8 @@ def _on_some_rank(pairs) -> set[torch.nn.Parameter]:
     found = set()
     for mesh in dict.fromkeys(own.device_mesh for own, _ in pairs):
         own_pairs = [pair for pair in pairs if pair[0].device_mesh == mesh]
-        has = torch.tensor([grad is not None for _, grad in own_pairs], dtype=torch.int32)
-        has = has.to(mesh.device_type)
+        found_here = [grad is not None for _, grad in own_pairs]
+        has = torch.tensor(found_here, dtype=torch.int32, device=mesh.device_type)
         for dimension in range(mesh.ndim):
             dist.all_reduce(has, dist.ReduceOp.MAX, group=mesh.get_group(dimension))
         found |= {own for (own, _), some in zip(own_pairs, has.tolist(), strict=True) if some}

@@ -75,11 +75,11 @@ def small_batch_of(
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> torch.Tensor:
-        return torch.randint(vocab, (count,), generator=generator)
+        return torch.randint(vocab, (count,), generator=generator, device="cpu")
 
     keep, start = max(RESPONSES), max(PROMPTS)
     texts = {length: draw(length) for length in dict.fromkeys(PROMPTS)}
-    ids = torch.zeros(len(PROMPTS), start + keep, dtype=torch.int64)
+    ids = torch.zeros(len(PROMPTS), start + keep, dtype=torch.int64, device="cpu")
     mask = torch.zeros_like(ids)
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         ids[row, start - prompt : start] = texts[prompt]

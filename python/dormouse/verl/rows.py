@@ -133,7 +133,7 @@ def _prompt_lengths(data) -> torch.Tensor:
 
 def _temperature(given, dtype: torch.dtype) -> float:
     """Returns the temperature as verl rounds it: to FP32, then to the logits' dtype."""
-    values = torch.as_tensor(given, dtype=torch.float32).flatten()
+    values = torch.as_tensor(given, dtype=torch.float32, device="cpu").flatten()
     if not torch.equal(values, values[:1].expand_as(values)):
         raise UnsupportedTrainerError(
             f"temperatures of rows are {float(values.min()):.6g} to {float(values.max()):.6g}; "

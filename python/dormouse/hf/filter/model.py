@@ -85,7 +85,7 @@ def _in_engine(run: Callable[[], FilterReport]) -> FilterReport:
     DistributedDataParallel can ask to be called at the end."""
     found: list[FilterReport] = []
     with torch.enable_grad():
-        start = torch.zeros((), requires_grad=True)
+        start = torch.zeros((), requires_grad=True, device="cpu")
         _Run.apply(start, lambda: found.append(run())).backward()
     return found.pop()
 
