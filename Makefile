@@ -130,7 +130,7 @@ test-oldest: test-lib python ## as test-gpu on the oldest torch that is supporte
 	target/oldest-venv/bin/python tests/standin-cudart/build $(OLDEST)
 	ln -sf ../debug/libstandin_cuda.so $(OLDEST)/libcuda.so.1
 	$(ON_OLDEST) target/oldest-venv/bin/python -m pytest -q python/tests_gpu
-	$(ON_OLDEST) target/oldest-venv/bin/python scripts/gpu-suite --tiny --lib $(TEST_LIBS)/libdormouse.so \
+	$(ON_OLDEST) target/oldest-venv/bin/python scripts/gpu-suite --tiny --limit tests=900 --lib $(TEST_LIBS)/libdormouse.so \
 		--gpu-check $(TEST_LIBS)/gpu-check --out $(OLDEST)/results
 
 bench-alloc: lib standin ## caching allocators side by side: target/bench/alloc.json, and a table

@@ -18,6 +18,9 @@ import time
 import pytest
 import torch
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+# Of torch's statistics, what 2.11 does not have.
+NEW_STATS = {"num_oom_rejections"}
 STANDIN = "stand-in"  # in the name of the device
 IS_STANDIN = hasattr(ctypes.CDLL(None), "standin_cudart_unsupported")
 # What the driver's figure of free memory may be off by: on a GPU it takes some for kernels, streams

@@ -17,7 +17,7 @@ import pytest
 import torch
 import viewer
 from alone import alone
-from conftest import SCRIPT_SECONDS_MAX, busy, run_script, standin_only
+from conftest import NEW_STATS, SCRIPT_SECONDS_MAX, TORCH, busy, run_script, standin_only
 
 import dormouse
 from dormouse.modes import history
@@ -25,6 +25,7 @@ from dormouse.modes import history
 MIB = 1 << 20
 MEMORY = torch.cuda.memory
 HERE = Path(__file__).resolve()
+HAS_TRACEBACKS = TORCH > (2, 11)
 
 
 def filled(mib: int) -> torch.Tensor:
@@ -92,12 +93,16 @@ def test_every_key_is_torchs_own():
         json.loads(run_script(KEYS.format(install=install)))
         for install in ("", "import dormouse; dormouse.install()")
     )
-    for name in ("stats", "snapshot", "segment", "block", "frame"):
-        assert ours[name] == own[name], name
+    assert set(ours.pop("stats")) - NEW_STATS == set(own.pop("stats")) - NEW_STATS
+    for name in ("snapshot", "segment", "block", "frame"):
+        assert set(own[name]) <= set(ours[name]), name
+        # torch 2.11 has fewer than later ones, whose keys ours are.
+        assert ours[name] == own[name] or TORCH <= (2, 11), name
     events = {OF_PAGES.get(name, name): keys for name, keys in own["events"].items()}
     assert ours["events"].keys() == events.keys()
     for name, keys in events.items():
-        assert set(keys) <= set(ours["events"][name]) <= set(keys) | MORE, name
+        assert set(keys) <= set(ours["events"][name]), name
+        assert set(ours["events"][name]) <= set(keys) | MORE or TORCH <= (2, 11), name
 
 
 @alone()
@@ -138,10 +143,11 @@ def test_contexts_are_those_asked_for():
         assert (frames["alloc"], frames["free_completed"]) == (has_alloc, has_free), context
         block = block_of(held)
         assert bool(block["frames"]) == has_state, context
-        traceback = MEMORY._allocation_traceback(held.data_ptr())
-        assert (traceback is not None) == has_state
+        if HAS_TRACEBACKS:
+            traceback = MEMORY._allocation_traceback(held.data_ptr())
+            assert (traceback is not None) == has_state
         del held
-    assert MEMORY._allocation_traceback(4096) is None
+    assert not HAS_TRACEBACKS or MEMORY._allocation_traceback(4096) is None
 
 
 def block_of(tensor: torch.Tensor) -> dict:
@@ -210,7 +216,11 @@ def test_values_that_are_not_accepted():
         ({"context": "some"}, "context is 'some'"),
         ({"stacks": "c"}, "stacks is 'c'; accepted: 'python', 'all'"),
         ({"skip_actions": ["malloc"]}, "skip_actions is 'malloc'"),
-        ({"record_pinned_host_memory": True}, "record_pinned_host_memory is True"),
+        *(
+            [({"record_pinned_host_memory": True}, "record_pinned_host_memory is True")]
+            if TORCH > (2, 11)
+            else []
+        ),
     ):
         with pytest.raises(RuntimeError, match=seen):
             MEMORY._record_memory_history(**wish)
@@ -360,6 +370,7 @@ def test_an_observer_that_fails_is_printed_and_the_error_is_the_same():
     assert "ValueError: in the observer" in done.stderr
 
 
+@pytest.mark.skipif(TORCH <= (2, 11), reason="torch 2.11 has no metadata of events")
 @alone()
 def test_metadata_is_the_threads_own():
     dormouse.install()
