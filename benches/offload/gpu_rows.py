@@ -147,12 +147,12 @@ def step(large_mib: int, costs: Path, run_ahead_layers: int = RUN_AHEAD_LAYERS) 
         "STANDIN_CUDA_EXACT": "1",
     }
     output = subprocess.run(
-        [DRIVER, str(large_mib), str(run_ahead_layers)],
+        [DRIVER, str(large_mib), str(run_ahead_layers), "0", "0"],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
     )
     if output.returncode != 0:
-        raise Unavailable(f"{DRIVER} {large_mib} {run_ahead_layers}: {output.stderr.strip()[-300:]}")
+        raise Unavailable(f"{DRIVER} {large_mib} {run_ahead_layers} 0 0: {output.stderr.strip()[-300:]}")
     return json.loads(output.stdout)

@@ -121,6 +121,6 @@ def test_the_driver_s_failure_is_a_reason(monkeypatch):
     try:
         gpu_rows.step(2, FREE)
     except gpu_rows.Unavailable as reason:
-        assert "false 2 48" in str(reason)
+        assert "false 2 48 0 0" in str(reason)
     else:
         raise AssertionError("a failure went unseen")
