@@ -6,11 +6,16 @@ from pathlib import Path
 
 import gpu_rows
 from gpu_rows import (
+    BEHIND_AWAKE,
+    BUT_LAST,
     COSTS,
     FREE,
+    GIVEN_BACK,
     LARGE_MIB,
     LARGE_MIB_DEFAULT,
+    PHASES,
     PUBLISHED,
+    RUN_AHEAD_BAR,
     fill,
     fill_b_mapped,
     fill_c_peak,
@@ -18,8 +23,9 @@ from gpu_rows import (
 )
 
 
+
 def a_step(step_ns: int) -> dict:
-    return {"step_ns": step_ns, "calls_ns": 500_000_000}
+    return {"step_ns": step_ns, "calls_ns": 500_000_000, "waits_ns": 250_000_000}
 
 
 def test_the_overhead_is_over_the_step_whose_calls_are_free():
@@ -29,7 +35,7 @@ def test_the_overhead_is_over_the_step_whose_calls_are_free():
     assert row.ours == LARGE_MIB_DEFAULT / 1000
     others = [large_mib for large_mib in LARGE_MIB if large_mib != LARGE_MIB_DEFAULT]
     assert row.peers == {f"{large_mib} MiB": large_mib / 1000 for large_mib in others}
-    assert "0.50 s in calls" in row.how and f"costs of {COSTS.name} on" in row.how
+    assert "0.50 s in calls" in row.how and "for 0.25 s beside" in row.how and f"costs of {COSTS.name} on" in row.how
 
 
 def test_the_overhead_of_published_costs_has_a_row_of_its_own(monkeypatch, tmp_path):
@@ -58,17 +64,20 @@ def test_calls_that_cost_nothing_have_no_overhead_that_counts():
 
 
 def peaks(b_bytes: int, c_bytes: int) -> dict:
-    return a_step(1000) | {"a_bytes": 5, "b_bytes": b_bytes, "c_bytes": c_bytes}
+    return a_step(1000) | {"b_bytes": b_bytes, "before_last_bytes": b_bytes // 2, "c_bytes": c_bytes}
 
 
 def test_the_peak_of_c_is_over_that_of_b():
     steps = {large_mib: peaks(100, 100 + large_mib) for large_mib in LARGE_MIB}
-    row = fill_c_peak(steps)
+    row = fill_c_peak(steps, peaks(100, 130), peaks(100, 140))
     assert row.ours == (100 + LARGE_MIB_DEFAULT) / 100
     others = [large_mib for large_mib in LARGE_MIB if large_mib != LARGE_MIB_DEFAULT]
-    assert row.peers == {f"{large_mib} MiB": (100 + large_mib) / 100 for large_mib in others}
+    sizes = {f"{large_mib} MiB": (100 + large_mib) / 100 for large_mib in others}
+    assert row.peers == {**sizes, BEHIND_AWAKE: 1.3, BUT_LAST: 2.8}
+    # The bar is on the plain figure.
     for c_bytes, is_met in ((110, True), (111, False)):
-        assert fill_c_peak(dict.fromkeys(LARGE_MIB, peaks(100, c_bytes))).met is is_met
+        steps = dict.fromkeys(LARGE_MIB, peaks(100, c_bytes))
+        assert fill_c_peak(steps, peaks(100, 130), peaks(100, 140)).met is is_met
 
 
 def test_what_is_mapped_in_b_is_over_what_is_in_use():
@@ -81,12 +90,25 @@ def test_what_is_mapped_in_b_is_over_what_is_in_use():
         assert fill_b_mapped(dict.fromkeys(LARGE_MIB, middle(mapped_bytes))).met is is_met
 
 
-def test_a_run_ahead_adds_up_to_a_gibibyte():
-    gib = 1 << 30
-    beside = peaks(2 * gib, gib)
-    assert fill_run_ahead(beside, peaks(gib, 3 * gib)).ours == gib
-    assert fill_run_ahead(beside, peaks(gib, 3 * gib)).met is True
-    assert fill_run_ahead(beside, peaks(3 * gib + 1, gib)).met is False
+def phases(**bytes_mapped: int) -> dict:
+    mapped = {f"{phase}_bytes": 4 * RUN_AHEAD_BAR for phase in PHASES}
+    return a_step(1000) | mapped | {f"{phase}_bytes": it for phase, it in bytes_mapped.items()}
+
+
+def test_a_run_ahead_adds_up_to_a_gibibyte_in_any_phase():
+    equal = phases(), phases()
+    assert fill_run_ahead(*equal, *equal).ours == 0
+    # Each phase grows below the most of the step.
+    for phase in PHASES:
+        beside = phases(**{phase: RUN_AHEAD_BAR})
+        for added, is_met in ((RUN_AHEAD_BAR, True), (RUN_AHEAD_BAR + 1, False)):
+            grown = beside, phases(**{phase: RUN_AHEAD_BAR + added})
+            row = fill_run_ahead(*grown, *equal)
+            assert (row.ours, row.met, row.peers) == (added, is_met, {GIVEN_BACK: 0})
+            # The bar is on steps whose pages stay.
+            row = fill_run_ahead(*equal, *grown)
+            assert (row.ours, row.met, row.peers) == (0, True, {GIVEN_BACK: added})
+    assert "Beyond the plan is taken as beyond the run whose host waits for each work" in row.how
 
 
 def test_what_was_not_mapped_meets_no_bar():
@@ -94,11 +116,11 @@ def test_what_was_not_mapped_meets_no_bar():
         return dict.fromkeys(LARGE_MIB, step)
 
     middle = {"middle_bytes": 0, "middle_in_use_bytes": 100}
-    nothing = peaks(0, 0) | {"a_bytes": 0}
+    nothing = phases(**dict.fromkeys(PHASES, 0))
     for row in (
-        fill_c_peak(in_all(peaks(100, 0))),
+        fill_c_peak(in_all(peaks(100, 0)), peaks(100, 0), peaks(100, 0)),
         fill_b_mapped(in_all(a_step(1000) | middle)),
-        fill_run_ahead(nothing, nothing),
+        fill_run_ahead(*[nothing] * 4),
     ):
         assert (row.ours, row.met) == (None, False)
 
