@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import gpu_rows
+import pytest
+from dormouse.headline import arithmetic
+from dormouse.headline.shapes import HEADLINE, LLAMA3_8B
 from gpu_rows import (
     BEHIND_AWAKE,
     BUT_LAST,
@@ -16,12 +19,17 @@ from gpu_rows import (
     PHASES,
     PUBLISHED,
     RUN_AHEAD_BAR,
+    RUN_AHEAD_LAYERS,
     fill,
     fill_b_mapped,
     fill_c_peak,
     fill_run_ahead,
 )
+from ours import TARGET
 
+# `make test` builds it and the stand-in driver beside it.
+BUILT = TARGET / "debug"
+DRIVER = BUILT / "examples" / "gpu_step"
 
 
 def a_step(step_ns: int) -> dict:
@@ -35,7 +43,8 @@ def test_the_overhead_is_over_the_step_whose_calls_are_free():
     assert row.ours == LARGE_MIB_DEFAULT / 1000
     others = [large_mib for large_mib in LARGE_MIB if large_mib != LARGE_MIB_DEFAULT]
     assert row.peers == {f"{large_mib} MiB": large_mib / 1000 for large_mib in others}
-    assert "0.50 s in calls" in row.how and "for 0.25 s beside" in row.how and f"costs of {COSTS.name} on" in row.how
+    for words in ("0.50 s in calls", "for 0.25 s beside", f"costs of {COSTS.name} on"):
+        assert words in row.how
 
 
 def test_the_overhead_of_published_costs_has_a_row_of_its_own(monkeypatch, tmp_path):
@@ -64,7 +73,8 @@ def test_calls_that_cost_nothing_have_no_overhead_that_counts():
 
 
 def peaks(b_bytes: int, c_bytes: int) -> dict:
-    return a_step(1000) | {"b_bytes": b_bytes, "before_last_bytes": b_bytes // 2, "c_bytes": c_bytes}
+    mapped = {"b_bytes": b_bytes, "before_last_bytes": b_bytes // 2, "c_bytes": c_bytes}
+    return a_step(1000) | mapped
 
 
 def test_the_peak_of_c_is_over_that_of_b():
@@ -146,3 +156,42 @@ def test_the_driver_s_failure_is_a_reason(monkeypatch):
         assert "false 2 48 0 0" in str(reason)
     else:
         raise AssertionError("a failure went unseen")
+
+
+@pytest.fixture(scope="module")
+def simulated() -> dict[Path, dict]:
+    """A step whose calls cost time, and the same one whose calls are free."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DORMOUSE_TEST_LIBS", str(BUILT))
+        numbers = (LARGE_MIB_DEFAULT, RUN_AHEAD_LAYERS, 0, 0)
+        return {costs: gpu_rows.run(DRIVER, costs, numbers) for costs in (COSTS, FREE)}
+
+
+def test_calls_of_a_simulated_step_cost_what_the_table_says(simulated):
+    assert simulated[FREE]["calls_ns"] == 0 < simulated[COSTS]["calls_ns"]
+    assert simulated[FREE]["step_ns"] <= simulated[COSTS]["step_ns"]
+
+
+def test_a_microbatch_of_a_simulated_step_uses_what_the_arithmetic_says(simulated):
+    expected = arithmetic.peaks(LLAMA3_8B, HEADLINE[0]).asleep_in_b
+    for one in simulated.values():
+        assert one["middle_in_use_bytes"] == pytest.approx(expected, rel=0.001)
+
+
+def test_peaks_of_a_simulated_step_are_in_order(simulated):
+    dormant = arithmetic.peaks(LLAMA3_8B, HEADLINE[0]).dormant
+    for one in simulated.values():
+        assert 0 < one["middle_in_use_bytes"] <= one["middle_bytes"] <= one["before_last_bytes"]
+        assert one["b_bytes"] == max(one["before_last_bytes"], one["last_microbatch_bytes"])
+        # What was dormant is mapped in A and C, and leaves in between.
+        assert one["middle_bytes"] < dormant < min(one["a_bytes"], one["c_bytes"])
+
+
+def test_the_last_microbatch_of_a_simulated_step_begins_with_waking(simulated):
+    # Above parameters and gradients, which are in use too.
+    held_bytes = 2 * arithmetic.BF16_BYTES * arithmetic.parameters(LLAMA3_8B)
+    for one in simulated.values():
+        # What wakes has room beside what a microbatch takes, and leaves a sixteenth of the most in use.
+        both_bytes = one["woken_beside_bytes"] + one["middle_in_use_bytes"]
+        assert one["middle_in_use_bytes"] < both_bytes <= one["last_microbatch_bytes"]
+        assert both_bytes + held_bytes <= (one["before_last_bytes"] + held_bytes) * 15 / 16
