@@ -118,15 +118,13 @@ class RecordedGPT(GPTModel):
         for module in self.modules():
             if isinstance(module, TopKRouter):
                 module.router_replay = ByToken(module.layer_number)
-        self.register_forward_pre_hook(self._record, with_kwargs=True)
 
-    @staticmethod
-    def _record(module, args: tuple, named: dict) -> None:
-        given = named | dict(zip(("input_ids", "position_ids"), args, strict=False))
+    def _preprocess(self, input_ids, position_ids, *args, **named):
         # Megatron's rows are those of the first column, then those of the second.
         ByToken.tokens, ByToken.positions = (
-            given[name].T.reshape(-1) for name in ("input_ids", "position_ids")
+            each.T.reshape(-1) for each in (input_ids, position_ids)
         )
+        return super()._preprocess(input_ids, position_ids, *args, **named)
 
 
 class ExactRecordedGPT(RecordedGPT, ExactGPT):

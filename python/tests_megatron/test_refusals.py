@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from unittest import mock
 
@@ -239,24 +240,73 @@ def test_wrappers_are_refused_by_name(model):
     with pytest.raises(UnsupportedTrainerError, match="overlap_param_gather"):
         refusals.unwrapped(model)
     model.ddp_config.overlap_param_gather = False
-    model.module.forward = model.module.forward
-    with pytest.raises(UnsupportedTrainerError, match="forward is patched"):
-        refusals.unwrapped(model)
+
+
+def penalized(name):
+    """Returns a method of GPTModel that adds to the losses of labels."""
+    own = getattr(GPTModel, name)
+
+    # As a decorator does: it takes over the name.
+    @functools.wraps(own)
+    def changed(gpt, *args, labels=None, **named):
+        return own(gpt, *args, labels=labels, **named) + (labels is not None)
+
+    return changed
 
 
 @pytest.mark.parametrize("name", ["forward", "_postprocess"])
-def test_a_class_that_does_more_with_labels_is_refused_by_name(runtime, name):
-    model = cases.model_of(CASE)
-    function, kind, own = shared(runtime), type(model.module), getattr(GPTModel, name)
+@pytest.mark.parametrize("place, message", [
+    ("a subclass", "Penalized has a {} of its own"),
+    ("the class", "GPTModel.{} is patched"),
+    ("the model", "the model's {} is patched"),
+])
+def test_what_does_more_with_labels_is_refused_by_name(runtime, monkeypatch, place, message, name):
+    model, function = cases.model_of(CASE), shared(runtime)
+    gpt, changed = model.module, penalized(name)
+    check(function, model)
+    # Between two calls, too.
+    if place == "a subclass":
+        gpt.__class__ = type("Penalized", (type(gpt),), {name: changed})
+    elif place == "the class":
+        monkeypatch.setattr(GPTModel, name, changed)
+    else:
+        setattr(gpt, name, changed.__get__(gpt))
+    with pytest.raises(UnsupportedTrainerError, match=message.format(name)):
+        cases.run(CASE, function, model, cases.batches_of())
+
+
+def test_a_call_of_a_subclass_is_refused_by_name(model):
+    kind = type(model.module)
+    model.module.__class__ = type("Called", (kind,), {"__call__": lambda *args, **named: None})
+    with pytest.raises(UnsupportedTrainerError, match="Called has a __call__ of its own"):
+        refusals.unwrapped(model)
+
+
+@pytest.mark.parametrize("table, register", [
+    ("forward hooks", "register_forward_hook"),
+    ("forward pre hooks", "register_forward_pre_hook"),
+    ("backward hooks", "register_full_backward_hook"),
+    ("backward pre hooks", "register_full_backward_pre_hook"),
+])
+def test_hooks_of_the_model_are_refused_by_name(runtime, model, table, register):
+    function = shared(runtime)
+    check(function, model)
+    hook = getattr(model.module, register)(lambda module, *values: None)
+    with pytest.raises(UnsupportedTrainerError, match=f"the model has {table}: .*which see the"):
+        cases.run(CASE, function, model, cases.batches_of())
+    hook.remove()
     check(function, model)
 
-    def penalized(gpt, *args, labels=None, **named):
-        return own(gpt, *args, labels=labels, **named) + (labels is not None)
 
-    # Between two calls, too.
-    model.module.__class__ = type("Penalized", (kind,), {name: penalized})
-    with pytest.raises(UnsupportedTrainerError, match=f"Penalized has a {name} of its own"):
-        cases.run(CASE, function, model, cases.batches_of())
+def test_hooks_of_a_wrapper_see_losses(runtime, model):
+    """And their gradients are those of Megatron's call."""
+    model.register_forward_hook(lambda module, args, losses: 2 * losses)
+    check(shared(runtime), model)
+
+
+def test_hooks_of_dormouse_are_accepted(runtime, model):
+    with dormouse.offload(model, runtime=runtime):
+        check(shared(runtime), model)
 
 
 def test_a_loss_of_tokens_of_a_class_is_its_own(runtime, model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -14,6 +15,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from ..hf.check import HOOKS
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 from .balancing import routers_of
 from .context import is_context_parallel
@@ -56,6 +58,8 @@ SETTINGS = (
 WRAPPERS = (DistributedDataParallel, Float16Module)
 # Methods of GPTModel that do something else with labels than without.
 WITH_LABELS = ("forward", "_postprocess")
+_WITHOUT_LABELS = "shared passes run it without labels, so what it does with them is lost"
+_IN_LOSSES = "losses of tokens may be computed in compute_language_model_loss"
 # Arguments of GPTModel.forward that a call may have.
 ARGUMENTS = ("input_ids", "position_ids", "attention_mask", "labels", "loss_mask")
 
@@ -105,18 +109,62 @@ def unwrapped(module: torch.nn.Module) -> GPTModel:
             f"the model is a {type(inner).__name__}",
             "megatron.core's GPTModel, in its DistributedDataParallel and Float16Module or not",
         ),
-        ("forward" in vars(inner), "the model's forward is patched", "that of its class"),
         *(
             (
-                getattr(type(inner), name, None) is not getattr(GPTModel, name),
-                f"{type(inner).__name__} has a {name} of its own: shared passes run it without "
-                "labels, so what it does with them is lost",
-                f"GPTModel.{name}; losses of tokens may be computed in compute_language_model_loss",
+                name in vars(inner),
+                f"the model's {name} is patched: {_WITHOUT_LABELS}",
+                f"that of its class; {_IN_LOSSES}",
             )
             for name in WITH_LABELS
         ),
+        *(
+            (
+                getattr(type(inner), name, None) is not getattr(GPTModel, name),
+                f"{type(inner).__name__} has a {name} of its own: {_WITHOUT_LABELS}",
+                f"GPTModel.{name}; {_IN_LOSSES}",
+            )
+            for name in ("__call__", *WITH_LABELS)
+        ),
+        *(
+            (
+                not _is_of_its_file(GPTModel, name),
+                f"GPTModel.{name} is patched: {_WITHOUT_LABELS}",
+                f"megatron.core's; {_IN_LOSSES}",
+            )
+            for name in WITH_LABELS
+        ),
+        *(
+            (
+                _has_hooks(inner, table),
+                f"the model has {_described(table)}: they see the logits of shared passes, not the "
+                "losses of a call",
+                "hooks of its DistributedDataParallel or Float16Module, which see the losses",
+            )
+            for table in HOOKS
+        ),
     )
     return inner
+
+
+def _is_of_its_file(kind: type, name: str) -> bool:
+    """Returns whether a method of a class is the one of the file that defines the class, whatever
+    name a wrapper of it took over."""
+    method = getattr(kind, name, None)
+    # What torch.compile wraps.
+    method = getattr(method, "_torchdynamo_orig_callable", method)
+    is_here = getattr(method, "__globals__", None) is vars(sys.modules[kind.__module__])
+    return is_here and method.__qualname__ == f"{kind.__name__}.{name}"
+
+
+def _has_hooks(module: torch.nn.Module, table: str) -> bool:
+    # Those of dormouse.offload change nothing.
+    modules = (getattr(hook, "__module__", None) for hook in getattr(module, table).values())
+    return any(not str(each).startswith("dormouse.") for each in modules)
+
+
+def _described(table: str) -> str:
+    """Returns what a table of hooks has, in words."""
+    return table.strip("_").replace("_", " ")
 
 
 def settings_of(module: torch.nn.Module) -> DistributedDataParallelConfig | None:
