@@ -58,6 +58,8 @@ def shared(runtime, **options):
     ("defer_embedding_wgrad_compute", True),
     ("delay_wgrad_compute", True),
     ("enable_autocast", True),
+    ("test_mode", True),
+    ("batch_invariant_mode", True),
     ("flash_decode", True),
     ("moe_expert_capacity_factor", 1.0),
     ("moe_router_force_load_balancing", True),
@@ -86,6 +88,33 @@ def test_every_setting_is_tested():
     tested = {name for name, _ in marks[0].args[1]}
     dropout = {"hidden_dropout", "attention_dropout"}
     assert tested == {name for name, *_ in refusals.SETTINGS} | dropout
+
+
+def test_a_deterministic_model_needs_torchs_switch_on_a_gpu(model):
+    gpt = refusals.unwrapped(model)
+    gpt.config.deterministic_mode = True
+    refusals.chunks_of([model])
+    # Not a CPU, as a GPU is not one.
+    gpt.to("meta")
+    with pytest.raises(UnsupportedTrainerError, match="on meta.*use_deterministic_algorithms"):
+        refusals.chunks_of([model])
+    torch.use_deterministic_algorithms(True)
+    try:
+        refusals.chunks_of([model])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
+def test_experts_in_other_parts_than_the_model_are_refused_by_name(runtime, sizes):
+    gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
+    of_model, of_experts = sizes
+    vars(gpt.config).update(
+        tensor_model_parallel_size=of_model, expert_tensor_parallel_size=of_experts
+    )
+    message = f"parallel_size is {of_experts}, .*accepted: expert_tensor_parallel_size={of_model}"
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        refusals.check_model(gpt)
 
 
 def test_dropout_is_accepted_in_evaluation(model):

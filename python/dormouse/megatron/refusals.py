@@ -42,6 +42,8 @@ SETTINGS = (
     ("defer_embedding_wgrad_compute", (False,), "it computes gradients past autograd"),
     ("delay_wgrad_compute", (False,), "it computes gradients past autograd"),
     ("enable_autocast", (False,), "it is not tested"),
+    ("test_mode", (False,), "replicas wait for each other in each pass, and run other numbers"),
+    ("batch_invariant_mode", (False,), "kernels are chosen by the rows of a pass"),
     ("flash_decode", (False,), "it is of generation"),
     ("moe_expert_capacity_factor", (None,), "which tokens are dropped depends on other rows"),
     ("moe_router_force_load_balancing", (False,), "routing is random"),
@@ -70,6 +72,8 @@ def chunks_of(modules: list[torch.nn.Module]) -> list[GPTModel]:
     Raises :class:`UnsupportedTrainerError`.
     """
     chunks = list(map(unwrapped, modules))
+    for chunk in chunks:
+        _check_around(chunk)
     wanted = chunks[0].config.virtual_pipeline_model_parallel_size or 1
     refuse(
         (
@@ -79,6 +83,22 @@ def chunks_of(modules: list[torch.nn.Module]) -> list[GPTModel]:
         )
     )
     return chunks
+
+
+def _check_around(gpt: GPTModel) -> None:
+    """Checks what may change between steps and is no part of the model, so that no change of the
+    model tells of it."""
+    device = next(gpt.parameters()).device
+    refuse(
+        (
+            gpt.config.deterministic_mode
+            and device.type != "cpu"
+            and not torch.are_deterministic_algorithms_enabled(),
+            f"deterministic_mode is True on {device}, and torch.are_deterministic_algorithms_"
+            "enabled() is False, by which shared passes choose kernels",
+            "deterministic_mode=True after torch.use_deterministic_algorithms(True)",
+        )
+    )
 
 
 def nested(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -213,6 +233,15 @@ def check_model(gpt: GPTModel) -> None:
             f"expert_tensor_parallel_size is {config.expert_tensor_parallel_size} and "
             "expert_model_parallel_size above 1: it is not tested",
             "expert_tensor_parallel_size=1",
+        ),
+        (
+            config.num_moe_experts is not None
+            and not is_expert_parallel
+            and config.expert_tensor_parallel_size != config.tensor_model_parallel_size,
+            f"expert_tensor_parallel_size is {config.expert_tensor_parallel_size}, "
+            f"tensor_model_parallel_size {config.tensor_model_parallel_size} and "
+            "expert_model_parallel_size 1: it is not tested",
+            f"expert_tensor_parallel_size={config.tensor_model_parallel_size}",
         ),
         (
             gpt.mtp_process,
