@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.moe.router import TopKRouter
 
 import cases
 import conftest
@@ -22,6 +23,13 @@ from dormouse.megatron import UnsupportedTrainerError, refusals, shared_gpt
 from models import distance
 
 CASE = cases.Case()
+# What a table of hooks is called, and what adds to it.
+HOOKS = [
+    ("forward hooks", "register_forward_hook"),
+    ("forward pre hooks", "register_forward_pre_hook"),
+    ("backward hooks", "register_full_backward_hook"),
+    ("backward pre hooks", "register_full_backward_pre_hook"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +129,10 @@ def test_dropout_is_accepted_in_evaluation(model):
     gpt = refusals.unwrapped(model)
     gpt.config.hidden_dropout = 0.1
     refusals.check_model(gpt.eval())
+
+
+def router_of(gpt):
+    return gpt.decoder.layers[1].mlp.router
 
 
 def attention_of(gpt):
@@ -252,6 +264,38 @@ def test_a_router_that_differs_from_the_model_is_refused_by_name(runtime, change
         refusals.check_model(gpt)
 
 
+@pytest.mark.parametrize("name", refusals.OF_ROUTERS)
+def test_patched_routers_are_refused_by_name(runtime, monkeypatch, name):
+    gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
+    refusals.check_model(gpt)
+    own = getattr(TopKRouter, name)
+    setattr(router_of(gpt), name, own.__get__(router_of(gpt)))
+    with pytest.raises(UnsupportedTrainerError, match=f"a router's {name} is patched"):
+        refusals.check_model(gpt)
+    delattr(router_of(gpt), name)
+    monkeypatch.setattr(TopKRouter, name, functools.wraps(own)(lambda *args, **named: None))
+    with pytest.raises(UnsupportedTrainerError, match=f"TopKRouter.{name} is patched"):
+        refusals.check_model(gpt)
+
+
+def test_a_router_patched_between_calls_is_refused_and_stays(runtime):
+    case = cases.Case(config=cases.BALANCED)
+    chunks, function = cases.chunks_of(case), shared(runtime)
+    cases.run(case, function, chunks, cases.batches_of())
+    patch = vars(router_of(refusals.unwrapped(chunks[0])))["is_aux_loss_enabled"] = lambda: False
+    with pytest.raises(UnsupportedTrainerError, match="router's is_aux_loss_enabled is patched"):
+        cases.run(case, function, chunks, cases.batches_of())
+    assert router_of(refusals.unwrapped(chunks[0])).is_aux_loss_enabled is patch
+
+
+@pytest.mark.parametrize("table, register", HOOKS)
+def test_hooks_of_a_router_are_refused_by_name(runtime, table, register):
+    gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
+    getattr(router_of(gpt), register)(lambda module, *values: None)
+    with pytest.raises(UnsupportedTrainerError, match=f"a router has {table}"):
+        refusals.check_model(gpt)
+
+
 def test_a_router_of_another_class_is_refused_by_name(runtime):
     gpt = refusals.unwrapped(cases.model_of(cases.CASES["experts"]))
     refusals.check_model(gpt)
@@ -311,12 +355,7 @@ def test_a_call_of_a_subclass_is_refused_by_name(model):
         refusals.unwrapped(model)
 
 
-@pytest.mark.parametrize("table, register", [
-    ("forward hooks", "register_forward_hook"),
-    ("forward pre hooks", "register_forward_pre_hook"),
-    ("backward hooks", "register_full_backward_hook"),
-    ("backward pre hooks", "register_full_backward_pre_hook"),
-])
+@pytest.mark.parametrize("table, register", HOOKS)
 def test_hooks_of_the_model_are_refused_by_name(runtime, model, table, register):
     function = shared(runtime)
     check(function, model)
@@ -334,8 +373,9 @@ def test_hooks_of_a_wrapper_see_losses(runtime, model):
 
 
 def test_hooks_of_dormouse_are_accepted(runtime, model):
-    with dormouse.offload(model, runtime=runtime):
-        check(shared(runtime), model)
+    with pytest.warns(RuntimeWarning, match="nothing slept"):
+        with dormouse.offload(model, runtime=runtime):
+            check(shared(runtime), model)
 
 
 def test_a_loss_of_tokens_of_a_class_is_its_own(runtime, model):

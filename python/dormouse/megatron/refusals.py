@@ -20,6 +20,7 @@ from ..trainers.refusals import UnsupportedTrainerError, refuse
 from .balancing import routers_of
 from .context import is_context_parallel
 from .context_attention import ContextAttention
+from .routers import NOT_RUN, REPLACED
 
 SINKHORN = "sinkhorn"
 POSITIONS = ("rope", "learned_absolute", "none")
@@ -62,6 +63,8 @@ WRAPPERS = (DistributedDataParallel, Float16Module)
 WITH_LABELS = ("forward", "_postprocess")
 _WITHOUT_LABELS = "shared passes run it without labels, so what it does with them is lost"
 _IN_LOSSES = "losses of tokens may be computed in compute_language_model_loss"
+# Methods of routers of which passes run a part, or none.
+OF_ROUTERS = ("forward", "routing", *REPLACED, *NOT_RUN)
 # Arguments of GPTModel.forward that a call may have.
 ARGUMENTS = ("input_ids", "position_ids", "attention_mask", "labels", "loss_mask")
 
@@ -170,10 +173,14 @@ def _is_of_its_file(kind: type, name: str) -> bool:
     """Returns whether a method of a class is the one of the file that defines the class, whatever
     name a wrapper of it took over."""
     method = getattr(kind, name, None)
-    # What torch.compile wraps.
-    method = getattr(method, "_torchdynamo_orig_callable", method)
-    is_here = getattr(method, "__globals__", None) is vars(sys.modules[kind.__module__])
+    if _globals(method).get("__name__") == "torch._dynamo.eval_frame":
+        method = method._torchdynamo_orig_callable
+    is_here = _globals(method) is vars(sys.modules[kind.__module__])
     return is_here and method.__qualname__ == f"{kind.__name__}.{name}"
+
+
+def _globals(function) -> dict:
+    return getattr(function, "__globals__", {})
 
 
 def _has_hooks(module: torch.nn.Module, table: str) -> bool:
@@ -283,6 +290,16 @@ def check_model(gpt: GPTModel) -> None:
         )
     for layer in gpt.decoder.layers:
         _check_layer(layer, is_split)
+    refuse(
+        *(
+            (
+                not _is_of_its_file(TopKRouter, name),
+                f"TopKRouter.{name} is patched: passes of balanced experts leave it out",
+                "megatron.core's",
+            )
+            for name in OF_ROUTERS
+        ),
+    )
     for router in filter(None, routers_of(gpt)):
         _check_router(gpt, router)
 
@@ -307,6 +324,22 @@ def _check_router(gpt: GPTModel, router: TopKRouter) -> None:
             f"moe_router_enable_expert_bias is {config.moe_router_enable_expert_bias}, and "
             f"{router.enable_expert_bias} in a router",
             "the same since the model was made",
+        ),
+        *(
+            (
+                name in vars(router),
+                f"a router's {name} is patched: passes of balanced experts leave it out",
+                "that of its class",
+            )
+            for name in OF_ROUTERS
+        ),
+        *(
+            (
+                _has_hooks(router, table),
+                f"a router has {_described(table)}: they see each prompt once, for all its rows",
+                "none",
+            )
+            for table in HOOKS
         ),
         (
             router.training != gpt.training,

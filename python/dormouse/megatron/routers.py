@@ -16,6 +16,17 @@ from ..hf.sharding import PrefixDone
 from .balancing import Balancing, balances, ends_at_router, routers_of
 
 
+# Methods of routers in whose place passes put their own, and those that then do not run.
+REPLACED = ("apply_z_loss", "is_aux_loss_enabled", "_apply_expert_bias")
+NOT_RUN = (
+    "get_aux_loss_coeff",
+    "_apply_aux_loss",
+    "_apply_seq_aux_loss",
+    "_apply_global_aux_loss",
+    "attach_and_log_load_balancing_loss",
+)
+
+
 class PrefixEnd:
     """What a prefix's graph has behind K and V of its last layer: the logits of a router, where
     gradients of scores begin, or the hidden states that a stage returns."""
@@ -118,11 +129,12 @@ def _replaced(router: TopKRouter, add: Callable, end: Callable) -> Iterator[None
     """Context in which a router calls ``add(logits)`` in the place of adding its losses, and
     ``end(selected)`` in that of its counts."""
     thread = threading.get_ident()
-    own = {
-        "apply_z_loss": lambda logits, padding_mask=None: add(logits),
-        "is_aux_loss_enabled": lambda: False,
-        "_apply_expert_bias": lambda selected, padding_mask=None: end(selected),
-    }
+    called = (
+        lambda logits, padding_mask=None: add(logits),
+        lambda: False,
+        lambda selected, padding_mask=None: end(selected),
+    )
+    own = dict(zip(REPLACED, called, strict=True))
 
     def dispatched(name: str):
         before = getattr(router, name)
