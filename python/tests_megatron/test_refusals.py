@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from unittest import mock
@@ -255,6 +256,26 @@ def test_balanced_experts_over_replicas_are_refused_by_name(runtime):
         lambda gpt: setattr(gpt.config, "moe_router_enable_expert_bias", True),
         "enable_expert_bias is True, and False in a router",
     ),
+    (
+        lambda gpt: setattr(gpt.config, "moe_router_topk", 1),
+        "moe_router_topk is 1, and 2 in a router",
+    ),
+    (
+        lambda gpt: setattr(gpt.config, "moe_router_score_function", "sigmoid"),
+        "score_function is 'sigmoid', and 'softmax' in a router",
+    ),
+    (
+        lambda gpt: setattr(gpt.config, "calculate_per_token_loss", True),
+        "calculate_per_token_loss is True, and False in a router",
+    ),
+    (
+        lambda gpt: setattr(router_of(gpt), "num_experts", 1),
+        "num_moe_experts is 4, and 1 in a router",
+    ),
+    (
+        lambda gpt: setattr(router_of(gpt), "config", copy.copy(gpt.config)),
+        "a router has a configuration of its own",
+    ),
     (lambda gpt: gpt.decoder.layers[1].eval(), "a router's training is False, and True"),
 ])
 def test_a_router_that_differs_from_the_model_is_refused_by_name(runtime, change, message):
@@ -276,6 +297,8 @@ def test_patched_routers_are_refused_by_name(runtime, monkeypatch, name):
     monkeypatch.setattr(TopKRouter, name, functools.wraps(own)(lambda *args, **named: None))
     with pytest.raises(UnsupportedTrainerError, match=f"TopKRouter.{name} is patched"):
         refusals.check_model(gpt)
+    # A model without experts has none.
+    refusals.check_model(refusals.unwrapped(cases.model_of(CASE)))
 
 
 def test_a_router_patched_between_calls_is_refused_and_stays(runtime):
@@ -294,6 +317,29 @@ def test_hooks_of_a_router_are_refused_by_name(runtime, table, register):
     getattr(router_of(gpt), register)(lambda module, *values: None)
     with pytest.raises(UnsupportedTrainerError, match=f"a router has {table}"):
         refusals.check_model(gpt)
+
+
+class Behind(torch.nn.Module):
+    """What a layer spec may have as a layer's mlp: another module holds the experts."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, *args, **named):
+        return self.experts(*args, **named)
+
+
+def test_a_router_in_another_place_is_refused_by_name(runtime):
+    # It counts, and adds no losses, which the check would see.
+    counts = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+    case = cases.Case(config=cases.EXPERTS | counts)
+    chunks, function = cases.chunks_of(case), shared(runtime)
+    layer = refusals.unwrapped(chunks[0]).decoder.layers[1]
+    layer.mlp = Behind(layer.mlp)
+    message = "a router is at decoder.layers.1.mlp.experts.router, a TopKRouter"
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        cases.run(case, function, chunks, cases.batches_of())
 
 
 def test_a_router_of_another_class_is_refused_by_name(runtime):

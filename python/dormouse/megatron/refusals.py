@@ -12,7 +12,7 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.router import Router, TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from ..hf.check import HOOKS
@@ -65,6 +65,15 @@ _WITHOUT_LABELS = "shared passes run it without labels, so what it does with the
 _IN_LOSSES = "losses of tokens may be computed in compute_language_model_loss"
 # Methods of routers of which passes run a part, or none.
 OF_ROUTERS = ("forward", "routing", *REPLACED, *NOT_RUN)
+_IN_PASSES = "passes leave it out, or run it once for the rows of a prompt"
+# What routers keep of TransformerConfig when they are made, by its setting.
+KEPT_BY_ROUTERS = {
+    "num_moe_experts": "num_experts",
+    "moe_router_topk": "topk",
+    "moe_router_score_function": "score_function",
+    "moe_router_enable_expert_bias": "enable_expert_bias",
+    "calculate_per_token_loss": "calculate_per_token_loss",
+}
 # Arguments of GPTModel.forward that a call may have.
 ARGUMENTS = ("input_ids", "position_ids", "attention_mask", "labels", "loss_mask")
 
@@ -290,17 +299,28 @@ def check_model(gpt: GPTModel) -> None:
         )
     for layer in gpt.decoder.layers:
         _check_layer(layer, is_split)
+    routers = [each for each in routers_of(gpt) if each is not None]
+    others = [
+        f"{name}, a {type(module).__name__}"
+        for name, module in gpt.named_modules()
+        if isinstance(module, Router) and all(module is not each for each in routers)
+    ]
     refuse(
+        (
+            others,
+            f"a router is at {', '.join(others[:1])}: it counts and balances the rows of passes",
+            "routers of the MoELayer at decoder.layers.N.mlp",
+        ),
         *(
             (
-                not _is_of_its_file(TopKRouter, name),
-                f"TopKRouter.{name} is patched: passes of balanced experts leave it out",
+                routers and not _is_of_its_file(TopKRouter, name),
+                f"TopKRouter.{name} is patched: {_IN_PASSES}",
                 "megatron.core's",
             )
             for name in OF_ROUTERS
         ),
     )
-    for router in filter(None, routers_of(gpt)):
+    for router in routers:
         _check_router(gpt, router)
 
 
@@ -320,15 +340,22 @@ def _check_router(gpt: GPTModel, router: TopKRouter) -> None:
             "a string or a list, the same since the model was made",
         ),
         (
-            router.enable_expert_bias != config.moe_router_enable_expert_bias,
-            f"moe_router_enable_expert_bias is {config.moe_router_enable_expert_bias}, and "
-            f"{router.enable_expert_bias} in a router",
-            "the same since the model was made",
+            router.config is not config,
+            "a router has a configuration of its own",
+            "that of the model, the same object",
+        ),
+        *(
+            (
+                getattr(router, kept) != getattr(config, name),
+                f"{name} is {getattr(config, name)!r}, and {getattr(router, kept)!r} in a router",
+                "the same since the model was made",
+            )
+            for name, kept in KEPT_BY_ROUTERS.items()
         ),
         *(
             (
                 name in vars(router),
-                f"a router's {name} is patched: passes of balanced experts leave it out",
+                f"a router's {name} is patched: {_IN_PASSES}",
                 "that of its class",
             )
             for name in OF_ROUTERS
@@ -336,7 +363,7 @@ def _check_router(gpt: GPTModel, router: TopKRouter) -> None:
         *(
             (
                 _has_hooks(router, table),
-                f"a router has {_described(table)}: they see each prompt once, for all its rows",
+                f"a router has {_described(table)}: they see the rows of a prompt once",
                 "none",
             )
             for table in HOOKS
