@@ -470,6 +470,7 @@ def call(change):
             "position_ids": torch.arange(batch["tokens"].shape[1]).expand_as(batch["tokens"]),
             "attention_mask": None,
             "labels": batch["labels"],
+            "loss_mask": batch["loss_mask"].clone(),
         }
         change(arguments)
         losses = model(**arguments)
@@ -484,6 +485,8 @@ def call(change):
     (lambda given: given.update(labels=None), "without labels"),
     (lambda given: given.update(position_ids=given["position_ids"] + 1), "position_ids"),
     (lambda given: given.update(attention_mask=torch.zeros(1, 1, 64, 64).bool()), "not causal"),
+    (lambda given: given["loss_mask"].fill_(1), "a loss_mask that has [0-9]+ labels which"),
+    (lambda given: given.update(loss_mask=given["loss_mask"][:, 1:]), r"of shape \(2, 63\).*64\)"),
     (lambda given: given.update(runtime_gather_output=True), "called with runtime_gather_output"),
     (lambda given: given.update(packed_seq_params=object()), "called with packed_seq_params"),
 ])
@@ -505,10 +508,13 @@ def check(function, model) -> None:
 
 
 def test_a_causal_mask_and_a_loss_mask_are_accepted(runtime, model):
+    """The mask of the batch, with other values, or a part of it."""
+
     def change(given):
         columns = given["labels"].shape[1]
         given["attention_mask"] = torch.ones(1, 1, columns, columns).triu(1).bool()
-        given["loss_mask"] = torch.ones_like(given["labels"])
+        given["loss_mask"] *= 2
+        given["loss_mask"][0] = 0
 
     found = []
     for function in (get_forward_backward_func(), shared(runtime)):

@@ -93,7 +93,7 @@ class Calls:
         own = self._left.pop(0)
         rows, count = own.tokens.shape
         columns = self._columns_of(count)
-        check_call(given, own.tokens, own.labels, columns)
+        check_call(given, own, columns)
         part = slice(self._row, self._row + rows)
         self._row += rows
         values = self._part(part, not self._left)

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from ..hf.check import HOOKS
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 from .balancing import routers_of
+from .batches import Microbatch
 from .context import is_context_parallel
 from .context_attention import ContextAttention
 from .routers import NOT_RUN, REPLACED
@@ -436,21 +437,22 @@ def arguments_of(args: tuple, named: dict) -> dict:
     return given
 
 
-def check_call(
-    given: dict, tokens: torch.Tensor, labels: torch.Tensor, columns: torch.Tensor
-) -> None:
+def check_call(given: dict, batch: Microbatch, columns: torch.Tensor) -> None:
     """Checks a call of the model against the batch of its microbatch. ``given``: its arguments.
     ``columns``: of whole rows, those that the batch has.
 
     Raises :class:`UnsupportedTrainerError`.
     """
-    for name, own in (("input_ids", tokens), ("labels", labels)):
+    for name, own in (("input_ids", batch.tokens), ("labels", batch.labels)):
         value = given[name]
         if value.shape != own.shape or not torch.equal(value.to(own.device), own):
             raise UnsupportedTrainerError(
                 f"the model is called with other {name} than its microbatch has; accepted: one "
                 "call for each batch of the data iterator, in their order, of its tokens"
             )
+    loss_mask = given.get("loss_mask")
+    if loss_mask is not None:
+        _check_loss_mask(loss_mask, batch.loss_mask)
     positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is not None:
         counted = columns.to(positions.device)
@@ -465,3 +467,24 @@ def check_call(
             raise UnsupportedTrainerError(
                 "attention_mask is not causal; accepted: None, or True above the diagonal"
             )
+
+
+def _check_loss_mask(given: torch.Tensor, own: torch.Tensor) -> None:
+    """Checks the mask of a call. The model ignores it, but the trainer's loss reads it, too: what
+    it adds to the batch's mask would be losses of 0."""
+    refuse(
+        (
+            given.shape != own.shape,
+            f"the model is called with a loss_mask of shape {tuple(given.shape)}",
+            f"None, or {tuple(own.shape)}, as of the batch",
+        )
+    )
+    wide = (given != 0) & (own.to(given.device) == 0)
+    refuse(
+        (
+            bool(wide.any()),
+            f"the model is called with a loss_mask that has {int(wide.sum())} labels which that of "
+            "its batch has not: losses are of the latter's",
+            "None, or labels that the loss_mask of the batch has, too",
+        )
+    )
