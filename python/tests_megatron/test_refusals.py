@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe.router import TopKRouter
 
@@ -211,6 +213,46 @@ def test_experts_on_some_ranks_of_a_row_are_refused_by_name(runtime):
         pytest.raises(UnsupportedTrainerError, match="experts are on 2 of the 4 ranks"),
     ):
         shared_gpt.joint_group(gpt)
+
+
+@contextlib.contextmanager
+def of_ranks(ranks):
+    """Context of a process group that has these ranks, whatever there is."""
+    other, own = mock.Mock(), dist.get_process_group_ranks
+    find = mock.Mock(side_effect=lambda group: ranks if group is other else own(group))
+    with mock.patch.object(dist, "get_process_group_ranks", find):
+        yield other
+
+
+@pytest.mark.parametrize("name", refusals.GROUPS)
+def test_process_groups_of_other_ranks_are_refused_by_name(runtime, model, name):
+    message = f"{name} of the model's pg_collection has the ranks .0, 1., and .0. in parallel_state"
+    with of_ranks([0, 1]) as group, mock.patch.object(model.module.pg_collection, name, group):
+        with pytest.raises(UnsupportedTrainerError, match=message):
+            cases.run(CASE, shared(runtime), model, cases.batches_of())
+
+
+def test_process_groups_of_a_wrapper_are_refused_by_name(runtime, model):
+    message = "dp_cp_group of the DistributedDataParallel has the ranks .0, 1."
+    with of_ranks([0, 1]) as group, mock.patch.object(model, "dp_cp_group", group):
+        with pytest.raises(UnsupportedTrainerError, match=message):
+            cases.run(CASE, shared(runtime), model, cases.batches_of())
+
+
+def test_process_groups_of_the_schedule_are_refused_by_name(runtime, model):
+    named = {"pg_collection": ProcessGroupCollection.use_mpu_process_groups()}
+    with of_ranks([0, 1]) as group, mock.patch.object(named["pg_collection"], "cp", group):
+        with pytest.raises(UnsupportedTrainerError, match="cp of the schedule's pg_collection has"):
+            cases.run(CASE, shared(runtime), model, cases.batches_of(), **named)
+
+
+def test_other_process_groups_of_the_same_ranks_are_accepted(runtime, model):
+    own = {name: dist.new_group([0]) for name in refusals.GROUPS}
+    # Megatron takes None for a rank alone.
+    groups = ProcessGroupCollection(**own | {"pos_embd": None, "embd": None, "dp": None})
+    function = functools.partial(shared(runtime), pg_collection=groups)
+    model.module.pg_collection = groups
+    check(function, model)
 
 
 def test_attention_for_context_parallelism_is_megatrons_without(runtime):
@@ -418,10 +460,10 @@ def test_hooks_of_a_wrapper_see_losses(runtime, model):
     check(shared(runtime), model)
 
 
+@pytest.mark.filterwarnings("ignore:dormouse.offload. nothing slept")
 def test_hooks_of_dormouse_are_accepted(runtime, model):
-    with pytest.warns(RuntimeWarning, match="nothing slept"):
-        with dormouse.offload(model, runtime=runtime):
-            check(shared(runtime), model)
+    with dormouse.offload(model, runtime=runtime):
+        check(shared(runtime), model)
 
 
 def test_a_loss_of_tokens_of_a_class_is_its_own(runtime, model):

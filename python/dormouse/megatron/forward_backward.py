@@ -42,7 +42,7 @@ from .plans import (
     joint_places,
     overlaps,
 )
-from .refusals import chunks_of, nested
+from .refusals import check_groups, chunks_of, nested
 from .replica_lists import sooner
 from .replicas import CUT, WHOLE, Dealt, Replicas
 from .shared_gpt import SharedGPT, is_expert_parallel, is_pipeline, largest, waits_in_passes
@@ -134,6 +134,7 @@ class SharedForwardBackward:
         own = list(map(self._read, batches))
         compare_calls(self._across_replicas, named["forward_only"], chunks[0])
         context = Context(chunks[0])
+        check_groups(named.get("pg_collection"), "the schedule's pg_collection")
         if context.ways > 1:
             compare_shapes(own, chunks[0])
         microbatches = context.whole(own)

@@ -6,8 +6,10 @@ import inspect
 import sys
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
@@ -59,6 +61,11 @@ SETTINGS = (
     ("moe_router_fusion", (False,), "it is not tested"),
     ("moe_token_dispatcher_type", ("alltoall", "allgather"), "it is not tested"),
 )
+# Of ProcessGroupCollection: groups in which passes run and reduce, and ranks decide.
+GROUPS = (
+    *("tp", "pp", "mp", "cp", "tp_cp", "dp", "dp_cp", "tp_dp_cp"),
+    *("ep", "expt_tp", "tp_ep", "expt_dp"),
+)
 WRAPPERS = (DistributedDataParallel, Float16Module)
 # Methods of GPTModel that do something else with labels than without.
 WITH_LABELS = ("forward", "_postprocess")
@@ -85,7 +92,10 @@ def chunks_of(modules: list[torch.nn.Module]) -> list[GPTModel]:
     Raises :class:`UnsupportedTrainerError`.
     """
     chunks = list(map(unwrapped, modules))
-    for chunk in chunks:
+    for module, chunk in zip(modules, chunks, strict=True):
+        for wrapper in nested(module)[:-1]:
+            check_groups(wrapper, f"the {type(wrapper).__name__}", "{}_group")
+        check_groups(chunk.pg_collection, "the model's pg_collection")
         _check_around(chunk)
     wanted = chunks[0].config.virtual_pipeline_model_parallel_size or 1
     refuse(
@@ -96,6 +106,31 @@ def chunks_of(modules: list[torch.nn.Module]) -> list[GPTModel]:
         )
     )
     return chunks
+
+
+def check_groups(holder: object, described: str, attribute: str = "{}") -> None:
+    """Compares process groups with those of parallel_state, by their ranks: what ranks do together
+    is decided in the latter. ``holder``: has some of :data:`GROUPS`, or is None. ``attribute``: of
+    the holder, given a group's name.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    for name, own in vars(ProcessGroupCollection.use_mpu_process_groups(list(GROUPS))).items():
+        group = getattr(holder, attribute.format(name), own)
+        found, wanted = map(_ranks_of, (group, own))
+        refuse(
+            (
+                found != wanted,
+                f"{attribute.format(name)} of {described} has the ranks {found}, and {wanted} in "
+                "parallel_state",
+                "process groups with the ranks of those in parallel_state",
+            )
+        )
+
+
+def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+    """Returns the ranks of a group. None stands for this rank alone, as in Megatron."""
+    return [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
 
 
 def _check_around(gpt: GPTModel) -> None:
