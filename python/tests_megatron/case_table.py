@@ -53,6 +53,9 @@ class Case:
     """Whether every second replica has a third prompt."""
     microbatch_rows: int = 2
     """Of the trainer's microbatches."""
+    own_configs: bool = False
+    """Whether each part of the model has a configuration of its own. The functions of the schedule
+    are in the first part's alone, as Megatron-LM sets them."""
 
     @property
     def is_balanced(self) -> bool:

@@ -6,6 +6,7 @@ Every case runs plainly, shared, and in FP64 plainly, which is the truth (docs/m
 
 from __future__ import annotations
 
+import copy
 import socket
 from functools import partial
 
@@ -175,11 +176,21 @@ class PartialNorm(torch.nn.RMSNorm):
 def chunks_of(case: Case) -> list[torch.nn.Module]:
     """Returns this stage's parts of the model, each in Megatron's DistributedDataParallel."""
     config = config_of(case)
-    chunks = [_chunk_of(case, config, number) for number in range(case.chunks)]
+    configs = [config] * case.chunks
+    if case.own_configs:
+        configs[1:] = [_without_scale(config) for _ in configs[1:]]
+    chunks = [_chunk_of(case, *each) for each in zip(configs, range(case.chunks), strict=True)]
     no_sync = [each.no_sync for each in chunks]
     config.no_sync_func = no_sync if case.chunks > 1 else no_sync[0]
     config.finalize_model_grads_func = expert_counts.finalize
     return chunks
+
+
+def _without_scale(config: TransformerConfig) -> TransformerConfig:
+    """Returns a copy whose losses have no scale."""
+    found = copy.copy(config)
+    found.grad_scale_func = None
+    return found
 
 
 def model_of(case: Case) -> torch.nn.Module:

@@ -29,6 +29,7 @@ CASES = {
     for name, case in (
         ("two stages", STAGES),
         ("two stages of two chunks", CHUNKS),
+        ("a configuration each", dataclasses.replace(CHUNKS, own_configs=True)),
         ("two replicas", dataclasses.replace(STAGES, stages=1)),
     )
     for level in LEVELS

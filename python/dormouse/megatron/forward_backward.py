@@ -185,8 +185,10 @@ class SharedForwardBackward:
         run = places or [dummy_of(rows)]
         work = Work(run, (rows + 1, columns), options, microbatches if whole else None, own_part)
         if pipeline:
-            with timed(get_model_config(named["model"][-1])):
-                result = run_pipelined(shared, chunks[-1], context, own, work, named)
+            # Megatron's too is of the first chunk, whatever the others have.
+            config = get_model_config(named["model"][0])
+            with timed(config):
+                result = run_pipelined(shared, chunks[-1], context, own, work, config, named)
         else:
             calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
             result = self._run_whole(shared[0], chunks[0], context, calls, way, work, named)

@@ -14,7 +14,6 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 from megatron.core.transformer import TransformerConfig
-from megatron.core.utils import get_model_config
 
 from ..trainers.refusals import refuse
 from .batches import Microbatch
@@ -35,11 +34,12 @@ def run_pipelined(
     context: Context,
     own: list[Microbatch],
     work: Work,
+    config: TransformerConfig,
     named: dict,
 ) -> list:
     """Returns what the schedule returns. ``shared``: this stage's parts of the model, of which
-    ``last`` is the last. ``own``: this rank's batches. ``named``: the schedule's arguments, a list
-    of models and one of iterators among them.
+    ``last`` is the last. ``own``: this rank's batches. ``config``: of the schedule. ``named``: its
+    arguments, a list of models and one of iterators among them.
 
     Raises :class:`UnsupportedTrainerError`.
     """
@@ -55,8 +55,7 @@ def run_pipelined(
             "'auto' or 'twice'",
         ),
     )
-    config, forward_only = get_model_config(named["model"][-1]), named["forward_only"]
-    prompt_chunks = options["prompt_chunks"]
+    forward_only, prompt_chunks = named["forward_only"], options["prompt_chunks"]
     if waits_in_passes(last):
         refuse(
             (
@@ -87,7 +86,7 @@ def run_pipelined(
                 has_backward=not forward_only and torch.is_grad_enabled(),
             )
             only = {name: named[name][-1:] for name in ("model", "data_iterator")}
-            with calls.in_place(), _Unfinished(config) as finalized:
+            with calls.in_place(), _Unfinished(config, *only["model"]) as finalized:
                 stored = forward_backward_no_pipelining(**named | only)
             tokens = tokens if finalized.tokens is None else finalized.tokens
             if values.grad is None:
@@ -135,12 +134,14 @@ class _Unfinished:
     """Context of a schedule that gives parameters no gradients, and reduces none; learns the number
     of tokens. It starts no timers: the other stages run no schedule."""
 
-    def __init__(self, config: TransformerConfig):
-        self._config = config
+    def __init__(self, config: TransformerConfig, chunk: torch.nn.Module):
+        """``config``: of the schedule, which would take that of ``chunk``."""
+        self._config, self._chunk = config, chunk
         self.tokens: torch.Tensor | None = None
 
     def __enter__(self):
         config = self._config
+        self._of_chunk, self._chunk.config = self._chunk.config, config
         self._own = config.finalize_model_grads_func, config.no_sync_func, config.timers
         config.finalize_model_grads_func, config.no_sync_func = self._learn, None
         config.timers = None
@@ -149,6 +150,7 @@ class _Unfinished:
     def __exit__(self, *exc):
         config = self._config
         config.finalize_model_grads_func, config.no_sync_func, config.timers = self._own
+        self._chunk.config = self._of_chunk
 
     def _learn(self, model, num_tokens=None, **named) -> None:
         self.tokens = num_tokens
