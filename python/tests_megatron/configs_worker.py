@@ -19,7 +19,11 @@ import cases
 from case_table import tripled
 
 SCALE = {"grad_scale_func": tripled}
-NAMES = ("two stages of two chunks of two replicas",)
+NAMES = (
+    "two stages of two chunks of two replicas",
+    "two stages of two chunks, experts, balanced, prompts in chunks",
+    "two stages of two chunks, two replicas, balanced over both",
+)
 CASES = {
     name: dataclasses.replace(case, own_configs=True, config=case.config | SCALE)
     for name, case in cases.CASES.items()

@@ -187,17 +187,6 @@ class Balancing:
         if self._counting:
             self._selected[layer].index_add_(0, owners, selected.double())
 
-    def set_scale(self) -> None:
-        """Sets by what gradients of the losses are multiplied, as Megatron's schedule does at each
-        of its forwards: for a pipeline stage where it runs none."""
-        config = self._gpt.config
-        scale = torch.ones(1, device=self._device)
-        if config.grad_scale_func is not None:
-            scale = config.grad_scale_func(scale)
-        if not config.calculate_per_token_loss:
-            scale = scale * config.context_parallel_size / self._microbatches
-        moe_utils.MoEAuxLossAutoScaler.set_loss_scale(scale)
-
     def settle(self) -> None:
         """Called after the last forward: finds what the backwards read, logs the losses, and adds
         the counts to those of the routers. Collective of the tensor- and context-parallel ranks,
@@ -293,6 +282,17 @@ class Balancing:
             moe_utils.save_to_aux_losses_tracker(
                 name, value.float(), router.layer_number, layers, **groups
             )
+
+
+def set_scale(config: TransformerConfig, microbatches: int, device: torch.device) -> None:
+    """Sets by what gradients of routers' losses are multiplied, as Megatron's schedule does at each
+    of its forwards: for a pipeline stage where it runs none. ``config``: of the schedule."""
+    scale = torch.ones(1, device=device)
+    if config.grad_scale_func is not None:
+        scale = config.grad_scale_func(scale)
+    if not config.calculate_per_token_loss:
+        scale = scale * config.context_parallel_size / microbatches
+    moe_utils.MoEAuxLossAutoScaler.set_loss_scale(scale)
 
 
 def _summed(table: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -204,8 +204,6 @@ class Part:
         :meth:`.balancing.Balancing.settle`."""
         if self._balancing is not None:
             self._balancing.settle()
-            if not self.is_last:
-                self._balancing.set_scale()
 
     def take(self) -> list[torch.Tensor | None]:
         """Returns the gradient of each of :attr:`parameters`, after the ops."""

@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipeli
 from megatron.core.transformer import TransformerConfig
 
 from ..trainers.refusals import refuse
+from .balancing import set_scale
 from .batches import Microbatch
 from .calls import Calls
 from .context import Context
@@ -91,6 +92,8 @@ def run_pipelined(
             tokens = tokens if finalized.tokens is None else finalized.tokens
             if values.grad is None:
                 values.grad = torch.zeros_like(values)
+        elif work.balanced is not None:
+            set_scale(config, named["num_microbatches"], stage.device)
         if forward_only:
             return stored
         of_values = None
