@@ -1,5 +1,5 @@
 """One rank of test_refused_stages.py, over gloo: two stages of a model that Megatron trains and
-shared passes do not.
+shared passes do not, and a schedule that is not Megatron's own.
 
 ``python refused_stages_worker.py DIRECTORY``, with the environment of torchrun, leaves ``RANK.pt``
 there: of each of :data:`REFUSED` the error, and how far gradients of the next call are from
@@ -9,6 +9,7 @@ Megatron's own. Each has process groups of its own.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -24,9 +25,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import ColumnParallelLinear
 
 import cases
+import dormouse.megatron
 from agreement_worker import Calls
 from dormouse.megatron.refusals import unwrapped
-from failing_worker import STAGES, joined, shared
+from failing_worker import STAGES, joined
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Refused:
     config: dict = dataclasses.field(default_factory=dict)
     is_trained: bool = True
     """Whether Megatron's own schedule runs it before."""
+    around: Callable[[Callable], Callable] = lambda schedule: schedule
+    """Returns the schedule that the trainer has."""
 
 
 class Predicting(cases.ExactGPT):
@@ -64,6 +68,16 @@ def with_value_head(case: cases.Case) -> list[torch.nn.Module]:
     return chunks
 
 
+def wrapped(schedule: Callable) -> Callable:
+    """Returns a schedule with something around it, of the same name."""
+
+    @functools.wraps(schedule)
+    def around(**named):
+        return schedule(**named)
+
+    return around
+
+
 WITHOUT_LAYERS = {
     "pipeline_model_parallel_layout": [["embedding", *["decoder"] * cases.LAYERS], ["loss"]]
 }
@@ -72,15 +86,19 @@ REFUSED = {
     # Megatron has no losses of tokens for it.
     "a value head": Refused(with_value_head, is_trained=False),
     "a stage without layers": Refused(config=WITHOUT_LAYERS),
+    "a schedule in a partial": Refused(around=functools.partial),
+    "a schedule in a function": Refused(around=wrapped),
 }
 
 
 def error_of(refused: Refused, runtime) -> dict:
     """Returns the error of a call, when it began and when the error came."""
     case = dataclasses.replace(STAGES, config=refused.config)
-    chunks, function, found = refused.make(case), shared(case, runtime), {}
+    own = refused.around(get_forward_backward_func())
+    chunks, found = refused.make(case), {}
+    function = dormouse.megatron.share(own, runtime=runtime, **case.share)
     if refused.is_trained:
-        cases.run(case, get_forward_backward_func(), chunks, cases.batches_of())
+        cases.run(case, own, chunks, cases.batches_of())
         found["is_trained"] = any(each.any() for each in cases.gradients(chunks).values())
     found["began_s"] = time.monotonic()
     try:

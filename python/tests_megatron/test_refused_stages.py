@@ -1,5 +1,5 @@
-"""A pipeline that trains without shared prompts, and whose model they refuse: the refusal is of
-both stages, or the other one is told of it, and none waits."""
+"""A pipeline that trains without shared prompts, and whose model or schedule they refuse: the
+refusal is of both stages, or the other one is told of it, and none waits."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ EXACT = 1e-10
 # From the last rank's call to the last error.
 ENDED_S_MAX = 10.0
 LAST = 1
+SCHEDULE = "UnsupportedTrainerError: the schedule of a pipeline is"
 # Of each model, the ranks that refuse it and the beginning of their error.
 WANTED = {
     "several tokens are predicted": ((0, 1), "UnsupportedTrainerError: mtp_num_layers is 1: "),
@@ -27,6 +28,8 @@ WANTED = {
     "a stage without layers": (
         (LAST,), "UnsupportedTrainerError: a pipeline stage has 0 layers, so no keys of a prompt"
     ),
+    "a schedule in a partial": ((0, 1), f"{SCHEDULE} a partial that is not Megatron's own"),
+    "a schedule in a function": ((0, 1), f"{SCHEDULE} a function that is not Megatron's own"),
 }
 
 

@@ -33,7 +33,7 @@ from .calls import Calls
 from .chunks import PROMPT_CHUNKS_MAX
 from .context import Context, dummy_of
 from .context_shards import ALL_GATHER, RING, choose_way
-from .pipelined import run_pipelined, timed
+from .pipelined import check_schedule, run_pipelined, timed
 from .plans import (
     all_share,
     compare_calls,
@@ -130,6 +130,8 @@ class SharedForwardBackward:
     def _shared_call(self, data_iterator, named: dict):
         """Returns what the schedule returns. ``named``: its other arguments."""
         chunks = chunks_of(named["model"])
+        if is_pipeline(chunks[0]):
+            check_schedule(self._own)
         batches = _taken(data_iterator, named["num_microbatches"])
         own = list(map(self._read, batches))
         compare_calls(self._across_replicas, named["forward_only"], chunks[0])

@@ -8,11 +8,15 @@ out the planner's lists. Megatron's pipeline schedule would send a row of each m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_with_interleaving,
+    forward_backward_pipelining_without_interleaving,
+)
 from megatron.core.transformer import TransformerConfig
 
 from ..trainers.refusals import refuse
@@ -27,6 +31,24 @@ from .work import Work
 
 # Arguments of the schedule that are of its messages.
 _OWN_MESSAGES = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection")
+# Shared passes are in their place.
+_SCHEDULES = (
+    forward_backward_pipelining_with_interleaving,
+    forward_backward_pipelining_without_interleaving,
+)
+
+
+def check_schedule(function: Callable) -> None:
+    """Checks the schedule of a pipeline. Raises :class:`UnsupportedTrainerError` for another than
+    Megatron's, of which nobody knows what else it does."""
+    refuse(
+        (
+            function not in _SCHEDULES,
+            f"the schedule of a pipeline is a {type(function).__name__} that is not Megatron's "
+            "own: stages run shared passes in its place, so it would not be called",
+            "what get_forward_backward_func() of Megatron returns, with nothing around it",
+        )
+    )
 
 
 def run_pipelined(
