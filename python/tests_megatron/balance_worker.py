@@ -26,7 +26,7 @@ import expert_counts
 from agreement_worker import Calls
 from dormouse.megatron.balancing import routers_of
 from dormouse.megatron.refusals import unwrapped
-from failing_worker import joined
+from failing_worker import joined, unshared
 from in_use import left_by
 from models import largest
 
@@ -108,6 +108,56 @@ class ConstantLoss:
             calls.run(function, forward_step_func=step)
             found.append(cases.gradients(calls.chunks))
         return difference(*found)
+
+
+@dataclass(frozen=True)
+class ForwardOnly:
+    """A call without a backward, where gradients are enabled: Megatron's routers do not know that
+    none follows."""
+
+    case: cases.Case
+    unshared_ranks: tuple[int, ...] = ()
+    """Whose rows share no prompt."""
+    evaluates: bool = False
+    """Whether the model is in evaluation mode."""
+
+    def __call__(self, runtime) -> dict:
+        calls, found = Calls(self.case, runtime), {}
+        # Prompts sleep in a backward alone.
+        calls.run(calls.shared)
+        for chunk in calls.chunks:
+            chunk.train(not self.evaluates)
+        batches = cases.batches_of()
+        if dist.get_rank() in self.unshared_ranks:
+            batches = list(map(unshared, batches))
+        for way, function in (("plain", get_forward_backward_func()), ("shared", calls.shared)):
+            moe_utils.clear_aux_losses_tracker()
+            for router in routers(calls):
+                for buffer in counts_of(router).values():
+                    buffer.zero_()
+            prompts = calls.shared.sharing.prompts
+            own = [iter(batches) for _ in calls.chunks]
+            logged = calls.run(function, forward_only=True, data_iterator=own)
+            found[way] = {
+                "losses": [each["loss"] for each in logged],
+                "prompts": calls.shared.sharing.prompts - prompts,
+                "logged": {
+                    name: each["values"].clone()
+                    for name, each in moe_utils.get_moe_layer_wise_logging_tracker().items()
+                },
+                "counts": [
+                    {name: each.clone() for name, each in counts_of(router).items()}
+                    for router in routers(calls)
+                ],
+            }
+        return found
+
+
+COUNTS = ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps")
+
+
+def counts_of(router) -> cases.Tensors:
+    return {name: each for name, each in router.named_buffers() if name in COUNTS}
 
 
 @dataclass(frozen=True)
@@ -200,6 +250,16 @@ CONSTANT = {
         cases.Case(2, share=cases.ACROSS), 2, (0,)
     ),
 }
+BALANCED = BIASES | cases.BALANCED
+FORWARD_ONLY = {
+    "one rank": ForwardOnly(cases.Case(config=BALANCED, share=SHARE)),
+    "one rank, evaluation mode": ForwardOnly(cases.Case(config=BALANCED, share=SHARE), (), True),
+    "two stages": ForwardOnly(cases.Case(2, stages=2, config=BALANCED, share=SHARE)),
+    "two replicas": ForwardOnly(cases.Case(2, config=BALANCED, share=SHARE)),
+    "replica 0 shares no prompt": ForwardOnly(
+        cases.Case(2, config=BALANCED, share=SHARE), unshared_ranks=(0,)
+    ),
+}
 REFUSED = {
     "the first stage evaluates": Refused(
         cases.Case(2, stages=2, config=cases.BALANCED, share=SHARE), first_stage_evaluates
@@ -216,7 +276,7 @@ REFUSED = {
     ),
     "layers evaluate": Refused(cases.Case(config=cases.BALANCED), layers_evaluate),
 }
-CASES = LOGGED | CHANGED | CONSTANT | REFUSED
+CASES = LOGGED | CHANGED | CONSTANT | FORWARD_ONLY | REFUSED
 
 
 def main(directory: Path) -> None:

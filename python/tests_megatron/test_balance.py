@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from balance_worker import CASES, CHANGED, CONSTANT, LOGGED, REFUSED
+from balance_worker import CASES, CHANGED, CONSTANT, FORWARD_ONLY, LOGGED, REFUSED
 from rank_workers import left_by_each
 
 from in_use import STAYS_BYTES_MAX
@@ -54,6 +54,17 @@ def test_gradients_and_counts_are_those_of_megatron(name, found):
 def test_tokens_are_counted_in_evaluation_mode(found):
     plain, _ = found["evaluation mode, biases"][0]["counted"]
     assert plain and all(each.sum() > 0 for each in plain.values())
+
+
+@pytest.mark.parametrize("name", FORWARD_ONLY)
+def test_a_call_without_a_backward_counts_and_logs_as_in_megatron(name, found):
+    for own in found[name]:
+        plain, shared = own["plain"], own["shared"]
+        for key in ("losses", "logged", "counts"):
+            torch.testing.assert_close(shared[key], plain[key], check_dtype=False)
+        assert any(each.any() for counts in plain["counts"] for each in counts.values())
+        # With one that shares none, no replica does: they sum counts together.
+        assert (shared["prompts"] > 0) == (FORWARD_ONLY[name].unshared_ranks == ())
 
 
 @pytest.mark.parametrize("name", CONSTANT)

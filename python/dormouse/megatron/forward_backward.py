@@ -141,8 +141,9 @@ class SharedForwardBackward:
             compare_shapes(own, chunks[0])
         microbatches = context.whole(own)
         has_backward = not named["forward_only"] and torch.is_grad_enabled()
-        # Routers read every row of the trainer's.
-        whole = _balance(chunks) and has_backward
+        # Routers read every row of the trainer's. Megatron's do so wherever gradients are enabled:
+        # they do not know whether a backward follows.
+        whole = _balance(chunks) and torch.is_grad_enabled()
         replicas = self._replicas(chunks[0], whole)
         of_replicas = [microbatches] if replicas is None else replicas.gathered(microbatches)
         rows_of_all = list(itertools.chain.from_iterable(of_replicas))

@@ -124,13 +124,18 @@ def all_share(
     """
     if is_expert_parallel(gpt):
         shares = all_hold(gpt, shares)
-    waits = overlaps(chunks)
-    waits |= adds_losses(gpt) and GLOBAL in coefficients_of(gpt.config)
-    if forward_only or not waits:
+    # Megatron's routers sum counts over replicas in forwards, too.
+    if not (sums_over_replicas(gpt) or (overlaps(chunks) and not forward_only)):
         return shares
     # Gradients of shared passes arrive in another order than Megatron's, and so do reductions.
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return all_hold(gpt, shares, group)
+
+
+def sums_over_replicas(gpt: GPTModel) -> bool:
+    """Returns whether routers sum the counts of a microbatch over replicas in its forward."""
+    has_losses = torch.is_grad_enabled() and adds_losses(gpt)
+    return has_losses and GLOBAL in coefficients_of(gpt.config)
 
 
 def overlaps(chunks: Sequence[torch.nn.Module]) -> bool:
