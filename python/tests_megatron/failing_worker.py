@@ -40,6 +40,7 @@ PARTS = cases.Case(2, 2, share={"microbatch_tokens": 9})
 REPLICAS = cases.Case(2)
 ACROSS = dataclasses.replace(REPLICAS, share=cases.ACROSS)
 EXPERTS = dataclasses.replace(REPLICAS, expert_parallel=2, config=cases.EXPERTS)
+BALANCED = dataclasses.replace(REPLICAS, config=cases.BALANCED)
 STAGES_OF_PARTS = dataclasses.replace(PARTS, ranks=4, stages=2)
 STAGES_OF_REPLICAS = dataclasses.replace(STAGES, ranks=4)
 FOUR_STAGES = dataclasses.replace(STAGES, ranks=4, stages=4)
@@ -305,6 +306,9 @@ DIFFERING = {
     ),
     "replica 1, forward only, experts on both": Differing(
         EXPERTS, 1, arguments=forward_only, names=("direction",)
+    ),
+    "replica 1, fewer microbatches, balanced over both": Differing(
+        BALANCED, 1, arguments=fewer_microbatches, names=("microbatches with global_aux_loss",)
     ),
     "replica 0, other graphs, experts on both": Differing(
         EXPERTS, 0, other_graphs, names=("options",)

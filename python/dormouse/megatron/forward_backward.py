@@ -134,7 +134,7 @@ class SharedForwardBackward:
             check_schedule(self._own)
         batches = _taken(data_iterator, named["num_microbatches"])
         own = list(map(self._read, batches))
-        compare_calls(self._across_replicas, named["forward_only"], chunks[0])
+        compare_calls(self._across_replicas, named["forward_only"], len(batches), chunks[0])
         context = Context(chunks[0])
         check_groups(named.get("pg_collection"), "the schedule's pg_collection")
         if context.ways > 1:

@@ -76,13 +76,18 @@ def compare_plans(
         _agree(group, share, gpt)
 
 
-def compare_calls(is_across: bool, forward_only: bool, gpt: GPTModel) -> None:
+def compare_calls(
+    is_across: bool, forward_only: bool, microbatches: int, gpt: GPTModel
+) -> None:
     """Compares over replicas what a call is, before it waits for anything else of theirs: whether
-    it has a backward, and whether prompts are shared by rows of all. Collective.
+    it has a backward, whether prompts are shared by rows of all, and the number of microbatches
+    where routers sum the counts of each. Collective.
 
     Raises :class:`dormouse.ranks.RanksDifferError` on every rank of them if they differ.
     """
     must_match = {"across_replicas": str(is_across), "direction": _direction(forward_only)}
+    if sums_over_replicas(gpt):
+        must_match[f"microbatches with {GLOBAL}"] = str(microbatches)
     share = ranks.Share(must_match, budgets={}, microbatches=())
     _agree(parallel_state.get_data_parallel_group(), share, gpt)
 
