@@ -63,6 +63,21 @@ class EqualLogits:
 
 
 @dataclass(frozen=True)
+class Names:
+    """The names under which losses are logged, in the order in which ranks reduce them."""
+
+    case: cases.Case
+
+    def __call__(self, runtime) -> dict:
+        calls, found = Calls(self.case, runtime), {}
+        for way, function in (("plain", get_forward_backward_func()), ("shared", calls.shared)):
+            moe_utils.get_moe_layer_wise_logging_tracker().clear()
+            calls.run(function)
+            found[way] = list(moe_utils.get_moe_layer_wise_logging_tracker())
+        return found
+
+
+@dataclass(frozen=True)
 class Changed:
     """The model is changed before both ways."""
 
@@ -215,6 +230,14 @@ LOGGED = {
         cases.Case(2, 2, config=Z_LOSS | {"sequence_parallel": True}, share=SHARE)
     ),
 }
+KINDS = cases.BALANCED["moe_router_load_balancing_type"]
+ORDERED = {
+    "losses in another order": Names(
+        cases.Case(
+            config=cases.BALANCED | {"moe_router_load_balancing_type": KINDS[::-1]}, share=SHARE
+        )
+    ),
+}
 CHANGED = {
     "evaluation mode, biases": Changed(cases.Case(config=BIASES, share=SHARE), evaluates),
     "evaluation mode, losses": Changed(cases.Case(config=cases.BALANCED, share=SHARE), evaluates),
@@ -276,7 +299,7 @@ REFUSED = {
     ),
     "layers evaluate": Refused(cases.Case(config=cases.BALANCED), layers_evaluate),
 }
-CASES = LOGGED | CHANGED | CONSTANT | FORWARD_ONLY | REFUSED
+CASES = LOGGED | ORDERED | CHANGED | CONSTANT | FORWARD_ONLY | REFUSED
 
 
 def main(directory: Path) -> None:

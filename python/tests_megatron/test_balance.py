@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from balance_worker import CASES, CHANGED, CONSTANT, FORWARD_ONLY, LOGGED, REFUSED
+from balance_worker import CASES, CHANGED, CONSTANT, FORWARD_ONLY, LOGGED, ORDERED, REFUSED
 from rank_workers import left_by_each
 
 from in_use import STAYS_BYTES_MAX
@@ -36,6 +36,14 @@ def test_each_rank_logs_what_megatron_logs(name, found):
         tolerance = {"rtol": LOGGED_TOLERANCE, "atol": LOGGED_TOLERANCE}
         assert own["plain"].min() > 0
         torch.testing.assert_close(own["shared"], own["plain"], **tolerance)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_losses_are_logged_in_megatrons_order(name, found):
+    """Replicas of which some share no prompt reduce them one by one."""
+    for own in found[name]:
+        assert len(own["plain"]) == 4
+        assert own["shared"] == own["plain"]
 
 
 @pytest.mark.parametrize("name", CHANGED)

@@ -31,7 +31,7 @@ OF_MICROBATCHES, OF_SEQUENCES, GLOBAL = "aux_loss", "seq_aux_loss", "global_aux_
 Z = "z_loss"
 # Index of rows without an owner: those of dummies and padding.
 NO_OWNER = 0
-# By which Megatron logs losses of scores.
+# By which Megatron logs losses of scores, in the order in which its routers add them.
 NAMES = {
     OF_MICROBATCHES: "load_balancing_loss",
     OF_SEQUENCES: "seq_load_balancing_loss",
@@ -46,7 +46,8 @@ def routers_of(gpt: GPTModel) -> list[TopKRouter | None]:
 
 
 def coefficients_of(config: TransformerConfig) -> dict[str, float]:
-    """Returns the coefficient of each loss of scores that routers add in training."""
+    """Returns the coefficient of each loss of scores that routers add in training, in the order of
+    :data:`NAMES`."""
     kinds, values = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
     if isinstance(kinds, str):
         kinds, values = [kinds], [values]
@@ -56,7 +57,7 @@ def coefficients_of(config: TransformerConfig) -> dict[str, float]:
             # Megatron takes the first of equal kinds.
             found.setdefault(kind, value)
     has_losses = any(value > 0 for value in found.values())
-    return {kind: value for kind, value in found.items() if value != 0} if has_losses else {}
+    return {kind: found[kind] for kind in NAMES if has_losses and found.get(kind, 0) != 0}
 
 
 def adds_losses(gpt: GPTModel) -> bool:
@@ -196,15 +197,16 @@ class Balancing:
         counts = _summed(self._of_rows(self._counts), self._same_rows)
         of_scores, of_squares = self._zeros(*counts.shape), self._zeros(self._rows)
         has_losses = adds_losses(self._gpt)
-        for kind, coefficient in (coefficients_of(config) if has_losses else {}).items():
-            factors = self._factors(kind, counts)
-            self._log(kind, (factors * self._of_rows(self._scores)).sum((1, 2)))
-            of_scores += coefficient * factors * self._loss_tokens(kind)[:, None]
+        # First, as routers do: replicas reduce what is logged in the order of its first arrival.
         if has_losses and config.moe_z_loss_coeff is not None:
             # In Megatron each rank logs the mean of its own rows: here, as they are others, of all.
             squares = _summed(self._of_rows(self._squares), self._same_rows)
             self._log(Z, (squares / self._tokens).sum(1))
             of_squares += config.moe_z_loss_coeff / self._tokens * self._loss_tokens(Z)
+        for kind, coefficient in (coefficients_of(config) if has_losses else {}).items():
+            factors = self._factors(kind, counts)
+            self._log(kind, (factors * self._of_rows(self._scores)).sum((1, 2)))
+            of_scores += coefficient * factors * self._loss_tokens(kind)[:, None]
         self._give(of_scores, of_squares)
         if config.moe_router_enable_expert_bias:
             selected = self._of_rows(self._selected).sum(1)
