@@ -24,7 +24,7 @@ from ..hf.token_scores import KEPT, TWICE
 from ..hf.window import Window
 from ..runtime import Runtime
 from ..trainers.options import Options
-from ..trainers.refusals import UnsupportedTrainerError, refuse
+from ..trainers.refusals import refuse
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing
 from .balancing import Balancing, balances
@@ -46,6 +46,7 @@ from .refusals import check_groups, chunks_of, nested
 from .replica_lists import sooner
 from .replicas import CUT, WHOLE, Dealt, Replicas
 from .shared_gpt import SharedGPT, is_expert_parallel, is_pipeline, largest, waits_in_passes
+from .taken import take
 from .work import Work
 
 _log = logging.getLogger(__name__)
@@ -132,8 +133,7 @@ class SharedForwardBackward:
         chunks = chunks_of(named["model"])
         if is_pipeline(chunks[0]):
             check_schedule(self._own)
-        batches = _taken(data_iterator, named["num_microbatches"])
-        own = list(map(self._read, batches))
+        batches, own = take(data_iterator, named["num_microbatches"], self._read)
         compare_calls(self._across_replicas, named["forward_only"], len(batches), chunks[0])
         context = Context(chunks[0])
         check_groups(named.get("pg_collection"), "the schedule's pg_collection")
@@ -381,18 +381,6 @@ def _all_places(
         )
     )
     return places
-
-
-def _taken(data_iterator, count: int) -> list:
-    """Returns the next batches of a data iterator. Of those of several chunks, which have the same
-    batches, each advances."""
-    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-    if any(each is None for each in iterators):
-        raise UnsupportedTrainerError(
-            "data_iterator is None on this rank; accepted: the same batches on every rank of a "
-            "model-parallel group"
-        )
-    return [[next(each) for each in iterators][0] for _ in range(count)]
 
 
 class _Finalize:
