@@ -264,7 +264,6 @@ FAILING = {
     "replica 1, other masks, prompts of both": Failing(
         ACROSS, 1, arguments=other_batches(of_other_masks)
     ),
-    "stage 1, batches end": Failing(STAGES, 1, arguments=few_data),
     "stage 0, before stage 1 arrives": Failing(STAGES, 0, arguments=no_data, others_late_s=3.0),
     "stage 0 of four, its list": Failing(FOUR_STAGES, 0, layer_within("backward")),
     "stage 2 of four, first forwards": Failing(FOUR_STAGES, 2, layer_within("values")),
@@ -319,6 +318,8 @@ DIFFERING = {
     "replica 0, other options, prompts of both": Differing(
         ACROSS, 0, other_options, names=("options",)
     ),
+    "stage 1, batches end": Differing(STAGES, 1, arguments=few_data, names=("data",)),
+    "replica 0, batches end": Differing(REPLICAS, 0, arguments=few_data, names=("data",)),
     "replica 1, prompts of both there alone": Differing(
         REPLICAS, 1, share=cases.ACROSS, names=("across_replicas",)
     ),

@@ -146,6 +146,23 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """The data ends on all ranks, within the microbatches of a call."""
+
+    case: cases.Case
+
+    def __call__(self, runtime) -> dict:
+        calls, error = Calls(self.case, runtime), None
+        batches = [iter(cases.batches_of()[:-1]) for _ in calls.chunks]
+        try:
+            calls.run(calls.shared, num_microbatches=3, data_iterator=batches)
+        except StopIteration as end:
+            error = end
+        # Of the iterator itself, in process groups that are open.
+        return {"error": type(error).__name__, "next": calls.distance()}
+
+
+@dataclass(frozen=True)
 class NoLoss:
     """No row carries loss, on no rank."""
 
@@ -370,7 +387,12 @@ FROZEN = {
     "the first stage is frozen": Frozen(STAGES, 0),
     "the last stage is frozen": Frozen(STAGES, 1),
 }
-CASES = LATE | SHARES | NO_LOSS | FROZEN | EVALUATED
+ENDED = {
+    "data end on two stages": Ended(STAGES),
+    "data end on two replicas": Ended(REPLICAS),
+    "data end on two stages of two replicas": Ended(STAGES_OF_REPLICAS),
+}
+CASES = LATE | SHARES | NO_LOSS | FROZEN | EVALUATED | ENDED
 
 
 def main(directory: Path, names: list[str]) -> None:

@@ -28,7 +28,6 @@ WANTED = {
     "stage 0, before stage 1 arrives": REFUSAL,
     "replica 1, other masks, prompts of both": "UnsupportedTrainerError: tokens, labels, loss_mask "
     "of a batch have the shapes ",
-    "stage 1, batches end": "StopIteration: ",
     "stage 1, the model is evaluated in a loss": EVALUATED,
     "stage 1 of two chunks, the model is evaluated in a loss": EVALUATED,
     "stage 1, evaluation in a loss": "UnsupportedTrainerError: the schedule of a pipeline is "

@@ -11,7 +11,7 @@ import torch
 from in_use import has_last_layer_alone
 from rank_workers import RANKS, left_by_each
 
-from faults_worker import CASES, EVALUATED, FROZEN, LATE, LATE_S, NO_LOSS, SHARES
+from faults_worker import CASES, ENDED, EVALUATED, FROZEN, LATE, LATE_S, NO_LOSS, SHARES
 
 WORKER = Path(__file__).with_name("faults_worker.py")
 SECONDS_MAX = 600
@@ -69,6 +69,11 @@ def test_a_rank_may_have_less_than_others(name, found):
 ])
 def test_the_other_ranks_share(name, prompts, found):
     assert tuple(own["prompts"] for own in found[name]) == prompts
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_data_that_end_on_all_ranks_are_no_failure(name, found):
+    assert all(own["error"] == "StopIteration" for own in found[name])
 
 
 @pytest.mark.parametrize("name", NO_LOSS)

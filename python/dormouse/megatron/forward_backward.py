@@ -104,11 +104,23 @@ class SharedForwardBackward:
             # Ranks wait for each other in messages and collectives, which one that fails never
             # enters.
             with fail_together():
-                self._is_within = True
+                chunks, end = chunks_of(named["model"]), None
+                if is_pipeline(chunks[0]):
+                    check_schedule(self._own)
                 try:
-                    return self._shared_call(data_iterator, named)
-                finally:
-                    self._is_within = False
+                    taken = take(data_iterator, num_microbatches, self._read)
+                except StopIteration as error:
+                    end = error
+                own = (self._across_replicas, forward_only, num_microbatches)
+                compare_calls(*own, end is not None, chunks[0])
+                if end is None:
+                    self._is_within = True
+                    try:
+                        return self._shared_call(chunks, *taken, named)
+                    finally:
+                        self._is_within = False
+            # No failure: the data ended on all ranks.
+            raise end
 
     def _evaluated(self, data_iterator, named: dict):
         """Returns what the schedule returns for an evaluation in a loss of a call."""
@@ -128,13 +140,12 @@ class SharedForwardBackward:
         with torch.no_grad():
             return self._own(data_iterator=data_iterator, **named)
 
-    def _shared_call(self, data_iterator, named: dict):
-        """Returns what the schedule returns. ``named``: its other arguments."""
-        chunks = chunks_of(named["model"])
-        if is_pipeline(chunks[0]):
-            check_schedule(self._own)
-        batches, own = take(data_iterator, named["num_microbatches"], self._read)
-        compare_calls(self._across_replicas, named["forward_only"], len(batches), chunks[0])
+    def _shared_call(
+        self, chunks: list[GPTModel], batches: list, own: list[Microbatch], named: dict
+    ):
+        """Returns what the schedule returns. ``chunks``: this rank's parts of the model.
+        ``batches``: of the data iterator, of which ``own`` has been read. ``named``: the other
+        arguments."""
         context = Context(chunks[0])
         check_groups(named.get("pg_collection"), "the schedule's pg_collection")
         if context.ways > 1:

@@ -77,19 +77,24 @@ def compare_plans(
 
 
 def compare_calls(
-    is_across: bool, forward_only: bool, microbatches: int, gpt: GPTModel
+    is_across: bool, forward_only: bool, microbatches: int, has_ended: bool, gpt: GPTModel
 ) -> None:
-    """Compares over replicas what a call is, before it waits for anything else of theirs: whether
-    it has a backward, whether prompts are shared by rows of all, and the number of microbatches
-    where routers sum the counts of each. Collective.
+    """Compares what a call is, before it waits for anything else of other ranks. Over replicas:
+    whether it has a backward, whether prompts are shared by rows of all, and the number of
+    microbatches where routers sum the counts of each. Over all ranks: whether the data ended.
+    Collective.
 
-    Raises :class:`dormouse.ranks.RanksDifferError` on every rank of them if they differ.
+    Raises :class:`dormouse.ranks.RanksDifferError` on every rank of replicas, or of a model, that
+    differ.
     """
-    must_match = {"across_replicas": str(is_across), "direction": _direction(forward_only)}
+    data = {"data": "no batch left" if has_ended else "batches"}
+    must_match = {"across_replicas": str(is_across), "direction": _direction(forward_only)} | data
     if sums_over_replicas(gpt):
         must_match[f"microbatches with {GLOBAL}"] = str(microbatches)
     share = ranks.Share(must_match, budgets={}, microbatches=())
     _agree(parallel_state.get_data_parallel_group(), share, gpt)
+    for group in model_groups(gpt):
+        _agree(group, ranks.Share(data, budgets={}, microbatches=()), gpt)
 
 
 def compare_shapes(microbatches: Sequence[Microbatch], gpt: GPTModel) -> None:
