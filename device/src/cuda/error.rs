@@ -53,24 +53,32 @@ impl Code {
     pub(super) const CAPTURE_UNSUPPORTED: Self = Self(900);
     pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
 
-    /// Whether the context is unusable: the codes that CUDA documents as leaving "the process in an
-    /// inconsistent state", and those of a destroyed context.
+    /// Whether the context is unusable: the codes after which CUDA documents that "the process must be terminated and
+    /// relaunched", those of hardware that failed, and those of a destroyed context.
     fn is_lost(self) -> bool {
         const ECC_UNCORRECTABLE: i32 = 214;
         const NVLINK_UNCORRECTABLE: i32 = 220;
+        const CONTAINED: i32 = 226;
         const ILLEGAL_ADDRESS: i32 = 700;
         const LAUNCH_TIMEOUT: i32 = 702;
         const CONTEXT_IS_DESTROYED: i32 = 709;
         const ASSERT: i32 = 710;
         const HARDWARE_STACK_ERROR_TO_LAUNCH_FAILED: std::ops::RangeInclusive<i32> = 714..=719;
+        const TENSOR_MEMORY_LEAK: i32 = 721;
+        const MPS_CLIENT_TERMINATED: i32 = 810;
+        const EXTERNAL_DEVICE: i32 = 911;
         matches!(
             self.0,
             ECC_UNCORRECTABLE
                 | NVLINK_UNCORRECTABLE
+                | CONTAINED
                 | ILLEGAL_ADDRESS
                 | LAUNCH_TIMEOUT
                 | CONTEXT_IS_DESTROYED
                 | ASSERT
+                | TENSOR_MEMORY_LEAK
+                | MPS_CLIENT_TERMINATED
+                | EXTERNAL_DEVICE
         ) || self == Self::DEINITIALIZED
             || HARDWARE_STACK_ERROR_TO_LAUNCH_FAILED.contains(&self.0)
     }

@@ -10,7 +10,13 @@ use standin::{Live, UnmapRuns};
 
 const OUT_OF_MEMORY: i32 = 2;
 const UNKNOWN: i32 = 999;
+/// The codes after which the driver's header says that "the process must be terminated and relaunched", of hardware that
+/// failed, and of a context that is gone.
+const LOSSES: [i32; 16] =
+    [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
 const ILLEGAL_ADDRESS: i32 = 700;
+/// Codes beside those that say nothing of the context.
+const REFUSALS: [i32; 7] = [1, 219, 225, 720, 809, 910, 999];
 /// Pages of the ranges below.
 const PAGES: usize = 6;
 
@@ -260,6 +266,22 @@ fn events_that_are_late_hold_callbacks_up() {
 
 #[test]
 fn a_lost_device_ends_all_waits_with_an_error() {
+    LOSSES.into_iter().for_each(lose_under_way);
+}
+
+#[test]
+fn a_refusal_is_no_loss() {
+    let driver = driver();
+    let device = device();
+    let stream = device.create_stream("refused").unwrap();
+    for code in REFUSALS {
+        driver.fail("cuEventRecord", 1, 1, code);
+        let refused = device.record(&stream);
+        assert!(matches!(refused, Err(DeviceError::Refused { code: seen, .. }) if seen == code));
+    }
+}
+
+fn lose_under_way(code: i32) {
     let driver = driver();
     let device = device();
     let stream = device.create_stream("lost").unwrap();
@@ -269,14 +291,14 @@ fn a_lost_device_ends_all_waits_with_an_error() {
     let event = device.record(&stream).unwrap();
     let (told, hear) = channel();
     device.callback(&stream, Box::new(move |ended| told.send(ended).unwrap())).unwrap();
-    driver.lose(ILLEGAL_ADDRESS);
+    driver.lose(code);
     driver.hold_events(false);
     let lost = |result: Result<(), DeviceError>, asked: Operation| match result {
         Err(DeviceError::DeviceLost { operation, reason }) => {
             assert_eq!(operation, asked);
-            assert!(reason.contains("ILLEGAL_ADDRESS"), "{reason}");
+            assert!(code != ILLEGAL_ADDRESS || reason.contains("ILLEGAL_ADDRESS"), "{reason}");
         }
-        other => panic!("{asked:?}: {other:?}"),
+        other => panic!("{asked:?} after {code}: {other:?}"),
     };
     lost(hear.recv().unwrap(), Operation::Event);
     lost(device.synchronize(&event), Operation::Event);
