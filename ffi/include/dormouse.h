@@ -1649,7 +1649,8 @@ dormouse_status_t dormouse_mem_query(struct dormouse_runtime_t *runtime,
 /// or `DORMOUSE_TAG_WITHOUT_BACKUP`.
 ///
 /// Any-thread. The caller owns the handle and releases it with `dormouse_tag_destroy`.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT` for more than 4096 tags at a time or 2^32 - 1 in the
+/// life of the process.
 dormouse_status_t dormouse_tag_create(struct dormouse_runtime_t *runtime,
                                       const char *name,
                                       uint64_t flags,
@@ -1662,8 +1663,8 @@ dormouse_status_t dormouse_tag_create(struct dormouse_runtime_t *runtime,
 /// destroyed on an error.
 dormouse_status_t dormouse_tag_destroy(struct dormouse_tag_t *tag);
 
-/// Adds every block that the calling thread allocates from now on to the tag, until
-/// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag.
+/// Adds every block that the calling thread allocates on the tag's device from now on to the tag, until
+/// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag of its device.
 ///
 /// Any-thread; affects only the calling thread. A thread leaves its tags before it ends; a tag that it did
 /// not leave cannot be destroyed. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more than 16 nested tags.
@@ -1931,9 +1932,9 @@ dormouse_status_t dormouse_prefix_enter_phase(struct dormouse_prefix_t *prefix,
                                               void *stream);
 
 /// Marks the begin or end of a layer's forward or backward (`DORMOUSE_EDGE_*`). Between
-/// `FORWARD_BEGIN` and `FORWARD_END`, blocks allocated by the calling thread belong to the layer.
-/// After `FORWARD_END`, the layer below can fall asleep. `BACKWARD_BEGIN` blocks until the layer and
-/// the one below are awake.
+/// `FORWARD_BEGIN` and `FORWARD_END`, blocks that the calling thread allocates on the runtime's device
+/// belong to the layer. After `FORWARD_END`, the layer below can fall asleep. `BACKWARD_BEGIN` blocks
+/// until the layer and the one below are awake.
 ///
 /// Exclusive; the forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of order, and

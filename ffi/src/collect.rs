@@ -7,6 +7,7 @@ use std::cell::Cell;
 
 use dormouse_alloc::{ArenaId, ThreadShard};
 
+use crate::dumps::DeviceId;
 use crate::fault::Fault;
 use crate::status;
 
@@ -16,22 +17,35 @@ pub(crate) const TAG_DEPTH_MAX: usize = 16;
 thread_local! {
     /// One cell: in a library, each access to a thread-local variable is a function call.
     static COLLECTING: Cell<Collecting> = const { Cell::new(Collecting::NOTHING) };
-    static TAGS: Cell<[u32; TAG_DEPTH_MAX]> = const { Cell::new([0; TAG_DEPTH_MAX]) };
+    static TAGS: Cell<[OpenTag; TAG_DEPTH_MAX]> = const { Cell::new([OpenTag::NONE; TAG_DEPTH_MAX]) };
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Owner of this thread's new blocks.
+/// Owner of this thread's new blocks: of those on the devices of its window and its tags. It allocates on others
+/// meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Collecting {
     pub(crate) window: Window,
-    /// The innermost tag; 0: none.
-    pub(crate) tag: u32,
+    /// The innermost tag.
+    pub(crate) tag: OpenTag,
     /// The shard of the thread cache, while no window and no tag is open.
     plain_shard: Option<ThreadShard>,
 }
 
 impl Collecting {
-    const NOTHING: Self = Self { window: Window::NONE, tag: 0, plain_shard: None };
+    const NOTHING: Self = Self { window: Window::NONE, tag: OpenTag::NONE, plain_shard: None };
+}
+
+/// A tag that the thread is inside of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenTag {
+    /// 0: none.
+    pub(crate) number: u32,
+    pub(crate) device: Option<DeviceId>,
+}
+
+impl OpenTag {
+    const NONE: Self = Self { number: 0, device: None };
 }
 
 /// The interval between a layer's forward marks.
@@ -41,10 +55,11 @@ pub(crate) struct Window {
     pub(crate) scope: u64,
     /// Arena of the layer's prefix.
     pub(crate) arena: Option<ArenaId>,
+    pub(crate) device: Option<DeviceId>,
 }
 
 impl Window {
-    pub(crate) const NONE: Self = Self { scope: 0, arena: None };
+    pub(crate) const NONE: Self = Self { scope: 0, arena: None, device: None };
 }
 
 /// Returns the open window and tag of this thread.
@@ -60,10 +75,22 @@ pub(crate) fn plain_shard() -> Option<ThreadShard> {
     COLLECTING.with(|cell| cell.get().plain_shard)
 }
 
-/// Returns the open window and tag of this thread, and assigns it a thread-cache shard.
+/// Returns the open window of this thread and the number of its innermost tag, 0 without one, both only if they are of
+/// `device`. Assigns the thread a thread-cache shard.
 #[inline]
-pub(crate) fn settled() -> Collecting {
-    settle(|now| now)
+pub(crate) fn settled(device: DeviceId) -> (Window, u32) {
+    let Collecting { window, tag, .. } = settle(|now| now);
+    let window = if window.device == Some(device) { window } else { Window::NONE };
+    let is_own = tag == OpenTag::NONE || tag.device == Some(device);
+    (window, if is_own { tag.number } else { outer_tag(device) })
+}
+
+/// Returns the number of the innermost tag of `device`; 0 without one.
+#[cold]
+fn outer_tag(device: DeviceId) -> u32 {
+    let (tags, depth) = (TAGS.get(), DEPTH.get());
+    let mut open = tags.iter().take(depth).rev();
+    open.find(|tag| tag.device == Some(device)).map_or(0, |tag| tag.number)
 }
 
 /// Opens a window on this thread, or closes it with [`Window::NONE`].
@@ -76,7 +103,7 @@ pub(crate) fn set_window(window: Window) {
 fn settle(change: impl FnOnce(Collecting) -> Collecting) -> Collecting {
     COLLECTING.with(|cell| {
         let now = change(cell.get());
-        let is_plain = now.window == Window::NONE && now.tag == 0;
+        let is_plain = now.window == Window::NONE && now.tag == OpenTag::NONE;
         let shard = || now.plain_shard.unwrap_or_else(ThreadShard::current);
         let settled = Collecting { plain_shard: is_plain.then(shard), ..now };
         cell.set(settled);
@@ -84,8 +111,9 @@ fn settle(change: impl FnOnce(Collecting) -> Collecting) -> Collecting {
     })
 }
 
-/// Makes `tag` the innermost tag of this thread.
-pub(crate) fn enter_tag(tag: u32) -> Result<(), Fault> {
+/// Makes tag `number` of `device` the innermost tag of this thread.
+pub(crate) fn enter_tag(number: u32, device: DeviceId) -> Result<(), Fault> {
+    let tag = OpenTag { number, device: Some(device) };
     let depth = DEPTH.get();
     let mut tags = TAGS.get();
     let Some(place) = tags.get_mut(depth) else {
@@ -101,10 +129,10 @@ pub(crate) fn enter_tag(tag: u32) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Leaves `tag`, which must be the innermost.
-pub(crate) fn leave_tag(tag: u32) -> Result<(), Fault> {
+/// Leaves tag `number`, which must be the innermost.
+pub(crate) fn leave_tag(number: u32) -> Result<(), Fault> {
     let depth = DEPTH.get();
-    if depth == 0 || collecting().tag != tag {
+    if depth == 0 || collecting().tag.number != number {
         return Err(Fault::new(
             status::DORMOUSE_ERR_STATE,
             if depth == 0 {
@@ -115,17 +143,23 @@ pub(crate) fn leave_tag(tag: u32) -> Result<(), Fault> {
         ));
     }
     DEPTH.set(depth - 1);
-    let outer = depth.checked_sub(2).and_then(|at| TAGS.get().get(at).copied()).unwrap_or(0);
+    let outer = depth.checked_sub(2).and_then(|at| TAGS.get().get(at).copied());
+    let outer = outer.unwrap_or(OpenTag::NONE);
     settle(|now| Collecting { tag: outer, ..now });
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use dormouse_device::DeviceKind;
+
     use super::*;
 
+    const HOST: DeviceId = (DeviceKind::Host, 0);
+    const GPU: DeviceId = (DeviceKind::Cuda, 0);
+
     fn tag() -> u32 {
-        collecting().tag
+        collecting().tag.number
     }
 
     fn window() -> Window {
@@ -134,8 +168,8 @@ mod tests {
 
     #[test]
     fn the_innermost_tag_counts_and_is_left_first() {
-        enter_tag(5).unwrap();
-        enter_tag(7).unwrap();
+        enter_tag(5, HOST).unwrap();
+        enter_tag(7, HOST).unwrap();
         assert_eq!(tag(), 7);
         assert_eq!(leave_tag(5).unwrap_err().status, status::DORMOUSE_ERR_STATE);
         leave_tag(7).unwrap();
@@ -147,9 +181,9 @@ mod tests {
     #[test]
     fn the_nesting_limit_is_refused_and_keeps_the_tags() {
         for at in 0..TAG_DEPTH_MAX {
-            enter_tag(at as u32 + 1).unwrap();
+            enter_tag(at as u32 + 1, HOST).unwrap();
         }
-        assert_eq!(enter_tag(99).unwrap_err().status, status::DORMOUSE_ERR_LIMIT);
+        assert_eq!(enter_tag(99, HOST).unwrap_err().status, status::DORMOUSE_ERR_LIMIT);
         assert_eq!(tag(), TAG_DEPTH_MAX as u32);
         for at in (0..TAG_DEPTH_MAX).rev() {
             leave_tag(at as u32 + 1).unwrap();
@@ -158,8 +192,25 @@ mod tests {
 
     #[test]
     fn each_thread_has_its_own_window() {
-        set_window(Window { scope: 3, arena: None });
+        set_window(Window { scope: 3, arena: None, device: Some(HOST) });
         assert_eq!(std::thread::spawn(window).join().unwrap(), Window::NONE);
         set_window(Window::NONE);
+    }
+
+    #[test]
+    fn a_window_and_a_tag_collect_blocks_of_their_own_device() {
+        let layer = Window { scope: 3, arena: None, device: Some(GPU) };
+        set_window(layer);
+        enter_tag(5, HOST).unwrap();
+        assert_eq!((settled(HOST), settled(GPU)), ((Window::NONE, 5), (layer, 0)));
+        enter_tag(7, GPU).unwrap();
+        enter_tag(8, GPU).unwrap();
+        assert_eq!((settled(HOST), settled(GPU)), ((Window::NONE, 5), (layer, 8)));
+        assert_eq!(settled((DeviceKind::Cuda, 1)), (Window::NONE, 0));
+        [8, 7].into_iter().for_each(|tag| leave_tag(tag).unwrap());
+        set_window(Window::NONE);
+        assert_eq!((settled(HOST).1, settled(GPU).1), (5, 0));
+        leave_tag(5).unwrap();
+        assert_eq!(settled(HOST), (Window::NONE, 0));
     }
 }

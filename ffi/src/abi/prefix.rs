@@ -120,9 +120,9 @@ pub unsafe extern "C" fn dormouse_prefix_enter_phase(
 }
 
 /// Marks the begin or end of a layer's forward or backward (`DORMOUSE_EDGE_*`). Between
-/// `FORWARD_BEGIN` and `FORWARD_END`, blocks allocated by the calling thread belong to the layer.
-/// After `FORWARD_END`, the layer below can fall asleep. `BACKWARD_BEGIN` blocks until the layer and
-/// the one below are awake.
+/// `FORWARD_BEGIN` and `FORWARD_END`, blocks that the calling thread allocates on the runtime's device
+/// belong to the layer. After `FORWARD_END`, the layer below can fall asleep. `BACKWARD_BEGIN` blocks
+/// until the layer and the one below are awake.
 ///
 /// Exclusive; the forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of order, and
@@ -148,7 +148,8 @@ pub unsafe extern "C" fn dormouse_prefix_mark_edge(
             let marked = prefix.mark(edge, layer, &stream);
             let _stall = marked.map_err(|error| heap.fault_of(error))?;
             if edge == Edge::ForwardBegin {
-                collect::set_window(Window { scope: prefix.scope(layer)?, arena: prefix.arena() });
+                let (scope, arena) = (prefix.scope(layer)?, prefix.arena());
+                collect::set_window(Window { scope, arena, device: Some(heap.device()) });
             }
             Ok(())
         })

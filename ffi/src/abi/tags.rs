@@ -73,7 +73,8 @@ pub(crate) fn labels_of(runtime: &Arc<Runtime>) -> impl Iterator<Item = String> 
 /// or `DORMOUSE_TAG_WITHOUT_BACKUP`.
 ///
 /// Any-thread. The caller owns the handle and releases it with `dormouse_tag_destroy`.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT`.
+/// Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT`, `LIMIT` for more than 4096 tags at a time or 2^32 - 1 in the
+/// life of the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_tag_create(
     runtime: *mut dormouse_runtime_t,
@@ -118,8 +119,8 @@ pub unsafe extern "C" fn dormouse_tag_destroy(tag: *mut dormouse_tag_t) -> dormo
     })
 }
 
-/// Adds every block that the calling thread allocates from now on to the tag, until
-/// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag.
+/// Adds every block that the calling thread allocates on the tag's device from now on to the tag, until
+/// `dormouse_tag_leave`. Tags nest; a block belongs to the innermost tag of its device.
 ///
 /// Any-thread; affects only the calling thread. A thread leaves its tags before it ends; a tag that it did
 /// not leave cannot be destroyed. Errors: `NULL`, `HANDLE`, `STALE`, `LIMIT` for more than 16 nested tags.
@@ -128,7 +129,8 @@ pub unsafe extern "C" fn dormouse_tag_enter(tag: *mut dormouse_tag_t) -> dormous
     enter(|| {
         let tag = TAGS.get(tag)?;
         tag.enters.count()?;
-        collect::enter_tag(tag.id.0).inspect_err(|_| tag.enters.uncount())
+        let device = tag.runtime.heap.device();
+        collect::enter_tag(tag.id.0, device).inspect_err(|_| tag.enters.uncount())
     })
 }
 

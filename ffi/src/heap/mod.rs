@@ -4,11 +4,15 @@
 //! - **P2** A free never blocks; in a forked child it is a no-op.
 //! - **P3** Nothing here calls the interposed `malloc`: the library allocates through
 //!   [`crate::system`].
+//! - **P4** A block belongs to layers and tags of its own heap's device alone. Their numbers are never used again in the
+//!   process, since blocks outlive runtimes.
 
 mod copying;
 mod limit;
 mod registry;
 pub(crate) mod symbols;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::panic::catch_unwind;
@@ -22,7 +26,7 @@ use dormouse_offload::{Engine, OffloadError, allocator_facts};
 use dormouse_timeline::{Facts, Snapshot, Timeline};
 
 use crate::boundary::RawStream;
-use crate::collect::{self, Collecting, Window};
+use crate::collect::{self, Window};
 use crate::device::{AnyDevice, AnyStream};
 use crate::fault::Fault;
 use crate::params::{Config, Key};
@@ -241,7 +245,7 @@ impl Heap {
         self.allocator.try_allocate(collect::plain_shard()?, bytes, stream)
     }
 
-    /// Allocates a block for the layer and the tag that are open on the calling thread.
+    /// Allocates a block for the layer and the tag of this heap's device that are open on the calling thread.
     pub(crate) fn allocate(
         &self,
         bytes: usize,
@@ -252,8 +256,7 @@ impl Heap {
         self.allocate_collected(Request { align, stream, fill, ..Request::new(bytes) })
     }
 
-    /// Allocates a block of whole pages for the layer and the tag that are open on the calling thread. `align` of 0 is
-    /// that of a page.
+    /// Allocates a block of whole pages, as [`Self::allocate`]. `align` of 0 is that of a page.
     pub(crate) fn allocate_pages(
         &self,
         bytes: usize,
@@ -266,7 +269,7 @@ impl Heap {
     }
 
     fn allocate_collected(&self, request: Request) -> Result<Block, AllocError> {
-        let Collecting { window: Window { scope, arena }, tag, .. } = collect::settled();
+        let (Window { scope, arena, .. }, tag) = collect::settled(self.device());
         // All of a block can sleep only if it shares no page.
         let whole_pages = request.whole_pages || scope != 0 || tag != 0;
         let request = Request { arena, scope, tag, whole_pages, ..request };

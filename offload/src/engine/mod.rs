@@ -44,7 +44,7 @@ pub use sleep::SleepOutcome;
 pub use stash::{STASHES_MAX, StashId};
 pub use stats::{CopyStats, RoleStats, Stats, TierStats};
 pub use stray::{Rescuer, STRAY_WAIT_MAX, StrayAccess, StrayWakes};
-pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MAX, TagId, TagStats};
+pub use tags::{TAG_NAME_BYTES_MAX, TAGS_MADE_MAX, TAGS_MAX, TagId, TagStats};
 pub use tuning::Revised;
 pub use wake::{WAKE_ATTEMPTS_MAX, Waited};
 

@@ -1,6 +1,7 @@
 //! Tags: a user's name for a set of regions that sleep and wake together.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use dormouse_device::Device;
 use dormouse_timeline::NameId;
@@ -14,10 +15,13 @@ use dormouse_storage::sync::lock;
 
 /// Limit on tags.
 pub const TAGS_MAX: usize = 4096;
+/// Limit on tags ever made in a process: each has a number of its own.
+pub const TAGS_MADE_MAX: u32 = u32::MAX;
 /// Limit on the length of a tag's name, in bytes.
 pub const TAG_NAME_BYTES_MAX: usize = 64;
 
-/// Identifies a tag; never 0, never reused. `Request::tag` holds this number.
+/// Identifies a tag; never 0, never reused in the process, by no other engine either: blocks keep the number of their
+/// tag, and outlive engines. `Request::tag` holds this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TagId(pub u32);
 
@@ -49,15 +53,24 @@ struct Tag {
 #[derive(Debug, Default)]
 pub(crate) struct Tags {
     by_id: BTreeMap<TagId, Tag>,
-    last: u32,
+}
+
+/// Returns the next number of `numbers`, and `None` at [`TAGS_MADE_MAX`].
+fn next_number(numbers: &AtomicU32) -> Option<u32> {
+    let add = |last: u32| (last < TAGS_MADE_MAX).then(|| last + 1);
+    // Relaxed: only uniqueness matters.
+    let last = numbers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+    Some(last + 1)
 }
 
 impl<D: Device> Engine<D> {
     /// Creates a tag. Without `backup` a sleep discards the bytes and a wake returns zeroed pages.
     ///
     /// # Errors
-    /// `Argument` for an empty, long or used name; `TooMany`.
+    /// `Argument` for an empty, long or used name; `TooMany` at [`TAGS_MAX`] tags, and once the process has made
+    /// [`TAGS_MADE_MAX`].
     pub fn tag_create(&self, name: &str, backup: bool) -> Result<TagId, OffloadError> {
+        static LAST: AtomicU32 = AtomicU32::new(0);
         if name.is_empty() || name.len() > TAG_NAME_BYTES_MAX {
             let accepted = format!("1 to {TAG_NAME_BYTES_MAX} bytes");
             return Err(OffloadError::argument("tag name", format!("{name:?}"), accepted));
@@ -67,11 +80,12 @@ impl<D: Device> Engine<D> {
         if tags.by_id.values().any(|t| t.name == name) {
             return Err(OffloadError::argument("tag name", format!("{name:?}"), "one not in use"));
         }
-        if tags.by_id.len() >= TAGS_MAX || tags.last == u32::MAX {
-            return Err(OffloadError::TooMany { what: "tags", limit: TAGS_MAX as u64 });
+        let too_many = |what, limit| OffloadError::TooMany { what, limit };
+        if tags.by_id.len() >= TAGS_MAX {
+            return Err(too_many("tags", TAGS_MAX as u64));
         }
-        tags.last += 1;
-        let id = TagId(tags.last);
+        let number = next_number(&LAST);
+        let id = TagId(number.ok_or_else(|| too_many("tags of a process", TAGS_MADE_MAX.into()))?);
         tags.by_id.insert(
             id,
             Tag { name: name.to_owned(), name_id, backup, regions: Vec::new(), is_going: false },
@@ -230,4 +244,17 @@ impl<D: Device> Engine<D> {
 
 fn stale(tag: TagId) -> OffloadError {
     OffloadError::Stale { what: "tag", id: tag.0.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_number_is_given_twice() {
+        let numbers = AtomicU32::new(TAGS_MADE_MAX - 1);
+        assert_eq!(next_number(&numbers), Some(TAGS_MADE_MAX));
+        assert_eq!(next_number(&numbers), None);
+        assert_eq!(next_number(&numbers), None);
+    }
 }

@@ -76,6 +76,30 @@ fn names_are_checked() {
     assert_ne!(engine.tag_create("a", true).unwrap(), tag, "ids are not reused");
 }
 
+/// Blocks keep the number of their tag, and outlive the engine of it.
+#[test]
+fn a_tag_takes_no_block_of_an_earlier_engine() {
+    let fixture = Plan::default().build();
+    let tag = fixture.engine.tag_create("weights", true).unwrap();
+    let tagged = Request { tag: tag.0, ..Request::new(MIB) };
+    let kept = fixture.allocator.allocate(&tagged).unwrap().range.start;
+    fill(kept, MIB, 1);
+    fixture.engine.tag_destroy(tag).unwrap();
+    fixture.engine.shutdown();
+    let (allocator, config) = (Arc::clone(&fixture.allocator), EngineConfig::default());
+    let later = Engine::new(allocator, config, Arc::new(Timeline::new(64))).unwrap();
+    let tag = later.tag_create("cache", false).unwrap();
+    let outcome = later.tag_sleep(tag, Tier::Host, &[]).unwrap();
+    assert_eq!((outcome.accepted_bytes, outcome.declined_bytes), (0, 0));
+    assert_eq!((later.tag_regions(tag).unwrap(), later.region_at(kept)), (Vec::new(), None));
+    later.tag_destroy(tag).unwrap();
+    assert!(holds(kept, MIB, 1));
+    later.free(kept, 0).unwrap();
+    later.shutdown();
+    drop(later);
+    fixture.assert_empty();
+}
+
 /// A region added to a tag that is being destroyed would never be released.
 #[test]
 fn nothing_comes_under_a_tag_that_is_going() {
