@@ -1528,7 +1528,8 @@ dormouse_status_t dormouse_runtime_create(const struct dormouse_options_t *optio
 /// it stays valid, and is freed through the next runtime of the device. NULL is a no-op.
 ///
 /// Any-thread. Blocks until the copies are complete. Errors: `HANDLE`, `STALE`, `BUSY` if prefixes,
-/// tags or stash ids of the runtime still exist; the message names them and nothing is destroyed.
+/// tags or stash ids of the runtime still exist, or another thread's call is making one; the message names
+/// them and nothing is destroyed.
 dormouse_status_t dormouse_runtime_destroy(struct dormouse_runtime_t *runtime);
 
 /// Returns the properties of a runtime: device, page size, budgets, modes and tiers.

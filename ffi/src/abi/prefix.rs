@@ -42,6 +42,7 @@ pub unsafe extern "C" fn dormouse_prefix_create(
         let wake_window = |plan| PLANS.with(plan, |plan| plan.wake_window_layers(prefix_id));
         let window = (!plan.is_null()).then(|| wake_window(plan)).transpose()?.flatten();
         let label = format!("prefix {prefix_id}");
+        let _maker = runtime.begin_making()?;
         let mut prefix = runtime.engine.prefix(layers, &label)?;
         if let Some(layers) = window {
             prefix.set_window(layers);

@@ -15,7 +15,7 @@ use crate::prefix::Prefix;
 use crate::runtime::create::Options;
 use crate::runtime::report::stats_of;
 use crate::runtime::{RUNTIMES, Runtime};
-use crate::status::{self, dormouse_status_t};
+use crate::status::dormouse_status_t;
 use crate::{convert, dumps, files};
 
 /// Maximum length of a path, in bytes: the system's.
@@ -49,7 +49,8 @@ pub unsafe extern "C" fn dormouse_runtime_create(
 /// it stays valid, and is freed through the next runtime of the device. NULL is a no-op.
 ///
 /// Any-thread. Blocks until the copies are complete. Errors: `HANDLE`, `STALE`, `BUSY` if prefixes,
-/// tags or stash ids of the runtime still exist; the message names them and nothing is destroyed.
+/// tags or stash ids of the runtime still exist, or another thread's call is making one; the message names
+/// them and nothing is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_destroy(
     runtime: *mut dormouse_runtime_t,
@@ -60,20 +61,16 @@ pub unsafe extern "C" fn dormouse_runtime_destroy(
         }
         let _one_at_a_time = Runtime::one_at_a_time();
         let it = Runtime::get(runtime)?;
-        let mut dependents: Vec<String> =
-            Prefix::labels_of(&it).chain(tags::labels_of(&it)).collect();
-        match it.engine.stash_count() {
-            0 => {}
-            1 => dependents.push("1 stash id".to_owned()),
-            count => dependents.push(format!("{count} stash ids")),
-        }
-        if !dependents.is_empty() {
-            let names = dependents.join(", ");
-            return Err(Fault::new(
-                status::DORMOUSE_ERR_BUSY,
-                format!("the runtime still has {names}; destroy them first"),
-            ));
-        }
+        it.makers.close(|| {
+            let mut dependents: Vec<String> =
+                Prefix::labels_of(&it).chain(tags::labels_of(&it)).collect();
+            match it.engine.stash_count() {
+                0 => {}
+                1 => dependents.push("1 stash id".to_owned()),
+                count => dependents.push(format!("{count} stash ids")),
+            }
+            dependents
+        })?;
         RUNTIMES.remove(runtime)?;
         // First: its thread reads the engine.
         drop(it.live.lock().take());

@@ -40,6 +40,7 @@ pub unsafe extern "C" fn dormouse_stash_put(
         if length == 0 {
             return Err(Fault::argument("bytes is 0; accepted: at least 1"));
         }
+        let _maker = runtime.begin_making()?;
         // SAFETY: as above.
         match unsafe { runtime.engine.stash_put(ptr.addr(), length, storage_key, &stream) } {
             Ok(StashId(id)) => {

@@ -93,6 +93,7 @@ pub unsafe extern "C" fn dormouse_tag_create(
         }
         check_flags(flags, DORMOUSE_TAG_WITHOUT_BACKUP, "flags", "DORMOUSE_TAG_WITHOUT_BACKUP")?;
         let has_backup = flags == 0;
+        let _maker = runtime.begin_making()?;
         let id = runtime.engine.tag_create(&name, has_backup)?;
         let enters = Enters::default();
         out.write(TAGS.insert(Arc::new(Tag { runtime, id, name, has_backup, enters }))?);

@@ -11,7 +11,7 @@ use dormouse_offload::{
 use dormouse_storage::{IoEngine, NvmeConfig};
 
 use super::report::figures_of;
-use super::{RUNTIMES, Runtime};
+use super::{Makers, RUNTIMES, Runtime};
 use crate::abi::c;
 use crate::boundary::In;
 use crate::fault::Fault;
@@ -155,7 +155,8 @@ impl Runtime {
         let rescuer = rescuer(&engine, options.kind, &config).into();
         dumps::watch(&config, heap.dumped());
         allocation_log::watch(&config, &heap.dumped(), heap.allocator());
-        let runtime = Self { heap, engine, config, live, rescuer, unavailable_reason };
+        let makers = Makers::default();
+        let runtime = Self { heap, engine, config, live, rescuer, makers, unavailable_reason };
         if log::rank().unwrap_or(0) == 0 {
             runtime.banner();
         }
