@@ -85,7 +85,8 @@
 //! - **I9** A small block has exactly one owner: its user, the thread cache or the state. Ownership
 //!   changes by one compare-and-swap on its word of the ownership table.
 //! - **I10** A page that held a block of a kept arena stays mapped and serves only that arena until the
-//!   arena is closed and, after that, every registered stream was idle or has passed an event.
+//!   arena is closed and, after that, every registered stream was idle or has passed an event. A stream that the device
+//!   does not know any more is not waited for, unless it has pages of the arena.
 //! - **I11** A mapped large page lies in one block or in one cached range. So all whole pages of a cached
 //!   range can be unmapped, at most one large page more than was asked for. Kept arenas have no large pages.
 //! - **I12** The events of a reading, undone from the newest on, lead from its ranges to those of the oldest event.
@@ -188,7 +189,7 @@ pub use ladder::{RECLAIM_ROUNDS_MAX, Reclaim, Reclaimed};
 pub use report::{Cause, Holder, OutOfMemory, TOP_HOLDERS_MAX, Tried};
 pub use state::{ARENAS_MAX, RANGES_MAX, STREAMS_MAX};
 pub use stats::{Amount, PeakWatch, PoolStats, Stats};
-pub use streams::PENDING_ASKED_FROM;
+pub use streams::{PENDING_ASKED_FROM, UsesEnd};
 pub use thread_cache::ThreadShard;
 pub use tier_history::TierHistory;
 pub use trim::TRIM_REFUSALS_MAX;

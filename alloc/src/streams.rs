@@ -32,6 +32,21 @@ pub(crate) enum WaitMode {
     Wait,
 }
 
+/// The ends of the uses of some blocks: see [`Allocator::uses_end`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsesEnd<E> {
+    /// One event on each stream that the device knows.
+    pub events: Vec<E>,
+    /// Blocks that a stream may use which the device does not know any more: the end of that use is unknown.
+    pub without_end: Vec<BlockId>,
+}
+
+impl<E> Default for UsesEnd<E> {
+    fn default() -> Self {
+        Self { events: Vec::new(), without_end: Vec::new() }
+    }
+}
+
 /// What the device says of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamAnswer {
@@ -135,20 +150,37 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Records an event on each stream that may use one of these blocks, for a caller that puts them to
-    /// sleep. Returns no events if the device is not stream-ordered; freed blocks are skipped.
+    /// sleep. Returns no events if the device is not stream-ordered; freed blocks are skipped. A stream that was
+    /// destroyed holds up the blocks that it may use, and no others.
     ///
     /// # Errors
-    /// `Device` if an event cannot be recorded: the end of the uses is then unknown.
-    pub fn uses_end(&self, blocks: &[BlockId]) -> Result<Vec<D::Event>, AllocError> {
+    /// `Device` if an event cannot be recorded on a stream that the device knows: the end of the uses is then unknown.
+    pub fn uses_end(&self, blocks: &[BlockId]) -> Result<UsesEnd<D::Event>, AllocError> {
+        let mut end = UsesEnd::default();
         if !self.is_stream_ordered {
-            return Ok(Vec::new());
+            return Ok(end);
         }
         let users = self.state.lock().state.users(blocks);
-        let mut queries = EventQueries::default();
-        let ends = users.iter().filter_map(|slot| self.record(slot, &mut queries)).collect();
-        let refused = queries.last_error.clone();
-        self.state.lock().note(queries);
-        refused.map_or(Ok(ends), |refused| Err(AllocError::Device(refused)))
+        let (mut queries, mut refused, mut gone) =
+            (EventQueries::default(), None, StreamSet::EMPTY);
+        for slot in users.iter() {
+            match self.try_record(slot, &mut queries) {
+                Ok(event) => end.events.push(event),
+                Err(Some(error)) if error.is_unknown_handle() => gone.insert(slot),
+                Err(error) => refused = error.or(refused),
+            }
+        }
+        let mut locked = self.state.lock();
+        locked.note(queries);
+        if let Some(refused) = refused {
+            return Err(AllocError::Device(refused));
+        }
+        if !gone.is_empty() {
+            let is_user =
+                |id: &&BlockId| locked.state.users(&[**id]).iter().any(|it| gone.contains(it));
+            end.without_end = blocks.iter().filter(is_user).copied().collect();
+        }
+        Ok(end)
     }
 
     /// Records the events of a release, and makes it pending. Never waits (I4).
@@ -164,19 +196,42 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Records an event on each stream that has none. After an error a later event is recorded: it follows the
-    /// same uses.
+    /// same uses. A stream that the device does not know any more is left out where it holds up only pages of others.
     fn record_ends(&self, pending: &mut PendingRelease<D>, queries: &mut EventQueries) {
         for slot in std::mem::take(&mut pending.release.users).iter() {
-            match self.record(slot, queries) {
-                Some(end) => pending.ends.push((slot, end)),
-                None => pending.release.users.insert(slot),
+            match self.try_record(slot, queries) {
+                Ok(end) => pending.ends.push((slot, end)),
+                Err(Some(error)) if error.is_unknown_handle() && self.is_foreign(pending, slot) => {
+                }
+                Err(_) => pending.release.users.insert(slot),
             }
         }
     }
 
+    /// Whether a stream has neither used the memory of a release nor been requested for it, as far as is known.
+    fn is_foreign(&self, pending: &PendingRelease<D>, slot: u32) -> bool {
+        match pending.release.subject {
+            ReleaseSubject::Block(_) => false,
+            ReleaseSubject::Arena(arena) => !self.state.lock().state.has_segments_of(arena, slot),
+        }
+    }
+
     fn record(&self, slot: u32, queries: &mut EventQueries) -> Option<D::Event> {
-        let stream = self.streams.lock().get(slot as usize).cloned()?;
-        queries.note(self.device.record(&stream))
+        self.try_record(slot, queries).ok()
+    }
+
+    /// As [`Self::record`], with the error of the device; `None` for a stream that is not registered.
+    fn try_record(
+        &self,
+        slot: u32,
+        queries: &mut EventQueries,
+    ) -> Result<D::Event, Option<DeviceError>> {
+        let stream = self.streams.lock().get(slot as usize).cloned().ok_or(None)?;
+        let recorded = self.device.record(&stream);
+        recorded.map_err(|error| {
+            let _: Option<D::Event> = queries.note(Err(error.clone()));
+            Some(error)
+        })
     }
 
     /// Whether `event` has completed; `None` after an error of the device.

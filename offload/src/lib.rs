@@ -65,9 +65,10 @@ pub use dormouse_residency::region::RegionState;
 pub use dormouse_residency::tune;
 pub use dormouse_storage::{NvmeConfig, NvmeError};
 pub use engine::{
-    CopyStats, Engine, Level, RegionInfo, Rescuer, Revised, RoleStats, STASHES_MAX, STRAY_WAIT_MAX,
-    SleepOutcome, StashId, Stats, StrayAccess, StrayWakes, TAG_NAME_BYTES_MAX, TAGS_MADE_MAX,
-    TAGS_MAX, TagId, TagStats, TierStats, WAKE_ATTEMPTS_MAX, Waited, allocator_facts,
+    CopyStats, Engine, Level, RegionInfo, RegionUses, Rescuer, Revised, RoleStats, STASHES_MAX,
+    STRAY_WAIT_MAX, SleepOutcome, StashId, Stats, StrayAccess, StrayWakes, TAG_NAME_BYTES_MAX,
+    TAGS_MADE_MAX, TAGS_MAX, TagId, TagStats, TierStats, WAKE_ATTEMPTS_MAX, Waited,
+    allocator_facts,
 };
 pub use error::OffloadError;
 pub use ids::{RegionId, Role, Tier, label};

@@ -188,7 +188,7 @@ impl State {
         let has_pages = pools.iter().any(|&pool| self.pools[pool as usize].segments > 0);
         if self.keeps(family) && has_pages && self.is_stream_ordered {
             let bytes = self.cached_bytes_of(|pool| pool.family == family);
-            // A graph may be replayed on any stream.
+            // A graph may be replayed on any stream, but not on one that is gone.
             let users = self.streams_known();
             let (subject, freed_at) = (ReleaseSubject::Arena(arena), self.frees());
             return Some(Release { subject, bytes, users, freed_at });
@@ -208,6 +208,17 @@ impl State {
         let pools = self.pools_of(index);
         self.release_pages(&pools);
         bytes
+    }
+
+    /// Whether `stream` has pages of a closed arena: one of its blocks was requested on it.
+    pub(crate) fn has_segments_of(&self, arena: ArenaId, stream: u32) -> bool {
+        let ArenaId { index, generation } = arena;
+        let is_named = |pool: &Pool| pool.generation == generation && pool.family == index;
+        self.pools.get(index as usize).is_some_and(is_named)
+            && self.pools_of(index).into_iter().any(|pool| {
+                let pool = &self.pools[pool as usize];
+                pool.stream == stream && pool.segments > 0
+            })
     }
 
     /// Returns the pools of a family, the first one last.

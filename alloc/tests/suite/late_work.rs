@@ -222,7 +222,7 @@ impl Trainer {
             return;
         }
         let info = self.allocator.claim(range.start, 1).unwrap();
-        let ends = self.allocator.uses_end(&[id]).unwrap();
+        let ends = self.allocator.uses_end(&[id]).unwrap().events;
         ends.into_iter().for_each(|end| self.device.gpu().finish(end));
         if info.pages.bytes == 0 {
             return self.allocator.unclaim(id).unwrap();

@@ -80,7 +80,7 @@ impl Worker<'_> {
     fn sleep(&mut self, at: usize) {
         let Held { block, tag } = self.held[at];
         let info = self.allocator.claim(block.range.start, 9).unwrap();
-        let ends = self.allocator.uses_end(&[block.id]).unwrap();
+        let ends = self.allocator.uses_end(&[block.id]).unwrap().events;
         ends.into_iter().for_each(|end| self.device.gpu().finish(end));
         let bytes = info.pages.bytes as u64;
         if bytes > 0 {

@@ -231,6 +231,68 @@ fn a_stream_that_is_gone_does_not_hold_up_the_pages_of_others() {
     allocator.check().unwrap();
 }
 
+/// Nor the pages of a closed arena that it has no part in. Those that it has are held up, and no others.
+#[test]
+fn a_stream_that_is_gone_holds_up_only_arenas_of_its_own() {
+    let (device, allocator) = ordered(512, 100, 3);
+    let arenas = [[0, 1], [0, 2]].map(|streams| {
+        let arena = allocator.arena_create_kept().unwrap();
+        for stream in streams {
+            let request = Request { arena: Some(arena), ..request(stream, 10) };
+            let block = allocator.allocate(&request).unwrap();
+            device.gpu().launch(stream, block.range);
+            free(&allocator, &block, stream);
+        }
+        arena
+    });
+    device.gpu().drain();
+    device.gpu().set_destroyed(2, true);
+    arenas.into_iter().for_each(|arena| allocator.arena_close(arena));
+    allocator.trim(u64::MAX);
+    let stats = allocator.stats();
+    assert_eq!((device.mapped_bytes(), stats.arenas.current), (bytes(20), 1));
+    allocator.trim(u64::MAX);
+    assert_eq!(device.mapped_bytes(), bytes(20), "nothing tells when its last work is over");
+    device.gpu().set_destroyed(2, false);
+    allocator.trim(u64::MAX);
+    assert_eq!((device.mapped_bytes(), allocator.stats().arenas.current), (0, 0));
+    allocator.check().unwrap();
+    assert_eq!(device.violations(), Vec::<String>::new());
+}
+
+/// A replay that was queued before the close is waited for.
+#[test]
+fn a_stream_that_is_known_again_is_waited_for_at_the_close() {
+    let (device, allocator) = ordered(512, 100, 2);
+    let arena = allocator.arena_create_kept().unwrap();
+    let block = allocator.allocate(&Request { arena: Some(arena), ..request(0, 10) }).unwrap();
+    free(&allocator, &block, 0);
+    device.gpu().set_destroyed(1, true);
+    allocator.trim(u64::MAX);
+    device.gpu().set_destroyed(1, false);
+    device.gpu().launch(1, block.range);
+    allocator.arena_close(arena);
+    allocator.trim(u64::MAX);
+    assert_eq!((device.gpu().queued(1), device.mapped_bytes()), (0, 0));
+    assert_eq!(device.violations(), Vec::<String>::new());
+}
+
+/// A block that it used has no known end, others have.
+#[test]
+fn a_stream_that_is_gone_holds_up_only_the_uses_of_its_blocks() {
+    let (device, allocator) = ordered(512, 100, 3);
+    let [own, shared, other] =
+        [2, 0, 1].map(|stream| busy_block(&device, &allocator, stream, 10).unwrap());
+    allocator.record_stream(shared.range.start, key(2)).unwrap();
+    device.gpu().set_destroyed(2, true);
+    let end = allocator.uses_end(&[own.id, shared.id, other.id]).unwrap();
+    assert_eq!(end.without_end, [own.id, shared.id]);
+    assert_eq!(end.events.iter().map(|event| event.stream).collect::<Vec<_>>(), [0, 1]);
+    // A refusal that may end, of a stream that is there, is an error as before.
+    device.gpu().set_captured(1, true);
+    assert!(matches!(allocator.uses_end(&[own.id, other.id]), Err(AllocError::Device(_))));
+}
+
 /// A new stream has the handle of one that is gone. What it reads stays, also where all other streams are through.
 #[test]
 fn a_stream_with_the_handle_of_one_that_is_gone_is_asked() {

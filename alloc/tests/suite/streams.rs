@@ -678,7 +678,7 @@ fn uses_end_returns_an_event_for_every_stream() {
     device.gpu().launch(2, shared.range);
     let ends = |blocks: &[Block]| {
         let ids: Vec<_> = blocks.iter().map(|block| block.id).collect();
-        let ends = allocator.uses_end(&ids).unwrap();
+        let ends = allocator.uses_end(&ids).unwrap().events;
         let mut ends: Vec<_> = ends.iter().map(|end| (end.stream, end.items)).collect();
         ends.sort_unstable();
         ends

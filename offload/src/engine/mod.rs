@@ -40,7 +40,7 @@ pub(crate) mod tests;
 
 pub use largest::allocator_facts;
 pub use region_data::Level;
-pub use sleep::SleepOutcome;
+pub use sleep::{RegionUses, SleepOutcome};
 pub use stash::{STASHES_MAX, StashId};
 pub use stats::{CopyStats, RoleStats, Stats, TierStats};
 pub use stray::{Rescuer, STRAY_WAIT_MAX, StrayAccess, StrayWakes};

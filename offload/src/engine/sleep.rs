@@ -1,18 +1,24 @@
 //! Sleeps: places are granted first, then the sleep waits for the in-flight window.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use dormouse_alloc::pinned::{PinMode, PinnedBuffer};
+use dormouse_alloc::{BlockId, UsesEnd};
 use dormouse_device::Device;
 use dormouse_timeline::{Gauge, Lane};
 
-use super::{Engine, TableState};
+use super::{Engine, RegionData, TableState};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use crate::table::FeedResult;
 use dormouse_residency::region::{Input, RegionState, SleepGoal};
 use dormouse_storage::Extent;
 use dormouse_storage::sync::lock;
+
+/// Why a region without a known end of its uses stays awake.
+pub(super) const NO_END: &str =
+    "a stream that was destroyed may use it, and the end of that use is unknown";
 
 /// The result of a sleep request. No byte has been copied yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +33,17 @@ pub struct SleepOutcome {
     pub(super) without_place: Vec<WithoutPlace>,
     /// Part of `declined_bytes`: regions that the tier was not asked about, as they are in transition.
     pub(super) busy_bytes: u64,
+}
+
+/// The end of the uses of regions: see [`Engine::uses_end`].
+#[derive(Clone, Debug)]
+pub struct RegionUses<D: Device> {
+    /// Regions whose uses end with `events`.
+    pub known: Vec<RegionId>,
+    /// Regions whose uses have no known end.
+    pub without_end: Vec<RegionId>,
+    /// The events.
+    pub events: Vec<D::Event>,
 }
 
 /// A region that a tier has no place for.
@@ -44,7 +61,7 @@ impl SleepOutcome {
         self.decline(bytes, reason);
     }
 
-    fn decline(&mut self, bytes: u64, reason: impl Into<String>) {
+    pub(super) fn decline(&mut self, bytes: u64, reason: impl Into<String>) {
         self.declined_bytes += bytes;
         self.declined.get_or_insert_with(|| reason.into());
     }
@@ -101,13 +118,27 @@ impl<D: Device> Engine<D> {
         self.sleep_to(ids, goal, after, Initiator::Caller)
     }
 
-    /// Returns an event on each stream that the allocator knows to use these regions, behind its work so
-    /// far.
+    /// Returns the end of the uses of these regions: an event on each stream that the allocator knows to use them,
+    /// behind its work so far. A region that a destroyed stream may use is to stay awake, and the report of its owner
+    /// says why.
     ///
     /// # Errors
     /// `Alloc` if a stream takes no event, for example during a capture.
-    pub fn uses_end(&self, ids: &[RegionId]) -> Result<Vec<D::Event>, OffloadError> {
-        Ok(self.allocator.uses_end(&self.blocks(ids))?)
+    pub fn uses_end(&self, ids: &[RegionId]) -> Result<RegionUses<D>, OffloadError> {
+        let UsesEnd { events, without_end } = self.allocator.uses_end(&self.blocks(ids))?;
+        let blocks: HashSet<BlockId> = without_end.into_iter().collect();
+        let has_no_end = |id: RegionId| {
+            let parts = |body: &mut RegionData<D>| {
+                Some(body.blocks.iter().any(|part| blocks.contains(&part.block)))
+            };
+            !blocks.is_empty() && self.body(id, parts) == Some(true)
+        };
+        let (without_end, known): (Vec<_>, Vec<_>) = ids.iter().partition(|id| has_no_end(**id));
+        for &id in &without_end {
+            self.note_reason(id, NO_END);
+            tracing::debug!(target: "offload", region = id.key(), reason = NO_END, "sleep declined");
+        }
+        Ok(RegionUses { known, without_end, events })
     }
 
     pub(super) fn sleep_to(
@@ -188,8 +219,12 @@ impl<D: Device> Engine<D> {
 
     /// Notes the reason in the report of the region's owner.
     pub(super) fn note_decline(&self, id: RegionId, error: &OffloadError) {
+        self.note_reason(id, &error.to_string());
+    }
+
+    fn note_reason(&self, id: RegionId, reason: &str) {
         if let Some(account) = self.body(id, |body| body.account.clone()) {
-            account.decline(&error.to_string());
+            account.decline(reason);
         }
     }
 

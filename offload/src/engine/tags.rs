@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use dormouse_device::Device;
 use dormouse_timeline::NameId;
 
-use super::sleep::Initiator;
-use super::{Engine, SleepOutcome, Waited};
+use super::sleep::{Initiator, NO_END};
+use super::{Engine, RegionUses, SleepOutcome, Waited};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Role, Tier, label};
 use dormouse_residency::region::SleepGoal;
@@ -187,7 +187,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// Puts the tag's memory to sleep: blocks added, and blocks allocated with its number in
-    /// `Request::tag`, behind `after` and the work so far on streams that the allocator knows to use it.
+    /// `Request::tag`, behind `after` and the work so far on streams that the allocator knows to use it. What a
+    /// destroyed stream may use stays awake.
     ///
     /// # Errors
     /// `Stale`; as [`Engine::sleep`].
@@ -214,12 +215,17 @@ impl<D: Device> Engine<D> {
             }
         }
         let regions = self.tag_regions(tag)?;
-        let mut uses = self.uses_end(&regions)?;
-        uses.extend_from_slice(after);
-        if backup {
-            return self.sleep(&regions, tier, &uses);
+        let RegionUses { known, without_end, mut events } = self.uses_end(&regions)?;
+        events.extend_from_slice(after);
+        let mut outcome = if backup {
+            self.sleep(&known, tier, &events)?
+        } else {
+            self.sleep_to(&known, SleepGoal::Empty, &events, Initiator::Caller)?
+        };
+        for region in without_end.iter().filter_map(|&id| self.region_info(id).ok()) {
+            outcome.decline(region.range.bytes as u64, NO_END);
         }
-        self.sleep_to(&regions, SleepGoal::Empty, &uses, Initiator::Caller)
+        Ok(outcome)
     }
 
     /// Wakes the tag's memory and blocks until its bytes are there.

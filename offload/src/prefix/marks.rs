@@ -9,7 +9,7 @@ use tracing::Span;
 use super::plan_follower::PlanFollower;
 use super::{Prefix, phase_name};
 use crate::config::ResidencyPolicy;
-use crate::engine::{BytesToLoad, Waited};
+use crate::engine::{BytesToLoad, RegionUses, Waited};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 use crate::places::{Edge, Phase};
@@ -148,16 +148,9 @@ impl<D: Device> Prefix<D> {
         if ids.is_empty() {
             return Ok(());
         }
-        let after = match self.engine.allocator().device().record(stream) {
-            Ok(reached) => self.engine.uses_end(&ids).map(|mut uses| {
-                uses.push(reached);
-                uses
-            }),
-            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost.into()),
-            Err(refused) => Err(refused.into()),
-        };
-        let after = match after {
-            Ok(after) => after,
+        let RegionUses { known, without_end, events } = match self.uses_end(&ids, stream) {
+            Ok(uses) => uses,
+            Err(lost @ OffloadError::Device(DeviceError::DeviceLost { .. })) => return Err(lost),
             // For example a stream is being captured: the layers stay awake, and the next mark tries again.
             Err(refused) => {
                 self.account.decline(&refused.to_string());
@@ -165,17 +158,31 @@ impl<D: Device> Prefix<D> {
                 return Ok(());
             }
         };
-        self.engine.let_reclaim(&ids, &after);
+        // Events of an earlier mark say nothing of a use since then.
+        self.engine.forbid_reclaim(&without_end);
+        self.engine.let_reclaim(&known, &events);
         if let Some(follow) = &self.follow {
             let layers = self.layers.iter_mut().enumerate().take(end as usize);
             layers.filter(|(at, _)| follow.keeps(*at)).for_each(|(_, l)| l.is_settled = true);
             self.sleep_by_plan();
             return Ok(());
         }
-        if self.engine.sleep_in_order(&ids, &after)? {
-            self.settle(end);
+        if self.engine.sleep_in_order(&known, &events)? {
+            self.settle(end, &without_end);
         }
         Ok(())
+    }
+
+    /// Returns the end of the uses of regions, behind what `stream` has queued.
+    fn uses_end(
+        &self,
+        ids: &[RegionId],
+        stream: &D::Stream,
+    ) -> Result<RegionUses<D>, OffloadError> {
+        let reached = self.engine.allocator().device().record(stream)?;
+        let mut uses = self.engine.uses_end(ids)?;
+        uses.events.push(reached);
+        Ok(uses)
     }
 
     /// Plans the step from the last one of this prefix, if the policy is `Fit`. The dormant bytes of the first
@@ -268,9 +275,11 @@ impl<D: Device> Prefix<D> {
         layers.filter(|layer| !layer.is_settled).flat_map(|layer| &layer.regions).copied().collect()
     }
 
-    /// Notes that all layers below `end` sleep, are about to, or wait in line.
-    fn settle(&mut self, end: u32) {
-        self.layers.iter_mut().take(end as usize).for_each(|layer| layer.is_settled = true);
+    /// Notes that all layers below `end` sleep, are about to, or wait in line, but those with regions in `except`.
+    fn settle(&mut self, end: u32, except: &[RegionId]) {
+        for layer in self.layers.iter_mut().take(end as usize) {
+            layer.is_settled = !layer.regions.iter().any(|id| except.contains(id));
+        }
     }
 
     /// Releases the layer after its backward: blocks that autograd has not freed stay awake with their owner.

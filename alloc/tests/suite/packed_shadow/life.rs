@@ -305,7 +305,7 @@ impl Shadow {
         let is_allowed = info.claimed.is_some() && !info.asleep;
         if is_allowed {
             let Ok(ends) = self.allocator.uses_end(&[info.id]) else { return };
-            ends.into_iter().for_each(|end| self.device.gpu().finish(end));
+            ends.events.into_iter().for_each(|end| self.device.gpu().finish(end));
             let told = self.allocator.info(info.id).unwrap();
             assert_eq!(told, *info);
             if told.pages.bytes > 0 {

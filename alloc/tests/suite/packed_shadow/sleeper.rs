@@ -32,7 +32,7 @@ impl Sleeper {
         let (allocator, id) = (self.allocator.upgrade()?, self.victim.lock().unwrap().take()?);
         let info = allocator.info(id).ok().filter(|it| it.claimed.is_some() && !it.asleep)?;
         let device = allocator.device();
-        let ends = allocator.uses_end(&[id]).ok()?;
+        let ends = allocator.uses_end(&[id]).ok()?.events;
         ends.into_iter().for_each(|end| device.gpu().finish(end));
         if info.pages.bytes > 0 {
             device.take_pages(info.pages);

@@ -73,7 +73,7 @@ fn a_sleep_waits_for_the_blocks_own_stream_and_for_those_recorded() {
     own.write(address, MIB / 2, 2);
     fixture.allocator.record_stream(address, 8).unwrap();
     other.write(address + MIB / 2, MIB / 2, 3);
-    let uses = fixture.engine.uses_end(&[id]).unwrap();
+    let uses = fixture.engine.uses_end(&[id]).unwrap().events;
     assert_eq!(uses.len(), 2);
     fixture.engine.sleep(&[id], Tier::Host, &uses).unwrap();
     assert_eq!(fixture.state(id), RegionState::Awake);

@@ -6,6 +6,7 @@ use dormouse_device::{Device, DeviceError, Operation};
 
 use super::arrivals::{put_to_sleep, wake_late};
 use super::both::{Fixture, Plan};
+use super::side::Foreign;
 use crate::engine::tests::{Held, KIB, MIB, PATIENCE, cause, holds, soon};
 use crate::engine::transfers::CopyStream;
 use crate::error::OffloadError;
@@ -329,6 +330,34 @@ fn a_sleep_whose_events_cannot_be_waited_for_does_not_begin() {
         drop(side);
         fixture.assert_empty();
     }
+}
+
+/// The end of what a destroyed stream did is unknown: what it used stays awake, and no more.
+#[test]
+fn a_destroyed_stream_holds_up_only_the_blocks_that_it_used() {
+    let fixture = Plan::default().build();
+    let user = Foreign::new(&fixture, 7);
+    let engine = &fixture.engine;
+    for has_backup in [true, false] {
+        let [used, other] = [1, 2].map(|seed| fixture.allocate(MIB, seed));
+        let tag = engine.tag_create("weights", has_backup).unwrap();
+        let ids = [used, other].map(|address| engine.tag_add(tag, address).unwrap());
+        fixture.allocator.record_stream(used, 7).unwrap();
+        if has_backup {
+            user.destroy();
+        }
+        let outcome = engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+        assert_eq!((outcome.accepted_bytes, outcome.declined_bytes), (1 << 20, 1 << 20));
+        let reason = outcome.declined.unwrap();
+        assert!(reason.contains("a stream that was destroyed may use it"), "{reason}");
+        engine.wait_settled(&ids).unwrap();
+        assert_eq!(fixture.state(ids[0]), RegionState::Awake);
+        assert!(fixture.state(ids[1]).is_asleep());
+        engine.tag_destroy(tag).unwrap();
+        assert!(holds(used, MIB, 1) && (!has_backup || holds(other, MIB, 2)));
+        [used, other].into_iter().for_each(|it| engine.free(it, 0).unwrap());
+    }
+    fixture.assert_empty();
 }
 
 /// A stash's copy is queued, and its end is not told: neither end is given up before.

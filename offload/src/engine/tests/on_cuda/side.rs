@@ -2,6 +2,7 @@
 //! would find there.
 
 use std::cell::RefCell;
+use std::ffi::c_void;
 
 use dormouse_alloc::Request;
 use dormouse_device::{AddressRange, Device};
@@ -105,6 +106,62 @@ impl<'a> Side<'a> {
             unsafe { self.fixture.device().free_pinned(range) };
         }
     }
+}
+
+/// A stream that the trainer made itself: it may be destroyed.
+pub(crate) struct Foreign<'a> {
+    fixture: &'a Fixture,
+    pub(crate) handle: usize,
+    pub(crate) stream: <TestDevice as Device>::Stream,
+}
+
+impl<'a> Foreign<'a> {
+    /// A new stream, which the allocator knows as `key`. The context is current on this thread from here on.
+    pub(crate) fn new(fixture: &'a Fixture, key: u64) -> Self {
+        const NON_BLOCKING: u32 = 1;
+        type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
+        type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
+        let retain: Retain = entry(fixture, "cuDevicePrimaryCtxRetain");
+        let set: SetCurrent = entry(fixture, "cuCtxSetCurrent");
+        let create: Create = entry(fixture, "cuStreamCreate");
+        let (mut context, mut handle) = (0, 0);
+        // SAFETY: two write one handle each, and one takes one.
+        unsafe {
+            assert_eq!((retain(&raw mut context, 0), set(context)), (0, 0));
+            assert_eq!(create(&raw mut handle, NON_BLOCKING), 0);
+        }
+        let raw = std::ptr::without_provenance_mut(handle);
+        // SAFETY: live; what is asked of it once it is destroyed is what the test is about.
+        let stream = unsafe { fixture.device().foreign_stream(raw) }.unwrap();
+        fixture.allocator.register_stream(key, stream.clone()).unwrap();
+        Self { fixture, handle, stream }
+    }
+
+    /// The driver does not know it any more.
+    pub(crate) fn destroy(&self) {
+        let destroy: unsafe extern "C" fn(usize) -> i32 = entry(self.fixture, "cuStreamDestroy_v2");
+        // SAFETY: it takes one handle.
+        assert_eq!(unsafe { destroy(self.handle) }, 0);
+    }
+}
+
+type SetCurrent = unsafe extern "C" fn(usize) -> i32;
+
+impl Drop for Foreign<'_> {
+    fn drop(&mut self) {
+        let set: SetCurrent = entry(self.fixture, "cuCtxSetCurrent");
+        let release: unsafe extern "C" fn(i32) -> i32 =
+            entry(self.fixture, "cuDevicePrimaryCtxRelease_v2");
+        // SAFETY: what `new` did is undone.
+        unsafe { (set(0), release(0)) };
+    }
+}
+
+/// An entry point of the driver; every use here names its type.
+fn entry<F: Copy>(fixture: &Fixture, name: &str) -> F {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+    // SAFETY: a function pointer, of the type that the caller names.
+    unsafe { std::mem::transmute_copy(&fixture.turn.standin.symbol(name)) }
 }
 
 impl Drop for Side<'_> {

@@ -8,7 +8,7 @@ use dormouse_alloc::Request;
 use dormouse_kernels::DType;
 
 use super::bench::both::{Fixture, Plan};
-use super::bench::side::{Read, Side};
+use super::bench::side::{Foreign, Read, Side};
 use super::both::trainer::{LABEL, LAYER_BYTES, LAYERS, Trainer, free_whole, tensor};
 use crate::config::ResidencyPolicy;
 use crate::engine::tests::{A_WHILE, Held, MIB, cause, soon};
@@ -309,6 +309,26 @@ fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
         fixture.engine.free(address, 0).unwrap();
     }
     fixture.drain();
+}
+
+#[test]
+fn a_destroyed_stream_keeps_awake_only_what_it_used() {
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
+    let user = Foreign::new(&fixture, 7);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    fixture.allocator.record_stream(trainer.saved[0][0].0, 7).unwrap();
+    user.destroy();
+    (1..LAYERS).for_each(|layer| trainer.forward(layer));
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    trainer.settle();
+    let used = fixture.engine.region_at(trainer.saved[0][0].0).unwrap();
+    for id in (0..LAYERS).flat_map(|layer| trainer.ids(layer)) {
+        assert_eq!(fixture.state(id).is_asleep(), id != used, "{id}");
+    }
+    let report = trainer.backward_all_and_end();
+    assert!(report.declined.iter().any(|it| it.contains("destroyed")), "{report:?}");
 }
 
 /// A sleep waits until the trainer's stream is that far. One that is called off before is not forgotten.
