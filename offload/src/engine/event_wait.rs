@@ -28,18 +28,27 @@ impl<D: Device> Engine<D> {
         after: &[D::Event],
     ) -> Result<Option<EventWait<D>>, OffloadError> {
         static TICKETS: AtomicU64 = AtomicU64::new(1);
-        let mut events = Vec::new();
-        for event in after {
-            if !self.device.query(event)? {
-                events.push(event.clone());
-            }
-        }
+        let events = self.unended(after)?;
         if events.is_empty() {
             return Ok(None);
         }
         // Relaxed: only uniqueness matters.
         let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);
         Ok(Some(EventWait { ticket, events }))
+    }
+
+    /// Returns the events that have not completed.
+    ///
+    /// # Errors
+    /// `Device` with a refusal for an event that a capture took: no stream of ours may wait for it.
+    pub(crate) fn unended(&self, events: &[D::Event]) -> Result<Vec<D::Event>, OffloadError> {
+        let mut unended = Vec::new();
+        for event in events {
+            if !self.device.query(event)? {
+                unended.push(event.clone());
+            }
+        }
+        Ok(unended)
     }
 
     /// Moves the regions on when the events have completed.

@@ -353,13 +353,21 @@ impl<D: Device> Engine<D> {
     }
 
     /// Makes our copies wait for the work queued on `stream`.
+    ///
+    /// # Errors
+    /// `Device` with a refusal if the stream is being captured. Another thread may begin that between the question and
+    /// the record: a wait for an event of the capture would draw our stream, which all copies share, into it.
     pub(super) fn order_behind(
         &self,
         way: CopyStream,
         stream: &D::Stream,
     ) -> Result<(), OffloadError> {
         let reached = self.device.record(stream)?;
-        Ok(self.device.wait(&self.stream(way)?, &reached)?)
+        // Refused for an event of a capture. One that was recorded before a capture is none of its.
+        if !self.device.query(&reached)? {
+            self.device.wait(&self.stream(way)?, &reached)?;
+        }
+        Ok(())
     }
 
     /// Copies and waits. After `Broken` neither end of the copy may be reused.

@@ -173,7 +173,7 @@ impl<D: Device> Prefix<D> {
         Ok(())
     }
 
-    /// Returns the end of the uses of regions, behind what `stream` has queued.
+    /// Returns the end of the uses of regions, behind what `stream` has queued: the events that have not completed.
     fn uses_end(
         &self,
         ids: &[RegionId],
@@ -182,6 +182,8 @@ impl<D: Device> Prefix<D> {
         let reached = self.engine.allocator().device().record(stream)?;
         let mut uses = self.engine.uses_end(ids)?;
         uses.events.push(reached);
+        // Before reclaim may have them: a capture may have begun since the record.
+        uses.events = self.engine.unended(&uses.events)?;
         Ok(uses)
     }
 

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cudarc::driver::sys::{CUstreamCaptureMode_enum as Mode, CUstreamCaptureStatus_enum as Status};
 
@@ -22,6 +22,25 @@ thread_local! {
     static MODE: Cell<c_uint> = const { Cell::new(GLOBAL) };
     /// This thread's number, or zero before it is asked for.
     static THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Handle of the stream whose capture begins at its next `cuEventRecord`; 0 for none.
+static BEGINS_AT_RECORD: AtomicUsize = AtomicUsize::new(0);
+
+/// The capture of `stream` begins at its next `cuEventRecord`, as if another thread had been faster. 0 takes that back.
+pub(crate) fn begin_at_record(stream: usize) {
+    BEGINS_AT_RECORD.store(stream, Ordering::SeqCst);
+}
+
+/// Begins the capture that was to begin at this record.
+pub(crate) fn note_record(driver: &Driver, stream: &Stream) -> Result<(), Code> {
+    let order = (Ordering::SeqCst, Ordering::SeqCst);
+    if stream.is_legacy()
+        || BEGINS_AT_RECORD.compare_exchange(stream.handle, 0, order.0, order.1).is_err()
+    {
+        return Ok(());
+    }
+    begin(driver, stream, RELAXED)
 }
 
 /// Captures that were begun and not ended, by id.
@@ -237,29 +256,35 @@ entry! { Context, fn cuStreamGetCaptureInfo_v2(
 entry! { Context, fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) {
     check_mode(mode)?;
     let driver = driver()?;
-    let stream = driver.streams.find(stream)?;
+    begin(driver, &*driver.streams.find(stream)?, mode)
+}}
+
+fn begin(driver: &Driver, stream: &Stream, mode: c_uint) -> Result<(), Code> {
     if stream.is_legacy() {
         return Err(Code::CAPTURE_UNSUPPORTED);
     }
     let mut captures = lock(&driver.captures);
-    if captures.of(&stream).is_some() {
+    if captures.of(stream).is_some() {
         return Err(Code::ILLEGAL_STATE);
     }
     captures.last_id += 1;
     let id = captures.last_id;
     // What the origin was given is joined by being the origin's.
     let origin = Member { is_blocking: stream.is_blocking(), given: 0, joined: u64::MAX };
-    captures.active.insert(id, Capture {
-        origin: stream.handle,
-        mode,
-        thread: this_thread(),
-        is_invalid: false,
-        graph: new_name(),
-        works: Vec::new(),
-        members: BTreeMap::from([(stream.handle, origin)]),
-    });
+    captures.active.insert(
+        id,
+        Capture {
+            origin: stream.handle,
+            mode,
+            thread: this_thread(),
+            is_invalid: false,
+            graph: new_name(),
+            works: Vec::new(),
+            members: BTreeMap::from([(stream.handle, origin)]),
+        },
+    );
     Ok(())
-}}
+}
 
 entry! { Context, fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
     graph.put(0)?;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::code::Code;
-use crate::{context, cost, faults, hold, modules, runs, state};
+use crate::{capture, context, cost, faults, hold, modules, runs, state};
 
 /// The string at `text`, or none that names anything.
 ///
@@ -70,6 +70,12 @@ pub unsafe extern "C" fn standin_launches(kernel: *const c_char) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_hold_events(hold: c_int) {
     if hold == 0 { hold::end() } else { hold::begin() }
+}
+
+/// A capture of `stream` begins at its next `cuEventRecord`, in the relaxed mode. 0 takes that back.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_capture_at_record(stream: usize) {
+    capture::begin_at_record(stream);
 }
 
 /// What one `cuMemUnmap` does with several mappings side by side from now on: 0 unmaps them all, 1 is

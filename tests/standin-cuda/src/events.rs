@@ -176,7 +176,9 @@ entry! { Context, fn cuEventDestroy_v2(event: usize) {
 
 entry! { Context, fn cuEventRecord(event: usize, stream: usize) {
     let driver = driver()?;
-    record(driver, &*find(driver, event)?, &*driver.streams.find(stream)?, 0)
+    let stream = driver.streams.find(stream)?;
+    capture::note_record(driver, &stream)?;
+    record(driver, &*find(driver, event)?, &stream, 0)
 }}
 
 entry! { Context, fn cuEventRecordWithFlags(event: usize, stream: usize, flags: c_uint) {

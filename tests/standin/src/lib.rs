@@ -117,6 +117,7 @@ doors! {
     calls_total = "standin_calls_total"() -> u64;
     launches = "standin_launches"(*const c_char) -> u64;
     hold_events = "standin_hold_events"(c_int);
+    capture_at_record = "standin_capture_at_record"(usize);
     unmap_runs = "standin_unmap_runs"(c_int) -> c_int;
     clock_ns = "standin_clock_ns"() -> u64;
     set_clock_ns = "standin_set_clock_ns"(u64);
@@ -245,6 +246,12 @@ impl Standin {
         unsafe { (self.doors.hold_events)(c_int::from(hold)) };
     }
 
+    /// A capture of `stream`, a handle, begins at its next `cuEventRecord`, as if another thread had been faster.
+    pub fn capture_at_record(&self, stream: usize) {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.capture_at_record)(stream) };
+    }
+
     /// What one `cuMemUnmap` does with several mappings side by side from now on.
     pub fn unmap_runs(&self, way: UnmapRuns) {
         // SAFETY: any time, from any thread.
@@ -317,6 +324,7 @@ impl Drop for Exclusive {
     fn drop(&mut self) {
         self.standin.heal();
         self.standin.hold_events(false);
+        self.standin.capture_at_record(0);
         self.standin.unmap_runs(UnmapRuns::Whole);
         self.standin.set_kernels_end_ns(0);
         self.standin.recover();

@@ -7,7 +7,7 @@ use dormouse_device::{Device, DeviceError, Operation};
 use super::arrivals::{put_to_sleep, wake_late};
 use super::both::{Fixture, Plan};
 use super::side::Foreign;
-use crate::engine::tests::{Held, KIB, MIB, PATIENCE, cause, holds, soon};
+use crate::engine::tests::{Held, KIB, MIB, PATIENCE, cause, fill, holds, soon};
 use crate::engine::transfers::CopyStream;
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
@@ -330,6 +330,42 @@ fn a_sleep_whose_events_cannot_be_waited_for_does_not_begin() {
         drop(side);
         fixture.assert_empty();
     }
+}
+
+/// Another thread begins to capture the caller's stream while a stash orders its copy behind it: the copies' own
+/// stream, which wakes share, stays out of that.
+#[test]
+fn a_capture_that_begins_at_the_record_takes_no_stream_of_ours() {
+    let fixture = Plan::default().build();
+    let caller = Foreign::new(&fixture, 7);
+    let address = fixture.allocate(MIB, 1);
+    let (id, asleep_at) = fixture.region(MIB, 2);
+    put_to_sleep(&fixture, &[id], Tier::Host);
+    // SAFETY: a live, awake block of the test's own, here and below.
+    let put = |key| unsafe { fixture.engine.stash_put(address, MIB, key, &caller.stream) };
+    // SAFETY: as above.
+    let get = |stash| unsafe { fixture.engine.stash_get(stash, address, &caller.stream) };
+    let stash = put(1).unwrap();
+    for takes_out in [true, false] {
+        fixture.turn.standin.capture_at_record(caller.handle);
+        let refused = if takes_out { put(2).map(drop) } else { get(stash).map(drop) };
+        const CAPTURED_EVENT: i32 = 907;
+        let is_captured = |error: &OffloadError| {
+            matches!(error, OffloadError::Device(DeviceError::Refused { code: CAPTURED_EVENT, .. }))
+        };
+        assert!(refused.as_ref().is_err_and(is_captured), "{refused:?}");
+        caller.end_capture();
+    }
+    fixture.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(asleep_at, MIB, 2));
+    let again = put(2).unwrap();
+    fill(address, MIB, 3);
+    assert_eq!(get(again).unwrap(), MIB as u64);
+    assert!(holds(address, MIB, 1));
+    [stash, again].into_iter().for_each(|stash| fixture.engine.stash_drop(stash).unwrap());
+    [address, asleep_at].into_iter().for_each(|it| fixture.engine.free(it, 0).unwrap());
+    fixture.assert_empty();
+    caller.destroy();
 }
 
 /// The end of what a destroyed stream did is unknown: what it used stays awake, and no more.

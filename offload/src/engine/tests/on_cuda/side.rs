@@ -108,7 +108,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// A stream that the trainer made itself: it may be destroyed.
+/// A stream that the trainer made itself: it may be destroyed, or captured into a graph.
 pub(crate) struct Foreign<'a> {
     fixture: &'a Fixture,
     pub(crate) handle: usize,
@@ -142,6 +142,14 @@ impl<'a> Foreign<'a> {
         let destroy: unsafe extern "C" fn(usize) -> i32 = entry(self.fixture, "cuStreamDestroy_v2");
         // SAFETY: it takes one handle.
         assert_eq!(unsafe { destroy(self.handle) }, 0);
+    }
+
+    /// Ends its capture, which is whole: nothing of ours is in it.
+    pub(crate) fn end_capture(&self) {
+        type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
+        let (end, mut graph): (End, usize) = (entry(self.fixture, "cuStreamEndCapture"), 0);
+        // SAFETY: it takes one handle and writes one.
+        assert_eq!(unsafe { end(self.handle, &raw mut graph) }, 0, "the capture broke");
     }
 }
 

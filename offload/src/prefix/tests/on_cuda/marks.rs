@@ -311,6 +311,31 @@ fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
     fixture.drain();
 }
 
+/// A stream that used a layer is captured by another thread just when a mark asks where it is.
+#[test]
+fn a_capture_that_begins_at_a_mark_postpones_the_sleep_to_the_next_one() {
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
+    let user = Foreign::new(&fixture, 7);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    fixture.allocator.record_stream(trainer.saved[0][0].0, 7).unwrap();
+    fixture.turn.standin.capture_at_record(user.handle);
+    trainer.forward(1);
+    trainer.settle();
+    assert_eq!(trainer.states(0), [RegionState::Awake; 3]);
+    let ids = trainer.ids(0);
+    assert!(fixture.engine.uses(&ids).is_empty(), "reclaim has no event to wait for");
+    user.end_capture();
+    (2..LAYERS).for_each(|layer| trainer.forward(layer));
+    trainer.settle();
+    assert!((0..2).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    let report = trainer.backward_all_and_end();
+    assert!(report.declined.iter().any(|it| it.contains("CAPTURED_EVENT")), "{report:?}");
+    user.destroy();
+}
+
 #[test]
 fn a_destroyed_stream_keeps_awake_only_what_it_used() {
     let fixture = Plan::default().build();
