@@ -7,7 +7,8 @@
 //!
 //! One capture at a time runs on a GPU: with two, the owner of a request is unknown. Some versions of
 //! PyTorch do not announce the end of a failed capture. It counts as ended when no stream is captured
-//! any more. Its pool is kept: PyTorch may release it later, and must not release that of other graphs.
+//! any more. The stream of a capture without a request is unknown: such a capture counts as ended only for the thread
+//! that began it, which begins no other one meanwhile. The pool of a failed capture is kept: PyTorch may release it later, and must not release that of other graphs.
 //!
 //! - **G1** A request served from an arena queried the driver after the begin of the capture.
 //! - **G2** A refused or unannounced capture gets no memory: its graph would silently use memory of
@@ -15,6 +16,8 @@
 
 #[cfg(test)]
 mod tests;
+
+use std::thread::{self, ThreadId};
 
 use dormouse_alloc::ArenaId;
 use dormouse_device::sync::Mutex;
@@ -46,6 +49,10 @@ struct Graphs {
     pools: Vec<Pool>,
     /// Pool of the open capture.
     open: Option<Pool>,
+    /// Thread that began it.
+    opener: Option<ThreadId>,
+    /// A captured stream has requested memory of it: the heap knows the stream.
+    is_stream_known: bool,
     /// Number of refused captures that have not ended.
     refused: u32,
 }
@@ -56,14 +63,17 @@ pub(super) fn arena_for(heap: &Heap, stream: &AnyStream) -> Result<Option<ArenaI
         return Ok(None);
     }
     let (_, ordinal) = heap.device();
-    GRAPHS[ordinal as usize].lock().arena().map(Some)
+    let mut graphs = GRAPHS[ordinal as usize].lock();
+    let arena = graphs.arena()?;
+    graphs.is_stream_known = true;
+    Ok(Some(arena))
 }
 
 /// `dormouse_torch_begin_pool`.
 pub(crate) fn begin(device: i32, id: PoolId) {
     on_gpu("begin_pool", device, Heap::gpu, |heap, graphs| {
         // PyTorch begins the capture of the stream after this call: a captured one is of another.
-        let is_nested = graphs.open_count() > 0 && heap.sees_capture();
+        let is_nested = graphs.open_count() > 0 && (graphs.is_hidden() || heap.sees_capture());
         graphs.begin(id, is_nested, || Ok(heap.allocator().arena_create_kept()?))?;
         Ok(None)
     });
@@ -116,7 +126,14 @@ fn on_gpu(
 }
 
 impl Graphs {
-    const NONE: Self = Self { pools: Vec::new(), open: None, refused: 0 };
+    const NONE: Self =
+        Self { pools: Vec::new(), open: None, opener: None, is_stream_known: false, refused: 0 };
+
+    /// Whether another thread has begun the open capture and its stream is unknown: no query tells that it has ended.
+    fn is_hidden(&self) -> bool {
+        let is_mine = self.opener == Some(thread::current().id());
+        self.open.is_some() && !self.is_stream_known && !is_mine
+    }
 
     fn open_count(&self) -> u32 {
         u32::from(self.open.is_some()).saturating_add(self.refused)
@@ -172,6 +189,7 @@ impl Graphs {
         pool.graphs = pool.graphs.saturating_add(1);
         if !is_nested {
             (self.open, self.refused) = (Some(*pool), 0);
+            (self.opener, self.is_stream_known) = (Some(thread::current().id()), false);
             return Ok(());
         }
         let other = self

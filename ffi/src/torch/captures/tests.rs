@@ -309,6 +309,61 @@ fn a_failed_capture_ends_when_the_next_begins() {
     }
 }
 
+/// The heap does not know the first stream: no query tells whether it is captured.
+#[test]
+fn a_second_capture_is_refused_before_the_first_has_requested_anything() {
+    let bench = Bench::new(true);
+    bench.begin(0, Some(id(17)));
+    on_another_thread(&bench, || {
+        bench.begin(1, Some(id(18)));
+        for stream in [0, 1] {
+            let refused = bench.captured(stream, PAGE_BYTES).unwrap_err().text;
+            assert!(refused.contains("2 captures run on one GPU"), "{refused}");
+        }
+        bench.end(1, Some(id(18)));
+    });
+    let served = bench.captured(0, PAGE_BYTES).unwrap();
+    free(served, bench.streams[0]);
+    bench.end(0, Some(id(17)));
+    release(GPU, id(17));
+    release(GPU, id(18));
+    empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+/// A capture that has failed, and whose end was not announced, holds up no other one: a query tells that it has ended,
+/// or the thread that began it begins again.
+#[test]
+fn a_failed_capture_holds_up_no_other_one() {
+    let bench = Bench::new(true);
+    bench.begin(0, Some(id(19)));
+    free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
+    bench.end(0, None);
+    on_another_thread(&bench, || {
+        bench.begin(0, Some(id(20)));
+        free(bench.captured(0, PAGE_BYTES).unwrap(), bench.streams[0]);
+        bench.end(0, Some(id(20)));
+    });
+    bench.begin(1, Some(id(19)));
+    bench.end(1, None);
+    bench.begin(1, Some(id(20)));
+    free(bench.captured(1, PAGE_BYTES).unwrap(), bench.streams[1]);
+    bench.end(1, Some(id(20)));
+    [19, 19, 20, 20].into_iter().for_each(|of| release(GPU, id(of)));
+    empty_cache();
+    assert_eq!((arenas(), mapped_bytes()), (0, 0));
+}
+
+fn on_another_thread(bench: &Bench, work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            bench.make_current();
+            work();
+        });
+        made.join().unwrap();
+    });
+}
+
 #[test]
 fn an_end_or_release_without_a_begin_is_refused() {
     let bench = Bench::new(true);
