@@ -262,6 +262,19 @@ def test_sleeping_and_waking_twice_changes_nothing():
     assert copies["device_to_host"]["bytes"] == copies["host_to_device"]["bytes"] == UNIT
 
 
+@alone()
+def test_a_sleep_right_after_a_wake_has_the_host_memory_of_the_one_before():
+    runtime = dormouse.install(host_budget_bytes=12 * UNIT).runtime
+    tag = runtime.tag("weights")
+    with tag.collect():
+        weight = data_of(8 * UNIT, 0).cuda()
+    for _ in range(5):
+        assert tag.sleep("host") is None
+        tag.wake()
+    assert runtime.stats()["tiers"]["host"]["peak_bytes"] == 8 * UNIT
+    assert holds(weight, 0)
+
+
 @alone(**TOTAL)
 def test_others_use_the_memory_of_what_sleeps():
     runtime = dormouse.install().runtime

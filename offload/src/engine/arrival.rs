@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{Device, DeviceError};
 
-use super::Engine;
 use super::transfers::{CopyStream, is_indeterminate};
+use super::{Engine, RegionData};
 use crate::error::OffloadError;
 use crate::ids::RegionId;
+use crate::table::Regions;
+use dormouse_residency::region::RegionState;
 
 /// The copy that fills an awake region.
 #[derive(Clone, Debug)]
@@ -127,17 +129,37 @@ impl<D: Device> Engine<D> {
         load_bytes: Option<u64>,
     ) {
         match self.arrival(id) {
-            Some(arrival) => self.once_over(arrival.event, move |engine| {
-                engine.give(buffer);
-                engine.end_load(load_bytes);
-                // The place may admit a queued sleep, or start a load.
-                engine.pump_in_background();
-            }),
+            Some(arrival) => {
+                self.count_hosts_in_use(id, |count| count + 1);
+                self.once_over(arrival.event, move |engine| {
+                    engine.give(buffer);
+                    engine.end_load(load_bytes);
+                    engine.count_hosts_in_use(id, |count| count - 1);
+                    engine.table.notify();
+                    // The place may admit a queued sleep, or start a load.
+                    engine.pump_in_background();
+                });
+            }
             None => {
                 self.give(buffer);
                 self.end_load(load_bytes);
             }
         }
+    }
+
+    fn count_hosts_in_use(&self, id: RegionId, next: impl FnOnce(u32) -> u32) {
+        self.table.with(id, |entry| entry.data.hosts_in_use = next(entry.data.hosts_in_use));
+    }
+
+    /// Blocks until the host copies of awake regions are given back. Their owner may have freed some.
+    pub(super) fn wait_for_hosts(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
+        let is_given = |inner: &mut Regions<RegionData<D>>, id| {
+            inner.get(id).is_none_or(|entry| {
+                entry.region.state == RegionState::Gone || entry.data.hosts_in_use == 0
+            })
+        };
+        self.table.wait_for(|inner| ids.iter().all(|&id| is_given(inner, id)).then_some(()))?;
+        Ok(())
     }
 
     /// Finishes a region that its owner freed: now, or when the copy into it is over if no stream of the

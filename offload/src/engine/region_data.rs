@@ -41,6 +41,8 @@ pub(crate) struct RegionData<D: Device> {
     /// Shared with the threads that read it.
     pub(crate) extent: Option<Arc<Extent>>,
     pub(crate) host: Option<PinnedBuffer>,
+    /// Number of its host copies that are given back once the copy in that reads them is over.
+    pub(crate) hosts_in_use: u32,
     /// On its way to the file it passes through host memory outside the host tier's budget.
     pub(crate) is_bounced: bool,
     /// Bytes of its host copy, if they count as a load's.
@@ -101,6 +103,7 @@ impl<D: Device> RegionData<D> {
             uses: Vec::new(),
             extent: None,
             host: None,
+            hosts_in_use: 0,
             is_bounced: false,
             load_bytes: None,
             reservation: PageReservation::None,

@@ -228,12 +228,16 @@ impl<D: Device> Engine<D> {
         Ok(outcome)
     }
 
-    /// Wakes the tag's memory and blocks until its bytes are there.
+    /// Wakes the tag's memory and blocks until its bytes are there, and the host memory that had them is free for
+    /// the next sleep.
     ///
     /// # Errors
     /// `Stale`; as [`Engine::wait_awake`].
     pub fn tag_wait(&self, tag: TagId) -> Result<Waited, OffloadError> {
-        self.wait_awake(&self.tag_regions(tag)?)
+        let regions = self.tag_regions(tag)?;
+        let waited = self.wait_awake(&regions)?;
+        self.wait_for_hosts(&regions)?;
+        Ok(waited)
     }
 
     /// Returns the tag's regions that still exist.

@@ -37,6 +37,30 @@ fn a_tag_sleeps_and_wakes_as_one() {
     fixture.assert_empty();
 }
 
+/// On a GPU a thread hears late that no copy reads the host memory any more.
+#[test]
+fn a_wake_gives_back_the_host_memory_that_the_next_sleep_takes() {
+    let mut plan = Plan::default();
+    plan.config.host_bytes_max = 12 << 20;
+    let fixture = plan.build();
+    let engine = &fixture.engine;
+    let tag = engine.tag_create("weights", true).unwrap();
+    let address = fixture.allocate(8 * MIB, 1);
+    let id = engine.tag_add(tag, address).unwrap();
+    for _ in 0..10 {
+        let outcome = engine.tag_sleep(tag, Tier::Host, &[]).unwrap();
+        assert!(outcome.declined.is_none(), "{outcome:?}");
+        engine.wait_settled(&[id]).unwrap();
+        assert_eq!(fixture.state(id), RegionState::Host);
+        engine.tag_wait(tag).unwrap();
+        assert_eq!(fixture.host_used(), 0);
+    }
+    assert!(holds(address, 8 * MIB, 1));
+    engine.free(address, 0).unwrap();
+    engine.tag_destroy(tag).unwrap();
+    fixture.assert_empty();
+}
+
 #[test]
 fn without_backup_bytes_are_dropped_and_come_back_zero() {
     let fixture = Plan { file_bytes: 4096, ..Plan::default() }.build();
