@@ -115,11 +115,16 @@ standin: python ## a GPU for tests where there is none: driver, CUDA runtime, NV
 	$(PYTHON) tests/standin-cudart/build
 	ln -sf ../release/libstandin_cuda.so target/standin/libcuda.so.1
 
+PYTEST_GPU = PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
+	LD_LIBRARY_PATH=$(CURDIR)/target/standin $(PYTHON) -m pytest -q python/tests_gpu
+
+# ALL=1: again while the host is ahead of the GPU, by works that take time and by more of them.
 test-gpu: test-lib python ## real PyTorch, and dormouse in it, on the stand-in GPU
 	$(PYTHON) tests/standin-cudart/build
 	ln -sf ../debug/libstandin_cuda.so target/standin/libcuda.so.1
-	PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(CURDIR)/target/standin/libcudart.so.13 \
-		LD_LIBRARY_PATH=$(CURDIR)/target/standin $(PYTHON) -m pytest -q python/tests_gpu
+	$(PYTEST_GPU)
+	$(if $(ALL),STANDIN_CUDA_RUN_AHEAD=1 STANDIN_CUDA_WORK_NS=20000 $(PYTEST_GPU))
+	$(if $(ALL),STANDIN_CUDA_RUN_AHEAD=4 $(PYTEST_GPU))
 
 OLDEST := $(CURDIR)/target/oldest
 ON_OLDEST = PYTHONPATH=python DORMOUSE_LIB=$(TEST_LIBS)/libdormouse.so LD_PRELOAD=$(OLDEST)/libcudart.so.13 LD_LIBRARY_PATH=$(OLDEST)
