@@ -13,6 +13,7 @@ import weakref
 import numpy
 import pytest
 import torch
+import transformers.models.llama.modeling_llama as llama
 from altered_models import HIDDEN, NOT_EXACT, WIDE, mlp, number, wrap
 from models import distance, group, loss_fn, take_gradients, tiny
 from test_altered_models import FP64_BOUND, dense_backward, error, hold, long_enough, small_model
@@ -75,6 +76,36 @@ def object_of_settings(model):
     wrap(mlp(model), lambda out, x: mixed(out, settings.weight))
     yield NOT_EXACT
     settings.weight = MIX
+
+
+class Mixing:
+    """A callable of the trainer's own."""
+
+    def __init__(self):
+        self.weight = 0.0
+
+    def __call__(self, x):
+        return mixed(functional.silu(x), self.weight)
+
+
+def number_of_a_callable(model):
+    act = Mixing()
+    del mlp(model).act_fn
+    mlp(model).act_fn = act
+    yield NOT_EXACT
+    act.weight = MIX
+
+
+def variable_of_a_property(model):
+    weight = 0.0
+    own = property(lambda self: lambda x: mixed(functional.silu(x), weight))
+    llama.LlamaMLP.act_fn = own
+    try:
+        yield NOT_EXACT
+        weight = MIX
+        yield
+    finally:
+        del llama.LlamaMLP.act_fn
 
 
 def entry_of_a_nested_list(model):
@@ -197,6 +228,7 @@ def adapters_added_disabled_merged(model):
 
 EVENTS = [
     *(closure_variable, entry_of_a_dict_in_a_closure, global_variable, namespace_of_settings),
+    *(number_of_a_callable, variable_of_a_property),
     *(object_of_settings, entry_of_a_nested_list, attribute_of_the_config, hook_added_then_removed),
     *(dropout_turned_on_and_off, trainability, trainability_turned_on_by_a_hook),
     *(implementation_of_attention, widened_weights, replaced_weights, weights_tied_and_untied),

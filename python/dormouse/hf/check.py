@@ -28,26 +28,23 @@ import functools
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import NamedTuple
 
 import numpy
 import torch
-from torch.nn.modules import module as torch_module
 
 from . import checkpointing, dropout, outputs, routing, sharding, short_windows, support
 from .compiled_layers import EAGER
 from .miniature import PROMPT_TOKENS, Miniature
-from .mixers import Route, route_of, way_of
+from .mixers import way_of
 from .outputs import Losses, Output
 from .sharding import ReplicatedWeights
-from .sources import GLOBAL_HOOKS, interfaces_of
 from .support import UnsupportedModelError, Way
 from .trial import Trial
+from .unknown_code import unknown_code
 
 # Relative distances that rounding explains. Correct models of 30 layers are at 1e-5 in FP32. Many
 # modules of transformers compute in FP32 inside an FP64 model.
@@ -64,13 +61,6 @@ FLOORS = 8
 FLOOR_MAX = 1e-2
 FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
-
-KNOWN_PACKAGES = frozenset({"torch", "transformers", "peft", "megatron", "dormouse"})
-# Where base classes, and functions in a model's file, may come from.
-FUNCTION_PACKAGES = KNOWN_PACKAGES | sys.stdlib_module_names | {"accelerate"}
-# Of configurations: the keys of transformers' tables of functions.
-IMPLEMENTATIONS = ("_attn_implementation", "_experts_implementation")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Step = Callable[[Miniature, Losses], None]
 """Runs a shared step of a miniature with these losses."""
@@ -370,61 +360,6 @@ def _enough(miniature: Miniature) -> int:
     """Orders miniatures: the shortest whose prompt is no special case comes first."""
     is_special = miniature.prompt_tokens < PROMPT_TOKENS
     return miniature.longest_tokens + (is_special << 32)
-
-
-def unknown_code(view: support.ModelView) -> str | None:
-    """Names code in the model whose behaviour at other lengths is not known, or None: it does not
-    come from torch, transformers or peft, or it is attention that masks scores by itself."""
-    if route_of(view) is Route.CACHE:
-        return "attention outside transformers' AttentionInterface"
-    kinds: dict[type, None] = {}
-    for kind in GLOBAL_HOOKS:
-        for hook in getattr(torch_module, kind).values():
-            if _package(getattr(hook, "__func__", hook)) not in KNOWN_PACKAGES:
-                return "a hook on every module"
-    for name, module in view.model.named_modules():
-        if "forward" in module.__dict__ and not _is_compiled_own(module):
-            return f"a patched forward of {name or 'the model'!r}"
-        for kind in HOOKS:
-            for hook in getattr(module, kind).values():
-                if _package(getattr(hook, "__func__", hook)) not in KNOWN_PACKAGES:
-                    return f"a hook on {name or 'the model'!r}"
-        kinds |= dict.fromkeys(type(module).__mro__)
-    for kind in kinds:
-        if kind is object:
-            continue
-        if _package(kind) not in FUNCTION_PACKAGES:
-            return f"the class {kind.__module__}.{kind.__qualname__}"
-        functions = list(vars(kind).values())
-        if kind.__module__.startswith("transformers.models."):
-            functions += vars(sys.modules[kind.__module__]).values()
-        for function in functions:
-            if isinstance(function, FunctionType) and _package(function) not in FUNCTION_PACKAGES:
-                return f"the function {function.__module__}.{function.__qualname__}"
-    implementations = [getattr(view.config, name, None) for name in IMPLEMENTATIONS]
-    for interface in interfaces_of(view.model):
-        for implementation in implementations:
-            function = interface.get(implementation)
-            if function is not None and _package(function) not in KNOWN_PACKAGES:
-                return f"the function {implementation!r} of {type(interface).__name__}"
-    return None
-
-
-def _is_compiled_own(module: torch.nn.Module) -> bool:
-    """Returns whether torch.compile set the forward of ``module``, from that of its class or from
-    the module that it wraps."""
-    compiled = getattr(module.__dict__["forward"], "_torchdynamo_orig_callable", None)
-    own = getattr(compiled, "__self__", None), getattr(compiled, "__func__", None)
-    wrapped = module._modules.get("_orig_mod")
-    if own == (wrapped, type(wrapped).__call__):
-        return True
-    return own == (module, type(module).forward)
-
-
-def _package(code) -> str:
-    while isinstance(code, functools.partial):
-        code = code.func
-    return (getattr(code, "__module__", None) or type(code).__module__).partition(".")[0]
 
 
 def _compared(got: _Run, wanted: _Run, trial: Trial) -> _Compared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import NamedTuple
 
@@ -32,6 +32,17 @@ GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+
+# Of objects that run other code: where they hold it, the code last.
+_CODE_IN = {
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    MethodType: ("__self__", "__func__"),
+    property: ("fset", "fdel", "fget"),
+    functools.cached_property: ("func",),
+    functools.partial: ("keywords", "args", "func"),
+    functools.partialmethod: ("keywords", "args", "func"),
+}
 
 # Containers in containers are followed to this depth.
 DEPTH_MAX = 6
@@ -125,9 +136,9 @@ def sources_of(model: torch.nn.Module) -> Iterator[Source]:
         if kind in (object, torch.nn.Module):
             continue
         yield Source(kind.__name__, kind.__dict__)
-        for function in list(kind.__dict__.values()):
-            if isinstance(function, FunctionType):
-                yield from _inside(f"{kind.__name__}.{function.__name__}", function, followed)
+        for attribute, value in list(kind.__dict__.items()):
+            if isinstance(value, FunctionType) or code_in(value) is not None:
+                yield from _inside(f"{kind.__name__}.{attribute}", value, followed)
         file = sys.modules.get(kind.__module__)
         if file is not None and not kind.__module__.startswith("torch."):
             files[kind.__module__] = file
@@ -138,11 +149,10 @@ def sources_of(model: torch.nn.Module) -> Iterator[Source]:
             mappings[id(mapping)] = type(interface).__name__, mapping
     for name, mapping in mappings.values():
         yield Source(name, mapping)
-        for function in list(mapping.values()):
+        functions = list(mapping.values())
+        for function in functions:
             yield from _inside(name, function, followed)
-            file = sys.modules.get(getattr(function, "__module__", None))
-            if file is not None:
-                files[file.__name__] = file
+        files |= {file.__name__: file for file in files_of_functions(functions)}
     for name, file in files.items():
         names = tuple(key for key, value in file.__dict__.items() if _is_compared(value))
         yield Source(name, file.__dict__, names)
@@ -163,15 +173,35 @@ def interfaces_of(model: torch.nn.Module) -> Iterator[GeneralInterface]:
                 yield value
 
 
+def files_of_functions(functions: Iterable[Callable]) -> list[ModuleType]:
+    """Returns the files of functions, and those of transformers' functions that they import."""
+    names: dict[str | None, None] = {}
+    for function in functions:
+        names[getattr(function, "__module__", None)] = None
+        if isinstance(function, FunctionType):
+            used = map(function.__globals__.get, function.__code__.co_names)
+            of_used = (each.__module__ for each in used if isinstance(each, FunctionType))
+            names |= {name: None for name in of_used if name and name.startswith("transformers.")}
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
 def _is_compared(value) -> bool:
     return callable(value) or isinstance(value, GeneralInterface)
+
+
+def code_in(value) -> list | None:
+    """Returns what an object that runs other code holds of it, the code last; None for others."""
+    kind = next((kind for kind in type(value).__mro__ if kind in _CODE_IN), None)
+    return None if kind is None else [getattr(value, field) for field in _CODE_IN[kind]]
 
 
 def _settings(name: str, value) -> Iterator[Source]:
     """Yields the numbers and texts of an object of the trainer's own that a module holds."""
     package = type(value).__module__.partition(".")[0]
     attributes = getattr(value, "__dict__", None)
-    if package in _FIXED_PACKAGES or type(attributes) is not dict or callable(value):
+    if package in _FIXED_PACKAGES or type(attributes) is not dict:
+        return
+    if isinstance(value, (FunctionType, type)) or code_in(value) is not None:
         return
     kinds = (int, float, str, type(None))
     keys = tuple(key for key, each in attributes.items() if isinstance(each, kinds))
@@ -193,10 +223,8 @@ def _inside(name: str, value, followed: set[int], depth: int = 0) -> Iterator[So
     ):
         if hasattr(value, "__dict__"):
             inner.append(vars(value))
-    elif isinstance(value, functools.partial):
-        inner += [value.func, value.args, value.keywords]
-    elif isinstance(value, MethodType):
-        inner += [value.__func__, value.__self__]
+    elif (held := code_in(value)) is not None:
+        inner += held
     elif isinstance(value, FunctionType):
         if value.__module__ and value.__module__.partition(".")[0] in _FIXED_PACKAGES:
             return
