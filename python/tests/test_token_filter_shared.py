@@ -3,6 +3,7 @@ every layer."""
 
 from __future__ import annotations
 
+import functools
 import gc
 
 import peft
@@ -13,6 +14,7 @@ from model_zoo import in_fp64, zoo_model
 from models import KINDS, distance, take_gradients, tiny
 from test_token_scores import GRAPHS, a_batch, padded
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from dormouse import ArgumentError
 from dormouse.demo import gradcheck
@@ -397,6 +399,35 @@ def test_checkpointed_models_are_refused(runtime):
     kept = some_tokens(ids, keep)
     with pytest.raises(UnsupportedModelError, match="gradient checkpointing"):
         SharedPrefix(model, runtime).score(ids, mask, keep=keep, token_filter=kept)
+
+
+def checkpointed_by_itself(use_reentrant: bool):
+    """A model whose trainer checkpoints its layers."""
+    model = tiny().train()
+    for layer in model.model.layers:
+        inner = layer.forward
+        layer.forward = lambda x, inner=inner, **named: checkpoint(
+            functools.partial(inner, **named), x, use_reentrant=use_reentrant
+        )
+    return model
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_layers_that_a_trainer_checkpoints_without_a_graph_are_refused(graphs, runtime):
+    model, (ids, mask, keep) = checkpointed_by_itself(True), a_batch()
+    kept = some_tokens(ids, keep)
+    with pytest.raises(UnsupportedModelError, match="use_reentrant=True; accepted: .*False"):
+        shared_filtered(SharedPrefix(model, runtime), ids, mask, keep, kept, graphs=graphs)
+    assert not take_gradients(model)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_layers_that_a_trainer_checkpoints_with_a_graph(graphs, runtime):
+    model, plain, batch = checkpointed_by_itself(False), tiny(), a_batch()
+    kept = some_tokens(batch[0], batch[2])
+    shared_filtered(SharedPrefix(model, runtime), *batch, kept, graphs=graphs)
+    dense_filtered(plain, *batch, kept)
+    assert distance(take_gradients(model), take_gradients(plain)) <= FP64_BOUND
 
 
 def test_kept_rows_sleep_until_the_backward(runtime, monkeypatch):

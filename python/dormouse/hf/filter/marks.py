@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 import torch
 
+from ..support import UnsupportedModelError
 from .rows import Layout, Rows
 
 # The key of marks in the metadata of a graph's node. Marks live as long as the graph.
 _KEY = "dormouse.rows"
+
+# The node of a part of a forward that ran without a graph.
+_REENTRANT = "CheckpointFunctionBackward"
 
 HIDDEN = Layout(1, 0)
 """Of what layers read and return, ``[sequences, columns, width]``."""
@@ -88,3 +92,13 @@ def nodes_below(roots) -> set:
                 seen.add(target)
                 todo.append(target)
     return seen
+
+
+def check_inside(nodes) -> None:
+    """Raises :class:`UnsupportedModelError` if one of the nodes of a forward stands for a part of
+    it: dropped rows may have other rows' gradients there."""
+    if any(node.name() == _REENTRANT for node in nodes):
+        raise UnsupportedModelError(
+            "checkpointing with use_reentrant=True; accepted: use_reentrant=False, whose layers "
+            "have a graph before the backward"
+        )

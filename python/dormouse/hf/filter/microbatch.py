@@ -14,7 +14,7 @@ from ..outputs import Output
 from ..score_values import Tensors, Values
 from ..support import ModelView, UnsupportedModelError, Way
 from .graph import FilteredGraph, FilterReport
-from .marks import Edge, Mark, mark_rows
+from .marks import Edge, Mark, check_inside, mark_rows, nodes_below
 from .model import backward_of
 from .rows import Layout, Rows
 
@@ -88,11 +88,15 @@ class FilteredMicrobatch:
     def __init__(
         self, dropped: Dropped, roots: Sequence[torch.Tensor], layout: Layout | None
     ):
-        """``roots``: where the backward begins. ``layout``: of these; None: not by rows."""
+        """``roots``: where the backward begins. ``layout``: of these; None: not by rows.
+
+        Raises :class:`UnsupportedModelError` for layers that have no graph of their own.
+        """
         self.dropped = dropped
         self._roots = [root for root in roots if root.requires_grad]
         self._layout = layout
         edges = [(Edge.of(root), layout) for root in self._roots]
+        check_inside(nodes_below([edge.node for edge, _ in edges]))
         self._graph = FilteredGraph(edges, dropped.rows)
         self._tag: Tag | None = None
         self.report = self._graph.report
@@ -129,9 +133,14 @@ class FilteredLoss:
     """The backward of the losses of a microbatch, without the rows of dropped tokens."""
 
     def __init__(self, total: torch.Tensor, output: Output, dropped: Dropped):
-        """``total``: the losses, of the ``output`` of :func:`.marked_layers`'s context."""
+        """``total``: the losses, of the ``output`` of :func:`.marked_layers`'s context.
+
+        Raises :class:`UnsupportedModelError` for layers that have no graph of their own.
+        """
         self._total, self._rows = total, dropped.rows
         forward = (0, *(self._rows.sequences, self._rows.columns))
+        roots = [tensor for _, tensor in output.tensors() if tensor.requires_grad]
+        check_inside(nodes_below([Edge.of(each).node for each in roots]))
         for _, tensor in output.tensors():
             layout = Layout(0) if len(tensor) == self._rows.total else None
             mark_rows(tensor, Mark(forward, layout, is_end=True))

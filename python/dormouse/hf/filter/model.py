@@ -14,14 +14,11 @@ from .. import deepspeed_engine, tensor_parallel
 from ..support import UnsupportedModelError
 from .choice import check_mask
 from .graph import FilteredGraph, FilterReport
-from .marks import HIDDEN, Edge, Mark, mark_of, mark_rows, nodes_below
+from .marks import HIDDEN, Edge, Mark, check_inside, mark_of, mark_rows, nodes_below
 from .rows import Rows
 
 # Forwards of all contexts have different numbers.
 _numbers = itertools.count()
-
-# The node of a part of a forward that ran without a graph.
-_REENTRANT = "CheckpointFunctionBackward"
 
 
 class TokenFilter:
@@ -263,11 +260,7 @@ def _ends_of(loss: torch.Tensor) -> dict[Edge, Mark]:
         raise ArgumentError(
             "the loss reads tensors inside the model beside its outputs; accepted: outputs alone"
         )
-    if any(node.name() == _REENTRANT for node in inside):
-        raise UnsupportedModelError(
-            "checkpointing with use_reentrant=True; accepted: use_reentrant=False, whose layers "
-            "have a graph before the backward"
-        )
+    check_inside(inside)
     return ends
 
 
