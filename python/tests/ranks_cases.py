@@ -184,6 +184,9 @@ EXCHANGES = {
         ((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), spread="ddp", kind="qwen3_next", **COMMON
     ),
     "scans": Case(((BRANCH,), (OTHER_BRANCH,)), spread="plain", kind="mamba2", **COMMON),
+    "keys that select others": Case(
+        ((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), spread="ddp", kind="deepseek_v32", **COMMON
+    ),
     "two exchanges": Case(
         ((BRANCH,), (OTHER_BRANCH,)), spread="ddp", altered="two steps", **COMMON
     ),

@@ -45,7 +45,7 @@ class ExchangeReport:
     received_tokens: int = 0
     """Prefix tokens that another rank computed."""
     sent_bytes: int = 0
-    """K, V, states and gradients that this rank sent."""
+    """K, V, states, indexers' keys and gradients that this rank sent."""
     prefixes: list[dict] | None = None
     """The runtime's report of each computed prefix, in the order of their backwards."""
 
@@ -66,9 +66,16 @@ class Layout:
             for pair in self.forward.leaves
         ]
 
+    def indexers(self, tokens: int) -> dict[int, torch.Tensor]:
+        """Returns the keys by which layers select others, uninitialised. They have no gradient."""
+        return {
+            index: each.new_empty(each.shape[0], tokens, *each.shape[2:])
+            for index, each in self.forward.indexers.items()
+        }
+
 
 class ReceivedForward(PrefixForward):
-    """A prefix that another rank computes. Its K, V and states have no graph."""
+    """A prefix that another rank computes. What is received of it has no graph."""
 
     def __init__(self, layout: Layout, rows: range):
         like = layout.forward
@@ -79,6 +86,7 @@ class ReceivedForward(PrefixForward):
         self.leaves = layout.boundary(len(rows))
         self.live = self.leaves
         self.states = like.states.empty_like()
+        self.indexers = layout.indexers(len(rows))
         self._gradients = [
             tuple(torch.zeros_like(each, dtype=_wide(each)) for each in pair)
             for pair in self.leaves
@@ -95,10 +103,11 @@ class ReceivedForward(PrefixForward):
 
     def boundary(self) -> list[torch.Tensor]:
         """Returns what is received, in order."""
-        return [*_flat(self.leaves), *(leaf.data for leaf in self.states.leaves())]
+        states = (leaf.data for leaf in self.states.leaves())
+        return [*_flat(self.leaves), *states, *self.indexers.values()]
 
     def gradients(self) -> list[torch.Tensor]:
-        """Returns what is sent back, in the same order."""
+        """Returns what is sent back, in the same order: none of the last, the indexers' keys."""
         return [*_flat(self._gradients), *self.states.gradients()]
 
 
@@ -268,16 +277,12 @@ class Exchange:
         handle.enter(native.Phase.B)
 
     def _send_boundary(self, at: int, node: ExchangedNode) -> None:
-        tensors = self._zeros(node) if self.error else self._boundary(at)
+        tensors = self._zeros(node) if self.error else self._live[at].forward.boundary()
         for tensor in tensors:
             own = tensor.detach().contiguous()
             for rank in node.ranks:
                 if rank != self._rank:
                     self._send(at, own, rank)
-
-    def _boundary(self, at: int) -> list[torch.Tensor]:
-        forward = self._live[at].forward
-        return [*_flat(forward.leaves), *forward.states.leaves()]
 
     def _zeros(self, node: ExchangedNode) -> list[torch.Tensor]:
         forward = ReceivedForward(self._layout, node.rows)

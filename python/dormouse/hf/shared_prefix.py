@@ -203,9 +203,9 @@ class SharedPrefix(ScoredModel):
         group, else to this process alone.
 
         ``exchange``: a prefix that groups or trees of several ranks begin with is computed by one
-        of them, which sends K, V and recurrent states to the others and receives their gradients;
-        the same on all ranks. Prefixes end before the first label. Ranks find them from the token
-        ids before first labels, which they send each other. With a
+        of them, which sends K, V, recurrent states and keys of indexers to the others, and receives
+        gradients of all but the last; the same on all ranks. Prefixes end before the first label.
+        Ranks find them from the token ids before first labels, which they send each other. With a
         :class:`dormouse.schedule.Machine` those are exchanged that the link transfers sooner than a
         rank computes them. Exchanged prefixes stay in memory, or asleep, for the whole step. An
         error in the losses or passes of one rank raises on every rank at the end of the step. Under
