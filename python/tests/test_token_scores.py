@@ -199,14 +199,15 @@ def test_what_no_loss_depends_on_is_not_run_again(runtime):
     (dense(model, ids, mask, keep, 1.0)[0] * weights).sum().backward()
     wanted = take_gradients(model)
     shared = SharedPrefix(model, runtime)
-    # The first step looks for what may sleep.
-    shared.score(ids, mask, keep=keep, graphs="twice").log_probabilities.sum().backward()
-    model.zero_grad()
-    scores = shared.score(ids, mask, keep=keep, graphs="twice")
     rows = []
     handle = model.model.embed_tokens.register_forward_hook(
         lambda module, args, output: rows.append(args[0].numel())
     )
+    # The first step looks for what may sleep.
+    shared.score(ids, mask, keep=keep, graphs="twice").log_probabilities.sum().backward()
+    model.zero_grad()
+    scores = shared.score(ids, mask, keep=keep, graphs="twice")
+    rows.clear()
     (scores.log_probabilities * weights).sum().backward()
     handle.remove()
     assert sum(rows) == 16 + 4, "the prompt of the first row and its response"

@@ -24,6 +24,10 @@ _ABSENT = object()
 
 # The attribute by which transformers knows that it has registered hooks, which stay.
 _HOOKS_NOTE = "_output_capturing_hooks_installed"
+# The file of these hooks. They do nothing in a forward that returns no more than before.
+_HOOKS_FILE = "transformers.utils.output_capturing"
+# Attributes of modules that generation alone reads: peft sets it in each.
+_OF_GENERATION = frozenset({"prepare_inputs_for_generation"})
 
 _properties = operator.attrgetter("dtype", "shape", "device", "requires_grad")
 _hooks = operator.attrgetter("_backward_hooks")
@@ -57,7 +61,7 @@ class Fingerprint:
             return True
         replaced = []
         for index, key, now in self._replaced(suspects):
-            if not _equal(self._entries[index].get(key, _ABSENT), now):
+            if not _is_same(key, self._entries[index].get(key, _ABSENT), now):
                 return False
             replaced.append((index, key, now))
         self._adopt(replaced)
@@ -67,12 +71,16 @@ class Fingerprint:
         """Takes equal values in place of those before, so that the next step need not compare them
         again: peft replaces the names of active adapters whenever they are switched."""
         containers = {id(source.container) for source in self._sources} if replaced else set()
-        if any(id(self._entries[index][key]) in containers for index, key, _ in replaced):
+        before = (self._entries[index].get(key, _ABSENT) for index, key, _ in replaced)
+        if any(each is _ABSENT or id(each) in containers for each in before):
             # Its entries are compared too, so those of its successor must be.
             self.__init__(self._modules[0], self._volatile)
             return
         for index, key, now in replaced:
-            self._entries[index][key] = now
+            if now is _ABSENT:
+                del self._entries[index][key]
+            else:
+                self._entries[index][key] = now
         self._watch.settle()
 
     def has_parameters_of(self, model: torch.nn.Module) -> bool:
@@ -81,7 +89,7 @@ class Fingerprint:
 
     def difference(self) -> str:
         """Names what changed since."""
-        for source, key in self._changed(_equal):
+        for source, key in self._changed(_is_same):
             return f"{source.name}.{key} changed".lstrip(".")
         return self._other_difference() or "nothing changed"
 
@@ -94,7 +102,7 @@ class Fingerprint:
 
     def volatile(self) -> frozenset:
         """Returns the entries that changed since, for a fingerprint taken after a forward."""
-        return frozenset((id(source.container), key) for source, key in self._changed(operator.is_))
+        return frozenset((id(source.container), key) for source, key in self._changed(_is_identical))
 
     def restore(self) -> None:
         """Puts attributes of modules back that a forward changed, and entries of the dicts and
@@ -123,7 +131,7 @@ class Fingerprint:
 
     def _changed(self, is_same: Callable) -> Iterator[tuple[Source, object]]:
         for index, key, now in self._replaced(self._watch.suspects()):
-            if not is_same(self._entries[index].get(key, _ABSENT), now):
+            if not is_same(key, self._entries[index].get(key, _ABSENT), now):
                 yield self._sources[index], key
 
     def _replaced(self, suspects: Iterable[int]) -> Iterator[tuple[int, object, object]]:
@@ -145,6 +153,19 @@ class Fingerprint:
             list(map(bool, map(_hooks, self._parameters))),
             list(map(bool, map(_later_hooks, self._parameters))),
         ]
+
+
+def _is_identical(key, before, now) -> bool:
+    return before is now
+
+
+def _is_same(key, before, now) -> bool:
+    """Returns whether an entry says the same: an equal value, or nothing to the passes of a step."""
+    if key in _OF_GENERATION or key == _HOOKS_NOTE:
+        return True
+    if before is _ABSENT and getattr(now, "__module__", None) == _HOOKS_FILE:
+        return True
+    return _equal(before, now)
 
 
 def _equal(before, now, depth: int = 0) -> bool:

@@ -113,7 +113,8 @@ class ScoredModel(CheckedModel):
         the gradients of all parameters, which come after them; otherwise the backward computes a
         microbatch's again, unless the model's head cannot run apart (:func:`.head.of`).
         ``"twice"`` runs the forward again in the backward, and keeps one microbatch's graph at a
-        time; ``"auto"`` keeps graphs that take at most half of the free memory awake. Values and
+        time; a model that is not as it was in the call, mode, adapters and buffers included, is
+        refused then. ``"auto"`` keeps graphs that take at most half of the free memory awake. Values and
         gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
         ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a CPU as many as take
         1 GiB with their logits, from 512 to 2,048. ``context``: entered around all passes, those of the backward
@@ -379,6 +380,16 @@ class ScoredModel(CheckedModel):
             with self._passes(in_backward=True), weights.in_place(), context():
                 yield
 
+        state = self._state if batches else None
+
+        def check_state() -> None:
+            if state is not None and not state.fingerprint.matches():
+                raise support.UnsupportedModelError(
+                    "the model was changed between the call and its backward, which runs the "
+                    f"forward again: {state.fingerprint.difference()}; accepted: a change after "
+                    "the backward, or graphs='kept'"
+                )
+
         passes = Passes(
             weights,
             self._runtime.device,
@@ -387,6 +398,7 @@ class ScoredModel(CheckedModel):
             Measure(self._view, temperature, asked),
             chosen,
             in_backward,
+            check_state,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         found = self._find_head() if has_graph and batches and graphs != TWICE else None

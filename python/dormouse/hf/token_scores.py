@@ -42,6 +42,8 @@ from .support import ModelView, UnsupportedModelError, logits_of
 from .twins import Twins
 
 KEPT, TWICE = "kept", "twice"
+# Buffers up to this size are compared by their values, larger ones by whether they were written.
+BUFFER_BYTES_MAX = 1 << 20
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 """Of the layouts of responses and of prompts."""
 
@@ -157,6 +159,9 @@ class Passes:
     """The tokens that have a backward; None: all."""
     context: Callable[[], contextlib.AbstractContextManager]
     """Around the passes of the backward; those of the forward run in it already."""
+    check_state: Callable[[], None]
+    """Raises :class:`UnsupportedModelError` if the model is not in the state of the forward. Called
+    in the context."""
 
     @property
     def view(self) -> ModelView:
@@ -174,6 +179,7 @@ class Call:
     def __init__(self, passes: Passes, places: Sequence[RowPlaces], shapes: Shapes):
         self._passes, self._places, self._shapes = passes, places, shapes
         self._value_counts = (0, 0)
+        self._weights = passes.weights.receivers(list(passes.view.model.parameters()))
         self._twins = Twins(passes.view.model, sums_wide=passes.weights.sums_wide)
         self._kind = passes.device.type
         self._autocast = (
@@ -197,8 +203,8 @@ class Call:
         return self._passes.weights.receivers(self._twins.trainable)
 
     def versions(self) -> list[int]:
-        """Returns numbers that grow when weights change."""
-        return [self._passes.weights.updates, *(each._version for each in self.parameters)]
+        """Returns numbers that grow when weights change, frozen ones too."""
+        return [self._passes.weights.updates, *map(_version, self._weights)]
 
     def forward(self) -> Values:
         """Returns values in the layout of the batch."""
@@ -217,6 +223,10 @@ class Call:
         """Runs the forwards, and puts values into the layout."""
         raise NotImplementedError
 
+    def _check(self) -> None:
+        """Raises :class:`UnsupportedModelError` if the backward would compute otherwise than the
+        forward did."""
+
     def _backward(self, gradients: Values) -> None:
         """Runs the passes that the gradients of the values need. Twins collect the result."""
         raise NotImplementedError
@@ -228,11 +238,12 @@ class Call:
             self._passes.context(),
             torch.enable_grad(),
             torch.autocast(self._kind, dtype=dtype, enabled=enabled),
-            self._twins.in_place(),
         ):
-            self._backward(self.split(of_values))
-            if self._passes.weights.needs_zeros and not self._twins.gradient_bytes:
-                self._backward_of_zeros()
+            self._check()
+            with self._twins.in_place():
+                self._backward(self.split(of_values))
+                if self._passes.weights.needs_zeros and not self._twins.gradient_bytes:
+                    self._backward_of_zeros()
         return self._passes.weights.handed(self._twins.trainable, self._twins.take())
 
     def _backward_of_zeros(self) -> None:
@@ -319,10 +330,10 @@ class KeptCall(Call):
 
 
 class TwiceCall(Call):
-    """The forward keeps nothing but the state of the random generators."""
+    """The forward keeps nothing but the state of the random generators, and buffers."""
 
     def _forward(self, layout):
-        self._random = _RandomState(self._passes)
+        self._random, self._buffers = _RandomState(self._passes), _Buffers(self._passes.view.model)
         # Kept tokens of each response, by group and number.
         self._kept: list[dict[int, torch.Tensor]] = []
         for places in self._places:
@@ -345,6 +356,11 @@ class TwiceCall(Call):
                 microbatches=places.microbatches,
             )
             self._count(counts)
+        self._buffers.leave_out_written()
+
+    def _check(self):
+        self._passes.check_state()
+        self._buffers.check()
 
     def _backward(self, gradients):
         with self._random.again():
@@ -397,6 +413,33 @@ class TwiceCall(Call):
             self.filtered += step.filter_reports
 
 
+class _Buffers:
+    """The buffers of a model that a forward reads and does not write."""
+
+    def __init__(self, model: torch.nn.Module):
+        # DistributedDataParallel writes the values that are there before each of its forwards.
+        self._read = [
+            (each, _version(each), each.clone() if each.nbytes <= BUFFER_BYTES_MAX else None)
+            for each in model.buffers()
+        ]
+
+    def leave_out_written(self) -> None:
+        """Called after the forward."""
+        self._read = [held for held in self._read if _version(held[0]) == held[1]]
+
+    def check(self) -> None:
+        """Raises :class:`UnsupportedModelError` if values are others now."""
+        for buffer, version, copy in self._read:
+            if _version(buffer) == version:
+                continue
+            if copy is None or not torch.equal(buffer, copy):
+                raise UnsupportedModelError(
+                    f"a buffer of shape {list(buffer.shape)} was changed between the call and its "
+                    "backward, which runs the forward again; accepted: a change after the "
+                    "backward, or graphs='kept'"
+                )
+
+
 class _RandomState:
     """The state of the random generators that a forward draws from."""
 
@@ -418,6 +461,11 @@ class _RandomState:
             yield
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """Returns a number that grows when a tensor changes in place."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def differentiable(call: Call) -> Values:
     """Runs the forward of a call; returns its values with a graph that ends at the parameters."""
     return call.split(_Node.apply(call, *call.parameters))
@@ -431,8 +479,12 @@ class _Node(torch.autograd.Function):
         ctx.call = call
         # Entropies that a trainer only logs have no gradient, and cost nothing in the backward.
         ctx.set_materialize_grads(False)
-        ctx.versions = call.versions()
-        return call.forward().tensors()
+        before = call.versions()
+        values = call.forward().tensors()
+        # An adapter may write to a weight in every forward (:func:`.adapters.reregistered`).
+        pairs = zip(before, call.versions(), strict=True)
+        ctx.versions = [version if version == now else None for version, now in pairs]
+        return values
 
     @staticmethod
     @once_differentiable
@@ -443,7 +495,8 @@ class _Node(torch.autograd.Function):
                 "a second backward through the values of one call; accepted: one backward, of the "
                 "sum of all losses"
             )
-        if ctx.versions != call.versions():
+        pairs = zip(ctx.versions, call.versions(), strict=True)
+        if any(version not in (None, now) for version, now in pairs):
             raise UnsupportedModelError(
                 "weights were changed between the call and its backward; accepted: the optimizer's "
                 "step after the backward"
