@@ -17,7 +17,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import Router, TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from ..hf.check import HOOKS
+from ..hf.unknown_code import HOOKS
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 from .balancing import routers_of
 from .batches import Microbatch
