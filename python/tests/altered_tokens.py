@@ -7,6 +7,7 @@ import torch
 import transformers.models.llama.modeling_llama as llama
 from altered_models import HIDDEN, NOT_EXACT, WIDE, exact, mlp, refused, wrap
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
@@ -273,6 +274,24 @@ def an_optimizer_in_the_backward(model, patch):
 @refused(HOOKED)
 def gradients_clipped_by_hooks(model, patch):
     mlp(model).up_proj.weight.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+
+
+def at_the_end_of_the_graph(model):
+    weight = mlp(model).up_proj.weight
+    # Lives as long as this.
+    weight.node = get_gradient_edge(weight).node
+    return weight.node
+
+
+@refused(HOOKED)
+def gradients_clipped_at_the_end_of_the_graph(model, patch):
+    node = at_the_end_of_the_graph(model)
+    node.register_prehook(lambda grads: tuple(grad.clamp(-1e-3, 1e-3) for grad in grads))
+
+
+@refused(HOOKED)
+def gradients_counted_at_the_end_of_the_graph(model, patch):
+    at_the_end_of_the_graph(model).register_hook(lambda *grads: None)
 
 
 @exact

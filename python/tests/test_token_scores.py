@@ -114,7 +114,10 @@ def test_one_backward_of_scaled_losses_adds_to_gradients(graphs, runtime):
 def test_hooks_of_parameters_see_one_whole_gradient(graphs, runtime):
     model = tiny()
     ids, mask, keep = a_batch()
-    seen, after = {}, []
+    seen, after, ends = {}, [], []
+    nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in model.parameters()]
+    for node in nodes:
+        node.register_prehook(lambda grads: ends.append(1))
     for name, parameter in model.named_parameters():
         parameter.register_hook(lambda grad, name=name: seen.setdefault(name, []).append(grad.clone()))
         parameter.register_post_accumulate_grad_hook(lambda p: after.append(p))
@@ -122,7 +125,7 @@ def test_hooks_of_parameters_see_one_whole_gradient(graphs, runtime):
     assert not seen and not after, "neither the check nor the forward reaches them"
     scores.log_probabilities.sum().backward()
     assert sorted(seen) == sorted(name for name, _ in model.named_parameters())
-    assert len(after) == len(seen)
+    assert len(after) == len(ends) == len(seen)
     for name, parameter in model.named_parameters():
         (only,) = seen[name]
         assert torch.equal(only, parameter.grad)

@@ -117,7 +117,7 @@ def _is_torchs(module: torch.nn.Linear | torch.nn.Embedding) -> bool:
         return False
     if module._backward_hooks and not module._is_full_backward_hook:
         return False
-    return not (module.weight.requires_grad and _has_hooks_at_end(module.weight))
+    return not (module.weight.requires_grad and has_hooks_at_end(module.weight))
 
 
 def _is_class_torchs(kind: type[torch.nn.Module]) -> bool:
@@ -127,9 +127,10 @@ def _is_class_torchs(kind: type[torch.nn.Module]) -> bool:
     return code is not None and code.co_filename == _FILES[kind]
 
 
-def _has_hooks_at_end(weight: torch.nn.Parameter) -> bool:
-    """Returns whether the node that adds to a weight's gradient has hooks. A parameter does not
-    say; but hooks of a node are in one table, which the handle of another hook has."""
+def has_hooks_at_end(weight: torch.nn.Parameter) -> bool:
+    """Returns whether the node that adds to a weight's gradient has hooks of Python code: those of
+    DistributedDataParallel are not. A parameter does not say; but hooks of a node are in one table,
+    which the handle of another hook has."""
     node = get_gradient_edge(weight).node
     for register in (node.register_prehook, node.register_hook):
         handle = register(lambda *gradients: None)

@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .. import host_memory
 from ..errors import DormouseError, is_out_of_memory
 from . import likelihood
+from .accumulation import has_hooks_at_end
 
 # Rotary tables that depend on positions alone. Dynamic NTK and longrope depend on the total
 # length of each trajectory, which a shared prefix does not have.
@@ -292,7 +293,8 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
 def check_hooks(model: torch.nn.Module) -> None:
     """Checks that no hook sees the gradients of single passes."""
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        has_hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        if has_hooks or (parameter.requires_grad and has_hooks_at_end(parameter)):
             raise UnsupportedModelError(
                 f"parameter {name!r} has a gradient hook, which would see the gradients of other "
                 "backwards than in a dense run; accepted: none"
