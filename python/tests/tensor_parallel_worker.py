@@ -6,6 +6,7 @@ found in ``CASE.RANK`` there.
 
 from __future__ import annotations
 
+import datetime
 import sys
 import types
 from collections.abc import Callable
@@ -53,9 +54,9 @@ def planned(kind: str, directory: Path):
     return model
 
 
-def parallelized(mesh=None):
+def parallelized(mesh=None, **options):
     """The same, split by torch's own function."""
-    model = models.tiny(**LAYERS)
+    model = models.tiny(**LAYERS, **options)
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     columns, rows = ("q_proj", "k_proj", "v_proj"), ("o_proj",)
     plan = {f"self_attn.{name}": ColwiseParallel() for name in columns}
@@ -103,6 +104,45 @@ def backward(model, runtime: Runtime, sleep: bool) -> dict:
         models.group(**LONG_GROUP), models.loss_fn
     )
     return {"prefix": report.prefix, "gradients": whole_gradients(model)}
+
+
+def of_one_rank(runtime: Runtime) -> dict:
+    """Steps between which the model changes on one rank alone. Its code is that of transformers, so
+    that lengths matter while one rank has a hook."""
+    model = parallelized(dtype=torch.float32)
+    shared, is_first = SharedPrefix(model, runtime), dist.get_rank() == 0
+    ids, mask, keep = a_batch()
+    found, reasons = [], []
+
+    def run(graphs: str | None = None) -> None:
+        if graphs is None:
+            checked = shared.backward(models.group(**LONG_GROUP), models.loss_fn).checked
+        else:
+            scores = shared.score(ids, mask, keep=keep, graphs=graphs)
+            scores.log_probabilities.sum().backward()
+            checked = scores.checked
+        found.append(whole_gradients(model))
+        reasons.append(checked.reason)
+
+    run()
+    if is_first:
+        model.note = 1
+    run()
+    run("kept")
+    if is_first:
+        handle = model.model.layers[1].mlp.register_forward_hook(lambda *of_call: None)
+    run("kept")
+    run()
+    if is_first:
+        handle.remove()
+    run("twice")
+    run("kept")
+    run()
+    scores = shared.score(ids, mask, keep=keep, graphs="twice")
+    if is_first:
+        model.note = 2
+    refusal = refused(lambda: scores.log_probabilities.sum().backward())
+    return {"gradients": found, "reasons": reasons, **refusal}
 
 
 def tree(model, runtime: Runtime) -> dict:
@@ -156,6 +196,7 @@ CASES: dict[str, Callable[[Path, Runtime], dict]] = {
     "torch_kept": lambda path, runtime: score(parallelized(), runtime, "kept"),
     "awake": lambda path, runtime: backward(planned("llama", path), runtime, False),
     "asleep": lambda path, runtime: backward(planned("llama", path), runtime, True),
+    "one rank": lambda path, runtime: of_one_rank(runtime),
     "saved": lambda path, runtime: saved(),
     "tree": lambda path, runtime: tree(planned("llama", path), runtime),
     "qwen3": lambda path, runtime: refused(lambda: a_score(planned("qwen3", path), runtime)),
@@ -166,7 +207,8 @@ CASES: dict[str, Callable[[Path, Runtime], dict]] = {
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # Ranks that run different passes wait for each other.
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     with a_runtime(256 << 20) as runtime:
         for name, case in CASES.items():
             torch.save(case(directory, runtime), directory / f"{name}.{dist.get_rank()}")

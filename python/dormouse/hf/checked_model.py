@@ -224,7 +224,9 @@ class CheckedModel:
         request: Request,
     ) -> None:
         reason = self._outdated(batches, microbatch_tokens, request)
-        if reason is not None:
+        (is_needed,) = weights.agreed([reason is not None])
+        if is_needed:
+            reason = reason or "the check of another rank"
             reach = reach_of(batches, microbatch_tokens)
             self._check(weights, reach, reason, request, is_tree=has_tree(batches))
 
@@ -261,7 +263,8 @@ class CheckedModel:
         matter."""
         first, arguments = self._view, (weights, reach, reason, request)
         ways = mixers.ways_of(first)
-        ways = ways[ways.index(mixers.way_of(first)) :]
+        (cheapest,) = weights.agreed([ways.index(mixers.way_of(first))])
+        ways = ways[cheapest:]
         if weights.passes_hold_collectives:
             # Ranks that check together may not run different passes.
             ways = ways[:1]
@@ -295,6 +298,7 @@ class CheckedModel:
         device = self._runtime.device
         if not self._length_matters:
             reach = Reach()
+        reach = Reach(*weights.agreed(reach))
 
         def run_step(own: Miniature, losses: Losses) -> None:
             batch = batch_of(own.batch, losses)
@@ -387,7 +391,8 @@ class CheckedModel:
                 return None
             key = self._probe_key(batch, microbatch_tokens, is_inner, request)
             probe = self._known_probe(key)
-            if probe is None:
+            (is_missing,) = weights.agreed([probe is None])
+            if is_missing:
                 probe = self._run_probe(weights, batch.sample(), *key[:3])
                 self._probes[key] = probe
             return probe if self._sleep else None

@@ -383,11 +383,14 @@ class ScoredModel(CheckedModel):
         state = self._state if batches else None
 
         def check_state() -> None:
-            if state is not None and not state.fingerprint.matches():
+            is_same = state is None or state.fingerprint.matches()
+            (is_other,) = weights.agreed([not is_same])
+            if is_other:
+                what = "on another rank" if is_same else state.fingerprint.difference()
                 raise support.UnsupportedModelError(
                     "the model was changed between the call and its backward, which runs the "
-                    f"forward again: {state.fingerprint.difference()}; accepted: a change after "
-                    "the backward, or graphs='kept'"
+                    f"forward again: {what}; accepted: a change after the backward, or "
+                    "graphs='kept'"
                 )
 
         passes = Passes(
@@ -401,7 +404,7 @@ class ScoredModel(CheckedModel):
             check_state,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
-        found = self._find_head() if has_graph and batches and graphs != TWICE else None
+        found = self._find_head(weights) if has_graph and batches and graphs != TWICE else None
         holds_logits = found is None or self._holds_logits(places)
         if not has_graph:
             graphs = TWICE
@@ -446,10 +449,11 @@ class ScoredModel(CheckedModel):
     def _is_trainable(self) -> bool:
         return any(p.requires_grad for p in self._model.parameters())
 
-    def _find_head(self) -> Head | None:
+    def _find_head(self, weights: ReplicatedWeights) -> Head | None:
         """Returns the head of the model as it is, if it runs apart."""
         heads = self._state.heads
-        if self._autocast not in heads:
+        (is_missing,) = weights.agreed([self._autocast not in heads])
+        if is_missing:
             with undisturbed(self._runtime.device):
                 heads[self._autocast] = head.of(self._view, self._runtime.device)
         return heads[self._autocast]

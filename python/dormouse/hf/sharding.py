@@ -129,6 +129,11 @@ class ReplicatedWeights:
         """Returns the context of a check. ``dtype``: see :class:`Trial`."""
         return Trial(model, dtype)
 
+    def agreed(self, numbers: Sequence[int]) -> list[int]:
+        """Returns the largest of each number over the ranks that run the same passes. What a rank
+        finds out about its own model must not decide alone which passes follow."""
+        return list(numbers)
+
     def fits_twice(self, model: torch.nn.Module, dtype: torch.dtype) -> bool:
         """Returns whether copies of the weights in ``dtype`` fit beside them, with gradients."""
         parameters = list(model.parameters())
@@ -177,6 +182,10 @@ class SplitWeights(ReplicatedWeights):
 
     def trial(self, model, dtype):
         return _PartsTrial(model, dtype)
+
+    def agreed(self, numbers):
+        table = torch.tensor(list(map(int, numbers)))
+        return _reduced(self._module, table, dist.ReduceOp.MAX).tolist()
 
     def fits_twice(self, model, dtype):
         """Ranks that check together may not decide by their own free memory."""
@@ -286,6 +295,15 @@ class ShardedWeights(ReplicatedWeights):
         """Does nothing: the last backward has reduced the gradients."""
 
 
+def _reduced(model: torch.nn.Module, table: torch.Tensor, op) -> torch.Tensor:
+    """Returns a table reduced over the ranks of the model's mesh."""
+    part = next(p for p in model.parameters() if isinstance(p, DTensor))
+    table = table.to(part.device)
+    for dimension in range(part.device_mesh.ndim):
+        dist.all_reduce(table, op, group=part.device_mesh.get_group(dimension))
+    return table.cpu()
+
+
 class _PartsTrial(Trial):
     """Of weights of which each rank holds a part: in their own dtype."""
 
@@ -300,11 +318,7 @@ class _PartsTrial(Trial):
         return tensor_parallel.local(grad)
 
     def summed(self, table):
-        part = next(p for p in self._model.parameters() if isinstance(p, DTensor))
-        table = table.to(part.device)
-        for dimension in range(part.device_mesh.ndim):
-            dist.all_reduce(table, group=part.device_mesh.get_group(dimension))
-        return table.cpu()
+        return _reduced(self._model, table, dist.ReduceOp.SUM)
 
 
 class _ShardedTrial(_PartsTrial):
