@@ -15,6 +15,7 @@ from altered_models import NOT_EXACT, mlp
 from models import distance, group, loss_fn, take_gradients, tiny
 from test_altered_models import FP32_BOUND, dense_backward
 from torch import nn
+from torch._jit_internal import boolean_dispatch
 from torch.nn import functional
 from transformers import AttentionInterface
 
@@ -42,7 +43,7 @@ def changed(function: Callable, factor: float, dim: int = 1) -> Callable:
     return own
 
 
-class Callable_:
+class Called:
     def __init__(self, function: Callable):
         self._function = function
 
@@ -79,11 +80,12 @@ def partial_in_a_module(model, patch, factor):
 
 
 def decorated_function_in_a_module(model, patch, factor):
-    use_act(model, torch.compiler.disable(changed(functional.silu, factor)))
+    own = changed(functional.silu, factor)
+    use_act(model, boolean_dispatch("inplace", 1, False, own, own, "torch.nn.functional", "silu"))
 
 
 def object_in_a_module(model, patch, factor):
-    use_act(model, Callable_(changed(functional.silu, factor)))
+    use_act(model, Called(changed(functional.silu, factor)))
 
 
 def property_of_a_class(model, patch, factor):
@@ -108,7 +110,7 @@ def partial_method_of_a_class(model, patch, factor):
 
 
 def object_in_the_file_of_the_model(model, patch, factor):
-    own = Callable_(changed(llama.apply_rotary_pos_emb, factor, 2))
+    own = Called(changed(llama.apply_rotary_pos_emb, factor, 2))
     patch.setattr(llama, "apply_rotary_pos_emb", own)
 
 

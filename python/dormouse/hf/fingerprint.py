@@ -102,7 +102,8 @@ class Fingerprint:
 
     def volatile(self) -> frozenset:
         """Returns the entries that changed since, for a fingerprint taken after a forward."""
-        return frozenset((id(source.container), key) for source, key in self._changed(_is_identical))
+        changed = self._changed(_is_identical)
+        return frozenset((id(source.container), key) for source, key in changed)
 
     def restore(self) -> None:
         """Puts attributes of modules back that a forward changed, and entries of the dicts and
@@ -160,7 +161,7 @@ def _is_identical(key, before, now) -> bool:
 
 
 def _is_same(key, before, now) -> bool:
-    """Returns whether an entry says the same: an equal value, or nothing to the passes of a step."""
+    """Returns whether an entry says the same: an equal value, or nothing to passes of a step."""
     if key in _OF_GENERATION or key == _HOOKS_NOTE:
         return True
     if before is _ABSENT and getattr(now, "__module__", None) == _HOOKS_FILE:

@@ -114,8 +114,8 @@ class ScoredModel(CheckedModel):
         microbatch's again, unless the model's head cannot run apart (:func:`.head.of`).
         ``"twice"`` runs the forward again in the backward, and keeps one microbatch's graph at a
         time; a model that is not as it was in the call, mode, adapters and buffers included, is
-        refused then. ``"auto"`` keeps graphs that take at most half of the free memory awake. Values and
-        gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
+        refused then. ``"auto"`` keeps graphs that take at most half of the free memory awake.
+        Values and gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
         ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a CPU as many as take
         1 GiB with their logits, from 512 to 2,048. ``context``: entered around all passes, those of the backward
         included; the model is checked and run as it is in there.
