@@ -184,7 +184,7 @@ class SplitWeights(ReplicatedWeights):
         return _PartsTrial(model, dtype)
 
     def agreed(self, numbers):
-        table = torch.tensor(list(map(int, numbers)))
+        table = torch.tensor(list(map(int, numbers)), device="cpu")
         return _reduced(self._module, table, dist.ReduceOp.MAX).tolist()
 
     def fits_twice(self, model, dtype):
