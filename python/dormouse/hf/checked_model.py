@@ -376,6 +376,9 @@ class CheckedModel:
             self._autocast,
         )
 
+    # Whether nothing but the trainer changes the model between a call and its backward.
+    _is_left_alone = True
+
     @property
     def _runs_probes(self) -> bool:
         """Whether steps run probes of their prefixes."""

@@ -13,7 +13,7 @@ inside one node of that graph. Two modes:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -159,9 +159,9 @@ class Passes:
     """The tokens that have a backward; None: all."""
     context: Callable[[], contextlib.AbstractContextManager]
     """Around the passes of the backward; those of the forward run in it already."""
-    check_state: Callable[[], None]
+    check_state: Callable[[], None] | None
     """Raises :class:`UnsupportedModelError` if the model is not in the state of the forward. Called
-    in the context."""
+    in the context. None: neither that nor its buffers are compared."""
 
     @property
     def view(self) -> ModelView:
@@ -333,7 +333,9 @@ class TwiceCall(Call):
     """The forward keeps nothing but the state of the random generators, and buffers."""
 
     def _forward(self, layout):
-        self._random, self._buffers = _RandomState(self._passes), _Buffers(self._passes.view.model)
+        self._random = _RandomState(self._passes)
+        is_compared = self._passes.check_state is not None
+        self._buffers = _Buffers(self._passes.view.model.buffers() if is_compared else ())
         # Kept tokens of each response, by group and number.
         self._kept: list[dict[int, torch.Tensor]] = []
         for places in self._places:
@@ -359,7 +361,8 @@ class TwiceCall(Call):
         self._buffers.leave_out_written()
 
     def _check(self):
-        self._passes.check_state()
+        if self._passes.check_state is not None:
+            self._passes.check_state()
         self._buffers.check()
 
     def _backward(self, gradients):
@@ -414,13 +417,13 @@ class TwiceCall(Call):
 
 
 class _Buffers:
-    """The buffers of a model that a forward reads and does not write."""
+    """Buffers that a forward reads and does not write."""
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, buffers: Iterable[torch.Tensor]):
         # DistributedDataParallel writes the values that are there before each of its forwards.
         self._read = [
             (each, _version(each), each.clone() if each.nbytes <= BUFFER_BYTES_MAX else None)
-            for each in model.buffers()
+            for each in buffers
         ]
 
     def leave_out_written(self) -> None:

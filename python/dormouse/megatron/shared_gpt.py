@@ -52,6 +52,9 @@ class SharedGPT(ScoredModel):
 
     _runs_probes = False
 
+    # Between a call and its backward the schedule numbers microbatches, and routers count tokens.
+    _is_left_alone = False
+
     def __init__(
         self,
         gpt: GPTModel,
