@@ -211,7 +211,7 @@ def test_entropies_chosen_logits_and_hidden_states(is_apart, graphs, runtime):
     wanted = take_gradients(model)
     shared = SharedPrefix(model, runtime)
     if not is_apart:
-        shared._find_head = lambda: None
+        shared._find_head = lambda weights: None
     options = {"graphs": graphs, "microbatch_tokens": 8, "token_filter": kept, "entropy": True}
     outputs = ("chosen_logits", "last_hidden_state")
     scores = shared.score(ids, mask, keep=keep, outputs=outputs, **options)
