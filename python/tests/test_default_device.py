@@ -31,7 +31,9 @@ def conversations():
 
 RUNS = {
     "a group": lambda shared, case: shared.backward(case, loss_fn),
-    "a step": lambda shared, case: shared.step([case, case], loss_fn),
+    "a step": lambda shared, case: shared.step(
+        [case, case], lambda logits, labels, i, number: loss_fn(logits, labels, i)
+    ),
     "a tree": lambda shared, case: shared.backward(
         [dormouse.Conversation(*each, 1.0) for each in conversations_made], token_losses
     ),
