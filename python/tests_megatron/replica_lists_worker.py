@@ -51,9 +51,9 @@ def figures_of(prompts: tuple[int, ...], runtime) -> dict:
     run = functools.partial(cases.run, STAGES, ddp=chunks, batches=batches)
     ran: list[list[int]] = []
 
-    def recorded(parts, last, context, own, work, named):
+    def recorded(parts, last, context, own, work, *others):
         ran.append([len(each.rows) for each in work.places])
-        return run_pipelined(parts, last, context, own, work, named)
+        return run_pipelined(parts, last, context, own, work, *others)
 
     with mock.patch("dormouse.megatron.forward_backward.run_pipelined", recorded):
         run(shared)
