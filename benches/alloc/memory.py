@@ -44,9 +44,14 @@ def with_and_alone(row: Row, one: Contender, run: Callable[[Contender], runs.Res
     """The utilisation. Ours is the smaller of those with and without large pages."""
     if one is not OURS:
         return utilisation(run(one))
-    found = utilisation(run(OURS)), utilisation(run(OURS_ALONE))
-    row.how += "; ours with large pages and without: {:.4f}, {:.4f}, the smaller counts".format(*found)
-    return min(found)
+    return smaller(row, run(OURS), run(OURS_ALONE))
+
+
+def smaller(row: Row, result: runs.Result, alone: runs.Result) -> float:
+    """The smaller utilisation of ours; the row names both. ``alone``: without large pages."""
+    ours, without = utilisation(result), utilisation(alone)
+    row.how += f"; ours with large pages and without: {ours:.4f}, {without:.4f}, the smaller counts"
+    return min(ours, without)
 
 
 def utilisation_churn(setting: Setting, name: str, live: int) -> Row:
@@ -116,13 +121,14 @@ def replay_busy(setting: Setting, name: str, path: Path) -> Row:
 
 def busy(row: Row, one: Contender, run: Callable[..., runs.Result]) -> float:
     """As :func:`with_and_alone`; of ours also, in words: farther ahead, the waits."""
-    found = with_and_alone(row, one, run)
-    if one is OURS:
-        result, far = run(OURS), run(OURS, RUN_AHEAD_FAR)
-        row.how += (
-            f"; ours {RUN_AHEAD_FAR} works ahead: {utilisation(far):.4f}; waits of ours: "
-            f"{waits(result)} and {waits(far)} for {result['pairs']} blocks"
-        )
+    if one is not OURS:
+        return utilisation(run(one))
+    result, far = run(OURS), run(OURS, RUN_AHEAD_FAR)
+    found = smaller(row, result, run(OURS_ALONE))
+    row.how += (
+        f"; ours {RUN_AHEAD_FAR} works ahead: {utilisation(far):.4f}; waits of ours: "
+        f"{waits(result)} and {waits(far)} for {result['pairs']} blocks"
+    )
     return found
 
 
