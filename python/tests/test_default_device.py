@@ -22,11 +22,12 @@ def token_losses(logits, labels, i, positions):
     return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
-def conversations():
-    first, second = group().responses[:2]
-    own = [torch.cat([group().prompt, each]) for each in (first, second)]
-    has_label = [torch.arange(len(each)) >= len(group().prompt) for each in own]
-    return list(zip(own, has_label, strict=True))
+def conversations(case):
+    """Of the first two responses, with boolean labels."""
+    for response in case.responses[:2]:
+        tokens = torch.cat([case.prompt, response])
+        has_label = torch.arange(len(tokens), device="cpu") >= len(case.prompt)
+        yield dormouse.Conversation(tokens, has_label, 1.0)
 
 
 RUNS = {
@@ -34,11 +35,8 @@ RUNS = {
     "a step": lambda shared, case: shared.step(
         [case, case], lambda logits, labels, i, number: loss_fn(logits, labels, i)
     ),
-    "a tree": lambda shared, case: shared.backward(
-        [dormouse.Conversation(*each, 1.0) for each in conversations_made], token_losses
-    ),
+    "a tree": lambda shared, case: shared.backward(list(conversations(case)), token_losses),
 }
-conversations_made = conversations()
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
@@ -57,7 +55,8 @@ def test_scores_are_the_same(graphs, runtime, request):
     model, (ids, mask, keep) = tiny(), a_batch()
 
     def run():
-        scores = SharedPrefix(model, runtime).score(ids, mask, keep=keep, graphs=graphs, entropy=True)
+        shared = SharedPrefix(model, runtime)
+        scores = shared.score(ids, mask, keep=keep, graphs=graphs, entropy=True)
         (scores.log_probabilities.sum() + scores.entropies.sum()).backward()
         return take_gradients(model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -41,6 +42,35 @@ def holds(tensor: torch.Tensor, seed: int) -> bool:
 
 def fill(tensor: torch.Tensor, seed: int) -> None:
     tensor.detach().view(-1).view(torch.uint8).copy_(data_of(tensor.nbytes, seed))
+
+
+def file_bytes_of_cycles(
+    runtime, put_to_sleep: Callable[[], None], owners: Sequence, held, block
+) -> int:
+    """Lets weights and a cache sleep in the file and wake, three times, with other memory in their
+    place meanwhile. Returns the bytes of the file that they took, the same each time.
+
+    ``put_to_sleep``: of ``owners``, in whose order they wake. ``held``: of the weights, each with
+    the data of its number. ``block``: as many bytes of the cache, which has no backup.
+    """
+    before, used = free_bytes(), set()
+    for _ in range(3):
+        put_to_sleep()
+        assert free_bytes() >= before + 2 * block.nbytes - SLACK_BYTES
+        tiers = runtime.stats()["tiers"]
+        assert tiers["host"]["current_bytes"] == 0
+        used.add(tiers["nvme"]["current_bytes"])
+        others = data_of(2 * block.nbytes, 3).cuda()
+        del others
+        torch.cuda.empty_cache()
+        for owner in owners:
+            owner.wake()
+        assert all(holds(each, seed) for seed, each in enumerate(held))
+        assert not block.cpu().any()
+        fill(block, 2)
+        assert runtime.stats()["tiers"]["nvme"]["current_bytes"] == 0
+    assert len(used) == 1
+    return used.pop()
 
 
 def on_disk() -> tempfile.TemporaryDirectory:

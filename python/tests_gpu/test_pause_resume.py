@@ -44,8 +44,20 @@ from pathlib import Path
 import pytest
 import torch
 from alone import alone
-from conftest import SLACK_BYTES, settled, standin_only
-from pausing import MIB, TOTAL, UNIT, data_of, fill, filled, free_bytes, has_more, holds, on_disk
+from conftest import settled, standin_only
+from pausing import (
+    MIB,
+    TOTAL,
+    UNIT,
+    data_of,
+    file_bytes_of_cycles,
+    fill,
+    filled,
+    free_bytes,
+    has_more,
+    holds,
+    on_disk,
+)
 
 import dormouse
 
@@ -438,24 +450,13 @@ def test_cycles_through_the_file_keep_the_bytes_and_its_size():
             held = [data_of(nbytes, seed).cuda() for seed, nbytes in enumerate((UNIT + 49380, 7))]
         with cache.collect():
             block = data_of(UNIT, 2).cuda()
-        before, used = free_bytes(), set()
-        for _ in range(3):
+
+        def put_to_sleep() -> None:
             assert weights.sleep("nvme") is None and cache.sleep("nvme") is None
             assert runtime.query(held[0].data_ptr())["state"] == "nvme"
-            assert free_bytes() >= before + 2 * UNIT - SLACK_BYTES
-            tiers = runtime.stats()["tiers"]
-            assert tiers["host"]["current_bytes"] == 0
-            used.add(tiers["nvme"]["current_bytes"])
-            others = data_of(2 * UNIT, 3).cuda()
-            del others
-            torch.cuda.empty_cache()
-            weights.wake()
-            cache.wake()
-            assert all(holds(each, seed) for seed, each in enumerate(held))
-            assert not block.cpu().any()
-            fill(block, 2)
-            assert runtime.stats()["tiers"]["nvme"]["current_bytes"] == 0
-        assert len(used) == 1 and UNIT + 49380 <= used.pop() < UNIT + 2 * MIB
+
+        used = file_bytes_of_cycles(runtime, put_to_sleep, (weights, cache), held, block)
+        assert UNIT + 49380 <= used < UNIT + 2 * MIB
 
 
 def own_memory() -> int:

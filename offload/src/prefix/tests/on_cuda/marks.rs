@@ -24,6 +24,16 @@ fn in_phase_b(fixture: &Fixture) -> Trainer<'_> {
     trainer
 }
 
+/// A trainer whose first layer has run, and a stream that uses the first tensor of the layer.
+fn used_by_another(fixture: &Fixture) -> (Trainer<'_>, Foreign<'_>) {
+    let mut trainer = Trainer::new(fixture);
+    let user = Foreign::new(fixture, 7);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    fixture.allocator.record_stream(trainer.saved[0][0].0, 7).unwrap();
+    (trainer, user)
+}
+
 /// What the trainer's stream finds in the layer's tensors when it has come here.
 fn read(trainer: &Trainer<'_>, side: &Side<'_>, layer: u32) -> Vec<(Read, u64)> {
     let saved = &trainer.saved[layer as usize];
@@ -315,11 +325,7 @@ fn marks_on_a_lost_device_say_so_and_the_prefix_ends() {
 #[test]
 fn a_capture_that_begins_at_a_mark_postpones_the_sleep_to_the_next_one() {
     let fixture = Plan::default().build();
-    let mut trainer = Trainer::new(&fixture);
-    let user = Foreign::new(&fixture, 7);
-    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
-    trainer.forward(0);
-    fixture.allocator.record_stream(trainer.saved[0][0].0, 7).unwrap();
+    let (mut trainer, user) = used_by_another(&fixture);
     fixture.turn.standin.capture_at_record(user.handle);
     trainer.forward(1);
     trainer.settle();
@@ -339,11 +345,7 @@ fn a_capture_that_begins_at_a_mark_postpones_the_sleep_to_the_next_one() {
 #[test]
 fn a_destroyed_stream_keeps_awake_only_what_it_used() {
     let fixture = Plan::default().build();
-    let mut trainer = Trainer::new(&fixture);
-    let user = Foreign::new(&fixture, 7);
-    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
-    trainer.forward(0);
-    fixture.allocator.record_stream(trainer.saved[0][0].0, 7).unwrap();
+    let (mut trainer, user) = used_by_another(&fixture);
     user.destroy();
     (1..LAYERS).for_each(|layer| trainer.forward(layer));
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
