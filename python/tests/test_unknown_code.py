@@ -35,7 +35,7 @@ def small_model():
 
 
 def changed(function: Callable, factor: float, dim: int = 1) -> Callable:
-    """Returns a function whose first argument changes from so many tokens on."""
+    """Returns ``function`` with its first argument multiplied where that is longer than TOKENS."""
 
     def own(x, *arguments, **options):
         return function(x * (factor if x.shape[dim] > TOKENS else 1), *arguments, **options)

@@ -15,7 +15,7 @@ MODEL = (*TORCH, "transformers", "kernels")
 COMPILED = "compiled"
 CPU = "cpu"
 # Not needed on the CPU.
-ON_GPU = ("gpu", "torch_gpu", "kernels", "computes", "memory")
+ON_GPU = {"gpu", "torch_gpu", "kernels", "computes", "memory"}
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class Part:
 
     def needs_of(self, details: tuple[str, ...], tiny: bool, device: str) -> tuple[str, ...]:
         """Compiled cells need a compiler; a model that says nothing needs no memory."""
-        on_cpu = self.takes_device and device == CPU
-        spared = (*(("memory",) if tiny else ()), *(ON_GPU if on_cpu else ()))
+        spared = {"memory"} if tiny else set()
+        if self.takes_device and device == CPU:
+            spared |= ON_GPU
         named = [each for each in self.needs if each not in spared]
         if details and all(each.endswith(COMPILED) for each in details):
             named += ["triton", "compiler"]

@@ -68,6 +68,9 @@ in_passes = _run_in(lambda model: model._passes())
 class CheckedModel:
     """A model that is checked before its first step, and before the first after any change of it."""
 
+    # Whether nothing but the trainer changes the model between a call and its backward.
+    _is_left_alone = True
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -375,9 +378,6 @@ class CheckedModel:
             tuple((p.dtype, p.requires_grad) for p in self._model.parameters()),
             self._autocast,
         )
-
-    # Whether nothing but the trainer changes the model between a call and its backward.
-    _is_left_alone = True
 
     @property
     def _runs_probes(self) -> bool:

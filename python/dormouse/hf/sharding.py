@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import ranks
 from . import calls, deepspeed_engine, substitutes, tensor_parallel
-from .support import ModelView, UnsupportedModelError
-from .trial import TRIAL_COPIES, Trial, fits
+from .support import ModelView, UnsupportedModelError, free_bytes
+from .trial import TRIAL_COPIES, Trial
 
 if dist.is_available():
     from torch.distributed.fsdp import (
@@ -138,7 +138,7 @@ class ReplicatedWeights:
         """Returns whether copies of the weights in ``dtype`` fit beside them, with gradients."""
         parameters = list(model.parameters())
         needed_bytes = sum(p.numel() for p in parameters) * dtype.itemsize * TRIAL_COPIES
-        return fits(needed_bytes, parameters[0].device)
+        return needed_bytes <= free_bytes(parameters[0].device)
 
     def gathered_now(self) -> Sequence[torch.Tensor]:
         """Returns temporarily gathered weights, which never sleep. Those freed since have no

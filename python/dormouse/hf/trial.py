@@ -126,11 +126,6 @@ class Trial:
         return torch.empty_like(copy).copy_(repeated.view(copy.shape))
 
 
-def fits(needed_bytes: float, device: torch.device) -> bool:
-    """Returns whether the device has so many bytes free."""
-    return needed_bytes <= free_bytes(device)
-
-
 def _is_zeros(weights: torch.Tensor) -> bool:
     if weights.dtype not in ZEROS_DTYPES or weights.layout is not torch.strided or weights.is_meta:
         return False
@@ -151,7 +146,7 @@ def _values() -> torch.Tensor:
 def _has_room(grads: list[torch.Tensor]) -> bool:
     """Returns whether gradients can stay where they are."""
     needed_bytes = KEPT_ROOM * sum(grad.nbytes for grad in grads)
-    return not grads or fits(needed_bytes, grads[0].device)
+    return not grads or needed_bytes <= free_bytes(grads[0].device)
 
 
 def _digest(tensor: torch.Tensor) -> int:

@@ -106,7 +106,7 @@ def _in_file(name: str, file: ModuleType) -> Iterator[str]:
 
 
 def _in(place: str, entries: dict, *, in_containers: bool = False) -> Iterator[str]:
-    """Names what is not known among ``entries`` of a class, a file or a module."""
+    """Yields the name of each entry of a class, a file or a module whose code is not known."""
     for name, value in list(entries.items()):
         if isinstance(value, (dict, list, tuple)) and not in_containers:
             continue

@@ -39,8 +39,11 @@ _SCHEDULES = (
 
 
 def check_schedule(function: Callable) -> None:
-    """Checks the schedule of a pipeline. Raises :class:`UnsupportedTrainerError` for another than
-    Megatron's, of which nobody knows what else it does."""
+    """Checks the schedule of a pipeline.
+
+    Raises :class:`UnsupportedTrainerError` for a schedule that is not Megatron's own. Shared passes
+    would replace it, and whatever else it does would be lost.
+    """
     refuse(
         (
             function not in _SCHEDULES,

@@ -134,8 +134,8 @@ def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def _check_around(gpt: GPTModel) -> None:
-    """Checks what may change between steps and is no part of the model, so that no change of the
-    model tells of it."""
+    """Checks torch's own switches. They may change between steps, and the model's fingerprint does
+    not contain them."""
     device = next(gpt.parameters()).device
     refuse(
         (

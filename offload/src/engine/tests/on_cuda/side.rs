@@ -131,7 +131,7 @@ impl<'a> Foreign<'a> {
             assert_eq!(create(&raw mut handle, NON_BLOCKING), 0);
         }
         let raw = std::ptr::without_provenance_mut(handle);
-        // SAFETY: live; what is asked of it once it is destroyed is what the test is about.
+        // SAFETY: the stream is live. Tests that destroy it check how the device handles a destroyed stream.
         let stream = unsafe { fixture.device().foreign_stream(raw) }.unwrap();
         fixture.allocator.register_stream(key, stream.clone()).unwrap();
         Self { fixture, handle, stream }
