@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from awake import kept_awake, processor_s
 
-PATIENCE_S = 60
+# On a machine full of other work a process of no priority waits long for its turn.
+PATIENCE_S = 300
 
 
 def is_there(process: int) -> bool:
