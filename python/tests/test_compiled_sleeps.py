@@ -230,6 +230,12 @@ def test_a_tensor_that_a_later_layer_reads_from_elsewhere(late, runtime):
     refused(parts(model), runtime, f"layer {late} reads a tensor that layer 0 read or computed")
 
 
+def test_a_tensor_that_a_hook_keeps(runtime):
+    model, kept = wide(), []
+    model.model.layers[2].mlp.register_forward_hook(lambda _, args, out: kept.append(out.detach()))
+    refused(parts(model), runtime, "something else holds a tensor that layer 2 read or computed")
+
+
 class Scaled(torch.nn.Module):
     """An MLP that scales by a table, built at need."""
 

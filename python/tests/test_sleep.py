@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -258,6 +259,34 @@ def test_the_probe_is_what_keeps_that_cache_awake(runtime):
     plain.backward(long_group(), loss_fn, microbatch_tokens=40)
     (probe,), (plain_probe,) = shared._probes.values(), plain._probes.values()
     assert len(probe.touched[1]) == len(plain_probe.touched[1]) + 1
+
+
+@pytest.mark.parametrize("in_cycle", [False, True])
+def test_what_a_hook_keeps_stays_awake(runtime, in_cycle):
+    """A loss may read it. What only a cycle of references holds is held by nobody."""
+    model, kept, roles = wide(), [], []
+
+    def keep(module, args):
+        if in_cycle:
+            cycle = [args[0].detach()]
+            cycle.append(cycle)
+        else:
+            kept.append(args[0].detach())
+
+    model.model.layers[1].mlp.down_proj.register_forward_pre_hook(keep)
+
+    def loss(logits, labels, i):
+        found = [runtime.query(each.data_ptr())["role"] for each in kept if each.shape[1] > 500]
+        roles.extend(found)
+        return loss_fn(logits, labels, i)
+
+    _, plain = step(wide(), runtime, long_group(), sleep=True, microbatch_tokens=40)
+    gc.collect()
+    _, report = step(model, runtime, long_group(), sleep=True, loss=loss, microbatch_tokens=40)
+    own = 0 if in_cycle else 599 * 512 * 4
+    assert set(roles) == (set() if in_cycle else {"none"})
+    assert own <= plain.prefix["dormant_bytes"] - report.prefix["dormant_bytes"] <= 1.1 * own
+    assert report.prefix["stray_wakes"] == 0 and report.notes == []
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ computes. It may sleep only if nothing of that is read late, but for what a step
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -61,10 +62,32 @@ def addresses_late_for(
     return lambda layer: (late(layer + 2), late(layer + 1))
 
 
-def late_read(layers: Sequence[Touches], after: Touches, kept: Set[StorageWeakRef]) -> str | None:
+def still_held(layers: Sequence[Touches]) -> dict[StorageWeakRef, int]:
+    """Returns the addresses of storages that layers made and that something still holds: a hook of
+    the trainer, say, or a module. Called when nothing of the pass itself holds any. A tensor that
+    is held with its graph holds all that the graph saved."""
+    made = set().union(*(each.made for each in layers))
+    if any(not each.expired() for each in made):
+        # What is in a cycle of references is held by nothing.
+        gc.collect()
+    found = {}
+    for each in made:
+        storage = torch.UntypedStorage._new_with_weak_ptr(each.cdata)
+        if storage is not None:
+            found[each] = storage.data_ptr()
+    return found
+
+
+def late_read(
+    layers: Sequence[Touches],
+    after: Touches,
+    kept: Set[StorageWeakRef],
+    held: Set[StorageWeakRef] = frozenset(),
+) -> str | None:
     """Names a read of what a layer read or made, at a time when it would sleep; None without one.
 
     ``layers``: touches of each layer. ``after``: of a microbatch. ``kept``: what never sleeps.
+    ``held``: what may be read at any time (:func:`still_held`).
     """
     for layer, own in enumerate(layers):
         found = own.all - kept
@@ -73,6 +96,8 @@ def late_read(layers: Sequence[Touches], after: Touches, kept: Set[StorageWeakRe
                 return f"layer {later} reads a tensor that layer {layer} read or computed"
         if not found.isdisjoint(after.read):
             return f"microbatches read a tensor that layer {layer} read or computed"
+        if not found.isdisjoint(held):
+            return f"something else holds a tensor that layer {layer} read or computed"
     return None
 
 

@@ -1,18 +1,19 @@
 """The probe: which tensors saved by phase A are used before its backward.
 
 Phase B may read a storage that A saved: a weight cast cached by autocast, a mask kept by the model.
-So may a later layer in A itself: a skip connection over layers. Such an access would end the
-process if the storage were asleep. Therefore a miniature of the step runs before a model's first
-sleeping step, under a dispatch mode that records every storage passed to the operators of each
-layer and of the microbatch. A layer sleeps once the next has run: slots of its graph that are
-passed to later operators never sleep. The probe keeps slots, not addresses: the same graph has the
-same slots at any length. A layer whose graph differs from the probed one stays awake, unless it is
-compiled and the probe has seen no late read (:mod:`.compiled_layers`).
+So may a later layer in A itself, by a skip connection over layers, and a loss, by what a hook kept.
+Such an access would end the process if the storage were asleep. Therefore a miniature of the step
+runs before a model's first sleeping step, under a dispatch mode that records every storage passed
+to the operators of each layer and of the microbatch. A layer sleeps once the next has run: slots of
+its graph never sleep if they are passed to later operators, or held by anything at the miniature's
+end. The probe keeps slots, not addresses: the same graph has the same slots at any length. A layer
+whose graph differs from the probed one stays awake, unless it is compiled and the probe has seen no
+late read (:mod:`.compiled_layers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -67,9 +68,11 @@ class Probe:
         layers: Sequence[Touches],
         after: Touches,
         late: str | None = None,
+        held: Set[int] = frozenset(),
     ) -> Probe:
         """Maps touched addresses back to slots of the graphs that saved them. ``layers``: touches
-        of each layer of phase A. ``after``: those of the microbatch."""
+        of each layer of phase A. ``after``: those of the microbatch. ``held``: addresses that may
+        be read at any time."""
         slots = []
         late_for = addresses_late_for(layers, after)
         for layer, graph in enumerate(graphs):
@@ -80,7 +83,7 @@ class Probe:
                 frozenset(
                     slot
                     for slot, address in graph.storages.items()
-                    if address in (own if address in made else below)
+                    if address in held or address in (own if address in made else below)
                 )
             )
         return cls(tuple(graph.signature for graph in graphs), tuple(slots), late)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import support
 from .batch import Sample
-from .late_reads import late_read
+from .graph import LayerGraph
+from .late_reads import Touches, late_read, still_held
 from .microbatch import Pack, microbatch_output
 from .outputs import PLAIN, Request
 from .prefix import PrefixForward, ProbeForward
@@ -28,6 +30,26 @@ def probe_step(
 
     ``is_inner``: the prefix follows another one. ``request``: what losses read.
     """
+    graphs, layers, kept, after = _run(
+        view, weights, sample, device, prefix_is_longer, is_inner, request
+    )
+    # Nothing of the step is left: what is alive is held by others, who may read it in a step.
+    held = still_held(layers)
+    late = late_read(layers, after, kept, held.keys())
+    return Probe.from_step(graphs, layers, after, late, set(held.values()))
+
+
+def _run(
+    view: support.ModelView,
+    weights: ReplicatedWeights,
+    sample: Sample,
+    device: torch.device,
+    prefix_is_longer: bool,
+    is_inner: bool,
+    request: Request,
+) -> tuple[list[LayerGraph], list[Touches], set[StorageWeakRef], Touches]:
+    """Returns the graphs and the touches of the prefix's layers, the storages that a step keeps
+    awake anyway, and the touches of the microbatch."""
     long, short = PROBE_LONG_TOKENS, PROBE_SHORT_TOKENS
     prefix_tokens, microbatch_tokens = (long, short) if prefix_is_longer else (short, long)
     tokens, experts = (
@@ -64,9 +86,7 @@ def probe_step(
         lowest = _lowest_trainable(view, weights)
         if lowest:
             torch.autograd.grad(loss, lowest, allow_unused=True)
-    after = recorder.take()
-    late = late_read(prefix.touched, after, prefix.kept)
-    return Probe.from_step(prefix.graphs, prefix.touched, after, late)
+    return prefix.graphs, prefix.touched, prefix.kept, recorder.take()
 
 
 def _lowest_trainable(
