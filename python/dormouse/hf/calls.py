@@ -127,6 +127,23 @@ class use:
         _active.calls = self._before
 
 
+class in_torch(use):
+    """Context: what this thread's ``callers`` call is transformers' own code, also for the handlers
+    of a pass inside, whatever kernel is installed."""
+
+    def __init__(self, callers: Sequence[Caller]):
+        super().__init__(callers, lambda call: call.function(*call.args, **call.kwargs))
+
+    def __enter__(self):
+        self._was_in_torch = getattr(_active, "in_torch", False)
+        _active.in_torch = True
+        super().__enter__()
+
+    def __exit__(self, *exc):
+        super().__exit__(*exc)
+        _active.in_torch = self._was_in_torch
+
+
 class _Calls:
     """Calls of one thread's pass."""
 
@@ -155,11 +172,15 @@ def _note_module(module: torch.nn.Module, args) -> None:
 # The same object for the same function: what a compiler guards on stays as it was.
 @functools.cache
 def _dispatching(name: str, function: Callable) -> Callable:
+    # transformers wraps its own code by what looks for an installed kernel.
+    in_torch = inspect.unwrap(function)
+
     @functools.wraps(function)
     def dispatch(*args, **kwargs):
         calls = getattr(_active, "calls", None)
         if calls is None:
             return function(*args, **kwargs)
-        return calls.handle(name, function, args, kwargs)
+        chosen = in_torch if getattr(_active, "in_torch", False) else function
+        return calls.handle(name, chosen, args, kwargs)
 
     return dispatch

@@ -36,7 +36,16 @@ from typing import NamedTuple
 import numpy
 import torch
 
-from . import checkpointing, dropout, outputs, routing, sharding, short_windows, support
+from . import (
+    checkpointing,
+    dropout,
+    outputs,
+    routing,
+    sharding,
+    short_windows,
+    support,
+    wide_code,
+)
 from .compiled_layers import EAGER
 from .miniature import PROMPT_TOKENS, Miniature
 from .mixers import way_of
@@ -61,6 +70,9 @@ FLOORS = 8
 FLOOR_MAX = 1e-2
 FLOOR_MAX_LOW = 0.5
 ROUNDING = 4 * torch.finfo(torch.float32).eps
+# Dense runs with other random numbers may differ by this many times what they differ by with the
+# same: on a GPU some sums have no fixed order.
+RANDOM_MAX = 4
 
 Step = Callable[[Miniature, Losses], None]
 """Runs a shared step of a miniature with these losses."""
@@ -162,17 +174,20 @@ class Check:
         # The most frequent reason why such a run fails must be in its error.
         self._widened = f", with weights widened to {dtype}," if dtype is not None else ""
         model = self._view.model
-        shorten = functools.partial(short_windows.use, model, miniature.prompt_tokens // 2)
+        around = functools.partial(self._around, miniature, dtype)
         with (
-            shorten(),
+            around(),
             # Checkpointed layers are computed again on a thread of autograd's.
-            checkpointing.use(model, shorten),
+            checkpointing.use(model, around),
             self._weights.trial(model, dtype) as trial,
         ):
             if way_of(self._view) is Way.ALONE and not typical:
                 self._check_causal(tolerance)
             self._miniature = miniature = self._with_experts(miniature)
+            before = _random_state(self._device)
             dense = self._dense(trial)
+            if tolerance == TOLERANCE_LOW and not typical:
+                self._check_draws_nothing(trial, dense, before)
             shared = _compared(self._shared(trial, miniature), dense, trial)
             if (shared.median if typical else shared.largest) <= tolerance:
                 return shared.distance
@@ -191,9 +206,37 @@ class Check:
             with _rounding(self._view):
                 floor = _compared(self._dense(trial), dense, trial).largest
             limit = FLOOR_MAX if tolerance < FLOOR_MAX else FLOOR_MAX_LOW
-            if floor <= limit and shared.largest <= FLOORS * floor:
+            amplified = floor <= limit and shared.largest <= min(FLOORS * floor, FLOOR_MAX_LOW)
+            # What is missing or doubled in one layer shows in that layer's parameters alone.
+            if amplified and (tolerance < FLOOR_MAX or shared.median <= tolerance):
                 return shared.distance
             raise UnsupportedModelError(self._described(trial, shared, tolerance))
+
+    @contextlib.contextmanager
+    def _around(self, miniature: Miniature, dtype: torch.dtype | None) -> Iterator[None]:
+        """Context of the passes of a comparison. ``dtype``: weights are widened to it."""
+        wide = contextlib.nullcontext() if dtype is None else wide_code.use(self._view)
+        with short_windows.use(self._view.model, miniature.prompt_tokens // 2), wide:
+            yield
+
+    def _check_draws_nothing(self, trial: Trial, dense: _Run, before: list[torch.Tensor]) -> None:
+        """Refuses a model whose values depend on random numbers, where the tolerance is too wide to
+        show it. ``before``: the generators' states before the dense run."""
+        now = _random_state(self._device)
+        drew = not all(map(torch.equal, now, before))
+        if not float(trial.summed(torch.tensor(float(drew), device="cpu"))):
+            return
+        # By other numbers than the first time; where it only draws them, it differs as much by the
+        # same ones.
+        others = _compared(self._dense(trial), dense, trial).median
+        _set_random_state(self._device, before)
+        same = _compared(self._dense(trial), dense, trial).median
+        if not others <= RANDOM_MAX * same:
+            raise UnsupportedModelError(
+                f"dense runs of the model differ by {others:.2g} with other random numbers, and by "
+                f"{same:.2g} with the same: a shared prefix would share what it draws; accepted: "
+                "models that compute the same each time"
+            )
 
     @contextlib.contextmanager
     def _own_pass(self, name: str) -> Iterator[None]:
@@ -449,16 +492,29 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         numpy.random.set_state(numpy_state)
 
 
+def _random_state(device: torch.device) -> list[torch.Tensor]:
+    """Returns the states of torch's generators of the CPU and of the device."""
+    of_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *of_device]
+
+
+def _set_random_state(device: torch.device, states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
 @contextlib.contextmanager
 def _rounding(view: support.ModelView) -> Iterator[None]:
-    """Multiplies outputs of the embedding and of every layer by numbers within ROUNDING of 1."""
+    """Multiplies outputs of the embedding and of every layer by numbers within ROUNDING of 1, below
+    FP32 within the dtype's own rounding."""
 
     # Of its own: the masks of dropout come from torch's.
     generator = torch.Generator(view.embedding.weight.device).manual_seed(0)
 
     def off(hidden: torch.Tensor) -> torch.Tensor:
         noise = torch.empty_like(hidden, requires_grad=False).uniform_(-1, 1, generator=generator)
-        return hidden * (1 + ROUNDING * noise)
+        return hidden * (1 + max(ROUNDING, torch.finfo(hidden.dtype).eps) * noise)
 
     def hook(module, args, output):
         return (off(output[0]), *output[1:]) if isinstance(output, tuple) else off(output)

@@ -28,7 +28,11 @@ ACCEPTED = (
 
 # Attributes of modules with rates of what acts on all rows or on none. A rare event could escape
 # the check.
-RANDOM_RATES = ("drop_path", "layer_dropout", "layerdrop", "module_dropout", "rank_dropout")
+RANDOM_RATES = (
+    *("drop_path", "layer_dropout", "layerdrop", "module_dropout", "rank_dropout"),
+    # Of routers: noise in their input or choice.
+    *("jitter_noise", "input_jitter_noise", "router_jitter_noise", "moe_jitter_eps"),
+)
 
 # Names of the arguments; the defaults are those of torch.nn.functional.
 _FUNCTIONS = {

@@ -22,6 +22,12 @@ from .attention import Packed, Run
 from .support import UnsupportedModelError
 
 
+# A step so far below zero that its softplus is exactly 0.
+NO_STEP = 1e4
+# A gate that multiplies by exactly itself: its sigmoid is 1 in every dtype.
+OPEN = 64.0
+
+
 class _Recurrence(Protocol):
     """How one kind of function takes and returns tokens and states. Its first argument has the
     tokens; ``tokens_last``: they are the last dimension, else the second."""
@@ -84,7 +90,7 @@ class _SelectiveScan:
 
     def run(self, call, start):
         _check_has_no_cache(call, "return_last_state")
-        out, end = call.function(*call.args, **call.kwargs | {"return_last_state": True})
+        out, end = self._run_to_state(call)
         if start is None:
             return out, end
         # The function takes no state, but is linear in it: what is left of it is added.
@@ -98,6 +104,38 @@ class _SelectiveScan:
         if call.kwargs.get("z") is not None:
             read = read * silu(call.kwargs["z"])
         return out + read.to(out.dtype), end + left[:, :, -1]
+
+    def _run_to_state(self, call):
+        """Returns the outputs, and the state after the last token.
+
+        The kernel of mamba_ssm returns that state without a gradient. Outputs have one: as many
+        tokens as the state is wide follow, which change nothing, and of which each reads a column.
+        """
+        columns, steps, rates, inputs, readers, *others = call.args
+        options = call.kwargs | {"return_last_state": True}
+        tokens, width = columns.shape[-1], rates.shape[-1]
+        bias = options.get("delta_bias")
+        nothing = 0.0 if bias is None else -bias[..., None]
+        if options.get("delta_softplus"):
+            nothing = nothing - NO_STEP
+        still = torch.zeros_like(steps[..., :1]) + nothing
+        each = torch.eye(width, dtype=readers.dtype, device=readers.device)
+        gate = options.get("z")
+        if gate is not None:
+            options["z"] = pad(gate, (0, width), value=OPEN)
+        out, end = call.function(
+            pad(columns, (0, width)),
+            torch.cat([steps, still.to(steps.dtype).expand(*steps.shape[:-1], width)], -1),
+            rates,
+            pad(inputs, (0, width)),
+            torch.cat([readers, each.expand(*readers.shape[:-1], width)], -1),
+            *others,
+            **options,
+        )
+        read = out[..., tokens:].to(end.dtype)
+        if gate is not None:
+            read = read / OPEN
+        return out[..., :tokens], end.detach() + (read - read.detach())
 
     def returned(self, out):
         return out

@@ -63,7 +63,8 @@ _own = PreTrainedConfig.__dict__["_attn_implementation"]
 
 
 def _implementation(config) -> str | None:
-    return _own.fget(config) if getattr(_active, "attend", None) is None else _active.name
+    name = getattr(_active, "name", None)
+    return _own.fget(config) if name is None else name
 
 
 _of_thread = property(_implementation, _own.fset)
@@ -72,13 +73,14 @@ _of_thread = property(_implementation, _own.fset)
 class use:
     """Context: this thread's registry attention calls go to ``attend``."""
 
-    def __init__(self, attend: Attend, name: str = NAME):
-        """``name``: of the implementation that configurations report."""
+    def __init__(self, attend: Attend | None, name: str = NAME):
+        """``name``: of the implementation that configurations report. ``attend``: None: that
+        implementation is transformers'."""
         self._attend, self._name = attend, name
 
     def __enter__(self):
         global _users
-        self._before = getattr(_active, "attend", None), getattr(_active, "name", NAME)
+        self._before = getattr(_active, "attend", None), getattr(_active, "name", None)
         _active.attend, _active.name = self._attend, self._name
         with _lock:
             _users += 1

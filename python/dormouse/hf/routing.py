@@ -27,7 +27,7 @@ _TOPK = (torch.topk, torch.Tensor.topk)
 
 def count_experts(view: ModelView) -> int:
     """Returns the number of experts of a layer; 0 if the configuration names none."""
-    for config in _configs(view.config):
+    for config in support.configurations(view.config):
         for name in EXPERTS:
             count = getattr(config, name, None)
             if isinstance(count, int):
@@ -41,11 +41,6 @@ def check_ids(view: ModelView, experts: Sequence[torch.Tensor] | None) -> None:
     largest = max((int(each.max()) for each in experts or () if each.numel()), default=0)
     if count and largest >= count:
         raise ArgumentError(f"routed_experts has id {largest}; accepted: below {count}")
-
-
-def _configs(config) -> Iterator[object]:
-    yield config
-    yield from (each for each in vars(config).values() if hasattr(each, "to_dict"))
 
 
 class _Routers(LayerMode):

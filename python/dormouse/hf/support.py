@@ -233,6 +233,12 @@ def _layers(model: torch.nn.Module, config) -> tuple[torch.nn.Module, ...]:
     return tuple(min(lists, key=lambda item: item[:2])[2])
 
 
+def configurations(config) -> Iterator[object]:
+    """Yields a configuration and those inside it: of the text, of images, of experts."""
+    yield config
+    yield from (each for each in vars(config).values() if hasattr(each, "to_dict"))
+
+
 def rope_tables(config) -> list[dict]:
     """Returns the tables of rotary settings of a configuration: its own, and those of each type of
     layers, of which some may have none."""
