@@ -1,9 +1,9 @@
-//! A short way that is open while nothing speaks against it.
+//! A fast path that can be disabled.
 //!
-//! Callers load one word: where the short way leads, or that it is closed. Reasons against it are bits. A reason
-//! closes the way at once; it opens again when a caller that took the long way finds no reason left.
+//! One atomic word holds the pointer of the fast path, or "closed". Each bit of a second word is a reason to close it.
+//! Setting a bit closes the path at once; the next caller of the slow path that finds no bit set opens it again.
 //!
-//! - **G1** After `change` has added a reason, every thread that the call happens before finds the way closed, until all
+//! - **G1** After `change` has added a reason, every thread that the call happens before finds the path closed, until all
 //!   reasons are removed.
 //!
 //! Each closing has a number of its own, and an opening replaces the very closing that it saw before it looked at the
@@ -13,14 +13,14 @@ use std::ptr::without_provenance_mut;
 
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// Bit of a closed way. Targets are aligned, so they do not have it.
+/// Bit of a closed path. Targets are aligned, so they do not have it.
 const CLOSED: usize = 1;
 /// Bits of the reasons; the others count closings.
 const REASONS: u64 = u32::MAX as u64;
 /// One closing.
 const CLOSING: u64 = 1 << 32;
 
-/// A short way to a `T`. Any-thread, no locks.
+/// A fast path to a `T`. Any-thread, no locks.
 #[derive(Debug)]
 pub struct Gate<T> {
     target: AtomicPtr<T>,
@@ -48,7 +48,7 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Returns where the short way leads; `None` while it is closed.
+    /// Returns the target of the fast path; `None` while it is closed.
     #[inline]
     #[must_use]
     pub fn target(&self) -> Option<*mut T> {
@@ -64,7 +64,7 @@ impl<T> Gate<T> {
         self.word.load(Ordering::SeqCst) as u32
     }
 
-    /// Replaces the reasons by what `change` makes of them. If there are any, the way is closed on return.
+    /// Replaces the reasons by what `change` makes of them. If there are any, the path is closed on return.
     pub fn change(&self, change: impl Fn(u32) -> u32) {
         let closed = |seen: u64| {
             let closings = (seen & !REASONS).wrapping_add(CLOSING);
@@ -80,7 +80,7 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Opens the way to `target` if nothing speaks against it.
+    /// Opens the path to `target` if there is no reason against it.
     pub fn open(&self, target: *mut T) {
         let seen = self.target.load(Ordering::SeqCst);
         if seen.addr() & CLOSED != 0 && self.reasons() == 0 {
@@ -127,7 +127,7 @@ mod loom_tests {
 
     /// G1: two callers open, and one of them learns of a reason.
     #[test]
-    fn loom_a_reason_closes_the_way_for_whoever_learns_of_it() {
+    fn loom_a_reason_closes_the_path_for_whoever_learns_of_it() {
         loom::model(|| {
             let gate = Arc::new(Gate::<u64>::new(0));
             let is_told = Arc::new(AtomicBool::new(false));

@@ -12,12 +12,6 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// Returns the sum of all decreases.
-    #[must_use]
-    pub const fn removed_total(&self) -> u64 {
-        self.added_total - self.current
-    }
-
     #[inline]
     pub(crate) fn add(&mut self, value: u64) {
         self.current += value;

@@ -1,8 +1,8 @@
 //! Planning for several ranks, pipeline stages, context shards, experts and rollouts.
 //!
-//! Plans are reachable through `dormouse_schedule_query`, the command-line program and Python. The adapter of
-//! Megatron carries out the lists of pipelines, and prompts of context shards; no trainer executes the others yet. `dormouse-schedule` makes
-//! the plans that trainers execute; this crate extends it. Data in, data out: no I/O, no threads, no clock;
+//! Plans are reachable through `dormouse_schedule_query`, the command-line program and Python. `dormouse.megatron`
+//! executes lists of pipeline stages, context shards and the shares of replicas, `dormouse.rollouts` assignments of rollouts; nothing executes
+//! those of experts. This crate extends the plans of `dormouse-schedule`. Data in, data out: no I/O, no threads, no clock;
 //! equal input gives equal plans on every rank.
 //!
 //! # Glossary

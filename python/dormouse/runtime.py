@@ -118,8 +118,9 @@ class Runtime(_Handle):
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def info(self) -> dict:
-        """Returns device, page size, budgets, rates, ``modes`` and ``tiers``.
+        """Returns what the runtime is: names of ``dormouse_info_t`` in ``dormouse.h``.
 
+        Sizes are in bytes, rates in bytes per second. ``modes`` and ``tiers`` list names, and
         ``unavailable_reason`` states why a mode or tier is missing.
         """
         info = native.Info()
@@ -132,8 +133,13 @@ class Runtime(_Handle):
         return plain
 
     def stats(self) -> dict:
-        """Returns current and peak bytes per tier and role, copies per direction, stall in ns,
-        bytes written to the file tier, and the rest of its daily write budget."""
+        """Returns the counters of ``dormouse_stats_t`` in ``dormouse.h``, under its names.
+
+        ``allocated``, ``requested``, ``mapped``, ``cached`` and ``asleep``, and ``tiers`` and
+        ``roles`` by name, have ``current_bytes``, ``peak_bytes`` and ``count``; ``copies`` by
+        direction have ``bytes`` and ``count``. Other sizes end in ``_bytes``, times in
+        ``_ns``.
+        """
         stats = native.Stats()
         native.call("runtime_get_stats", self._handle, 0, ctypes.byref(stats))
         result = {name: getattr(stats, name) for name in _plain(native.Stats)}
@@ -158,13 +164,17 @@ class Runtime(_Handle):
         native.call("runtime_get_stats", self._handle, native.STATS_BEGIN_INTERVAL, None)
 
     def trim(self) -> int:
-        """Releases cached free pages to the system. Returns the bytes released."""
+        """Releases cached free pages to the system or the driver. Returns the bytes released."""
         freed = ctypes.c_uint64()
         native.call("runtime_trim", self._handle, ctypes.byref(freed))
         return freed.value
 
     def set_budget(self, tier: str, nbytes: int) -> None:
-        """Sets a tier's budget in bytes. 0 closes ``host`` or ``nvme``; not for ``device``."""
+        """Sets a tier's budget in bytes. 0 closes ``host`` or ``nvme``; not for ``device``.
+
+        Raises :class:`ArgumentError` for another tier or a size that is not accepted, and
+        :class:`MemoryTierError` for a tier that the runtime does not have.
+        """
         native.call("runtime_set_budget", self._handle, _tier_code(tier), nbytes)
 
     def dump(self, path: str | os.PathLike | None = None, format: str | None = None) -> Path:
@@ -277,7 +287,12 @@ class Tag(_Handle):
                 native.check(left[0])
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Tags the tensor's storage. The whole block around it sleeps."""
+        """Tags the tensor's storage. The whole block around it sleeps.
+
+        Raises :class:`MemoryTierError` for memory that is not dormouse's, and :class:`StateError`
+        for a block that belongs to a prefix or to another tag. Memory that is registered with NCCL
+        or exported by CUDA IPC must not be tagged; nothing checks it.
+        """
         storage = tensor.untyped_storage()
         native.call("tag_add", self._handle, storage.data_ptr(), storage.nbytes())
 
@@ -288,7 +303,9 @@ class Tag(_Handle):
         Otherwise returns the reason as a :class:`StayedAwake`. If its ``is_partial`` is true, a
         part of the memory sleeps: do not access any of it before :meth:`wake`.
 
-        Synchronizes the GPU first: streams that were not recorded can use long-lived memory.
+        ``tier``: ``"nvme"`` or ``"host"``. Synchronizes the GPU first: streams that were not
+        recorded can use long-lived memory. Raises :class:`MemoryTierError` for a closed tier and
+        :class:`StorageError` if the file cannot be written.
         """
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
@@ -299,12 +316,21 @@ class Tag(_Handle):
         return StayedAwake(native.last_error(), is_partial=status == native.PARTIAL)
 
     def wake(self) -> None:
-        """Restores all bytes at their original addresses."""
+        """Restores all bytes at their original addresses; every stream can use them afterwards.
+
+        Raises :class:`MemoryTierError` without room, :class:`StorageError` if the file lost or
+        changed bytes, and :class:`StateError` if another thread puts the memory to sleep meanwhile.
+        What could not wake stays asleep, with its data.
+        """
         native.call("tag_wake", self._handle, self._runtime.stream())
 
 
 class Prefix(_Handle):
-    """A prefix across phases A, B and C. Not thread-safe."""
+    """A prefix across phases A, B and C. Not thread-safe.
+
+    Every method raises :class:`StateError` for a call out of order, and :class:`ArgumentError` for
+    a layer, slot or size that is not accepted.
+    """
 
     _destroy = "prefix_destroy"
 
@@ -326,7 +352,11 @@ class Prefix(_Handle):
 
     def mark(self, edge: native.Edge, layer: int) -> None:
         """Marks the begin or end of a layer's forward or backward. May block until the layer is
-        awake."""
+        awake.
+
+        Raises :class:`MemoryTierError` or :class:`StorageError` if it cannot wake; its data is
+        kept.
+        """
         native.call("prefix_mark_edge", self._handle, edge, layer, self._runtime.stream())
 
     def dormant(self, layer: int, addresses: Sequence[int]) -> None:

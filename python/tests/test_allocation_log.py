@@ -9,21 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benches" / "traces"))
 import format as traces  # noqa: E402
 
 LIBRARY = os.environ.get("DORMOUSE_LIB", "")
 PROGRAM = Path(LIBRARY).parent / "dormouse"
-pytestmark = [
-    pytest.mark.skipif(
-        "dormouse_preload" not in os.environ.get("LD_PRELOAD", ""),
-        reason="without the preload library",
-    ),
-    pytest.mark.skipif(not PROGRAM.exists(), reason="without the program"),
-]
 
 # Two threads, a block from before the log, one that sleeps, and one that lives at the end.
 RUN = """

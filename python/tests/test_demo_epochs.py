@@ -105,9 +105,6 @@ def test_a_step_trains_on_its_answers_and_the_sampler_follows(runtime):
     assert again.step(0, "p", prompt, [["5"], ["11"], ["23"]]) == answers
 
 
-@pytest.mark.skipif(
-    not (epochs.DIRECTORY / epochs.INDEX_FILE).exists(), reason="no epochs are recorded yet"
-)
 def test_the_shipped_recording_is_of_the_shipped_prompts():
     found = epochs.read()
     assert set(found.prompts) <= set(trace.read().groups)

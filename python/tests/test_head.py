@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 from model_zoo import in_fp64, zoo_model
@@ -233,7 +234,6 @@ def test_logits_are_kept_otherwise(runtime, head_rows):
 
 
 def test_with_adapters(runtime, head_rows):
-    peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj", "lm_head"])
     model = peft.get_peft_model(tiny(), settings)
     for name, parameter in model.named_parameters():

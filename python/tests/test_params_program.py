@@ -29,12 +29,6 @@ def shown(*arguments: str, **changes: str) -> dict[str, dict]:
     return {param["name"]: param for param in json.loads(told.stdout)}
 
 
-@pytest.fixture(autouse=True)
-def built():
-    if not PROGRAM.is_file():
-        pytest.skip(f"{PROGRAM} is not built: make cli")
-
-
 def test_names_and_texts_are_those_of_the_library():
     param = native.Param()
     names = {}

@@ -24,12 +24,6 @@ FP64_BOUND = 1e-10
 RANKS = 2
 
 
-@pytest.fixture(autouse=True)
-def built():
-    if not PROGRAM.is_file():
-        pytest.skip(f"{PROGRAM} is not built: make cli")
-
-
 def batch() -> list[dict]:
     """Conversations that share beginnings, with masks and weights, as a sampler would log them."""
     generator = torch.Generator().manual_seed(5)

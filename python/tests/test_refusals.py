@@ -32,6 +32,13 @@ def test_something_that_is_no_language_model(runtime):
         SharedPrefix(torch.nn.Linear(2, 2), runtime)
 
 
+def test_a_model_with_an_encoder(runtime):
+    model = tiny()
+    model.config.is_encoder_decoder = True
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has an encoder"):
+        SharedPrefix(model, runtime)
+
+
 ON_CPU = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cpu'\).runtime$"
 ON_ANOTHER = r"Call model.to\('cuda:0'\), or .*: dormouse.install\('cuda:1'\).runtime$"
 ON_BOTH = r"cpu, cuda:1 with a runtime of cuda:0 .* one device. Call model.to\('cuda:0'\)$"

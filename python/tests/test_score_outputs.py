@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import peft
 import pytest
 import torch
 from model_zoo import in_fp64, zoo_model
@@ -158,7 +159,6 @@ def test_prompts_that_sleep(graphs, runtime):
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_with_adapters(graphs, runtime):
-    peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj", "lm_head"])
     model = peft.get_peft_model(tiny(), settings).double()
     for name, parameter in model.named_parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import peft
 import pytest
 import torch
 from models import distance, group, loss_fn, take_gradients, tiny
@@ -81,7 +82,6 @@ class Quantised(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_quantised_weights_below_adapters(dtype, checkpoints, runtime):
-    peft = pytest.importorskip("peft")
     model = tiny(num_hidden_layers=LAYERS, dtype=dtype)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     model = peft.get_peft_model(model, config).to(dtype).train()

@@ -23,11 +23,10 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 import cases
 import dormouse.megatron
 from dormouse.megatron import SharedForwardBackward, forward_backward
-from dormouse.megatron.context_shards import plan_of_readers
 from dormouse.megatron.refusals import unwrapped
 from dormouse.megatron.shared_gpt import SharedGPT
 from models import distance
-from rooms import budget_of
+from rooms import budget_of, plan_of_readers
 
 STAGES = cases.Case(2, stages=2, share={"microbatch_tokens": 9})
 CHUNKS = dataclasses.replace(STAGES, chunks=2, config=cases.INTERLEAVED)

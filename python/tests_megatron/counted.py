@@ -18,11 +18,12 @@ from dormouse.hf.prefix import PrefixForward
 from dormouse.hf.step import LivePrefix, Step
 from dormouse.megatron.context import is_context_parallel
 from dormouse.megatron.context_ring import ShardRing, _Passing
-from dormouse.megatron.context_shards import RING, Shard, plan_of_readers
+from dormouse.megatron.context_shards import RING, Shard
 from dormouse.megatron.mixers import GPTMixers
 from dormouse.megatron.shared_gpt import SharedGPT
 from dormouse.megatron.stage import Stage
 from dormouse.runtime import Prefix
+from rooms import plan_of_readers
 
 FORWARD, BACKWARD = "forward", "backward"
 # What a rank of several sends to others, of the bytes that it gives a collective: as gloo and NCCL

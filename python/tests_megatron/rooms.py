@@ -9,7 +9,15 @@ from megatron.core.models.gpt import GPTModel
 
 import dormouse
 from dormouse.megatron.context import is_context_parallel
-from dormouse.megatron.context_shards import RING, plan_of_readers
+from dormouse.megatron import context_shards
+from dormouse.megatron.context_shards import RING
+
+
+def plan_of_readers(gpt: GPTModel, tokens: int, way: str | None = None) -> dict:
+    """Returns the planner's answer for microbatches of whole responses that read a prompt.
+    ``way``: None: chosen where there is room."""
+    sizes = context_shards._sizes(gpt)
+    return context_shards._plan(tokens, None, way=way, room_bytes=None, **sizes)
 
 
 def room_of(

@@ -20,7 +20,7 @@
 //! - **I5** No op needs more memory than the budgets, unless the runtime decides residency.
 //!
 //! ```text
-//!   Forest ──► Plan ──next()──► PrefixForward ► Microbatch … Microbatch ► PrefixBackward ► Done
+//!   Forest ──► Plan ──next_op()► PrefixForward ► Microbatch … Microbatch ► PrefixBackward ► Done
 //!   options ─►  │ │               └► children, each likewise ─────┘
 //!              │ │                         ◄──complete(id)──
 //!              │ └──predict()──► Prediction        └──to_json()──► text;  PlanFile ──► text ──► PlanFile

@@ -1,1 +1,1 @@
-//! Tests that cross rooms live in `tests/tests`; this crate has no code of its own.
+//! Tests that cross crates live in `tests/tests`; this crate has no code of its own.

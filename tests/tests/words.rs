@@ -1,4 +1,4 @@
-//! Retired names stay retired (docs/glossary.md): identifiers of the rooms, the C header, the
+//! Retired names stay retired (docs/glossary.md): identifiers of the crates, the C header, the
 //! environment table and the Python package.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

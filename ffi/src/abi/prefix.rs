@@ -103,6 +103,9 @@ pub unsafe extern "C" fn dormouse_prefix_destroy(
 /// Enters phase A, B or C (`DORMOUSE_PHASE_*`), in this order. Entering B also puts the last layers
 /// to sleep. Entering C starts the wake of the last layers.
 ///
+/// `stream` is the stream that runs the phases: copies out wait for the work queued on it. Work of other streams on
+/// dormant memory must be complete, or `dormouse_mem_record_stream` must name them.
+///
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase, `STATE` for a
 /// repeated or skipped phase.
 #[unsafe(no_mangle)]
@@ -123,7 +126,8 @@ pub unsafe extern "C" fn dormouse_prefix_enter_phase(
 /// Marks the begin or end of a layer's forward or backward (`DORMOUSE_EDGE_*`). Between
 /// `FORWARD_BEGIN` and `FORWARD_END`, blocks that the calling thread allocates on the runtime's device
 /// belong to the layer. After `FORWARD_END`, the layer below can fall asleep. `BACKWARD_BEGIN` blocks
-/// until the layer and the one below are awake.
+/// until the layer and the one below are awake; on a GPU work that is queued on `stream` afterwards finds
+/// them awake. `stream` is as of `dormouse_prefix_enter_phase`.
 ///
 /// Exclusive; the forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of order, and

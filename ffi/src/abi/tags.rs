@@ -152,7 +152,8 @@ pub unsafe extern "C" fn dormouse_tag_leave(tag: *mut dormouse_tag_t) -> dormous
 /// Adds the existing block that contains `[ptr, ptr + bytes)` to the tag. Only pages that the block
 /// does not share with another block can sleep. A host block, and a GPU block allocated inside a tag
 /// or a layer, shares no page; another GPU block can share its first and last page. A block without
-/// a page of its own stays awake.
+/// a page of its own stays awake. Memory that is registered with NCCL or exported by CUDA IPC must not be
+/// added, nor belong to a tag or a layer that sleeps; nothing checks it.
 ///
 /// Any-thread. Does not change the ownership of the memory. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `ARGUMENT` if the range exceeds the block, `NOT_OURS`, `BUSY` if the block belongs to a prefix or
@@ -187,6 +188,9 @@ pub unsafe extern "C" fn dormouse_tag_add(
 /// addresses stay reserved, and the pages are returned to the system or the driver. On the host device
 /// an access to sleeping memory wakes it; with `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a
 /// GPU it destroys the CUDA context. Memory that is written during the call stays awake.
+///
+/// The copies wait for the work queued on `stream`, on the streams that the memory was allocated for, and on those that
+/// `dormouse_mem_record_stream` named. Work of other streams on the memory must be complete.
 ///
 /// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
 /// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The

@@ -112,7 +112,7 @@ fn malloc(
 #[expect(clippy::inline_always, reason = "most requests consist of little else")]
 fn serve_plain<R>(device: i32, serve: impl FnOnce(&'static Heap) -> Option<R>) -> Option<R> {
     let heap = request_flags::plain_heap(device)?;
-    // SAFETY: `malloc_cached` alone opens the way, to heaps, which are never destroyed.
+    // SAFETY: `malloc_cached` alone opens the path, to heaps, which are never destroyed.
     serve(unsafe { &*heap.cast::<Heap>() })
 }
 

@@ -29,7 +29,6 @@ MODEL_ID = "SmolLM2-135M-Instruct"
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-TOKENIZER_FILE = "tokenizer.json"
 
 # Part of the directory's name, so that caches of other versions of this code are not read.
 CACHE_FORMAT = 1

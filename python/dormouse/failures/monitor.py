@@ -38,8 +38,8 @@ class _Peer:
 class Monitor:
     """Accepts a connection of each rank, and passes on the first failure.
 
-    A connection that ends without a word is a death. The thread ends with the last connection, or
-    with the process.
+    A connection that closes without a message means that its process ended. The thread ends with
+    the last connection, or with the process.
     """
 
     def __init__(self, host: str, ranks: int):

@@ -124,7 +124,7 @@ class ScoredModel(CheckedModel):
         mask, or a function that is called for each response when its log-probabilities are known.
         Values do not change. The row that predicts a dropped token gets no gradient in any layer, nor do
         its K and V, and what it saved is freed before anything sleeps. Rows of prompts count as
-        kept. What a loss says of a dropped token does not count. Rows run as groups, not as trees.
+        kept. The gradient of a loss at a dropped token is ignored. Rows run as groups, not as trees.
         :attr:`TokenScores.filtered` says what was freed.
 
         Of a :class:`dormouse.Group`: returns :class:`GroupScores`, without a graph. Responses of

@@ -1,12 +1,12 @@
 """Values of a padded or packed batch with a graph: the way into a trainer that has its own loss.
 
 The trainer computes its loss from the values and calls its own ``backward``; the shared step runs
-inside one node of that graph. Two modes:
+inside one node of that graph. Two ways, ``graphs``:
 
-- *kept*: one forward. Graphs of prompts and microbatches live until the backward, and sleep
+- ``"kept"``: one forward. Graphs of prompts and microbatches live until the backward, and sleep
   meanwhile where they may. They end at the hidden states if the model's head runs apart
   (:mod:`.head`).
-- *twice*: a forward without a graph, and in the backward an ordinary step whose losses have the
+- ``"twice"``: a forward without a graph, and in the backward an ordinary step whose losses have the
   known gradients of the values: one microbatch's graph at a time.
 """
 

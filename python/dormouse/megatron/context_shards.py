@@ -57,12 +57,6 @@ def choose_way(gpt: GPTModel, tokens: int, layers: int, room_bytes: int) -> str:
     return exchange["way"]
 
 
-def plan_of_readers(gpt: GPTModel, tokens: int, way: str | None = None) -> dict:
-    """Returns the planner's answer for microbatches of whole responses that read a prompt.
-    ``way``: None: chosen where there is room."""
-    return _plan(tokens, None, way=way, room_bytes=None, **_sizes(gpt))
-
-
 def _sizes(gpt: GPTModel) -> dict[str, int]:
     layers, own = gpt.decoder.layers, gpt.decoder.layers[0].self_attention
     # K and V. A pass may run with other weights than the trainer's.

@@ -27,14 +27,14 @@ WORKER = "nemo_rl.models.policy.workers.dtensor_policy_worker_v2"
 
 def share(module: ModuleType, **options) -> SharedForward:
     """Replaces ``forward_with_post_processing_fn`` in NeMo-RL's module :data:`MODULE` by one that
-    computes equal prompts once per micro-batch, and returns it; :func:`restore` puts the own back.
+    computes equal prompts once per micro-batch, and returns it; :func:`restore` puts NeMo-RL's back.
 
     NeMo-RL's worker imports the function by name, so this comes before the worker's import. A row's
     prompt is its tokens before the first of ``token_mask``. Values of prompts' tokens, which
     NeMo-RL's losses mask, are 0. Calls for anything but log-probabilities of rows with a
-    ``token_mask`` run the own function.
+    ``token_mask`` run NeMo-RL's function.
 
-    The first call for a model in training mode, and the first in evaluation mode, compares the own
+    The first call for a model in training mode, and the first in evaluation mode, compares NeMo-RL's
     log-probabilities of a few short rows with the shared ones, and raises
     :class:`UnsupportedTrainerError` if they differ. It is also raised for what is known not to be
     supported.
@@ -48,7 +48,8 @@ def share(module: ModuleType, **options) -> SharedForward:
     check_module(module)
     if WORKER in sys.modules:
         raise UnsupportedTrainerError(
-            f"{WORKER} is imported, and has the own function by name; accepted: share() before"
+            f"{WORKER} was imported earlier and still refers to NeMo-RL's own function; accepted: "
+            "share() before that import"
         )
     own = getattr(module, FUNCTION)
     if isinstance(own, SharedForward):

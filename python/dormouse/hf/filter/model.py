@@ -36,7 +36,7 @@ class TokenFilter:
         ``loss``: a scalar of the outputs of one forward of the model, run in this context.
         ``keep``: bool ``[sequences, columns]``, True for each row of the model's input whose
         backward runs: every row of a prompt, and the rows of a response that predict kept tokens.
-        What the loss says of a dropped row does not count.
+        The gradient of the loss at a dropped row is ignored.
 
         Raises, before any gradient changes, :class:`dormouse.ArgumentError` for a mask of another
         shape or dtype, and for a loss of no forward in this context or of several;
