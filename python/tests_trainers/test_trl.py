@@ -214,6 +214,47 @@ def test_bf16_is_followed(runtime, tmp_path):
     assert distance(found["shared"], found["truth"]) <= 1.25 * own
 
 
+def recording(kind):
+    """Returns a subclass that keeps the log-probabilities that losses read."""
+
+    class Recording(kind):
+        def _get_per_token_logps_and_entropies(self, *args, **named):
+            found = super()._get_per_token_logps_and_entropies(*args, **named)
+            vars(self).setdefault("read", []).append(found[0].detach())
+            return found
+
+    return Recording
+
+
+def sharp(path) -> LlamaForCausalLM:
+    """With logits of about 20, which BF16 rounds by 0.06. Its layers add nothing to the hidden
+    states, so that the head alone rounds."""
+    model = LlamaForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(6)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return model
+
+
+def test_a_head_in_fp32_is_followed_under_autocast(runtime, tmp_path):
+    """TRL runs it outside autocast."""
+    path = saved(tmp_path / "model", torch.float32)
+    found = {}
+    for name, kind, wide in [
+        ("narrow", PlainGRPO, False),
+        ("plain", PlainGRPO, True),
+        ("shared", dormouse.trl.share(PlainGRPO, runtime=runtime), True),
+    ]:
+        changes = {"bf16": True, "max_steps": 1, "cast_lm_head_to_fp32": wide}
+        trainer, _ = run(recording(kind), sharp(path), tmp_path / name, **changes)
+        found[name] = torch.cat([each.flatten() for each in trainer.read])
+    assert trainer.sharing.rows
+    assert (found["narrow"] - found["plain"]).abs().max() > 1e-2, "the option acts"
+    assert (found["shared"] - found["plain"]).abs().max() < 1e-3
+
+
 class Hotter:
     """A head with another temperature than the trainer says."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -22,14 +23,20 @@ _HOOK = "make_inputs_require_grads"
 
 
 @contextlib.contextmanager
-def own_forward(model: torch.nn.Module) -> Iterator[None]:
+def own_forward(
+    model: torch.nn.Module, instead: Mapping[torch.nn.Module, Callable] = MappingProxyType({})
+) -> Iterator[None]:
     """Context in which a model, and the one that peft adapts in it, run the forward of their class
     where one that wraps it was put in its place, and checkpoint nothing.
 
     TRL adds a head that is chosen by an argument, Accelerate a precision context. Whether their
     effect is the caller's own is found by comparing (:mod:`.probe`).
+
+    ``instead``: in place of forwards that the trainer has put into modules.
     """
     with contextlib.ExitStack() as stack:
+        for module, forward in instead.items():
+            stack.enter_context(_without(module, "forward", instead=forward))
         for module in _roots(model):
             if _wraps_own(module):
                 stack.enter_context(_without(module, "forward"))
@@ -47,6 +54,16 @@ def own_forward(model: torch.nn.Module) -> Iterator[None]:
                 if name in vars(module):
                     stack.enter_context(_without(module, name))
         yield
+
+
+def outside_autocast(own: Callable) -> Callable:
+    """Returns a module's forward that computes in the dtypes of its input and weights."""
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return own(hidden_states)
+
+    return forward
 
 
 def _roots(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +17,7 @@ from ..hf.token_scores import TokenScores
 from ..hf.window import Window
 from ..trainers import probe
 from ..trainers.options import Options
-from ..trainers.own_forward import own_forward
+from ..trainers.own_forward import outside_autocast, own_forward
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing as Counts
 
@@ -48,6 +50,8 @@ class SharedRows:
     """Computes the log-probabilities of one trainer."""
 
     options: Options
+    wide_head: bool = False
+    """Whether the trainer computes logits outside autocast."""
     sharing: Sharing = field(default_factory=Sharing)
     _models: dict[torch.nn.Module, SharedPrefix] = field(default_factory=dict)
     _probed: dict[tuple[int, bool, float], Checked] = field(default_factory=dict)
@@ -56,6 +60,8 @@ class SharedRows:
     _open: _Open | None = None
     _windows: list[Window] = field(default_factory=list)
     """The open one, and those of which the microbatch that runs has left the last part."""
+    _heads: dict[torch.nn.Module, tuple[Callable, Callable]] = field(default_factory=dict)
+    """The trainer's forward of a head, and that outside autocast."""
     _noticed: set[str] = field(default_factory=set)
 
     def forget(self) -> None:
@@ -141,8 +147,22 @@ class SharedRows:
         return scores
 
     def _arguments(self, model: torch.nn.Module, options: dict) -> dict:
+        return {**self.options.score, **options, "context": lambda: self._own_forward(model)}
+
+    def _own_forward(self, model: torch.nn.Module) -> contextlib.AbstractContextManager:
+        """Returns the context of passes: the forward of the model's class."""
         plain = sharding.unwrapped(model)
-        return {**self.options.score, **options, "context": lambda: own_forward(plain)}
+        return own_forward(plain, self._wide_head(plain) if self.wide_head else {})
+
+    def _wide_head(self, model: torch.nn.Module) -> dict[torch.nn.Module, Callable]:
+        """Returns the forward of the model's head outside autocast. The same function each time, so
+        that the model is in the same state."""
+        head = model.get_output_embeddings()
+        own = vars(head)["forward"]
+        known = self._heads.get(head)
+        if known is None or own not in known:
+            known = self._heads[head] = own, outside_autocast(own)
+        return {head: known[1]}
 
     def _places(self, batch: Batch, keep: int) -> list[Places] | None:
         try:
@@ -169,7 +189,7 @@ class SharedRows:
         found = self._models.get(model)
         if found is None:
             runtime = self.options.runtime or runtime_of(next(model.parameters()).device)
-            with own_forward(sharding.unwrapped(model)):
+            with self._own_forward(model):
                 found = self.options.shared_prefix(model, runtime)
             self._models[model] = found
         return found

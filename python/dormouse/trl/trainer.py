@@ -25,7 +25,9 @@ class SharedScores:
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
         check_trainer(self)
-        self._shared_rows = SharedRows(self.sharing_options)
+        # TRL runs it in FP32 and outside autocast, and RLOO has no such setting.
+        wide_head = getattr(self.args, "cast_lm_head_to_fp32", False)
+        self._shared_rows = SharedRows(self.sharing_options, wide_head)
         # Microbatches of the accumulation window that have run.
         self._seen_of_window = 0
 
