@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
 
 from dormouse import DormouseError, RankFailedError
 from dormouse.failures import first, messages, scope
@@ -263,6 +265,65 @@ def test_the_error_says_who_and_what():
     error = RankFailedError(first.Failure(3, "ValueError: a loss"))
     assert str(error) == "rank 3 failed: ValueError: a loss"
     assert error.failure.rank == 3 and isinstance(error, DormouseError)
+
+
+@pytest.fixture
+def stores(monkeypatch):
+    """The store as rank 0 has it, and as a rank of another machine does: rank 0's name is a
+    loopback address on its own, and on the other 127.0.0.1 is another machine."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.2", server.port, is_master=False)
+    own_names, own_connect = socket.getaddrinfo, socket.create_connection
+
+    def names(host, *others, **named):
+        return own_names("127.0.1.1" if host == "localhost" else host, *others, **named)
+
+    def connect(address, *others, **named):
+        if dist.get_rank() and address[0] == LOOPBACK:
+            raise ConnectionRefusedError("of another machine")
+        return own_connect(address, *others, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(scope, "_numbers", itertools.repeat(0))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    return server, client
+
+
+def test_rank_0_is_reached_by_the_address_of_the_store(stores, monkeypatch):
+    members = []
+    for rank, store in enumerate(stores):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda store=store: store)
+        members.append(scope._join())
+    error = ValueError("a loss")
+    assert members[1].leave(error) == Failure(1, "ValueError: a loss")
+    members[0]._thread.join(SECONDS_MAX)
+    assert members[0].failure == Failure(1, "ValueError: a loss")
+
+
+def test_rank_0_is_reached_where_the_store_is_on_another_machine():
+    """Whose address leads there first only if rank 0 has nothing better."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    meeting = {"host": "192.0.2.1"}
+    assert scope._hosts(store, meeting | {"at_store": False}) == ["192.0.2.1", "localhost"]
+    assert scope._hosts(store, meeting | {"at_store": True}) == ["localhost", "192.0.2.1"]
+    assert scope._hosts(None, meeting | {"at_store": False}) == ["192.0.2.1"]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the machine has no IPv6")
+def test_the_monitor_is_reached_by_ipv6():
+    ranks = Ranks(2, joined=0)
+    ranks.monitor.meeting["host"] = "::1"
+    assert ranks.join().leave(None) is None
+
+
+def test_a_refused_connection_names_the_address_and_what_helps():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    meeting = {"host": LOOPBACK, "port": port, "token": ""}
+    with pytest.raises(ConnectionError, match=f"{LOOPBACK} port {port}: .*MASTER_PORT alone"):
+        Member(meeting, 1, lambda: None)
 
 
 def is_closed(connection: socket.socket) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .first import Failure
 from .messages import MESSAGE_BYTES_MAX, Lines, described, prepared, send
 from .monitor import ENDED
 
+# To one address.
 CONNECT_S_MAX = 60.0
 # For an answer to a failure: the wait for its cause, and the end of collectives.
 ANSWER_S_MAX = 5.0
@@ -19,14 +20,21 @@ ANSWER_S_MAX = 5.0
 class Member:
     """One rank. A thread of its own hears of failures."""
 
-    def __init__(self, meeting: dict, rank: int, on_failure: Callable[[], None]):
+    def __init__(
+        self,
+        meeting: dict,
+        rank: int,
+        on_failure: Callable[[], None],
+        hosts: Sequence[str] = (),
+    ):
         """``meeting``: of the monitor. ``on_failure``: called once, in the thread, after any rank
-        failed; this one too.
+        failed; this one too. ``hosts``: names or addresses of the monitor's machine, in the order
+        in which they are tried; none: that of ``meeting``.
 
-        Raises :class:`OSError` if the monitor cannot be reached.
+        Raises :class:`ConnectionError` if the monitor cannot be reached.
         """
-        address = (meeting["host"], meeting["port"])
-        self._connection = prepared(socket.create_connection(address, CONNECT_S_MAX))
+        hosts = list(hosts) or [meeting["host"]]
+        self._connection = prepared(_connected(hosts, meeting["port"], rank))
         self._connection.settimeout(None)
         self.rank = rank
         self.failure: Failure | None = None
@@ -77,3 +85,17 @@ class Member:
                 self._may_end |= "monitor_may_end" in message
             if not received:
                 return None if self._may_end else Failure(0, ENDED)
+
+
+def _connected(hosts: Sequence[str], port: int, rank: int) -> socket.socket:
+    found = []
+    for host in hosts:
+        try:
+            return socket.create_connection((host, port), CONNECT_S_MAX)
+        except OSError as error:
+            found.append(f"{host} port {port}: {error}")
+    raise ConnectionError(
+        f"rank {rank} cannot connect to rank 0 at {', '.join(found)}; accepted: a MASTER_ADDR by "
+        "which every rank reaches rank 0's machine, and no firewall between ranks. One that opens "
+        "MASTER_PORT alone does not suffice: the system chooses this port"
+    )

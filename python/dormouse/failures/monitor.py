@@ -35,6 +35,18 @@ class _Peer:
     lines: Lines = field(default_factory=Lines)
 
 
+def _listening(backlog: int) -> socket.socket:
+    """Returns a socket on all interfaces, by IPv4 and IPv6 where the machine has both: another rank
+    may know this machine by another address than its own."""
+    if socket.has_dualstack_ipv6():
+        # A machine may have the sockets and no address for them.
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("::", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+    return socket.create_server(("", 0), backlog=backlog)
+
+
 class Monitor:
     """Accepts a connection of each rank, and passes on the first failure.
 
@@ -43,9 +55,8 @@ class Monitor:
     """
 
     def __init__(self, host: str, ranks: int):
-        """``host``: the address of this machine at which other ranks reach it."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = socket.create_server((host, 0), family=family, backlog=ranks)
+        """``host``: an address of this machine for ranks that know no other."""
+        server = _listening(ranks)
         server.setblocking(False)
         self._server = closed_in_children(server)
         self._token = secrets.token_hex(TOKEN_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import itertools
 import json
 import socket
@@ -40,7 +41,8 @@ def fail_together() -> Iterator[None]:
     process, and without torch.distributed. Not thread-safe. Costs a thread and a connection to rank
     0, and nothing per step.
 
-    Raises :class:`OSError` if rank 0 cannot be reached, and the store's error if it does not come.
+    Raises :class:`ConnectionError` if rank 0 cannot be reached, and the store's error if it does not
+    come.
     """
     global _member
     if ranks.world_size(None) == 1 or _member is not None:
@@ -81,23 +83,43 @@ def _may_follow(error: BaseException) -> bool:
 def _join() -> Member:
     """Connects this rank to the monitor, which is rank 0's."""
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    key = f"dormouse/failures/{next(_numbers)}"
+    key, own = f"dormouse/failures/{next(_numbers)}", _tcp_store(store)
     if rank == 0:
-        store.set(key, json.dumps(Monitor(_address(store), dist.get_world_size()).meeting))
-    return Member(json.loads(store.get(key)), rank, end_waits)
+        host, at_store = _address(own)
+        meeting = Monitor(host, dist.get_world_size()).meeting
+        store.set(key, json.dumps(meeting | {"at_store": at_store}))
+    meeting = json.loads(store.get(key))
+    return Member(meeting, rank, end_waits, _hosts(own, meeting))
 
 
-def _address(store: dist.Store) -> str:
-    """Returns the address of this machine at which the other ranks reach it."""
+def _tcp_store(store: dist.Store) -> dist.TCPStore | None:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
+    return store if isinstance(store, dist.TCPStore) else None
+
+
+def _hosts(store: dist.TCPStore | None, meeting: dict) -> list[str]:
+    """Returns where this rank looks for rank 0's machine, the most likely place first.
+
+    Rank 0 may know itself by an address that means another machine to this one: Debian maps a
+    machine's own name to 127.0.1.1. If the store is on its machine, this rank has reached that.
+    """
+    own = [meeting["host"]]
+    if store is None:
+        return own
+    return [store.host, *own] if meeting["at_store"] else [*own, store.host]
+
+
+def _address(store: dist.TCPStore | None) -> tuple[str, bool]:
+    """Returns an address of this machine for the other ranks, and whether the store is on it."""
+    if store is not None:
         # The one that faces the store, which all ranks reach. Nothing is sent.
-        kind, *_, there = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(there)
-            return probe.getsockname()[0]
+        for kind, *_, there in socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as probe:
+                probe.connect(there)
+                here = probe.getsockname()[0]
+                return here, here == there[0] or ipaddress.ip_address(here).is_loopback
     try:
-        return socket.gethostbyname(socket.gethostname())
+        return socket.gethostbyname(socket.gethostname()), False
     except OSError:
-        return "127.0.0.1"
+        return "127.0.0.1", False
