@@ -363,6 +363,7 @@ def test_a_class_with_another_method_is_refused():
         ({"aux_loss_enabled": True}, "router_aux_loss_coef=0.0"),
         ({"is_fsdp_enabled": True}, "sharded by FSDP"),
         ({"is_deepspeed_enabled": True}, "sharded by FSDP or DeepSpeed"),
+        ({"is_distributed_loading_by_transformers": True}, "accepted: .* every rank loads whole"),
     ],
 )
 def test_trainers_refused_by_name(attributes, message):

@@ -7,7 +7,11 @@ import random
 import peft
 import pytest
 import torch
+import torch.distributed as dist
 from models import distance
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from transformers import LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM
 from trl_runs import PlainGRPO, exact_all, made, run, same_logs, saved
 
@@ -236,3 +240,35 @@ def test_attention_scaled_by_positions_is_refused(runtime, tmp_path):
     trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
     with pytest.raises(UnsupportedTrainerError, match="without .*llama_4_scaling_beta"):
         run(trainer_class, Ministral3ForCausalLM(config), tmp_path)
+
+
+def sharded(trainer):
+    fully_shard(trainer.model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def split(trainer):
+    parallelize_module(
+        trainer.model, init_device_mesh("cpu", (1,)), {"lm_head": ColwiseParallel()}
+    )
+
+
+def loaded_in_parts(trainer):
+    trainer.is_distributed_loading_by_transformers = True
+
+
+@pytest.mark.parametrize("take_apart", [sharded, split, loaded_in_parts])
+def test_a_model_of_which_ranks_hold_parts_is_refused(take_apart, path, runtime, tmp_path):
+    """As from_pretrained leaves it: Accelerate wraps none of these."""
+
+    class Apart(PlainGRPO):
+        def __init__(self, *args, **named):
+            super().__init__(*args, **named)
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            take_apart(self)
+
+    trainer_class = dormouse.trl.share(Apart, runtime=runtime)
+    try:
+        with pytest.raises(UnsupportedTrainerError, match="parts of the model.*loads whole"):
+            made(trainer_class, plain_model(path), tmp_path)
+    finally:
+        dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from ..hf import sharding, tensor_parallel
 from ..hf.support import rope_tables
 from ..trainers.refusals import UnsupportedTrainerError, refuse
 
@@ -68,6 +69,14 @@ def check_trainer(trainer) -> None:
             or getattr(trainer, "is_deepspeed_enabled", False),
             "weights or gradients are sharded by FSDP or DeepSpeed",
             "one process, or DistributedDataParallel",
+        ),
+        (
+            getattr(trainer, "is_distributed_loading_by_transformers", False)
+            or sharding.sharded_modules(trainer.model)
+            or tensor_parallel.has_parts(trainer.model),
+            "each rank holds parts of the model's weights, which from_pretrained(distributed_config"
+            "=...), fully_shard or a tp_plan gave it",
+            "a model that every rank loads whole, in one process or in DistributedDataParallel",
         ),
     )
 
