@@ -285,16 +285,46 @@ def test_what_the_trainer_does_otherwise_is_refused(
         run(trainer_class, model, tmp_path / "shared")
 
 
-def test_positions_of_padded_rows_are_refused(runtime, tmp_path):
+PRECISIONS = {
+    "fp32": (torch.float32, False),
+    "autocast": (torch.float32, True),
+    "bf16": (torch.bfloat16, False),
+}
+
+
+@pytest.mark.parametrize(("dtype", "bf16"), PRECISIONS.values(), ids=PRECISIONS)
+def test_positions_of_padded_rows_are_refused(dtype, bf16, runtime, tmp_path):
     """TRL numbers the columns: with learned positions a padded row's log-probabilities depend on
     its padding. Shared prompts begin at position 0."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=2)
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    model = GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(config).to(dtype)
+    with torch.no_grad():
+        # By little, which rounding to BF16 may hide.
+        model.transformer.wpe.weight.mul_(0.03)
+    # As with adapters: its gradients would tell.
+    model.transformer.wpe.requires_grad_(False)
     trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
     with pytest.raises(UnsupportedTrainerError, match="padded on the left"):
-        run(trainer_class, model, tmp_path / "shared")
+        run(trainer_class, model, tmp_path / "shared", bf16=bf16)
+
+
+class Cooling(PlainGRPO):
+    """By so little that BF16 may hide it. Its head keeps the temperature it was made with."""
+
+    def training_step(self, *args, **named):
+        if self._step == 4:
+            self.temperature = 0.98
+        return super().training_step(*args, **named)
+
+
+def test_another_temperature_than_the_heads_is_refused(runtime, tmp_path):
+    path = saved(tmp_path / "model", torch.float32)
+    model = LlamaForCausalLM.from_pretrained(path)
+    trainer_class = dormouse.trl.share(Cooling, runtime=runtime)
+    with pytest.raises(UnsupportedTrainerError, match="temperature is 0.98"):
+        run(trainer_class, model, tmp_path / "shared", temperature=1.0, bf16=True)
 
 
 def test_lora_dropout_is_refused_on_the_prompt(runtime, tmp_path):

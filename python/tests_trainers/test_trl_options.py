@@ -175,21 +175,11 @@ def test_a_checkpoint_is_resumed(path, runtime, tmp_path):
     assert len(shared[1].gradients) == 2
 
 
-class Cooling(PlainGRPO):
-    """Its head keeps the temperature it was made with."""
-
-    def training_step(self, *args, **named):
-        if self._step == 4:
-            self.temperature = 0.5
-        return super().training_step(*args, **named)
-
-
 def dropping(path):
     return LlamaForCausalLM.from_pretrained(path, dtype=torch.float64, attention_dropout=0.1)
 
 
 REFUSED = {
-    "temperature": ({"kind": Cooling}, UnsupportedTrainerError, "own log-probabilities of a small"),
     "noise": ({"neftune_noise_alpha": 5.0}, UnsupportedModelError, "it is random"),
     "dropout": ({"make": dropping}, UnsupportedModelError, "attention_dropout 0.1"),
 }

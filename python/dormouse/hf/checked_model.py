@@ -104,6 +104,11 @@ class CheckedModel:
         """Of passes, and of the values that they return."""
         return self._runtime.device
 
+    @property
+    def layers(self) -> Sequence[torch.nn.Module]:
+        """Of the model's decoder, in the order in which they run."""
+        return self._view.layers
+
     def _alone(self, *, in_backward: bool = False) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which no other thread may run passes of the model."""
         return one_thread.holding(self._held, in_backward=in_backward)

@@ -20,6 +20,7 @@ from ..trainers.options import Options
 from ..trainers.own_forward import outside_autocast, own_forward
 from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing as Counts
+from .positions import check_positions
 
 _log = logging.getLogger(__name__)
 
@@ -54,9 +55,8 @@ class SharedRows:
     """Whether the trainer computes logits outside autocast."""
     sharing: Sharing = field(default_factory=Sharing)
     _models: dict[torch.nn.Module, SharedPrefix] = field(default_factory=dict)
-    _probed: dict[tuple[int, bool, float], Checked] = field(default_factory=dict)
-    """By identity of a check, which is kept alive, whether gradients were compared, and the
-    temperature: TRL's head has one of its own."""
+    _probed: dict[tuple[int, bool], Checked] = field(default_factory=dict)
+    """By identity of a check, which is kept alive, and whether gradients were compared."""
     _open: _Open | None = None
     _windows: list[Window] = field(default_factory=list)
     """The open one, and those of which the microbatch that runs has left the last part."""
@@ -197,10 +197,12 @@ class SharedRows:
     def _compare_if_new(
         self, model, shared: SharedPrefix, scores: TokenScores, own: probe.Scores, options: dict
     ) -> None:
-        key = (id(scores.checked), torch.is_grad_enabled(), options["temperature"])
+        key = (id(scores.checked), torch.is_grad_enabled())
         if key in self._probed:
             return
         plain = sharding.unwrapped(model)
+        with self._own_forward(model):
+            check_positions(plain, shared.layers[0], shared.device)
 
         def ours(ids, mask, keep):
             arguments = self._arguments(model, {**options, "keep": keep})

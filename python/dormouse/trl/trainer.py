@@ -28,6 +28,8 @@ class SharedScores:
         # TRL runs it in FP32 and outside autocast, and RLOO has no such setting.
         wide_head = getattr(self.args, "cast_lm_head_to_fp32", False)
         self._shared_rows = SharedRows(self.sharing_options, wide_head)
+        # That of TRL's head, whatever becomes of the trainer's.
+        self._temperature_of_head = self.args.temperature
         # Microbatches of the accumulation window that have run.
         self._seen_of_window = 0
 
@@ -68,6 +70,12 @@ class SharedScores:
             raise UnsupportedTrainerError(
                 f"{', '.join(given) or 'compute_aux_loss'} given; accepted: text, without the "
                 "routers' auxiliary loss"
+            )
+        if self.temperature != self._temperature_of_head:
+            raise UnsupportedTrainerError(
+                f"trainer.temperature is {self.temperature}, and TRL's head divides by the "
+                f"{self._temperature_of_head} that it was made with; accepted: one temperature, in "
+                "the trainer's arguments"
             )
         compute = super()._get_per_token_logps_and_entropies
         options = {"keep": logits_to_keep, "entropy": compute_entropy}
