@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from pathlib import Path
@@ -145,6 +146,44 @@ def test_one_backward_of_two_calls(stage, graphs, engines, runtime, monkeypatch)
     # FP32, of two orders of summation; a part that is lost is far more.
     assert distance(ours, cases.gradients(own)) < 1e-4
     assert stage == 2 or held(engine) == {ZeroParamStatus.NOT_AVAILABLE}
+
+
+SUMMED_PROMPTS = 128
+
+
+@pytest.mark.parametrize("graphs", ["kept", "twice"])
+def test_sums_of_passes_are_as_wide_as_those_of_microbatches(graphs, engines, runtime):
+    """A call has more passes than the engine has microbatches, which it adds up in FP32."""
+    prompts = [3 + row // 2 for row in range(2 * SUMMED_PROMPTS)]
+    ids, mask, keep = padded(prompts, [6] * len(prompts))
+    # Gradients of equal responses point one way: their rounding averages out, that of sums does not.
+    ids[:, -keep:] = ids[0, -keep:]
+
+    def loss_of(values, rows=slice(None)):
+        return (values * mask[rows, -keep:]).sum()
+
+    wide = {"bf16": {"enabled": True}, **cases.FP32_SUMS}
+    # Of few layers, whose own rounding is less than that of sums.
+    first = tiny(dtype=torch.float32, num_hidden_layers=1)
+    own = engines(1, copy.deepcopy(first), gradient_accumulation_steps=SUMMED_PROMPTS, **wide)
+    for rows in cases.parts(len(ids), SUMMED_PROMPTS):
+        own.backward(loss_of(padded_values(own, ids[rows], mask[rows], keep)[0], rows))
+        if not own.is_gradient_accumulation_boundary():
+            own.step()
+    plain = cases.gradients(own)
+    engine = engines(1, copy.deepcopy(first), **wide)
+    scores = SharedPrefix(engine, runtime).score(
+        ids, mask, keep=keep, graphs=graphs, microbatch_tokens=64
+    )
+    # The engine divides by the number of microbatches.
+    engine.backward(loss_of(scores.log_probabilities) / SUMMED_PROMPTS)
+    model = tiny(num_hidden_layers=1)
+    model.load_state_dict({n: p.to(torch.bfloat16) for n, p in first.state_dict().items()})
+    (loss_of(padded_values(model, ids, mask, keep)[0]) / SUMMED_PROMPTS).backward()
+    truth = {name: p.grad for name, p in model.named_parameters()}
+    ours, theirs = (distance(each, truth) for each in (cases.gradients(engine), plain))
+    print(f"SUMS {graphs}: shared {ours:.4f}, the engine's own {theirs:.4f}")
+    assert 0 < ours <= 1.25 * theirs < 0.1
 
 
 class Failing(torch.autograd.Function):

@@ -111,6 +111,12 @@ def gathers(engine) -> bool:
     return engine.zero_optimization_partition_weights()
 
 
+def sums_wide(engine) -> bool:
+    """Returns whether the engine adds up gradients of microbatches in FP32, which are narrower."""
+    model_dtype, sum_dtype = engine.get_data_types()
+    return sum_dtype == torch.float32 and model_dtype != sum_dtype
+
+
 @contextlib.contextmanager
 def around_passes(engine, *, in_backward: bool) -> Iterator[None]:
     """Context of the passes of a forward, or of those in a node of the engine's backward.

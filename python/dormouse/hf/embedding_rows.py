@@ -15,15 +15,22 @@ import torch
 
 from .accumulation import add_embedded, has_rows_apart
 from .support import TRANSFORMERS, ModelView
+from .twins import Twins
+
+# Gradients of so many rows are widened at a time.
+WIDE_ROWS = 4096
 
 
 class EmbeddingRows:
     """Rows that passes read, and the gradients that reach them."""
 
-    def __init__(self, view: ModelView):
-        embedding = view.embedding
-        self._embedding = embedding if _is_by_token(embedding) else None
+    def __init__(self, view: ModelView, twins: Twins):
+        """``twins``: held by modules in the backward."""
+        embedding, self._twins = view.embedding, twins
         self._is_plain = type(embedding) is torch.nn.Embedding and not embedding.sparse
+        # The backward of another one adds up all rows in the gradient's dtype.
+        is_apart = _is_by_token(embedding) and (self._is_plain or not twins.sums_wide)
+        self._embedding = embedding if is_apart else None
         self._tokens: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
         self._anchor = torch.zeros((), requires_grad=True, device="cpu")
@@ -59,6 +66,12 @@ class EmbeddingRows:
         tokens, self._tokens = torch.cat(self._tokens), []
         gradients, self._gradients = torch.cat(self._gradients), []
         weight = self._embedding.weight
+        wide = self._twins.wide_sum(weight) if self._is_plain else None
+        if wide is not None:
+            # A token is in rows of many passes, whose gradients are not to add up narrowly here.
+            for some, own in zip(tokens.split(WIDE_ROWS), gradients.split(WIDE_ROWS), strict=True):
+                add_embedded(wide, some, own.to(wide.dtype), self._embedding.padding_idx)
+            return
         if weight.grad is None or not self._is_plain:
             self._embedding(tokens).backward(gradients)
             return

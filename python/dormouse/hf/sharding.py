@@ -157,6 +157,10 @@ class EngineWeights(ReplicatedWeights):
     def __init__(self, engine: torch.nn.Module):
         super().__init__(engine.module)
         self._engine = engine
+        # A call has more passes than the engine has microbatches.
+        self.sums_wide = deepspeed_engine.sums_wide(engine)
+        # Products would round each sum to the gradient's dtype.
+        self.accumulate_in_place = not self.sums_wide
 
     @property
     def updates(self) -> int:

@@ -284,7 +284,7 @@ class KeptCall(Call):
         super().__init__(*arguments)
         self._head, self._holds_logits, self._asleep = head, holds_logits, asleep
         self._filtered_in = filtered_in
-        self._rows = EmbeddingRows(self._passes.view)
+        self._rows = EmbeddingRows(self._passes.view, self._twins)
         self._stack = contextlib.ExitStack()
         self._steps: list[tuple[RowPlaces, HeldStep]] = []
 

@@ -21,7 +21,7 @@ class Twins:
 
     def __init__(self, model: torch.nn.Module, *, sums_wide: bool = False):
         """``sums_wide``: gradients of passes add up in FP32, and are rounded once at the end."""
-        self._model, self._sums_wide = model, sums_wide
+        self._model, self.sums_wide = model, sums_wide
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         """The model's own parameters that have one, each once."""
         # Made when passes begin: parameters may have no memory between them.
@@ -38,7 +38,7 @@ class Twins:
         for own in self.trainable:
             if own not in self._twins:
                 self._twins[own] = twin = substitutes.parameter_like(own, own.detach())
-                if self._sums_wide and sum_dtype(own) != own.dtype:
+                if self.sums_wide and sum_dtype(own) != own.dtype:
                     twin.register_post_accumulate_grad_hook(self._add)
         before = [(own, own.grad, _version(own.grad)) for own in self.trainable]
         places = substitutes.put(self._model, self._twins.get)
@@ -64,9 +64,18 @@ class Twins:
     @property
     def gradient_bytes_max(self) -> int:
         """Of the gradients of all parameters."""
-        if not self._sums_wide:
+        if not self.sums_wide:
             return sum(own.nbytes for own in self.trainable)
         return sum(own.numel() * sum_dtype(own).itemsize for own in self.trainable)
+
+    def wide_sum(self, twin: torch.nn.Parameter) -> torch.Tensor | None:
+        """Returns the sum of a twin's gradients, to be added to; None if they add up in ``.grad``."""
+        dtype = sum_dtype(twin)
+        if not self.sums_wide or dtype == twin.dtype or not twin.requires_grad:
+            return None
+        if twin not in self._sums:
+            self._sums[twin] = torch.zeros_like(twin, dtype=dtype, requires_grad=False)
+        return self._sums[twin]
 
     def take(self) -> list[torch.Tensor | None]:
         """Returns the gradients that the twins of :attr:`trainable` collected, and clears them."""
