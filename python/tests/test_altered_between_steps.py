@@ -17,6 +17,7 @@ import transformers.models.llama.modeling_llama as llama
 from altered_models import HIDDEN, NOT_EXACT, WIDE, mlp, number, wrap
 from models import distance, group, loss_fn, take_gradients, tiny
 from test_altered_models import FP64_BOUND, dense_backward, error, hold, long_enough, small_model
+from test_token_scores import a_batch
 from torch import nn
 from torch.nn import functional
 
@@ -456,3 +457,21 @@ def test_a_nan_that_the_check_does_not_meet_is_the_dense_one(runtime):
     dense_backward(model, case)
     wanted = take_gradients(model)
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def test_a_buffer_of_equal_values_is_the_same(runtime):
+    """Moving a model to another device and back replaces every buffer."""
+    model, (ids, mask, keep) = small_model(), a_batch()
+    shared, rotary = SharedPrefix(model, runtime), model.model.rotary_emb
+
+    def checked():
+        return shared.score(ids, mask, keep=keep).checked
+
+    first = checked()
+    for _ in range(2):
+        rotary._buffers["inv_freq"] = rotary.inv_freq.clone()
+        assert checked() is first
+    rotary._buffers["inv_freq"] = 1.5 * rotary.inv_freq
+    assert "inv_freq" in checked().reason
+    rotary._buffers["inv_freq"] = rotary.inv_freq.double()
+    assert "inv_freq" in checked().reason

@@ -4,9 +4,10 @@ Compared by identity: parameters, buffers, modules, hooks and attributes of ever
 its containers, the configuration, the functions of each class, the callables of the files that
 define them, transformers' tables of functions, hooks on all modules, and the variables that hooks,
 patched functions and functions of classes outside torch and transformers read. Compared by value:
-numbers and texts among these, and dtype, shape, device, trainability and hooks of every parameter.
-Values of weights are not compared, nor what other objects hold beside numbers and texts. Every
-object compared is kept alive, so no identity is used twice.
+numbers and texts among these, buffers and other small tensors without a gradient that were replaced
+by others, as moving a model to another device and back does, and dtype, shape, device, trainability
+and hooks of every parameter. Values of weights are not compared, nor what other objects hold beside
+numbers, texts and such tensors. Every object compared is kept alive, so no identity is used twice.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import torch
 
 from .sources import DEPTH_MAX, Source, sources_of
 from .watch import Watch
+
+# Buffers up to this size are compared by their values.
+BUFFER_BYTES_MAX = 1 << 20
 
 # In place of an entry that is not there.
 _ABSENT = object()
@@ -53,7 +57,8 @@ class Fingerprint:
         self._values = self._current_values()
 
     def matches(self) -> bool:
-        """Returns whether the model still holds the same, or equal numbers and texts instead."""
+        """Returns whether the model still holds the same, or equal numbers, texts and small tensors
+        instead."""
         if self._other_difference() is not None:
             return False
         suspects = self._watch.suspects()
@@ -170,7 +175,8 @@ def _is_same(key, before, now) -> bool:
 
 
 def _equal(before, now, depth: int = 0) -> bool:
-    """Returns whether both are the same, or containers of equal numbers and texts."""
+    """Returns whether both are the same, or equal numbers, texts or small tensors, or containers of
+    these."""
     if before is now:
         return True
     if type(before) is not type(now) or depth > DEPTH_MAX:
@@ -179,11 +185,22 @@ def _equal(before, now, depth: int = 0) -> bool:
         if before.keys() != now.keys():
             return False
         before, now = before.values(), [now[key] for key in before]
+    elif type(before) is torch.Tensor:
+        return _are_equal(before, now)
     elif not isinstance(before, (list, tuple)):
         return isinstance(before, (int, float, str)) and before == now
     elif len(before) != len(now):
         return False
     return all(_equal(*each, depth + 1) for each in zip(before, now, strict=True))
+
+
+def _are_equal(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Returns whether tensors that need no gradient have the same values, if they are small."""
+    if _properties(before) != _properties(now) or now.requires_grad:
+        return False
+    if before.layout is not torch.strided or now.layout is not torch.strided or before.is_meta:
+        return False
+    return before.nbytes <= BUFFER_BYTES_MAX and torch.equal(before, now)
 
 
 def _without(source: Source, changing: dict[int, set]) -> Source:

@@ -29,6 +29,7 @@ from .embedding_rows import EmbeddingRows
 from .filter.choice import Chosen
 from .filter.graph import FilterReport
 from .filter.microbatch import Choose, masked
+from .fingerprint import BUFFER_BYTES_MAX
 from .head import Head
 from .held_step import HeldStep
 from .outputs import Losses, Output
@@ -42,8 +43,6 @@ from .support import ModelView, UnsupportedModelError, logits_of
 from .twins import Twins
 
 KEPT, TWICE = "kept", "twice"
-# Buffers up to this size are compared by their values, larger ones by whether they were written.
-BUFFER_BYTES_MAX = 1 << 20
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 """Of the layouts of responses and of prompts."""
 
@@ -422,6 +421,7 @@ class _Buffers:
     def __init__(self, buffers: Iterable[torch.Tensor]):
         # DistributedDataParallel writes the values that are there before each of its forwards.
         self._read = [
+            # Larger ones by whether they were written.
             (each, _version(each), each.clone() if each.nbytes <= BUFFER_BYTES_MAX else None)
             for each in buffers
         ]
