@@ -38,7 +38,12 @@ class Trainer:
         self.args = SimpleNamespace(
             steps_per_generation=len(rows), temperature=self.temperature
         )
-        self.accelerator = SimpleNamespace(autocast=contextlib.nullcontext, sync_gradients=False)
+        self.accelerator = SimpleNamespace(
+            autocast=contextlib.nullcontext,
+            sync_gradients=False,
+            num_processes=1,
+            gradient_state=SimpleNamespace(plugin_kwargs={}),
+        )
         split = ids.shape[1] - self._keep
         self._buffered_inputs = [
             {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import peft
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from models import distance
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -262,3 +264,19 @@ def test_a_model_of_which_ranks_hold_parts_is_refused(take_apart, path, runtime,
             made(trainer_class, plain_model(path), tmp_path)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_reduction_in_each_microbatch_is_refused(is_set, path, runtime, tmp_path, monkeypatch):
+    """On several processes."""
+
+    class Two(PlainGRPO):
+        def __init__(self, *args, **named):
+            super().__init__(*args, **named)
+            monkeypatch.setattr(Accelerator, "num_processes", 2)
+
+    kwargs = {"gradient_accumulation_kwargs": {"sync_each_batch": is_set}}
+    expected = pytest.raises(UnsupportedTrainerError, match="without sync_each_batch")
+    with expected if is_set else contextlib.nullcontext():
+        trainer_class = dormouse.trl.share(Two, runtime=runtime)
+        made(trainer_class, plain_model(path), tmp_path, accelerator_config=kwargs)

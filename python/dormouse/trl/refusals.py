@@ -37,6 +37,7 @@ def check_class(trainer_class: type) -> None:
 
 def check_trainer(trainer) -> None:
     """Checks a trainer after its construction."""
+    accelerator = trainer.accelerator
     refuse(
         (
             getattr(trainer, "_is_vlm", False),
@@ -69,6 +70,14 @@ def check_trainer(trainer) -> None:
             or getattr(trainer, "is_deepspeed_enabled", False),
             "weights or gradients are sharded by FSDP or DeepSpeed",
             "one process, or DistributedDataParallel",
+        ),
+        (
+            accelerator.num_processes > 1
+            and accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False),
+            "sync_each_batch reduces gradients after every microbatch, and those of shared prompts "
+            "are known after the last of a window: a rank that shares prompts would keep one that "
+            "shares none waiting",
+            "accelerator_config without sync_each_batch",
         ),
         (
             getattr(trainer, "is_distributed_loading_by_transformers", False)
