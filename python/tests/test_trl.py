@@ -41,6 +41,7 @@ class Trainer:
         self.accelerator = SimpleNamespace(
             autocast=contextlib.nullcontext,
             sync_gradients=False,
+            device=torch.device("cpu"),
             num_processes=1,
             gradient_state=SimpleNamespace(plugin_kwargs={}),
         )

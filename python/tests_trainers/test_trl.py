@@ -20,6 +20,7 @@ from trl_runs import (
     PlainGRPO,
     PlainRLOO,
     exact_all,
+    made,
     run,
     same_logs,
     saved,
@@ -334,7 +335,8 @@ def test_lora_dropout_is_refused_on_the_prompt(runtime, tmp_path):
     trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
     model = LlamaForCausalLM.from_pretrained(path)
     with pytest.raises(UnsupportedModelError, match="dropout 0.1"):
-        run(trainer_class, model, tmp_path / "refused", peft_config=config)
+        # Before the first rollouts.
+        made(trainer_class, model, tmp_path / "refused", peft_config=config)
     trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime, prompt_dropout=False)
     model = LlamaForCausalLM.from_pretrained(path)
     trainer, _ = run(trainer_class, model, tmp_path / "accepted", peft_config=config)

@@ -183,7 +183,6 @@ def dropping(path):
 
 REFUSED = {
     "noise": ({"neftune_noise_alpha": 5.0}, UnsupportedModelError, "it is random"),
-    "dropout": ({"make": dropping}, UnsupportedModelError, "attention_dropout 0.1"),
 }
 
 
@@ -193,6 +192,24 @@ def test_refused(changes, error, message, path, runtime, tmp_path):
     kind, make = changes.pop("kind", PlainGRPO), changes.pop("make", plain_model)
     with pytest.raises(error, match=message):
         run(dormouse.trl.share(kind, runtime=runtime), make(path), tmp_path, **changes)
+
+
+def test_dropout_is_refused_before_the_first_rollouts(path, runtime, tmp_path):
+    """Although TRL's constructor leaves the model in evaluation mode."""
+    with pytest.raises(UnsupportedModelError, match="attention_dropout 0.1"):
+        made(dormouse.trl.share(PlainGRPO, runtime=runtime), dropping(path), tmp_path)
+
+
+def test_a_gpu_without_a_runtime_is_refused_before_the_first_rollouts(
+    path, tmp_path, monkeypatch
+):
+    class OnGpu(PlainGRPO):
+        def __init__(self, *args, **named):
+            super().__init__(*args, **named)
+            monkeypatch.setattr(Accelerator, "device", torch.device("cuda", 0))
+
+    with pytest.raises(UnsupportedTrainerError, match="cuda:0 and share\\(\\) has no runtime"):
+        made(dormouse.trl.share(OnGpu), plain_model(path), tmp_path)
 
 
 def test_dropout_that_the_trainer_disables(path, runtime, tmp_path):

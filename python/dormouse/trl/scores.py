@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from ..errors import ArgumentError, StateError
-from ..hf import SharedPrefix, sharding
+from ..hf import SharedPrefix, dropout, sharding, support
 from ..hf.check import Checked
 from ..hf.padded import Places, groups_of
 from ..hf.token_scores import TokenScores
 from ..hf.window import Window
+from ..runtime import Runtime
 from ..trainers import probe
 from ..trainers.options import Options
 from ..trainers.own_forward import outside_autocast, own_forward
-from ..trainers.runtimes import runtime_of
 from ..trainers.sharing import Sharing as Counts
 from .positions import check_positions
 
@@ -51,6 +51,7 @@ class SharedRows:
     """Computes the log-probabilities of one trainer."""
 
     options: Options
+    runtime: Runtime
     wide_head: bool = False
     """Whether the trainer computes logits outside autocast."""
     sharing: Sharing = field(default_factory=Sharing)
@@ -63,6 +64,19 @@ class SharedRows:
     _heads: dict[torch.nn.Module, tuple[Callable, Callable]] = field(default_factory=dict)
     """The trainer's forward of a head, and that outside autocast."""
     _noticed: set[str] = field(default_factory=set)
+
+    def check_model(self, model: torch.nn.Module, device: torch.device) -> None:
+        """Checks what the first call would refuse of a model in training mode, after the first
+        rollouts. ``device``: on which the trainer runs it.
+
+        Raises :class:`.UnsupportedModelError`.
+        """
+        with self._own_forward(model), _in_training(model):
+            view = support.resolve(model, self.options.prompt_dropout)
+            dropout.check(model, self.options.prompt_dropout)
+            # Some trainers move a model there later.
+            if all(p.device.type == device.type for p in model.parameters()):
+                support.check_step(model, view, self.runtime.device)
 
     def forget(self) -> None:
         """Forgets an open window, and the gradients that wait in it."""
@@ -188,9 +202,8 @@ class SharedRows:
     def _shared(self, model: torch.nn.Module) -> SharedPrefix:
         found = self._models.get(model)
         if found is None:
-            runtime = self.options.runtime or runtime_of(next(model.parameters()).device)
             with self._own_forward(model):
-                found = self.options.shared_prefix(model, runtime)
+                found = self.options.shared_prefix(model, self.runtime)
             self._models[model] = found
         return found
 
@@ -211,6 +224,19 @@ class SharedRows:
 
         probe.compare(plain, shared, own, ours)
         self._probed[key] = scores.checked
+
+
+@contextlib.contextmanager
+def _in_training(model: torch.nn.Module) -> Iterator[None]:
+    """Context of a model in training mode. Its method ``train`` may do more."""
+    evaluated = [module for module in model.modules() if not module.training]
+    for module in evaluated:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module in evaluated:
+            module.training = False
 
 
 def _are_equal(one: Batch, other: Batch) -> bool:

@@ -8,6 +8,7 @@ from ..failures import fail_together
 from ..hf import sharding
 from ..trainers import UnsupportedTrainerError
 from ..trainers.options import Options
+from ..trainers.runtimes import runtime_of
 from .refusals import check_trainer
 from .scores import Batch, SharedRows, Sharing
 
@@ -27,7 +28,9 @@ class SharedScores:
         check_trainer(self)
         # TRL runs it in FP32 and outside autocast, and RLOO has no such setting.
         wide_head = getattr(self.args, "cast_lm_head_to_fp32", False)
-        self._shared_rows = SharedRows(self.sharing_options, wide_head)
+        runtime = self.sharing_options.runtime or runtime_of(self.accelerator.device)
+        self._shared_rows = SharedRows(self.sharing_options, runtime, wide_head)
+        self._shared_rows.check_model(self.model, self.accelerator.device)
         # That of TRL's head, whatever becomes of the trainer's.
         self._temperature_of_head = self.args.temperature
         # Microbatches of the accumulation window that have run.
