@@ -51,17 +51,25 @@ def test_settings(seen, directory, runtime, monkeypatch):
         made(monkeypatch, directory, runtime=runtime, **SETTINGS[seen])
 
 
-def test_registered_engines(directory, runtime, monkeypatch):
+@pytest.mark.parametrize("vendor", [None, "another"])
+def test_registered_engines(vendor, directory, runtime, monkeypatch, caplog):
     """verl's default strategy flattens weights."""
     exact(monkeypatch)
+    if vendor:
+        monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
     engines = EngineRegistry._engines["language_model"]
-    for strategy in ("fsdp", "fsdp2"):
+    for strategy in dormouse.verl.BACKENDS:
         monkeypatch.setitem(engines, strategy, dict(engines[strategy]))
+    monkeypatch.setitem(engines, "another_strategy", {})
     dormouse.verl.register(runtime=runtime)
+    told = [each.getMessage() for each in caplog.records if "share prompts" in each.getMessage()]
+    assert len(told) == 1 and "another_strategy" in told[0]
     fp64 = {"model_dtype": "fp64", "mixed_precision": FP64}
     assert on_cpu.worker(directory, engine=fp64).engine.sharing.rows == 0
-    with pytest.raises(UnsupportedTrainerError, match="strategy is fsdp.*accepted: strategy=fsdp2"):
-        on_cpu.worker(directory, engine=fp64 | {"strategy": "fsdp"})
+    for strategy in ("fsdp", "fsdp_turbo"):
+        match = f"strategy is {strategy}, .*accepted: strategy=fsdp2"
+        with pytest.raises(UnsupportedTrainerError, match=match):
+            on_cpu.worker(directory, engine=fp64 | {"strategy": strategy})
 
 
 def images(data):

@@ -6,11 +6,19 @@ come from :meth:`dormouse.hf.SharedPrefix.window_packed`. ``docs/trainers.md`` h
 
 from __future__ import annotations
 
+import logging
+import os
+
 from ..trainers import UnsupportedTrainerError
 from ..trainers.options import Options
 from ..trainers.sharing import Sharing
 from .engine import SharedScores
 from .refusals import check_class
+
+_log = logging.getLogger(__name__)
+
+# Strategies of verl for which :func:`register` puts an engine into its registry.
+BACKENDS = frozenset({"fsdp", "fsdp2", "fsdp_turbo"})
 
 __all__ = ["Sharing", "UnsupportedTrainerError", "register", "share"]
 
@@ -51,18 +59,26 @@ def share(engine_class: type, **options) -> type:
 
 def register(**options) -> None:
     """Makes verl use shared prompts in every ``fsdp2`` engine of a language model that this process
-    creates from now on, and refuse one of the strategy ``fsdp``. ``options``: of :func:`share`.
+    creates from now on, and refuse one of the strategies ``fsdp`` and ``fsdp_turbo``. Those of
+    other strategies run as in verl, which is logged. ``options``: of :func:`share`.
 
     verl asks its registry for an engine of this device and vendor before one of the device alone,
-    which is its own.
+    which is its own. ``VERL_ENGINE_DEVICE`` and ``VERL_ENGINE_VENDOR`` say which these are.
     """
     from verl.utils.device import get_device_name, get_vendor
     from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
     EngineRegistry.register(
         model_type="language_model",
-        # Those of verl's own class. An engine of "fsdp" is told why it cannot share.
-        backend=["fsdp", "fsdp2"],
-        device=get_device_name(),
-        vendor=get_vendor(),
+        # Those of verl's own class and of one derived from it. An engine of another strategy than
+        # fsdp2 is told why it cannot share.
+        backend=list(BACKENDS),
+        device=os.getenv("VERL_ENGINE_DEVICE") or get_device_name(),
+        vendor=os.getenv("VERL_ENGINE_VENDOR") or get_vendor(),
     )(share(FSDPEngineWithLMHead, **options))
+    others = sorted(EngineRegistry._engines["language_model"].keys() - BACKENDS)
+    _log.warning(
+        "verl's engines of the strategy fsdp2 share prompts, those of fsdp and fsdp_turbo are "
+        "refused, and others (%s) run as in verl",
+        ", ".join(others) or "none here",
+    )
