@@ -44,6 +44,7 @@ class Trainer:
             device=torch.device("cpu"),
             num_processes=1,
             gradient_state=SimpleNamespace(plugin_kwargs={}),
+            state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=SimpleNamespace(value="NO"))),
         )
         split = ids.shape[1] - self._keep
         self._buffered_inputs = [

@@ -344,12 +344,23 @@ def test_lora_dropout_is_refused_on_the_prompt(runtime, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["use_liger_kernel", "torch_compile"])
-def test_refused_by_name(name, runtime, tmp_path):
+def test_refused_by_name(name, runtime, tmp_path, monkeypatch):
+    # torch_compile sets it for good.
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")
     path = saved(tmp_path / "model", torch.float32)
     trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
     model = LlamaForCausalLM.from_pretrained(path)
     with pytest.raises(UnsupportedTrainerError, match=f"{name}.*accepted"):
         run(trainer_class, model, tmp_path / "shared", **{name: True})
+
+
+def test_a_backend_of_dynamo_in_the_environment_is_refused(runtime, tmp_path, monkeypatch):
+    """As `accelerate launch --dynamo_backend` sets it."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
+    path = saved(tmp_path / "model", torch.float32)
+    trainer_class = dormouse.trl.share(PlainGRPO, runtime=runtime)
+    with pytest.raises(UnsupportedTrainerError, match='INDUCTOR.*accepted: dynamo_backend "no"'):
+        made(trainer_class, LlamaForCausalLM.from_pretrained(path), tmp_path / "shared")
 
 
 def test_a_moe_with_an_auxiliary_loss_is_refused(runtime, tmp_path):

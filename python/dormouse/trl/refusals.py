@@ -38,6 +38,7 @@ def check_class(trainer_class: type) -> None:
 def check_trainer(trainer) -> None:
     """Checks a trainer after its construction."""
     accelerator = trainer.accelerator
+    backend = accelerator.state.dynamo_plugin.backend.value
     refuse(
         (
             getattr(trainer, "_is_vlm", False),
@@ -58,6 +59,12 @@ def check_trainer(trainer) -> None:
             getattr(trainer.args, "torch_compile", False),
             "torch_compile wraps the whole model",
             "torch_compile=False",
+        ),
+        (
+            backend != "NO",
+            f"Accelerate compiles the whole model by {backend}, as its configuration or "
+            "ACCELERATE_DYNAMO_BACKEND says",
+            'dynamo_backend "no"',
         ),
         (
             _scales_by_position(trainer.model),
