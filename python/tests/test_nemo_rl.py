@@ -16,6 +16,7 @@ from test_token_scores import padded
 import dormouse.nemo_rl
 from dormouse.nemo_rl import MODULE, WORKER, UnsupportedTrainerError
 from dormouse.nemo_rl.refusals import FUNCTION
+from dormouse.trainers import short_prompts
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "nemo_rl"
 sys.path.insert(0, str(EXAMPLES))
@@ -97,6 +98,22 @@ def test_loss_metrics_and_gradients_are_those_of_the_function(temperature, modul
     assert got[1] == {"ratio": pytest.approx(wanted[1]["ratio"], rel=1e-12)}
     assert distance(got[2], wanted[2]) < 1e-10
     assert (shared.sharing.rows, shared.sharing.prompts) == (6, 2)
+
+
+def test_a_batch_with_a_prompt_of_one_token_runs_the_own_function(module, caplog):
+    short_prompts.note.cache_clear()
+    model, batch = tiny(), a_batch()
+    # The second row's response begins at its second token.
+    batch.data_dict["token_mask"][1, 1:11] = 1
+    shared = getattr(module, FUNCTION)
+    wanted = computed(forward_with_post_processing_fn, model, batch, 0.7)
+    for _ in range(2):
+        got = computed(shared, model, batch, 0.7)
+        assert got[:2] == wanted[:2] and distance(got[2], wanted[2]) == 0
+    assert [each.message for each in caplog.records] == [
+        "a batch with a prompt of fewer than 2 tokens runs as in NeMo-RL"
+    ]
+    assert shared.sharing.rows == 0
 
 
 def test_log_probabilities_are_at_their_own_tokens(module):

@@ -14,6 +14,7 @@ from test_token_scores import padded
 
 import dormouse.openrlhf
 from dormouse.openrlhf import MODULE, UnsupportedTrainerError, refusals
+from dormouse.trainers import short_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "openrlhf"
@@ -126,6 +127,27 @@ def test_calls_without_actions_run_the_own_forward(shared_class, caplog):
     assert [each.message for each in caplog.records] == [
         "a call of the actor without action_mask runs as in OpenRLHF"
     ]
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_a_batch_with_a_prompt_of_one_token_runs_the_own_forward(entropy, shared_class, caplog):
+    short_prompts.note.cache_clear()
+    ids, mask, keep = padded([1, 11, 1, 11], [4, 6, 3, 2])
+    actions = mask.clone()
+    actions[:, :-keep] = 0
+    model, batch = tiny(), (ids, actions[:, 1:], mask)
+    wanted = computed(StandInActor(model, 0.7), batch, entropy=entropy)
+    actor = shared_class(model, 0.7)
+    for _ in range(2):
+        got = computed(actor, batch, entropy=entropy)
+        assert all(map(torch.equal, got[0], wanted[0])) and distance(got[1], wanted[1]) == 0
+    assert [each.message for each in caplog.records] == [
+        "a batch with a prompt of fewer than 2 tokens runs as in OpenRLHF"
+    ]
+    assert actor.sharing.rows == 0
+    # Others are shared.
+    computed(actor, a_batch(), entropy=entropy)
+    assert actor.sharing.rows == 6
 
 
 def test_a_class_is_restored(runtime):

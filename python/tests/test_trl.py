@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from models import distance, take_gradients, tiny
-from test_token_scores import a_batch, dense, loss_of
+from test_token_scores import a_batch, dense, loss_of, padded
 from transformers import BeamConfig, BeamForCausalLM
 
 import dormouse.trl
@@ -317,6 +317,20 @@ def test_nothing_shared_is_said_once(runtime, caplog):
     assert trainer.own_calls == 5 and trainer.sharing.rows == 0
     (notice,) = caplog.records
     assert "no prompt is shared" in notice.getMessage()
+
+
+def test_a_batch_that_cannot_be_shared_is_said_once(runtime, caplog):
+    """Whichever of its rows has the prompt of one token."""
+    trainer = dormouse.trl.share(Trainer, runtime=runtime)(tiny())
+    ids, mask, keep = padded([1, 11, 11], [4, 6, 3])
+    for order in ([0, 1, 2], [1, 2, 0], [1, 0, 2]):
+        with torch.no_grad():
+            trainer._get_per_token_logps_and_entropies(
+                trainer.model, ids[order], mask[order], keep
+            )
+    assert trainer.own_calls == 3
+    (notice,) = caplog.records
+    assert "runs as in the trainer: row 0" in notice.getMessage()
 
 
 def otherwise(change):

@@ -10,6 +10,8 @@ from verl.utils import tensordict_utils
 from verl.workers.utils.padding import no_padding_2_padding
 from verl_runs import batch_of, differences, exact, made, run, saved
 
+from dormouse.trainers import short_prompts
+
 # Relative distances.
 EXACT = 1e-10
 # Two mini-batches of two epochs.
@@ -61,6 +63,19 @@ def test_sequences_that_share_no_prompt_are_told_once(directory, runtime, monkey
     assert got.sharing.rows == got.sharing.prompts
     told = [each.getMessage() for each in caplog.records if "shared" in each.getMessage()]
     assert len(told) == 1 and "by the 4 sequences" in told[0]
+
+
+def test_a_batch_with_a_prompt_of_one_token_runs_as_in_verl(
+    directory, runtime, monkeypatch, caplog
+):
+    short_prompts.note.cache_clear()
+    exact(monkeypatch)
+    short = {"prompts": (5, 1), "rows": [(row % 2, 3) for row in range(4)]}
+    wanted = run(monkeypatch, directory, batch=short)
+    got = run(monkeypatch, directory, runtime=runtime, batch=short)
+    check(got, wanted)
+    told = [each.getMessage() for each in caplog.records if "runs as in" in each.getMessage()]
+    assert told == ["a batch with a prompt of fewer than 2 tokens runs as in verl"]
 
 
 OTHERS = {

@@ -299,12 +299,18 @@ class ShardedWeights(ReplicatedWeights):
         """Does nothing: the last backward has reduced the gradients."""
 
 
+def groups_of(model: torch.nn.Module) -> list[dist.ProcessGroup]:
+    """Returns the process group of each dimension of the model's mesh."""
+    mesh = next(p for p in model.parameters() if isinstance(p, DTensor)).device_mesh
+    return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+
+
 def _reduced(model: torch.nn.Module, table: torch.Tensor, op) -> torch.Tensor:
     """Returns a table reduced over the ranks of the model's mesh."""
     part = next(p for p in model.parameters() if isinstance(p, DTensor))
     table = table.to(part.device)
-    for dimension in range(part.device_mesh.ndim):
-        dist.all_reduce(table, op, group=part.device_mesh.get_group(dimension))
+    for group in groups_of(model):
+        dist.all_reduce(table, op, group=group)
     return table.cpu()
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ..hf import SharedPrefix, sharding
 from ..runtime import Runtime
-from ..trainers import probe
+from ..trainers import probe, short_prompts
 from ..trainers.masked_rows import Rows
 from ..trainers.options import Options
 from ..trainers.own_forward import own_forward
@@ -65,9 +65,13 @@ class SharedForward:
             _note_own_forward(type(post).__name__)
             return own(post, processed_mb, **counts)
         check_call(post, processed_mb.processed_inputs, sampling_params)
+        rows = _rows_of(data)
+        if short_prompts.on_any_rank(model, rows.has_short_prompt, rows.ids.device):
+            short_prompts.note("NeMo-RL")
+            return own(post, processed_mb, **counts)
         temperature = 1.0 if sampling_params is None else sampling_params.temperature
         self._compare_if_new(model, own, post, processed_mb, temperature)
-        rows, scores = self._scores(model, data, temperature)
+        scores = self._scores(model, rows, temperature)
         self.sharing.rows += rows.responses
         self.sharing.prompts += scores.counts["prompts"]
         values = rows.padded(scores.log_probabilities)
@@ -84,13 +88,9 @@ class SharedForward:
             return getattr(post.loss_fn.input_type, "value", None) == "logprob"
         return isinstance(post, self._module.LogprobsPostProcessor)
 
-    def _scores(self, model, data: Data, temperature: float):
-        ids, token_mask, lengths = (data[k] for k in ("input_ids", "token_mask", "input_lengths"))
-        columns = torch.arange(ids.shape[1], device=ids.device)
-        # The first token of a row has no value.
-        rows = Rows.of(ids, token_mask[:, 1:], columns < lengths.to(ids.device)[:, None])
+    def _scores(self, model, rows: Rows, temperature: float):
         plain = sharding.unwrapped(model)
-        scores = self._prefix(model).score_packed(
+        return self._prefix(model).score_packed(
             rows.ids,
             rows.cu_seqlens,
             prompt_lengths=rows.prompt_lengths,
@@ -98,7 +98,6 @@ class SharedForward:
             context=lambda: own_forward(plain),
             **self._options.score,
         )
-        return rows, scores
 
     def _prefix(self, model: torch.nn.Module) -> SharedPrefix:
         if model not in self._shared:
@@ -123,7 +122,8 @@ class SharedForward:
 
         def ours(ids, mask, keep):
             data, first = _right_padded(ids, mask, keep)
-            rows, scores = self._scores(model, data, temperature)
+            rows = _rows_of(data)
+            scores = self._scores(model, rows, temperature)
             values = _at_own_places(rows.padded(scores.log_probabilities))
             return _rolled(values, first)[:, -keep:], None
 
@@ -135,6 +135,13 @@ class SharedForward:
 @functools.cache
 def _note_own_forward(kind: str) -> None:
     _log.warning("a call for %s, or without token_mask, runs as in NeMo-RL", kind)
+
+
+def _rows_of(data: Data) -> Rows:
+    ids, token_mask, lengths = (data[k] for k in ("input_ids", "token_mask", "input_lengths"))
+    columns = torch.arange(ids.shape[1], device=ids.device)
+    # The first token of a row has no value.
+    return Rows.of(ids, token_mask[:, 1:], columns < lengths.to(ids.device)[:, None])
 
 
 def _at_own_places(values: torch.Tensor) -> torch.Tensor:

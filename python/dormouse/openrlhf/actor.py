@@ -11,7 +11,7 @@ import torch
 from ..hf import SharedPrefix, sharding
 from ..install import install
 from ..runtime import Runtime
-from ..trainers import probe
+from ..trainers import probe, short_prompts
 from ..trainers.masked_rows import Rows
 from ..trainers.options import Options
 from ..trainers.own_forward import own_forward
@@ -60,9 +60,11 @@ def replacements(actor_class: type, options: Options) -> dict:
             _note_own_forward()
             return own(sequences, packed_seq_lens=packed_seq_lens, **call, **mm_inputs)
         check_call(self, call | {"mm_inputs": mm_inputs})
-        found = self._dormouse.scores(
-            self, own, (sequences, action_mask, attention_mask), with_entropies=return_entropy
-        )
+        rows = Rows.of(sequences, action_mask, attention_mask)
+        if short_prompts.on_any_rank(self.model, rows.has_short_prompt, sequences.device):
+            short_prompts.note("OpenRLHF")
+            return own(sequences, action_mask, packed_seq_lens=packed_seq_lens, **call)
+        found = self._dormouse.scores(self, own, rows, action_mask, with_entropies=return_entropy)
         log_probabilities, entropies = found
         return (log_probabilities, SharedOutput(entropies)) if return_output else log_probabilities
 
@@ -85,14 +87,14 @@ class SharedActor:
     _shared: SharedPrefix | None = None
     _compared: set[tuple] = field(default_factory=set)
 
-    def scores(self, actor, own, batch, *, with_entropies: bool):
+    def scores(self, actor, own, rows: Rows, action_mask, *, with_entropies: bool):
         """Returns log-probabilities, ``[rows, columns of action_mask]``, and entropies, ``[rows,
         columns - 1]``, or None. ``own``: the class's own forward."""
         # Looked up in each call: OpenRLHF puts DeepSpeed's engine in the model's place.
         self._use(actor.model)
         self._compare_if_new(actor, own, with_entropies)
-        rows = Rows.of(*batch)
-        log_probabilities, entropies, prompts = self._score(actor, rows, batch[1], with_entropies)
+        found = self._score(actor, rows, action_mask, with_entropies)
+        log_probabilities, entropies, prompts = found
         self.sharing.rows += rows.responses
         self.sharing.prompts += prompts
         return log_probabilities, entropies

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .refusals import refuse
+from .short_prompts import has_short
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Rows:
             has_token=has_token,
             responses=int(is_action.any(1).sum()),
         )
+
+    @property
+    def has_short_prompt(self) -> bool:
+        """Whether the batch runs as in the trainer (:mod:`.short_prompts`)."""
+        return has_short(self.cu_seqlens.diff(), self.prompt_lengths)
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
         """Returns values of tokens, ``[tokens]``, at the places of the tokens before, ``[rows,

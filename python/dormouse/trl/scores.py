@@ -182,19 +182,19 @@ class SharedRows:
         try:
             places = groups_of(*batch, keep)
         except ArgumentError as error:
-            self._notice(f"a batch runs as in the trainer: {error}")
+            self._notice("not shared", f"a batch runs as in the trainer: {error}")
             return None
         if len(places) == sum(len(each.rows) for each in places):
             self._notice(
+                "nothing shared",
                 f"no prompt is shared by the {len(batch[0])} rows of a window, so it runs as in "
                 "the trainer: raise gradient_accumulation_steps or num_generations"
             )
             return None
         return places
 
-    def _notice(self, text: str) -> None:
-        """Logs a text once; what differs in figures is the same."""
-        kind = text.partition(":")[2] or text
+    def _notice(self, kind: str, text: str) -> None:
+        """Logs a text once of each kind."""
         if kind not in self._noticed:
             self._noticed.add(kind)
             _log.warning(text)

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 
 from ..failures import fail_together
 from ..hf import SharedPrefix
 from ..hf.window import Window
 from ..install import install
-from ..trainers import probe
+from ..trainers import probe, short_prompts
 from ..trainers.options import Options
 from ..trainers.own_forward import own_forward
 from ..trainers.sharing import Sharing
@@ -55,6 +56,9 @@ class SharedScores:
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         with fail_together():
             rows = Rows.of(data, self._autocast_dtype)
+            if self._is_short_on_any_rank(rows):
+                short_prompts.note("verl")
+                return super().forward_backward_batch(data, loss_function, forward_only)
             data[COLUMN] = torch.arange(len(rows))
             try:
                 with self._scored(rows, data, has_graph=not forward_only):
@@ -81,6 +85,14 @@ class SharedScores:
             own = super().prepare_model_outputs
             return own(output, output_args, micro_batch, logits_processor_func)
         return self._open.part(micro_batch)
+
+    def _is_short_on_any_rank(self, rows: Rows) -> bool:
+        """Ranks run a batch in the same way: each gathers the others' weights."""
+        lengths = rows.cu_seqlens.diff()
+        is_short = short_prompts.has_short(lengths, rows.prompt_lengths)
+        flag = torch.tensor(int(is_short), device=self._runtime.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.get_data_parallel_group())
+        return bool(flag)
 
     @contextlib.contextmanager
     def _scored(self, rows: Rows, data, *, has_graph: bool) -> Iterator[None]:
