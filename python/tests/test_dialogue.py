@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 import dormouse
 from dormouse.hf import SharedPrefix
-from dormouse.history import Dialogue, Turn, distinct_tokens, order_for_sharing
+from dormouse.history import Dialogue, Turn, distinct_tokens, order, order_for_sharing
 
 FP64_BOUND = 1e-10
 
@@ -122,6 +122,94 @@ def test_passages_are_ordered_nearly_as_the_best_of_all_orders():
         given_total, equal, count = given_total + given, equal + (own == best), count + 1
     assert own_total <= 1.02 * best_total and equal >= 0.9 * count
     assert given_total > 1.2 * best_total
+
+
+def order_by_definition(rows, length):
+    """The same order without an index."""
+
+    def best(left):
+        found, saved = ([], []), 0
+        for passage in dict.fromkeys(p for own in left.values() for p in own):
+            members = [row for row, own in left.items() if passage in own]
+            if len(members) < 2:
+                continue
+            first, *others = (left[row] for row in members)
+            common = [p for p in first if all(p in own for own in others)]
+            own = (len(members) - 1) * sum(length(p) for p in common)
+            if own > saved:
+                found, saved = (common, members), own
+        return found
+
+    given = [list(row) for row in rows]
+    ordered = [[] for _ in rows]
+    groups = [list(range(len(rows)))]
+    while groups:
+        group = groups.pop()
+        left = {row: [p for p in given[row] if p not in ordered[row]] for row in group}
+        common, members = best(left)
+        if not common:
+            for row in group:
+                ordered[row] += left[row]
+            continue
+        for row in members:
+            ordered[row] += common
+        groups += [members, [row for row in group if row not in members]]
+    return min(given, ordered, key=lambda rows: distinct_tokens(rows, length))
+
+
+def test_an_order_is_that_of_its_definition():
+    for seed in range(300):
+        drawn = random.Random(seed)
+        passages = range(drawn.randint(1, 30))
+        rows = [
+            drawn.sample(passages, drawn.randint(0, min(8, len(passages))))
+            for _ in range(drawn.randint(0, 40))
+        ]
+        lengths = [drawn.choice([0, 1, 1, 5, 20]) for _ in passages]
+        wanted = order_by_definition(rows, lengths.__getitem__)
+        assert order_for_sharing(rows, lengths.__getitem__) == wanted, seed
+
+
+class Passage:
+    """A passage that counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        Passage.looks += 1
+        return hash(self.name)
+
+    def __eq__(self, other) -> bool:
+        Passage.looks += 1
+        return self.name == other.name
+
+
+def looks(rows: list[list[int]]) -> int:
+    # An object each, as of a retrieval for each row.
+    passages = [[Passage(name) for name in row] for row in rows]
+    Passage.looks = 0
+    order_for_sharing(passages, lambda passage: 1000 if passage.name > 0 else 1)
+    return Passage.looks
+
+
+def test_an_order_looks_at_passages_in_proportion_to_rows():
+    """Pairs of rows that share a long passage, and a short one with all others: half as many groups
+    as rows. Without an index each would look at all passages of all rows."""
+    few, many = ([[0, 1 + at // 2, -1 - at] for at in range(rows)] for rows in (40, 160))
+    assert looks(many) < 5 * looks(few)
+    assert looks(many) < 50 * 3 * len(many)
+
+
+def test_rows_beyond_the_limit_keep_their_order(monkeypatch):
+    rows = [["x", "y", f"{at}"] for at in range(20)] + [["y", "x"]] * 5
+    assert order_for_sharing(rows)[-1] == ["x", "y"]
+    monkeypatch.setattr(order, "COMPARISONS_MAX", 100)
+    assert order_for_sharing(rows) == rows
+    monkeypatch.setattr(order, "COMPARISONS_MAX", 10_000)
+    assert order_for_sharing(rows)[-1] == ["x", "y"]
 
 
 def test_distinct_tokens_are_the_nodes_of_the_prefix_tree():
