@@ -22,7 +22,7 @@
 //! # Invariants
 //! - **C1** Standard output is written only after the whole report is complete.
 //! - **C2** Every refusal names the file, the line or row, the value seen and the values accepted.
-//! - **C3** A closed output pipe is not an error.
+//! - **C3** A closed output pipe is not an error, and does not change the exit status of what was looked at.
 //! - **C4** An error message is one line of bounded length, regardless of file contents.
 //! - **C5** A file with a false size is refused before that much memory is allocated; it never aborts
 //!   the process.
@@ -219,8 +219,11 @@ pub fn run(
     };
     let done = output.and_then(|output| {
         let text = output.text.as_bytes();
-        out.write_all(text).and_then(|()| out.flush()).map_err(Error::Print)?;
-        Ok(output.is_good)
+        match out.write_all(text).and_then(|()| out.flush()) {
+            // Whoever closed the pipe may still read the exit status.
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::Print(error)),
+            _ => Ok(output.is_good),
+        }
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,

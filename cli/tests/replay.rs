@@ -4,7 +4,9 @@
 mod common;
 
 use std::fs;
+use std::io::pipe;
 use std::path::Path;
+use std::process::Stdio;
 
 use common::{Folder, dormouse, program};
 use serde_json::Value;
@@ -44,6 +46,22 @@ fn an_allocation_beyond_the_budget_fails_and_the_rest_goes_on() {
     let (code, seen) = replay(&here, &["trace.csv", "--page-kib=4", "--budget-mib=2"]);
     assert_eq!((code, &seen["failures"]), (Some(1), &1.into()));
     assert_eq!(seen["mapped_peak_bytes"], 2 << 20);
+}
+
+/// A script that pipes the table into `head` still learns that allocations failed.
+#[test]
+fn a_closed_pipe_does_not_hide_failures() {
+    let here = Folder::new();
+    here.put("trace.csv", TRACE);
+    for (budget, code) in [("--budget-mib=2", 1), ("--budget-mib=64", 0)] {
+        let (reader, writer) = pipe().unwrap();
+        drop(reader);
+        let mut child = program(here.path());
+        child.args(["replay", "trace.csv", "--page-kib=4", budget]);
+        let output = child.stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{budget}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{budget}");
+    }
 }
 
 #[test]
