@@ -167,6 +167,9 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
+    /// The report cannot be written as JSON.
+    #[error("the report cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Print(io::Error),

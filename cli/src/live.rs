@@ -11,6 +11,7 @@ use dormouse_timeline::live::{
 use serde::Serialize;
 
 use crate::args::Order;
+use crate::text::lossy;
 
 /// Maximum number of pages shown.
 const PAGES_MAX: usize = 1024;
@@ -74,6 +75,7 @@ pub(crate) struct States {
 /// A page named that could not be read.
 #[derive(Debug, Serialize)]
 pub(crate) struct Unreadable {
+    #[serde(serialize_with = "lossy")]
     pub(crate) page: PathBuf,
     pub(crate) reason: String,
 }
@@ -93,6 +95,7 @@ pub(crate) enum Status {
 /// One process.
 #[derive(Debug, Serialize)]
 pub(crate) struct State {
+    #[serde(serialize_with = "lossy")]
     pub(crate) page: PathBuf,
     pub(crate) name: String,
     pub(crate) rank: u32,

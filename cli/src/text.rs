@@ -1,5 +1,9 @@
 //! Formatting of figures.
 
+use std::path::Path;
+
+use serde::{Serialize, Serializer};
+
 /// Units by powers of 1000.
 const OPERATIONS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
 
@@ -91,16 +95,29 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Formats a value as JSON.
-pub(crate) fn as_json(it: &impl serde::Serialize) -> String {
-    // Plain structs with string keys: serialising them cannot fail.
-    let mut text = serde_json::to_string_pretty(it).unwrap_or_default();
+pub(crate) fn as_json(it: &impl Serialize) -> serde_json::Result<String> {
+    let mut text = serde_json::to_string_pretty(it)?;
     text.push('\n');
-    text
+    Ok(text)
+}
+
+/// Serialises a path as text. A path need not be Unicode, JSON must: other bytes become U+FFFD.
+pub(crate) fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    #[test]
+    fn what_json_cannot_say_is_an_error() {
+        assert_eq!(as_json(&[1]).unwrap(), "[\n  1\n]\n");
+        let refused = as_json(&BTreeMap::from([([1_u8], 2)])).unwrap_err();
+        assert!(refused.to_string().contains("key must be a string"), "{refused}");
+    }
 
     #[test]
     fn a_line_is_escaped_and_bounded() {

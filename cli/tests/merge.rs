@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 
 use common::{Folder, dormouse};
 use dormouse_timeline::{Lane, Process, Timeline, pftrace};
@@ -61,6 +63,23 @@ fn an_archive_does_not_replace_a_trace() {
         assert_eq!((output.status.code(), said), (Some(1), wanted));
     }
     assert_eq!(std::fs::read(here.path().join("ours.pftrace")).unwrap(), before);
+}
+
+/// A path is bytes, JSON is Unicode.
+#[test]
+fn names_that_are_no_unicode_are_shown() {
+    let here = Folder::new();
+    dump(&here);
+    let name = OsStr::from_bytes(b"ours-\xff.pftrace");
+    std::fs::rename(here.path().join("ours.pftrace"), here.path().join(name)).unwrap();
+    let out = OsStr::from_bytes(b"out-\xfe.zip");
+    let words = ["merge", "--json", "-o"].map(OsStr::new);
+    let output = dormouse(here.path(), &[&words[..], &[out, name]].concat());
+    assert_eq!((output.status.code(), &output.stderr[..]), (Some(0), &b""[..]));
+    let seen: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(seen["out"], "out-\u{fffd}.zip");
+    assert_eq!(seen["traces"][0]["file"], "ours-\u{fffd}.pftrace");
+    assert!(here.path().join(out).is_file());
 }
 
 #[test]

@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +54,20 @@ fn ranks_are_shown_in_the_order_asked_for() {
     assert_eq!(ranks(&["."]), "012");
     assert_eq!(ranks(&[".", "--once", "--sort=device"]), "120");
     assert_eq!(ranks(&["2.page", "0.page"]), "02");
+}
+
+/// A path is bytes, JSON is Unicode.
+#[test]
+fn names_that_are_no_unicode_are_shown() {
+    let here = Folder::new();
+    let names = [&b"page-\xff"[..], b"none-\xfe"].map(OsStr::from_bytes);
+    let _page = page(&here.path().join(names[0]), 0, 1);
+    let words = ["top", "--interval-ms=100", "--json"].map(OsStr::new);
+    let output = dormouse(here.path(), &[&words[..], &names].concat());
+    assert_eq!((output.status.code(), &output.stderr[..]), (Some(1), &b""[..]));
+    let seen: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(seen["processes"][0]["page"], "page-\u{fffd}");
+    assert_eq!(seen["unreadable"][0]["page"], "none-\u{fffd}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Output, Error> {
     checks.push(disk::check(&settings));
     checks.extend(limits::checks(&settings));
     let is_good = checks.iter().all(|check| check.verdict != Verdict::Broken);
-    let text = if args.json { as_json(&checks) } else { table(&checks) };
+    let text = if args.json { as_json(&checks)? } else { table(&checks) };
     Ok(Output { text, is_good })
 }
 

@@ -20,7 +20,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use crate::args::MergeArgs;
-use crate::text::{as_json, seconds};
+use crate::text::{as_json, lossy, seconds};
 use crate::wire::PACKET_TAG;
 use crate::{Error, Output};
 
@@ -81,6 +81,7 @@ enum Kind {
 /// A trace, on the clock of Unix time.
 #[derive(Clone, Debug, Serialize)]
 struct Trace {
+    #[serde(serialize_with = "lossy")]
     file: PathBuf,
     /// Its name in the archive.
     entry: String,
@@ -94,6 +95,7 @@ struct Trace {
 /// What was merged.
 #[derive(Debug, Serialize)]
 struct Merged {
+    #[serde(serialize_with = "lossy")]
     out: PathBuf,
     traces: Vec<Trace>,
     /// Whether at least two traces share a moment.
@@ -120,7 +122,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<Output, Error> {
     write(&args.out, &traces)?;
     let overlap = traces.len() < 2 || overlap(&traces);
     let merged = Merged { out: args.out.clone(), traces, overlap };
-    let text = if args.json { as_json(&merged) } else { table(&merged) };
+    let text = if args.json { as_json(&merged)? } else { table(&merged) };
     Ok(Output { text, is_good: overlap })
 }
 

@@ -20,13 +20,13 @@ pub(crate) fn run(args: &ParamsArgs) -> Result<Output, Error> {
     }
     let params = library::params(&file)?;
     let Some(name) = &args.name else {
-        return Ok(Output::of(if args.json { as_json(&params) } else { table(&params, &file) }));
+        return Ok(Output::of(if args.json { as_json(&params)? } else { table(&params, &file) }));
     };
     let Some(param) = params.iter().find(|param| is_named(param, name)) else {
         let names: Vec<&str> = params.iter().map(|param| param.name.as_str()).collect();
         return Err(Error::Param { seen: name.clone(), accepted: accepted(name, &names) });
     };
-    Ok(Output::of(if args.json { as_json(param) } else { explanation(param) }))
+    Ok(Output::of(if args.json { as_json(param)? } else { explanation(param) }))
 }
 
 /// Whether `name` is that of a parameter: in either case, with or without the prefix.

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
         make(args, model, machine, sequences, &ends).map_err(|error| in_file(error, args))?;
     drop(progress);
     let mut text =
-        if args.json { as_json(&made.report) } else { figures::table(&made.report, &made.trees) };
+        if args.json { as_json(&made.report)? } else { figures::table(&made.report, &made.trees) };
     if let Some(folder) = &args.out {
         let page = out::write(folder, &made)?;
         if !args.json {

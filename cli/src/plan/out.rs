@@ -56,13 +56,13 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
         let file = folder.join(name);
         fs::write(&file, text).map_err(|source| Error::Write { file, source })
     };
-    put("report.json", &as_json(&made.report))?;
+    put("report.json", &as_json(&made.report)?)?;
     let mut pictures = Vec::new();
     if let Some(plan) = &made.plan {
         put("plan.json", &plan.to_json())?;
     }
     if let Some(ranks) = &made.ranks {
-        put("shares.json", &as_json(&ranks.shares))?;
+        put("shares.json", &as_json(&ranks.shares)?)?;
     }
     for file in made.files() {
         put(&format!("rank-{}.plan", file.rank), &file.to_text())?;
@@ -72,7 +72,7 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
         pictures.push(memory.clone());
     }
     if let Some(staged) = &made.stages {
-        put("stages.json", &as_json(&staged.stages))?;
+        put("stages.json", &as_json(&staged.stages)?)?;
         let times = staged.pipeline.expected_times(&staged.stages)?;
         let picture = stages_svg(&staged.stages, &times);
         put("stages.svg", &picture)?;

@@ -83,7 +83,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<Output, Error> {
     let trace = trace::read(&args.file)?;
     let replayed = replay(&trace, args)?;
     let is_good = replayed.failures == 0;
-    let text = if args.json { as_json(&replayed) } else { table(&replayed) };
+    let text = if args.json { as_json(&replayed)? } else { table(&replayed) };
     Ok(Output { text, is_good })
 }
 

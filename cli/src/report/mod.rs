@@ -97,7 +97,7 @@ struct WaitReport {
 /// Prints what a dump says.
 pub(crate) fn run(args: &ReportArgs) -> Result<Output, Error> {
     let report = Report::of(&Page::read(&args.file)?);
-    let text = if args.json { as_json(&report) } else { table(&report, &args.file) };
+    let text = if args.json { as_json(&report)? } else { table(&report, &args.file) };
     Ok(Output::of(text))
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Output, Error> {
 pub(crate) fn run_diff(args: &DiffArgs) -> Result<Output, Error> {
     let [before, after] = [&args.before, &args.after].map(|file| Page::read(file));
     let changes = diff::changes(&Report::of(&before?), &Report::of(&after?));
-    let text = if args.json { as_json(&changes) } else { diff::table(&changes) };
+    let text = if args.json { as_json(&changes)? } else { diff::table(&changes) };
     Ok(Output::of(text))
 }
 

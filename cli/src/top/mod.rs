@@ -27,6 +27,6 @@ pub(crate) fn run(args: &TopArgs, out: &mut dyn Write) -> Result<Output, Error> 
     states.sort(args.sort.unwrap_or_default());
     let is_good = !states.processes.is_empty() && states.unreadable.is_empty();
     let text =
-        if args.json { as_json(&states) } else { view::frame(&states, WIDTH).join("\n") + "\n" };
+        if args.json { as_json(&states)? } else { view::frame(&states, WIDTH).join("\n") + "\n" };
     Ok(Output { text, is_good })
 }
