@@ -280,6 +280,42 @@ fn writes_the_output_files() {
     assert!(texts[9].matches("stage ").count() >= 3);
 }
 
+/// A rank would take the plan of an earlier batch for its own. Files of others stay.
+#[test]
+fn files_of_an_earlier_run_are_removed() {
+    let here = Folder::new();
+    example(&here);
+    let names = || {
+        let entries = fs::read_dir(here.path().join("out")).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let shared = ["lengths.jsonl", "-m", "config.json", "-o", "out"];
+    here.report(
+        &[&shared[..], &["-M", "machine.json", "-b", "2048", "-r", "4", "-s", "2"]].concat(),
+    );
+    let first = names();
+    for name in ["rank-2.plan", "rank-3.plan", "memory.svg", "stages.html", "stages.svg"] {
+        assert!(first.iter().any(|it| it == name), "{name} of {first:?}");
+    }
+    let foreign = ["notes.txt", "rank-02.plan", "rank-7.plan.bak", "rank-x.plan", "rank-.plan"];
+    for name in foreign {
+        here.put(&format!("out/{name}"), "");
+    }
+    fs::create_dir(here.path().join("out/rank-9.plan")).unwrap();
+    here.report(&[&shared[..], &["-r", "2"]].concat());
+    let ours =
+        ["page.html", "plan.json", "rank-0.plan", "rank-1.plan", "report.json", "shares.json"];
+    let mut wanted = [&ours[..], &foreign, &["rank-9.plan"]].concat();
+    wanted.sort_unstable();
+    assert_eq!(names(), wanted);
+    here.report(&shared);
+    assert!(names().iter().all(|name| name != "shares.json" && name != "rank-1.plan"));
+    assert!(names().iter().any(|name| name == "rank-0.plan"));
+}
+
 /// Each rank has its sequences, with the user's names and the checksums of their tokens.
 #[test]
 fn plan_files_have_all_sequences_once() {

@@ -1,6 +1,8 @@
 //! Output files: the report, the plans, the plan file of each rank, pictures.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use dormouse_parallel::draw::{page, pipeline_page, stages_svg, text_block};
@@ -13,6 +15,28 @@ use crate::text::as_json;
 
 /// Name of the page for a browser.
 const PAGE: &str = "page.html";
+/// Names of all other files but those of ranks.
+const FILES: &[&str] = &[
+    "report.json",
+    "plan.json",
+    "shares.json",
+    "memory.svg",
+    "stages.json",
+    "stages.svg",
+    "stages.html",
+];
+
+/// Returns the name of a rank's plan file.
+fn rank_file(rank: u32) -> String {
+    format!("rank-{rank}.plan")
+}
+
+/// Returns whether a run may write a file of this name.
+fn is_ours(name: &str) -> bool {
+    let rank = || name.strip_prefix("rank-")?.strip_suffix(".plan")?.parse().ok();
+    // Not other spellings of a number.
+    name == PAGE || FILES.contains(&name) || rank().is_some_and(|rank| name == rank_file(rank))
+}
 
 impl Made {
     /// Returns the plan files of all ranks that have sequences.
@@ -47,12 +71,15 @@ impl Made {
     }
 }
 
-/// Writes all files into `folder`, which is created if missing; existing files are replaced. Returns the page for a
-/// browser.
+/// Writes all files into `folder`, which is created if missing; existing files are replaced. Files that an earlier
+/// run wrote and this one does not are removed: a rank would take the plan of another batch for its own. Returns the
+/// page for a browser.
 pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
-    fs::create_dir_all(folder)
-        .map_err(|source| Error::Write { file: folder.to_owned(), source })?;
-    let put = |name: &str, text: &str| {
+    let in_folder = |source| Error::Write { file: folder.to_owned(), source };
+    fs::create_dir_all(folder).map_err(in_folder)?;
+    let mut written = BTreeSet::new();
+    let mut put = |name: &str, text: &str| {
+        written.insert(name.to_owned());
         let file = folder.join(name);
         fs::write(&file, text).map_err(|source| Error::Write { file, source })
     };
@@ -65,7 +92,7 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
         put("shares.json", &as_json(&ranks.shares)?)?;
     }
     for file in made.files() {
-        put(&format!("rank-{}.plan", file.rank), &file.to_text())?;
+        put(&rank_file(file.rank), &file.to_text())?;
     }
     if let Some(memory) = &made.memory {
         put("memory.svg", memory)?;
@@ -88,5 +115,23 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
         section.figures.into_iter().map(label)
     });
     put(PAGE, &page("dormouse plan", &labelled.collect::<Vec<_>>(), &pictures))?;
+    let earlier = earlier_files(folder, &written).map_err(in_folder)?;
+    for file in earlier {
+        fs::remove_file(&file).map_err(|source| Error::Write { file, source })?;
+    }
     Ok(folder.join(PAGE))
+}
+
+/// Returns the files in `folder` that runs write and this one did not.
+fn earlier_files(folder: &Path, written: &BTreeSet<String>) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if is_ours(name) && !written.contains(name) && !entry.file_type()?.is_dir() {
+            files.push(entry.path());
+        }
+    }
+    Ok(files)
 }
