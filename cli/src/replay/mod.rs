@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::args::ReplayArgs;
 use crate::text::{as_json, count};
 use crate::{Error, Output};
-use trace::{Call, Trace};
+use trace::{Call, TRACE_BYTES_MAX, Trace};
 
 /// Unit of block sizes, as on a GPU.
 const GRANULE_BYTES: usize = 512;
@@ -39,6 +39,12 @@ pub enum ReplayError {
         file: PathBuf,
         /// The cause.
         source: io::Error,
+    },
+    /// The file has too many bytes, decompressed.
+    #[error("{} is longer than {TRACE_BYTES_MAX} bytes; accepted: at most that", file.display())]
+    Length {
+        /// The file.
+        file: PathBuf,
     },
     /// A line of the file is refused.
     #[error("{} line {line}: {seen:?}; accepted: {accepted}", file.display())]

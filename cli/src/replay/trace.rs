@@ -9,7 +9,7 @@ use super::ReplayError;
 use crate::read::STANDARD_INPUT;
 
 /// Limits of a trace, as in docs/traces.md.
-const TRACE_BYTES_MAX: u64 = 256 << 20;
+pub(super) const TRACE_BYTES_MAX: u64 = 256 << 20;
 const EVENTS_MAX: usize = 4_000_000;
 const LINE_BYTES_MAX: u64 = 512;
 const SIZE_BYTES_MAX: u64 = 1 << 48;
@@ -47,17 +47,20 @@ pub(super) fn read(file: &Path) -> Result<Trace, ReplayError> {
     let head = source.fill_buf().map_err(io)?;
     let (is_gzip, is_xz) = (head.starts_with(GZIP_MAGIC), head.starts_with(XZ_MAGIC));
     let parsed = if is_gzip {
-        parse(BufReader::new(flate2::bufread::MultiGzDecoder::new(source)))
+        parse(BufReader::new(flate2::bufread::MultiGzDecoder::new(source)), TRACE_BYTES_MAX)
     } else if is_xz {
-        let mut text = Bounded(Vec::new());
-        lzma_rs::xz_decompress(&mut source, &mut text)
-            .map_err(|error| io(io::Error::other(format!("{error:?}"))))?;
-        parse(text.0.as_slice())
+        let mut text = Bounded::default();
+        match lzma_rs::xz_decompress(&mut source, &mut text) {
+            _ if text.is_longer => Err(Refused::Length),
+            Err(error) => Err(Refused::Io(io::Error::other(format!("{error:?}")))),
+            Ok(()) => parse(text.bytes.as_slice(), TRACE_BYTES_MAX),
+        }
     } else {
-        parse(source)
+        parse(source, TRACE_BYTES_MAX)
     };
     parsed.map_err(|refused| match refused {
         Refused::Io(source) => io(source),
+        Refused::Length => ReplayError::Length { file: file.to_owned() },
         Refused::Line { line, seen, accepted } => {
             ReplayError::Line { file: file.to_owned(), line, seen, accepted }
         }
@@ -65,16 +68,19 @@ pub(super) fn read(file: &Path) -> Result<Trace, ReplayError> {
 }
 
 /// Decompressed bytes, up to a limit.
-struct Bounded(Vec<u8>);
+#[derive(Default)]
+struct Bounded {
+    bytes: Vec<u8>,
+    is_longer: bool,
+}
 
 impl io::Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if (self.0.len() + bytes.len()) as u64 > TRACE_BYTES_MAX {
-            let text =
-                format!("the trace is longer than {TRACE_BYTES_MAX} bytes; accepted: at most that");
-            return Err(io::Error::other(text));
+        self.is_longer |= (self.bytes.len() + bytes.len()) as u64 > TRACE_BYTES_MAX;
+        if self.is_longer {
+            return Err(io::Error::other("too long"));
         }
-        self.0.extend_from_slice(bytes);
+        self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -87,14 +93,22 @@ impl io::Write for Bounded {
 #[derive(Debug)]
 enum Refused {
     Io(io::Error),
-    Line { line: u64, seen: String, accepted: &'static str },
+    /// It is longer than the limit.
+    Length,
+    Line {
+        line: u64,
+        seen: String,
+        accepted: &'static str,
+    },
 }
 
-fn parse(source: impl BufRead) -> Result<Trace, Refused> {
-    let mut source = source.take(TRACE_BYTES_MAX);
+fn parse(source: impl BufRead, bytes_max: u64) -> Result<Trace, Refused> {
+    // One byte more tells a longer trace from one that ends at the limit.
+    let mut source = source.take(bytes_max.saturating_add(1));
+    let mut bytes_read = 0;
     let mut trace = Trace::default();
     let mut live: HashMap<u64, (usize, u64)> = HashMap::new();
-    let (mut live_bytes, mut has_columns) = (0, false);
+    let (mut live_bytes, mut has_columns) = (0_u64, false);
     let mut text = Vec::new();
     for line in 1_u64.. {
         text.clear();
@@ -102,6 +116,10 @@ fn parse(source: impl BufRead) -> Result<Trace, Refused> {
             (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut text).map_err(Refused::Io)?;
         if read == 0 {
             break;
+        }
+        bytes_read += read as u64;
+        if bytes_read > bytes_max {
+            return Err(Refused::Length);
         }
         let row = String::from_utf8_lossy(&text);
         let row = row.trim_end();
@@ -128,7 +146,8 @@ fn parse(source: impl BufRead) -> Result<Trace, Refused> {
                     return Err(refused("a pointer that is not live"));
                 }
                 trace.blocks += 1;
-                live_bytes += bytes;
+                let sum = live_bytes.checked_add(bytes);
+                live_bytes = sum.ok_or_else(|| refused("fewer than 2^64 live bytes"))?;
                 trace.peak_bytes = trace.peak_bytes.max(live_bytes);
                 trace.calls.push(Call::Allocate { bytes });
             }
@@ -194,7 +213,7 @@ mod tests {
     const HEAD: &str = "# dormouse-trace: 1\nThread,Time,Action,Pointer,Size,Stream,Scope\n";
 
     fn of(rows: &str) -> Result<Trace, Refused> {
-        parse(format!("{HEAD}{rows}").as_bytes())
+        parse(format!("{HEAD}{rows}").as_bytes(), TRACE_BYTES_MAX)
     }
 
     #[test]
@@ -216,7 +235,7 @@ mod tests {
     fn the_log_of_rmm_is_read() {
         let text = "Thread,Time,Action,Pointer,Size,Stream\n140,10:00:00.1,allocate,0x7f00,64,0x0\n\
                     140,10:00:00.2,allocate,(nil),0,0x0\n140,10:00:00.3,free,0x7f00,64,0x0\n";
-        assert_eq!(parse(text.as_bytes()).unwrap().peak_bytes, 64);
+        assert_eq!(parse(text.as_bytes(), TRACE_BYTES_MAX).unwrap().peak_bytes, 64);
     }
 
     #[test]
@@ -237,7 +256,37 @@ mod tests {
             let Err(Refused::Line { line, accepted, .. }) = of(rows) else { panic!("{rows}") };
             assert_eq!((line, accepted), (2 + lines, wanted), "{rows}");
         }
-        assert!(matches!(parse(&b""[..]), Err(Refused::Line { line: 0, .. })));
-        assert!(matches!(parse(&[b'#'; 600][..]), Err(Refused::Line { line: 1, .. })));
+        let all = TRACE_BYTES_MAX;
+        assert!(matches!(parse(&b""[..], all), Err(Refused::Line { line: 0, .. })));
+        assert!(matches!(parse(&[b'#'; 600][..], all), Err(Refused::Line { line: 1, .. })));
+    }
+
+    /// A longer trace is refused wherever the limit is: cut inside a size it would have a smaller block, cut at the
+    /// end of a line fewer calls.
+    #[test]
+    fn a_longer_trace_is_not_cut() {
+        let rows = "0,0,allocate,0x1,100,0,0\n0,1,allocate,0x2,50,0,0\n";
+        let text = format!("{HEAD}{rows}");
+        let whole = text.len() as u64;
+        let of = |bytes_max: u64| parse(text.as_bytes(), bytes_max);
+        assert_eq!(of(whole).unwrap().calls.len(), 2);
+        let inside = text.find("00,0,0").unwrap() as u64;
+        let at_newline = text.find("0,1,allocate").unwrap() as u64;
+        for bytes_max in [whole - 1, inside, at_newline, HEAD.len() as u64] {
+            assert!(matches!(of(bytes_max), Err(Refused::Length)), "{bytes_max}");
+        }
+    }
+
+    /// 2^16 blocks of 2^48 bytes.
+    #[test]
+    fn live_bytes_do_not_overflow() {
+        let row = |at: u32| format!("0,0,allocate,{at:#x},{SIZE_BYTES_MAX},0,0\n");
+        let rows: Vec<String> = (1..=1 << 16).map(row).collect();
+        let (last, others) = rows.split_last().unwrap();
+        assert_eq!(of(&others.concat()).unwrap().peak_bytes, u64::MAX - SIZE_BYTES_MAX + 1);
+        let Err(Refused::Line { line, accepted, .. }) = of(&(others.concat() + last)) else {
+            panic!("the sum is accepted")
+        };
+        assert_eq!((line, accepted), (2 + (1 << 16), "fewer than 2^64 live bytes"));
     }
 }
