@@ -162,14 +162,12 @@ impl<'de> Deserialize<'de> for Once {
     }
 }
 
-/// Converts a float with an integral value, such as the rate 4e14, to an integer.
+/// Converts a float with an integral value below 2^64, such as the rate 4e14, to an integer.
 fn whole(value: Value) -> Value {
-    /// Largest float below which all integers are exact.
-    const EXACT_MAX: f64 = (1_u64 << 53) as f64;
+    /// The smallest integer beyond 64 bits, which a float has exactly.
+    const END: f64 = 18_446_744_073_709_551_616.0;
     match value.as_f64() {
-        Some(number)
-            if value.is_f64() && number.fract() == 0.0 && (0.0..=EXACT_MAX).contains(&number) =>
-        {
+        Some(number) if value.is_f64() && number.fract() == 0.0 && (0.0..END).contains(&number) => {
             Value::from(number as u64)
         }
         _ => value,

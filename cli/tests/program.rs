@@ -418,6 +418,27 @@ fn refuses_a_description_that_is_too_long() {
     assert!(said.starts_with("dormouse: .: Is a directory"), "{said}");
 }
 
+/// A float with an integral value is that integer, as far as 64 bits reach.
+#[test]
+fn rates_may_be_floats_with_integral_values() {
+    let here = Folder::new();
+    here.put("batch.jsonl", LINES);
+    let arguments = ["batch.jsonl", "-m", "llama3-8b", "-M", "mine.json"];
+    for (text, rate) in [
+        ("4e14", 400_000_000_000_000),
+        ("1e16", 10_000_000_000_000_000),
+        ("1.8446744073709550e19", 18_446_744_073_709_549_568),
+    ] {
+        here.put("mine.json", format!("{{\"flops_per_s\": {text}}}"));
+        assert_eq!(here.report(&arguments).machine.unwrap().flops_per_s, rate);
+    }
+    for text in ["1.8446744073709552e19", "1e20", "-1e16", "1.5"] {
+        here.put("mine.json", format!("{{\"flops_per_s\": {text}}}"));
+        let said = here.refusal(&arguments);
+        assert!(said.ends_with("; accepted: integers, 0 to 18446744073709551615\n"), "{said}");
+    }
+}
+
 #[test]
 fn an_error_names_the_output_directory() {
     let here = Folder::new();
