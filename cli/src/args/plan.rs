@@ -77,7 +77,7 @@ pub struct PlanArgs {
     pub block_rows: Option<u64>,
     /// Layers woken ahead of need, at least 2. [default: 3]
     #[arg(long, value_name = "N", help_heading = PLAN, verbatim_doc_comment)]
-    #[arg(value_parser = value_parser!(u32).range(1..=LAYERS_MAX.into()))]
+    #[arg(value_parser = value_parser!(u32).range(2..=LAYERS_MAX.into()))]
     pub window_layers: Option<u32>,
     /// The last layer's output is read on rows that nothing
     /// scores, as by an auxiliary loss or a value head.
