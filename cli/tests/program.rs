@@ -439,6 +439,26 @@ fn rates_may_be_floats_with_integral_values() {
     }
 }
 
+/// Sequences that score as many rows cost as much, whether they are trees of their own or leaves of one.
+#[test]
+fn ranks_weigh_the_rows_that_are_scored() {
+    let here = Folder::new();
+    let roots = "{\"length\": 1001, \"group\": 0}\n".repeat(20);
+    let leaves = "{\"length\": 1001, \"prompt_length\": 1, \"group\": 1}\n".repeat(20);
+    here.put("batch.jsonl", roots + &leaves);
+    here.put("machine.json", "{\"flops_per_s\": 4e14}");
+    let arguments = ["batch.jsonl", "-m", "llama3-8b", "-M", "machine.json", "-r", "2"];
+    let ranks = here.report(&arguments).ranks.unwrap().ranks;
+    assert_eq!([ranks[0].sequences, ranks[1].sequences], [20, 20]);
+    assert_eq!([ranks[0].of_even, ranks[1].of_even], [1.0, 1.0]);
+    assert_eq!(ranks[0].busy_s, ranks[1].busy_s);
+    // A root of 1,000 rows that scores one of them weighs less than one that scores all.
+    let one = "{\"length\": 1001, \"loss\": 1000}\n".repeat(20);
+    here.put("batch.jsonl", one + &"{\"length\": 1001}\n".repeat(20));
+    let ranks = here.report(&arguments).ranks.unwrap().ranks;
+    assert_eq!([ranks[0].sequences, ranks[1].sequences], [21, 19]);
+}
+
 #[test]
 fn an_error_names_the_output_directory() {
     let here = Folder::new();

@@ -7,6 +7,7 @@ use dormouse_parallel::balance::{
 };
 use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::Forest;
+use dormouse_schedule::tree_planner::scored_rows;
 use dormouse_schedule::{NodeId, OpKind, Plan, PlanOptions, Scoring};
 
 use super::Setting;
@@ -130,7 +131,7 @@ fn shares(
 ) -> Result<Shares, Error> {
     let Setting { args, model, machine } = setting;
     let machine = machine.unwrap_or_default();
-    let Batch { forest, groups, .. } = *batch;
+    let Batch { forest, scoring, groups } = *batch;
     if args.unit == Some(BalanceUnit::Group) && groups.is_empty() {
         return Err(Error::NoGroups { with: "--unit group" });
     }
@@ -145,5 +146,6 @@ fn shares(
         model: model.shape,
         machine,
     };
-    Ok(Shares::new(&Workload { forest, groups, logit_rows: &[] }, &options)?)
+    let logit_rows = scored_rows(forest, scoring)?;
+    Ok(Shares::new(&Workload { forest, groups, logit_rows: &logit_rows }, &options)?)
 }

@@ -74,7 +74,7 @@ pub struct Workload<'a> {
     pub forest: &'a Forest,
     /// Group number of each sequence; may be empty unless the unit is a group.
     pub groups: &'a [u32],
-    /// Rows with logits of each node; if empty, all rows except those of roots.
+    /// Rows with logits of each node; if empty, all rows except those of roots with children.
     pub logit_rows: &'a [u64],
 }
 

@@ -90,7 +90,7 @@ impl Features {
 }
 
 /// Returns the rows of a node with logits. `given` has one number for each node; if it is empty, all rows
-/// have logits except those of roots, which are prompts.
+/// have logits except those of roots with children, which are prompts.
 ///
 /// # Errors
 /// `Count` for a wrong number of entries, or more rows than the node has.
@@ -99,7 +99,8 @@ pub fn logit_rows_of(forest: &Forest, given: &[u64], id: NodeId) -> Result<u64, 
     let node = forest.node(id);
     let rows = node.rows().count();
     if given.is_empty() {
-        return Ok(if node.parent.is_some() { rows } else { 0 });
+        let is_prompt = node.parent.is_none() && !forest.is_leaf(id);
+        return Ok(if is_prompt { 0 } else { rows });
     }
     if given.len() != nodes {
         let accepted = format!("0 or {nodes}, one for each node");

@@ -40,6 +40,7 @@ pub use pack::pack;
 pub use predict::{Prediction, TreeVerdict, Verdict};
 pub(crate) use request::Request;
 pub use request::{Loss, PlanOptions, Scoring};
+pub use scores::scored_rows;
 
 use crate::PlanError;
 use crate::tree_planner::draft::Draft;

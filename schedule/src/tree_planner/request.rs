@@ -131,6 +131,28 @@ impl PlanOptions {
     }
 }
 
+/// Checks that every sequence of a forest has a scoring.
+fn check_number(forest: &Forest, scoring: &[Scoring]) -> Result<(), PlanError> {
+    let sequences = forest.endings().len();
+    if scoring.len() == sequences {
+        return Ok(());
+    }
+    let accepted = format!("{sequences}, one for each sequence");
+    Err(PlanError::Count { what: "scoring", seen: scoring.len() as u64, accepted })
+}
+
+/// Checks that every scoring fits its sequence.
+fn check_labels(forest: &Forest, scoring: &[Scoring]) -> Result<(), PlanError> {
+    let mut both = scoring.iter().zip(forest.endings()).enumerate();
+    both.try_for_each(|(sequence, (scoring, ending))| scoring.check(sequence, ending.tokens))
+}
+
+/// Checks the scoring of a forest.
+pub(crate) fn check_scoring(forest: &Forest, scoring: &[Scoring]) -> Result<(), PlanError> {
+    check_number(forest, scoring)?;
+    check_labels(forest, scoring)
+}
+
 fn known(bytes: u64) -> Option<u64> {
     (bytes > 0).then_some(bytes)
 }
@@ -142,13 +164,8 @@ impl<'a> Request<'a> {
         scoring: &'a [Scoring],
         options: &'a PlanOptions,
     ) -> Result<Self, PlanError> {
-        let endings = forest.endings();
-        count("sequences", endings.len() as u64, 1, NODES_MAX as u64)?;
-        if scoring.len() != endings.len() {
-            let accepted = format!("{}, one for each sequence", endings.len());
-            let seen = scoring.len() as u64;
-            return Err(PlanError::Count { what: "scoring", seen, accepted });
-        }
+        count("sequences", forest.endings().len() as u64, 1, NODES_MAX as u64)?;
+        check_number(forest, scoring)?;
         count("vocab", options.vocab, 1, u32::MAX)?;
         options.model.check(options.last_layer_dead)?;
         let Machine { device_bytes, host_bytes, .. } = options.planned_machine();
@@ -161,9 +178,7 @@ impl<'a> Request<'a> {
             return Err(PlanError::Count { what: "microbatch_rows", seen: 0, accepted });
         }
         count("block_rows", options.block_rows, 0, TOKENS_MAX)?;
-        for (sequence, (scoring, ending)) in scoring.iter().zip(endings).enumerate() {
-            scoring.check(sequence, ending.tokens)?;
-        }
+        check_labels(forest, scoring)?;
         Ok(Self { forest, scoring, options, device_bytes, host_bytes: known(host_bytes) })
     }
 }

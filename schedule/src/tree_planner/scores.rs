@@ -1,9 +1,30 @@
 //! The labels that the rows of each node score.
 
-use crate::forest::Ending;
+use crate::forest::{Ending, Forest, Node};
 use crate::limits::SCORES_MAX;
-use crate::tree_planner::request::Scoring;
-use crate::{NodeId, PlanError, PlanNode, Span};
+use crate::tree_planner::request::{Scoring, check_scoring};
+use crate::{NodeId, PlanError, PlanNode, Residency, Span};
+
+/// Returns the number of rows with logits of each node of a forest, as its plan counts them: those that predict a
+/// label of any sequence.
+///
+/// # Errors
+/// `Count` unless there is one scoring for each sequence, and for more than [`SCORES_MAX`] scores; `Weight` and
+/// `Labels` for a scoring that a plan refuses.
+pub fn scored_rows(forest: &Forest, scoring: &[Scoring]) -> Result<Vec<u64>, PlanError> {
+    check_scoring(forest, scoring)?;
+    let node = |(id, node): (u32, &Node)| PlanNode {
+        parent: node.parent,
+        rows: node.rows(),
+        subtree_end: node.subtree_end,
+        sequence: node.sequence,
+        origin: NodeId(id),
+        residency: Residency::Keep,
+    };
+    let nodes: Vec<PlanNode> = (0_u32..).zip(forest.nodes()).map(node).collect();
+    let same: Vec<u32> = (0..nodes.len() as u32).collect();
+    Ok(Scores::new(&nodes, &same, forest.endings(), scoring)?.rows)
+}
 
 /// Labels of one sequence that rows of one node predict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

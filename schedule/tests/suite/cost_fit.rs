@@ -1,9 +1,14 @@
 //! Rates fitted to measured steps, and counted rates.
 
+use std::collections::BTreeSet;
+
 use crate::batch::FlatGroup;
+use crate::tree_planner_support::{batch, labels, sequences};
 use dormouse_schedule::cost::*;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
+use dormouse_schedule::tree_planner::scored_rows;
 use dormouse_schedule::*;
+use proptest::prelude::*;
 
 /// Fixed numbers without a pattern.
 fn random(state: &mut u64, most: u64) -> u64 {
@@ -199,4 +204,51 @@ fn nodes_cost_the_sum_of_their_features() {
         2_000 + 10_000 + 20 + 12 * 1_000_000 + 3 * 100_000_000,
     ];
     assert_eq!(costs, wanted);
+}
+
+/// Prompts have no logits by default; a tree that is a single sequence is no prompt.
+#[test]
+fn a_root_without_children_has_logits_by_default() {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, NO_PARENT], &[4, 3, 6]).unwrap();
+    let rows =
+        |given: &[u64]| [0, 1, 2].map(|id| logit_rows_of(&forest, given, NodeId(id)).unwrap());
+    assert_eq!(rows(&[]), [0, 3, 5]);
+    assert_eq!(rows(&[1, 2, 4]), [1, 2, 4]);
+}
+
+#[test]
+fn scorings_that_a_plan_refuses_have_no_rows() {
+    let forest = Forest::from_nodes(&[NO_PARENT, 0, 0], &[4, 3, 6]).unwrap();
+    let of = |loss: [Loss; 2]| loss.map(|loss| Scoring { loss, weight: 1.0 });
+    let both = of([Loss::AllButFirst, Loss::From(5)]);
+    assert_eq!(scored_rows(&forest, &both).unwrap(), [3, 3, 5]);
+    let refused = scored_rows(&forest, &both[..1]).unwrap_err().to_string();
+    assert_eq!(refused, "scoring is 1; accepted: 2, one for each sequence");
+    let late = of([Loss::AllButFirst, Loss::From(11)]);
+    assert!(matches!(scored_rows(&forest, &late), Err(PlanError::Labels { sequence: 1, .. })));
+}
+
+proptest! {
+    /// The rows of a node that predict a label of any sequence on whose path it is, counted one by one.
+    #[test]
+    fn scored_rows_are_those_before_labels(
+        sequences in sequences(),
+        losses in prop::collection::vec(any::<u32>(), 1..8),
+    ) {
+        let batch = batch(&sequences, &losses, 8);
+        let forest = &batch.forest;
+        let mut rows = vec![BTreeSet::new(); forest.nodes().len()];
+        for (ending, scoring) in forest.endings().iter().zip(&batch.scoring) {
+            for label in labels(scoring, ending.tokens) {
+                for id in forest.path(ending.node) {
+                    let own = forest.node(id).rows();
+                    if own.begin < label && label <= own.end {
+                        rows[id.0 as usize].insert(label - 1);
+                    }
+                }
+            }
+        }
+        let wanted: Vec<u64> = rows.iter().map(|rows| rows.len() as u64).collect();
+        prop_assert_eq!(scored_rows(forest, &batch.scoring).unwrap(), wanted);
+    }
 }
