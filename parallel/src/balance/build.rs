@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::collective_order::{CollectiveOrder, PassKind, rank_passes};
 use super::cut::Segments;
 use super::leaves::{Leaves, starts};
-use super::place::{costs_by_part, fill, longest_first, visit_parts};
+use super::place::{costs_by_part, fill, longest_first, unit_costs, visit_parts};
 use super::prefix_exchange::{ExchangeChoice, ExchangePlan, SharedNode};
 use super::search::with_exchange;
 use super::{
@@ -41,6 +41,11 @@ impl Shares {
         let starts = starts(&units);
         let segments = Segments::new(&leaves, &full, &full);
         let contiguous = |ends: Vec<u32>| (ranks_of(&ends), None);
+        // With exchange a unit has only the nodes that no other needs.
+        let unit_ps = match options.exchange {
+            true => Vec::new(),
+            false => unit_costs(&leaves, &units, options.unit == BalanceUnit::Leaf, &full)?,
+        };
         let (rank_of_leaf, plan) = match options.method {
             BalanceMethod::Contiguous if options.exchange => {
                 let plan = with_exchange(&leaves, &full, &starts, options);
@@ -48,15 +53,13 @@ impl Shares {
             }
             BalanceMethod::Contiguous => contiguous(segments.cut(&starts, options.ranks)),
             BalanceMethod::Greedy => contiguous(fill(&segments, &starts, options.ranks)),
-            BalanceMethod::LongestFirst => {
-                (longest_first(&leaves, &units, &full, options.ranks), None)
-            }
+            BalanceMethod::LongestFirst => (longest_first(&units, &unit_ps, options.ranks), None),
         };
         let limit_ps = if options.exchange {
             limit::largest_unit(&leaves, &units, &full)
                 .max(uncut_ps.div_ceil(u64::from(options.ranks)))
         } else {
-            let unit = costs_by_part(&leaves, &units, &full).into_iter().max().unwrap_or(0);
+            let unit = unit_ps.into_iter().max().unwrap_or(0);
             unit.max(limit::least_largest(&leaves, &full, &full, options.ranks))
         };
         let mut shares = Self {
@@ -74,7 +77,7 @@ impl Shares {
         };
         shares.hand_out(&leaves, &rank_of_leaf, batch.groups);
         shares.count(batch, &leaves, &rank_of_leaf)?;
-        shares.spend(&leaves, &rank_of_leaf, &full, plan.as_ref());
+        shares.spend(&leaves, &rank_of_leaf, &full, plan.as_ref())?;
         shares.order(&leaves, plan.as_ref(), options);
         Ok(shares)
     }
@@ -119,8 +122,7 @@ impl Shares {
         visit_parts(leaves, rank_of_leaf, |rank, node| {
             let features = &mut self.shares[rank].features;
             *features = features.plus(counts[node.0 as usize]);
-        });
-        Ok(())
+        })
     }
 
     fn spend(
@@ -129,8 +131,9 @@ impl Shares {
         rank_of_leaf: &[u32],
         full: &[u64],
         plan: Option<&ExchangePlan<'_>>,
-    ) {
-        for (share, cost) in self.shares.iter_mut().zip(costs_by_part(leaves, rank_of_leaf, full)) {
+    ) -> Result<(), BalanceError> {
+        let costs = costs_by_part(leaves, rank_of_leaf, full)?;
+        for (share, cost) in self.shares.iter_mut().zip(costs) {
             (share.alone_ps, share.busy_ps, share.finish_ps) = (cost, cost, cost);
         }
         if let Some(plan) = plan {
@@ -142,6 +145,7 @@ impl Shares {
         self.largest_ps = self.shares.iter().map(|share| share.finish_ps).max().unwrap_or(0);
         self.imbalance = self.largest_ps as f64 / even;
         self.limit = self.limit_ps as f64 / even;
+        Ok(())
     }
 
     /// Determines the exchanges and the order of all collectives.

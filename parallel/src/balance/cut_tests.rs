@@ -7,9 +7,13 @@ use proptest::prelude::*;
 
 use super::cut::Segments;
 use super::leaves::{Leaves, starts};
-use super::{BalanceUnit, CollectiveOrder, PassKind, Workload, limit};
-use dormouse_schedule::NodeId;
+use super::place::{VISITS_MAX, costs_by_part, unit_costs};
+use super::{
+    BalanceMethod, BalanceOptions, BalanceUnit, CollectiveOrder, PassKind, Shares, Workload, limit,
+};
+use dormouse_schedule::cost::Rates;
 use dormouse_schedule::forest::{Forest, NO_PARENT};
+use dormouse_schedule::{Machine, ModelShape, NodeId};
 
 /// A forest, the first and repeated costs of its nodes, and a group for each leaf.
 #[derive(Clone, Debug)]
@@ -203,6 +207,19 @@ proptest! {
         prop_assert_eq!(limit::largest_unit(&leaves, &units, &case.full), wanted);
     }
 
+    /// A unit costs the nodes on the paths of its leaves; where each leaf is a unit, without visiting them.
+    #[test]
+    fn units_cost_their_paths(case in case(16), grouped: bool) {
+        let leaves = Leaves::of(&case.forest);
+        let batch = Workload { forest: &case.forest, groups: &case.groups, logit_rows: &[] };
+        let units = leaves.units(&batch, if grouped { BalanceUnit::Group } else { BalanceUnit::Leaf });
+        let costs = unit_costs(&leaves, &units, !grouped, &case.full).unwrap();
+        for (unit, cost) in (0_u32..).zip(costs) {
+            let own = case.paths(&leaves, (0..leaves.count()).filter(|leaf| units[*leaf] == unit));
+            prop_assert_eq!(cost, own.iter().map(|id| case.full[*id as usize]).sum::<u64>());
+        }
+    }
+
     #[test]
     fn the_collective_order_contains_every_rank(
         words in prop::collection::vec(prop::collection::vec(0_usize..3, 0..9), 0..6),
@@ -225,5 +242,49 @@ proptest! {
         if let (true, Some(word)) = (all_alike, words.first()) {
             prop_assert_eq!(&agreed.kinds, word);
         }
+    }
+}
+
+/// A caterpillar: a path of 2^16 nodes, each with a leaf. Its leaves' paths have 2^31 nodes together, which nothing
+/// visits one by one.
+#[test]
+fn a_deep_tree_is_divided_by_leaves_without_visiting_their_paths() {
+    const LEVELS: u32 = 1 << 16;
+    let mut parents = vec![NO_PARENT];
+    for level in 1..LEVELS {
+        let above = 2 * (level - 1);
+        // The leaf of the level before, then its next node.
+        parents.extend([above, above]);
+    }
+    let last = parents.len() as u32 - 1;
+    parents.extend([last, last]);
+    let forest = Forest::from_nodes(&parents, &vec![2; parents.len()]).unwrap();
+    let leaves = Leaves::of(&forest);
+    assert_eq!(leaves.count() as u32, LEVELS + 1);
+    let units: Vec<u32> = (0..leaves.count() as u32).collect();
+    let full = vec![1; parents.len()];
+    let refused = costs_by_part(&leaves, &units, &full).unwrap_err().to_string();
+    assert!(refused.ends_with(&format!("; accepted: 0 to {VISITS_MAX}")), "{refused}");
+    // The root and a node of each further level, then the leaf.
+    let costs = unit_costs(&leaves, &units, true, &full).unwrap();
+    assert_eq!((costs[0], costs[units.len() - 1]), (2, u64::from(LEVELS) + 1));
+    let options = |unit, method| BalanceOptions {
+        ranks: 4,
+        method,
+        unit,
+        exchange: false,
+        ops_hold_collectives: false,
+        microbatch_tokens: 64,
+        rates: Rates { rows: 1e-9, ..Rates::default() },
+        model: ModelShape::default(),
+        machine: Machine::default(),
+    };
+    let groups: Vec<u32> = (0..forest.endings().len() as u32).collect();
+    let batch = Workload { forest: &forest, groups: &groups, logit_rows: &[] };
+    for method in [BalanceMethod::Contiguous, BalanceMethod::Greedy, BalanceMethod::LongestFirst] {
+        let shares = Shares::new(&batch, &options(BalanceUnit::Leaf, method)).unwrap();
+        assert!(shares.limit_ps <= shares.largest_ps, "{method:?}");
+        let refused = Shares::new(&batch, &options(BalanceUnit::Group, method)).unwrap_err();
+        assert!(refused.to_string().starts_with("nodes of all units or shares is "), "{refused}");
     }
 }

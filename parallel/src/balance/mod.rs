@@ -35,4 +35,5 @@ mod shares;
 pub use collective_order::{CollectiveOrder, PassKind};
 pub use error::BalanceError;
 pub use options::{BalanceMethod, BalanceOptions, BalanceUnit, RANKS_MAX, Workload};
+pub use place::VISITS_MAX;
 pub use shares::{Collective, ExchangeMode, PrefixExchange, RankShare, SHARES_VERSION, Shares};
