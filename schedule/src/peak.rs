@@ -43,7 +43,7 @@ impl Plan {
         };
         let rows: u64 = self.path(deepest).map(|rows| rows.count()).sum();
         let boundary_bytes = model.node_bytes(rows, 0).boundary;
-        let scored = if scores { distinct_rows(op) } else { 0 };
+        let scored = if scores { op.scored_rows() } else { 0 };
         let logits_bytes = model.node_bytes(0, scored).logits;
         let saved_bytes =
             op.device_bytes.saturating_sub(boundary_bytes.saturating_add(logits_bytes));
@@ -59,14 +59,17 @@ impl Plan {
     }
 }
 
-/// Returns the number of rows of an op that have logits: several sequences may score one row.
-fn distinct_rows(op: &Op) -> u64 {
-    let mut spans: Vec<Span> = op.scores.iter().map(|score| score.rows).collect();
-    spans.sort_by_key(|span| span.begin);
-    let (mut end, mut rows) = (0, 0);
-    for span in spans {
-        rows += span.end.saturating_sub(span.begin.max(end));
-        end = end.max(span.end);
+impl Op {
+    /// Returns the number of its rows that have logits: several sequences may score one row.
+    #[must_use]
+    pub fn scored_rows(&self) -> u64 {
+        let mut spans: Vec<Span> = self.scores.iter().map(|score| score.rows).collect();
+        spans.sort_by_key(|span| span.begin);
+        let (mut end, mut rows) = (0, 0);
+        for span in spans {
+            rows += span.end.saturating_sub(span.begin.max(end));
+            end = end.max(span.end);
+        }
+        rows
     }
-    rows
 }

@@ -3,11 +3,13 @@
 use super::PipelineError;
 use super::chunks::PERMILLE;
 use super::spec::{
-    NS_MAX, Pipeline, PipelineGroup, PipelineMicrobatch, PipelineRates, RowBytes, StageShare,
+    NS_MAX, Pipeline, PipelineGroup, PipelineMicrobatch, PipelineRates, RowBytes, StageBytes,
+    StageShare,
 };
 use dormouse_schedule::cost::{
     ACCUMULATOR_BYTES_MIN, BACKWARD_SHARE, BOUNDARY_SLOTS, Flops, KernelRates, Work,
 };
+use dormouse_schedule::tree_planner::CostModel;
 use dormouse_schedule::{Machine, ModelShape, NodeId, OpKind, Plan, check_range};
 
 /// A model, the rates of a machine, and the layers per part, which may be fractional.
@@ -100,6 +102,21 @@ impl Counter {
     }
 }
 
+/// Returns the bytes of logits per row of a microbatch, as the plans count them on one device. Where some rows
+/// have no logits, the most of any microbatch.
+fn logits_row(plans: &[Plan]) -> u64 {
+    let of_plan = |plan: &Plan| {
+        let model = CostModel::new(plan.options());
+        let bytes = plan.ops().iter().filter_map(|op| {
+            let OpKind::Microbatch { members, .. } = &op.kind else { return None };
+            let rows: u64 = members.iter().map(|member| member.rows.count()).sum();
+            Some(model.node_bytes(0, op.scored_rows()).logits.div_ceil(rows.max(1)))
+        });
+        bytes.max().unwrap_or(0)
+    };
+    plans.iter().map(of_plan).max().unwrap_or(0)
+}
+
 /// Returns whether a plan consists of one node and its leaves.
 fn is_flat_group(plan: &Plan) -> bool {
     let [prefix, leaves @ ..] = plan.nodes() else { return false };
@@ -113,8 +130,8 @@ impl Pipeline {
     /// Converts plans of flat groups. Model and machine are those of the first plan. Layers are spread evenly
     /// over parts; the head and a dead last layer change the cost of the last part. A row sent has
     /// `heads · head_dim` elements. All pairs of a prefix run at the rate of causal attention, in chunks too.
-    /// Each stage has the device memory of the first plan as its room. Bounds, chunks and order keep their
-    /// defaults.
+    /// The stage of the last part holds the logits of its microbatches from their forward to their backward. Each
+    /// stage has the device memory of the first plan as its room. Bounds, chunks and order keep their defaults.
     ///
     /// # Errors
     /// `Count` for no plan, a plan that is no flat group, no parts, or an unknown `flops_per_s`.
@@ -153,6 +170,10 @@ impl Pipeline {
         let counter = Counter { model: options.model, kernels, layers };
         pipeline.groups = plans.iter().map(|plan| counter.group(plan)).collect();
         pipeline.row_bytes = counter.row_bytes();
+        pipeline.stage_bytes = vec![StageBytes::from(pipeline.row_bytes); stages as usize];
+        if let Some(last) = pipeline.stage_bytes.last_mut() {
+            last.microbatch_logits = logits_row(plans);
+        }
         let last = counter.last_permille(plans, &pipeline.groups);
         let permille = |last: u32| {
             (1..=parts).map(|part| if part < parts { PERMILLE } else { last }).collect()

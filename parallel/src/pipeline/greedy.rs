@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::graph::Graph;
+use super::graph::{Graph, PipelineUnit};
 use super::lists::StageOpKind;
 use super::rules::AdmissionRule;
 use super::spec::StageBytes;
@@ -264,8 +264,9 @@ impl<'a> Run<'a> {
     /// Counts what an op holds, as [`peak`](super::peaks::peak) does.
     fn hold(&mut self, stage: usize, id: usize) {
         let Some((bytes, peak_max)) = self.limits.peaks_max.get(stage) else { return };
-        let (kind, rows) = (self.graph.unit(id).kind, u128::from(self.graph.rows[id]));
-        let kept = rows * bytes.kept(kind);
+        let PipelineUnit { kind, part, .. } = self.graph.unit(id);
+        let rows = u128::from(self.graph.rows[id]);
+        let kept = rows * bytes.kept(kind, part + 1 == self.graph.parts);
         let held = &mut self.stages[stage].held_bytes;
         if kind.is_forward() {
             *held += kept;

@@ -25,9 +25,9 @@ prop_compose! {
         stages in 1_u32..5,
         virtual_stages in 1_u32..3,
         groups in prop::collection::vec(group(), 1..5),
-        own in prop::collection::vec(prop::array::uniform7(prop_oneof![9 => 0_u64..9, 1 => Just(u64::MAX / 3)]), 5),
+        own in prop::collection::vec(prop::array::uniform8(prop_oneof![9 => 0_u64..9, 1 => Just(u64::MAX / 3)]), 5),
     ) -> Pipeline {
-        let bytes = |it: [u64; 7]| StageBytes {
+        let bytes = |it: [u64; 8]| StageBytes {
             boundary: it[0],
             prefix_saved: it[1],
             prefix_asleep: it[2],
@@ -35,6 +35,7 @@ prop_compose! {
             microbatch_saved: it[4],
             microbatch_working: it[5],
             fixed: it[6],
+            microbatch_logits: it[7],
         };
         let stage_bytes = own.into_iter().take(stages as usize).map(bytes).collect();
         Pipeline { stages, virtual_stages, groups, stage_bytes, ..Pipeline::default() }
@@ -54,7 +55,7 @@ proptest! {
         let (stages, _) = lists(&case, &graph, &starts, TransferPlace::Early);
         let peaks_max = (0..).zip(&stages).map(|(stage, list)| {
             let bytes = case.bytes_of(stage);
-            (bytes, peak(&list.ops, &bytes).bytes)
+            (bytes, peak(&list.ops, &case, stage).bytes)
         });
         let limits = Limits { end_ns_max, peaks_max: peaks_max.collect() };
         prop_assert_eq!(run(&graph, rule, &limits), Some(starts));

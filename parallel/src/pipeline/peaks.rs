@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::lists::{StageOp, StagePeak};
-use super::spec::StageBytes;
+use super::spec::Pipeline;
 
-/// Returns the peak memory of a list, which depends only on the order of ops.
+/// Returns the peak memory of a stage's list, which depends only on the order of ops.
 ///
 /// A chunk's boundary and saved bytes are alive from its forward to the end of its backward, a
 /// microbatch's on each part likewise. Working bytes, and what sleeps of a prefix, are held during an op
 /// alone: within this peak a list runs on any machine, as a slower one waits for what is falling asleep.
-pub(super) fn peak(ops: &[StageOp], bytes: &StageBytes) -> StagePeak {
+pub(super) fn peak(ops: &[StageOp], pipeline: &Pipeline, stage: u32) -> StagePeak {
+    let bytes = pipeline.bytes_of(stage);
     let mut held = StagePeak { bytes: bytes.fixed, ..StagePeak::default() };
     let mut peak = held;
     // Live chunks of each group and live parts of each microbatch.
@@ -22,17 +23,17 @@ pub(super) fn peak(ops: &[StageOp], bytes: &StageBytes) -> StagePeak {
         if !begins {
             peak = largest(peak, with_working(held, working));
         }
-        let hold = |bytes: &mut u64, row_bytes: u64| {
-            let own = rows.saturating_mul(row_bytes);
+        let hold = |bytes: &mut u64, row_bytes: u128| {
+            let own = u64::try_from(u128::from(rows).saturating_mul(row_bytes)).unwrap_or(u64::MAX);
             *bytes = if begins { bytes.saturating_add(own) } else { bytes.saturating_sub(own) };
         };
         if op.kind.is_prefix() {
             count(&mut chunks, op.group, begins);
-            hold(&mut held.boundary_bytes, bytes.boundary);
-            hold(&mut held.prefix_bytes, bytes.prefix_saved);
+            hold(&mut held.boundary_bytes, bytes.boundary.into());
+            hold(&mut held.prefix_bytes, bytes.prefix_saved.into());
         } else {
             count(&mut microbatches, (op.group, op.index), begins);
-            hold(&mut held.microbatch_bytes, bytes.microbatch_saved);
+            hold(&mut held.microbatch_bytes, bytes.kept(op.kind, pipeline.is_last(op.part)));
             let parts = held.in_flight_parts;
             held.in_flight_parts = if begins { parts + 1 } else { parts.saturating_sub(1) };
         }

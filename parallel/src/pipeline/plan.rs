@@ -165,7 +165,7 @@ impl Pipeline {
         for &place in places {
             let (mut stages, ids) = lists(self, graph, starts, place);
             for (number, stage) in (0..).zip(&mut stages) {
-                stage.peak = peak(&stage.ops, &self.bytes_of(number));
+                stage.peak = peak(&stage.ops, self, number);
             }
             let times = TransferReplay::new(graph, &stages, &ids, self.timing()).run()?;
             debug_assert!(

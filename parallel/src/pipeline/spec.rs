@@ -129,17 +129,22 @@ pub struct StageBytes {
     pub microbatch_saved: u64,
     /// Bytes per microbatch row that its own ops work with.
     pub microbatch_working: u64,
+    /// Bytes that a microbatch row holds besides on the pipeline's last part, from its forward to the end of its
+    /// backward: logits.
+    pub microbatch_logits: u64,
     /// Bytes that the stage holds during its whole list, such as gradients of parameters.
     pub fixed: u64,
 }
 
 impl StageBytes {
     /// Returns the bytes per row that an op of this kind keeps, from the forward to the end of the backward.
-    pub(super) fn kept(&self, kind: StageOpKind) -> u128 {
+    /// `is_last`: it is on the pipeline's last part.
+    pub(crate) fn kept(&self, kind: StageOpKind, is_last: bool) -> u128 {
         if kind.is_prefix() {
             u128::from(self.boundary) + u128::from(self.prefix_saved)
         } else {
-            self.microbatch_saved.into()
+            let logits = if is_last { self.microbatch_logits } else { 0 };
+            u128::from(self.microbatch_saved) + u128::from(logits)
         }
     }
 
@@ -202,6 +207,11 @@ impl Pipeline {
     /// Returns the number of parts of all stages.
     pub(crate) fn parts(&self) -> u32 {
         self.stages * self.virtual_stages
+    }
+
+    /// Returns whether a part is the last one, which has the logits.
+    pub(crate) fn is_last(&self, part: u32) -> bool {
+        part + 1 == self.parts()
     }
 
     /// Returns what a stage holds.

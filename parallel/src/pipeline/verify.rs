@@ -190,7 +190,7 @@ fn check_needs(
 }
 
 fn check_bounds(pipeline: &Pipeline, stage: u32, ops: &[StageOp]) -> Result<(), PipelineError> {
-    let (bounds, peak) = (pipeline.bounds, peak(ops, &pipeline.bytes_of(stage)));
+    let (bounds, peak) = (pipeline.bounds, peak(ops, pipeline, stage));
     let held = [
         ("groups alive", peak.live_groups, bounds.live_groups_max),
         ("microbatches in flight", peak.in_flight, bounds.in_flight_max),

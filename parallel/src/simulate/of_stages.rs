@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::world::{BlockSleep, SimulatedRank, SimulatedStep, StepExchange, World};
 use crate::pipeline::{
-    Pipeline, PipelineError, PipelineRates, PipelineUnit, StageBytes, StageList, StageOp, Stages,
+    Pipeline, PipelineError, PipelineRates, PipelineUnit, StageList, StageOp, Stages,
 };
 use dormouse_residency::Tier;
 use dormouse_schedule::Machine;
@@ -35,7 +35,7 @@ impl World {
         let PipelineRates { sleep_bytes_per_s, wake_bytes_per_s, .. } = pipeline.rates;
         let sleeps = sleep_bytes_per_s > 0 && wake_bytes_per_s > 0;
         let rank = |(stage, (list, op_ns)): (u32, (&StageList, Vec<u64>))| {
-            let mut rank = rank(&pipeline.bytes_of(stage), &list.ops, &op_ns, &sent, sleeps);
+            let mut rank = rank(pipeline, stage, &list.ops, &op_ns, &sent, sleeps);
             if sleeps {
                 let device_bytes = list.peak.bytes;
                 let rates = Machine { sleep_bytes_per_s, wake_bytes_per_s, ..Machine::default() };
@@ -54,12 +54,14 @@ impl World {
 }
 
 fn rank(
-    bytes: &StageBytes,
+    pipeline: &Pipeline,
+    stage: u32,
     ops: &[StageOp],
     op_ns: &[u64],
     sent: &BTreeMap<PipelineUnit, u32>,
     sleeps: bool,
 ) -> SimulatedRank {
+    let bytes = pipeline.bytes_of(stage);
     let mut rank = SimulatedRank::default();
     // The blocks of forwards whose backward has not run, and those of them that sleep.
     let (mut blocks, mut asleep) = (BTreeMap::new(), BTreeMap::new());
@@ -67,12 +69,10 @@ fn rank(
         let mut step = SimulatedStep { compute_ns: *compute_ns, ..SimulatedStep::default() };
         let place = (op.kind.is_prefix(), op.group, op.index, op.part);
         if op.kind.is_forward() {
-            let row = if op.kind.is_prefix() {
-                bytes.boundary.saturating_add(bytes.prefix_saved)
-            } else {
-                bytes.microbatch_saved
-            };
-            let block = allocated(&mut rank, &mut step, op.rows.count().saturating_mul(row));
+            let row = bytes.kept(op.kind, pipeline.is_last(op.part));
+            let own = u128::from(op.rows.count()).saturating_mul(row);
+            let own = u64::try_from(own).unwrap_or(u64::MAX);
+            let block = allocated(&mut rank, &mut step, own);
             blocks.insert(place, block);
         } else {
             step.frees.extend(blocks.remove(&place));

@@ -29,12 +29,12 @@ prop_compose! {
 
 prop_compose! {
     /// What each of five stages holds.
-    pub(crate) fn stage_bytes()(own in prop::collection::vec(prop::array::uniform7(0u64..9), 5)) -> Vec<StageBytes> {
-        let bytes = |own: [u64; 7]| {
+    pub(crate) fn stage_bytes()(own in prop::collection::vec(prop::array::uniform8(0u64..9), 5)) -> Vec<StageBytes> {
+        let bytes = |own: [u64; 8]| {
             let [boundary, prefix_saved, prefix_asleep, prefix_working, ..] = own;
-            let [.., microbatch_saved, microbatch_working, fixed] = own;
+            let [.., microbatch_saved, microbatch_working, microbatch_logits, fixed] = own;
             let prefix = StageBytes { boundary, prefix_saved, prefix_asleep, prefix_working, ..StageBytes::default() };
-            StageBytes { microbatch_saved, microbatch_working, fixed, ..prefix }
+            StageBytes { microbatch_saved, microbatch_working, microbatch_logits, fixed, ..prefix }
         };
         own.into_iter().map(bytes).collect()
     }

@@ -1,8 +1,11 @@
 //! Pipelines whose stages have limited room: lists, replicas and sleep, against every assignment and bound.
 
+use crate::batch::FlatGroup;
 use crate::pipeline_properties::{link_rate, pipeline, stage_bytes};
 use dormouse_parallel::pipeline::*;
 use dormouse_parallel::simulate::World;
+use dormouse_schedule::forest::Forest;
+use dormouse_schedule::{Loss, Machine, ModelShape, Plan, PlanOptions, Scoring, Span};
 use proptest::prelude::*;
 
 fn peaks(stages: &Stages) -> Vec<u64> {
@@ -200,4 +203,73 @@ fn replicas_are_one_to_the_number_of_groups() {
         );
     }
     assert_eq!(case.plan_replicas(3).unwrap().replicas.len(), 3);
+}
+
+/// Options of a small model whose logits, log-softmax and gradient of a row have 300 bytes.
+fn options(device_bytes: u64) -> PlanOptions {
+    PlanOptions {
+        vocab: 50,
+        microbatch_rows: 14,
+        device_bytes,
+        last_layer_dead: true,
+        model: ModelShape {
+            layers: 12,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            dtype_bytes: 2,
+            layer_linear_weights: 100_000,
+            kv_linear_weights: 10_000,
+            last_layer_prefix_weights: 13_000,
+            head_weights: 70_000,
+            saved_bytes_per_token_layer: 640,
+        },
+        machine: Some(Machine { flops_per_s: 1_000_000_000, ..Machine::default() }),
+        ..PlanOptions::default()
+    }
+}
+
+const LOGITS_ROW_BYTES: u64 = 3 * 2 * 50;
+
+/// On one device a plan counts logits; so does the stage of the last part, as often as a microbatch is in flight there.
+#[test]
+fn the_stage_of_the_last_part_holds_the_logits() {
+    let group = FlatGroup { prompt: 100, responses: vec![(7, 1.0); 2], options: options(0) };
+    let plan = group.plan().unwrap();
+    assert_eq!(plan.device_peak().unwrap().logits_bytes, 14 * LOGITS_ROW_BYTES);
+    for virtual_stages in 1..3 {
+        let case = Pipeline::of_plans(std::slice::from_ref(&plan), 3, virtual_stages).unwrap();
+        let found = peaks(&case.plan().unwrap());
+        assert_eq!(found[0], found[1], "{virtual_stages}");
+        assert_eq!(found[2], found[0] + 14 * LOGITS_ROW_BYTES, "{virtual_stages}");
+    }
+    // Rows that nothing scores have no logits: a microbatch of three scored rows.
+    let spans = |begin| Scoring { loss: Loss::Spans(vec![Span { begin, end: 107 }]), weight: 1.0 };
+    let forest = Forest::group(100, &[7, 7]).unwrap();
+    let plan = Plan::new(&forest, &[spans(106), spans(105)], &options(0)).unwrap();
+    let case = Pipeline::of_plans(&[plan], 3, 1).unwrap();
+    let row_bytes = (3 * LOGITS_ROW_BYTES).div_ceil(14);
+    assert_eq!(case.stage_bytes.last().unwrap().microbatch_logits, row_bytes);
+}
+
+/// As many microbatches are in flight as the last stage has room for with their logits.
+#[test]
+fn lists_with_logits_fit_the_device() {
+    let of = |device_bytes| {
+        let options = options(device_bytes);
+        let group = FlatGroup { prompt: 30, responses: vec![(7, 1.0); 12], options };
+        let plans = vec![group.plan().unwrap(); 3];
+        let mut case = Pipeline::of_plans(&plans, 2, 1).unwrap();
+        case.order = PipelineOrder::Stream;
+        case
+    };
+    let needed = peaks(&least(&of(1 << 40)));
+    assert!(needed[1] > needed[0], "{needed:?}");
+    let case = of(needed[1]);
+    assert_eq!(case.stage_room_bytes, [needed[1]; 2]);
+    assert!(peaks(&case.plan().unwrap()).iter().all(|peak| *peak <= needed[1]));
+    let tight = Pipeline { stage_room_bytes: vec![needed[1] - 1; 2], ..case };
+    let (needed_bytes, room_bytes) = (needed[1], needed[1] - 1);
+    let refused = PipelineError::Room { stage: 1, needed_bytes, room_bytes };
+    assert_eq!(tight.plan().unwrap_err(), refused);
 }
