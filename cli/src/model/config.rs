@@ -1,7 +1,8 @@
 //! A Hugging Face `config.json` as a shape.
 //!
 //! Figures of a layer are means over all layers, which may differ. With hidden size h and b bytes per element
-//! (`dtype` or `torch_dtype`, default float32); weights of attention and MLPs in the modules of that name:
+//! (`dtype` or `torch_dtype`; without one, as transformers loads the weights: bfloat16 for `gpt_oss` and weights in
+//! `mxfp4`, float32 for others); weights of attention and MLPs in the modules of that name:
 //!
 //! | field of a shape | value |
 //! |---|---|
@@ -90,6 +91,7 @@ pub(super) struct Config {
     vocab_size: u64,
     #[serde(alias = "torch_dtype")]
     dtype: Option<String>,
+    quantization_config: Option<Value>,
     #[serde(default)]
     use_sliding_window: bool,
     #[serde(default)]
@@ -217,7 +219,7 @@ impl Config {
         let hidden = self.dimension(&name, "hidden_size", self.hidden_size)?;
         let layers = few("num_hidden_layers", self.num_hidden_layers, LAYERS_MAX)?;
         let vocab = few("vocab_size", self.vocab_size, VOCAB_MAX)?;
-        let element = self.element_bytes(&name)?;
+        let (element, assumed_dtype) = self.element(&name)?;
         let attention = Attention::of(self, &name)?;
         let mlps = Mlps::of(self, &name, layers)?;
         let too_large = || refuse(&name, "the number of parameters", "too large", "64 bits");
@@ -249,16 +251,32 @@ impl Config {
             head_weights: narrow(embedding)?,
             saved_bytes_per_token_layer: mean(all_layers * saved + of_mlps)?,
         };
-        Ok(Model { name, vocab, shape, parameters: Some(Parameters { all, active }) })
+        let parameters = Some(Parameters { all, active });
+        Ok(Model {
+            name,
+            vocab,
+            shape,
+            parameters,
+            assumed_dtype: assumed_dtype.map(str::to_owned),
+        })
     }
 
-    fn element_bytes(&self, name: &str) -> Result<u64, DescriptionError> {
+    /// Returns the bytes of an element, and its type if the config does not say it.
+    fn element(&self, name: &str) -> Result<(u64, Option<&'static str>), DescriptionError> {
         match self.dtype.as_deref() {
-            Some("bfloat16" | "float16") => Ok(2),
-            Some("float32") | None => Ok(4),
-            Some("float64") => Ok(8),
+            Some("bfloat16" | "float16") => Ok((2, None)),
+            Some("float32") => Ok((4, None)),
+            Some("float64") => Ok((8, None)),
             Some(other) => Err(refuse(name, "dtype", other, "bfloat16, float16, float32, float64")),
+            None if self.family == Family::GptOss || self.is_mxfp4() => Ok((2, Some("bfloat16"))),
+            None => Ok((4, Some("float32"))),
         }
+    }
+
+    /// Returns whether the published weights are in MXFP4, which transformers loads as bfloat16.
+    fn is_mxfp4(&self) -> bool {
+        let method = self.quantization_config.as_ref().and_then(|it| it.get("quant_method"));
+        method.and_then(Value::as_str) == Some("mxfp4")
     }
 }
 
@@ -304,6 +322,41 @@ mod tests {
         });
         let shape = model_of(plain).unwrap().shape;
         assert_eq!((shape.kv_heads, shape.head_dim, shape.dtype_bytes), (4, 3, 4));
+    }
+
+    /// The published `config.json` of gpt-oss has no `dtype`: its experts are in MXFP4, and transformers loads
+    /// bfloat16.
+    #[test]
+    fn a_missing_dtype_is_what_transformers_loads() {
+        let without_dtype = |preset: &str, more: Value| {
+            let mut config: Value = serde_json::from_str(preset).unwrap();
+            let fields = config.as_object_mut().unwrap();
+            fields.remove("dtype").unwrap();
+            fields.extend(more.as_object().unwrap().clone());
+            model_of(config).unwrap()
+        };
+        let gpt_oss = include_str!("presets/gpt-oss-20b.json");
+        let published = model_of(serde_json::from_str(gpt_oss).unwrap()).unwrap();
+        let quantized = json!({"quantization_config": {"quant_method": "mxfp4"}});
+        for more in [quantized.clone(), json!({})] {
+            let model = without_dtype(gpt_oss, more);
+            assert_eq!(model.shape, published.shape);
+            assert!(model.described().ends_with(" active, bfloat16 assumed"), "{model:?}");
+        }
+        assert!(published.described().ends_with(" active"), "{published:?}");
+        let llama = include_str!("presets/llama3-8b.json");
+        for (more, bytes, wanted) in [
+            (quantized, 2, "f, 8.03 B parameters, bfloat16 assumed"),
+            (
+                json!({"quantization_config": {"quant_method": 4}}),
+                4,
+                "f, 8.03 B parameters, float32 assumed",
+            ),
+            (json!({"quantization_config": null}), 4, "f, 8.03 B parameters, float32 assumed"),
+        ] {
+            let model = without_dtype(llama, more);
+            assert_eq!((model.shape.dtype_bytes, &*model.described()), (bytes, wanted));
+        }
     }
 
     /// Some layers have experts, others do not: figures of a layer are the mean.

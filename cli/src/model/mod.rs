@@ -25,6 +25,9 @@ pub struct Model {
     /// Its parameters; `None` for a file of a shape.
     #[serde(default)]
     pub parameters: Option<Parameters>,
+    /// The type of elements that is assumed; `None` if the file says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assumed_dtype: Option<String>,
 }
 
 /// Numbers of parameters, with embeddings, norms and biases.
@@ -93,7 +96,8 @@ impl Model {
         if !(1..=VOCAB_MAX).contains(&file.vocab) {
             return Err(refuse(&name, "vocab", file.vocab, format!("1 to {VOCAB_MAX}")));
         }
-        Ok(Self { name, vocab: file.vocab, shape: file.shape, parameters: None })
+        let (vocab, shape) = (file.vocab, file.shape);
+        Ok(Self { name, vocab, shape, parameters: None, assumed_dtype: None })
     }
 
     /// Returns the bytes of all weights; of a shape file those it counts, without embeddings.
@@ -106,9 +110,9 @@ impl Model {
         weights.saturating_mul(dtype_bytes.into())
     }
 
-    /// Returns the name with the number of parameters.
+    /// Returns the name with the number of parameters, and the type of elements if it is assumed.
     pub(crate) fn described(&self) -> String {
-        match self.parameters {
+        let counted = match self.parameters {
             None => self.name.clone(),
             Some(Parameters { all, active }) if all == active => {
                 format!("{}, {} parameters", self.name, parameters(all))
@@ -117,6 +121,10 @@ impl Model {
                 let (all, active) = (parameters(all), parameters(active));
                 format!("{}, {all} parameters, {active} of them active", self.name)
             }
+        };
+        match &self.assumed_dtype {
+            None => counted,
+            Some(dtype) => format!("{counted}, {dtype} assumed"),
         }
     }
 }
