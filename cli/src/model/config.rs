@@ -384,6 +384,18 @@ mod tests {
         assert_eq!(counted.active, linear as u64 + 7 * (24 + 20) + 10 + 2000);
     }
 
+    /// transformers 5 writes `num_local_experts` for `qwen3_moe`.
+    #[test]
+    fn the_number_of_experts_has_two_names() {
+        let of = |name: &str| {
+            let mut config = small("qwen3_moe");
+            let more = json!({name: 6, "num_experts_per_tok": 2, "moe_intermediate_size": 5});
+            config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            model_of(config).unwrap()
+        };
+        assert_eq!(of("num_local_experts"), of("num_experts"));
+    }
+
     /// Keys and values of latent attention have the bytes and products of the heads in the shape.
     #[test]
     fn latent_attention_fits_a_shape() {

@@ -88,8 +88,9 @@ impl Experts {
     fn of(config: &Config, name: &str) -> Result<Option<Self>, DescriptionError> {
         let (what, all) = match config.family {
             Family::Mixtral | Family::GptOss => ("num_local_experts", config.num_local_experts),
+            // transformers 5 writes the number of some of these under the other name.
             Family::Olmoe | Family::Qwen2Moe | Family::Qwen3Moe => {
-                ("num_experts", config.num_experts)
+                ("num_experts", config.num_experts.or(config.num_local_experts))
             }
             Family::DeepseekV2 | Family::DeepseekV3 => {
                 ("n_routed_experts", config.n_routed_experts)
