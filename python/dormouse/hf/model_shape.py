@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .. import _native as native
 from . import support
+
+# The name of the routed experts' module, in a layer's MLP.
+EXPERTS = "experts"
+# Names of their number.
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+FP32_BYTES = torch.float32.itemsize
 
 
 def model_shape(view: support.ModelView) -> native.ModelShape:
@@ -45,14 +53,50 @@ def _weights(layer: torch.nn.Module, config) -> int:
 
 
 def _saved_bytes(view: support.ModelView, dtype: torch.dtype) -> int:
-    """Estimates the bytes a layer saves per token from the shapes of the eager modules.
+    """Estimates the bytes a layer saves per token from the shapes of the eager modules: the mean
+    of all layers, rounded up. ``dormouse plan`` has the same terms (cli/src/model/config.rs).
 
     Two norms save their input, its square root's scale, and the normalised rows (4 rows of hidden
-    size, FP32), q, k, v, the attention output and its sum, and the MLP's five intermediate rows.
+    size, FP32), queries, keys and values before and after rotary embedding, and the attention's
+    input and output. Latents have norms of their own.
     """
     hidden = view.config.hidden_size
-    inner = getattr(view.config, "intermediate_size", None) or 4 * hidden
-    # Some models have one per layer.
-    inner = inner if isinstance(inner, int) else max(inner)
-    heads = (2 * view.heads + 2 * view.kv_heads) * view.head_dim
-    return 4 * 4 * hidden + dtype.itemsize * (2 * hidden + 2 * heads + 4 * inner)
+    heads, latents = _attention_elements(view)
+    elements = 2 * hidden + latents + 4 * heads
+    attention = 4 * 4 * hidden + 2 * FP32_BYTES * latents + dtype.itemsize * elements
+    mlps = sum(_mlp_bytes(layer, view.config, dtype) for layer in view.layers)
+    return attention + math.ceil(mlps / len(view.layers))
+
+
+def _attention_elements(view: support.ModelView) -> tuple[int, int]:
+    """Returns the elements of all heads of queries and of keys, and those of latents. Keys and
+    values of latents may differ in width; the mean counts."""
+    config = view.config
+    latent = getattr(config, "kv_lora_rank", None)
+    widths = [getattr(config, f"{name}_head_dim", None) for name in ("qk_nope", "qk_rope", "v")]
+    if latent is None or None in widths:
+        return (view.heads + view.kv_heads) * view.head_dim, 0
+    return view.heads * sum(widths), latent + (getattr(config, "q_lora_rank", None) or 0)
+
+
+def _mlp_bytes(layer: torch.nn.Module, config, dtype: torch.dtype) -> int:
+    """Returns the bytes that a layer's MLP saves per token: four inner rows; of experts those that
+    a token is routed to and shared ones, a row in and out for each routed one, and the router's
+    scores twice in FP32."""
+    hidden = config.hidden_size
+    inner = _largest(config, "intermediate_size") or 4 * hidden
+    if not any(name.rpartition(".")[2] == EXPERTS for name, _ in layer.named_modules()):
+        return dtype.itemsize * 4 * inner
+    routed = _largest(config, "num_experts_per_tok") or 1
+    inner = _largest(config, "moe_intermediate_size") or inner
+    shared = _largest(config, "shared_expert_intermediate_size")
+    shared = shared or _largest(config, "n_shared_experts") * inner
+    scores = next(filter(None, (_largest(config, name) for name in EXPERT_COUNTS)), 0)
+    elements = 4 * (routed * inner + shared) + 2 * hidden * routed
+    return dtype.itemsize * elements + 2 * FP32_BYTES * scores
+
+
+def _largest(config, name: str) -> int:
+    """Returns a size of the configuration, the largest if each layer has its own; 0 for none."""
+    size = getattr(config, name, None) or 0
+    return size if isinstance(size, int) else max(each or 0 for each in size)
