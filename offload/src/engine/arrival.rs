@@ -132,7 +132,7 @@ impl<D: Device> Engine<D> {
             Some(arrival) => {
                 self.count_hosts_in_use(id, |count| count + 1);
                 self.once_over(arrival.event, move |engine| {
-                    engine.give(buffer);
+                    engine.give_unless_read(buffer);
                     engine.end_load(load_bytes);
                     engine.count_hosts_in_use(id, |count| count - 1);
                     engine.table.notify();
@@ -141,9 +141,17 @@ impl<D: Device> Engine<D> {
                 });
             }
             None => {
-                self.give(buffer);
+                self.give_unless_read(buffer);
                 self.end_load(load_bytes);
             }
+        }
+    }
+
+    /// Frees a region's host copy, or leaves that to the last of the threads that read it.
+    fn give_unless_read(&self, buffer: PinnedBuffer) {
+        let is_free = self.table.lock().shared.host_reads.leave(buffer);
+        if is_free {
+            self.give(buffer);
         }
     }
 

@@ -13,6 +13,7 @@ mod counters;
 mod event_wait;
 mod executor;
 mod host_pool;
+mod host_reads;
 mod largest;
 mod load_queue;
 mod owner_levels;

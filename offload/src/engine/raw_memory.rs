@@ -41,7 +41,7 @@ pub(crate) fn copy<D: Device>(
 pub(crate) fn copy_on_host(destination: usize, source: usize, bytes: usize) {
     let source: *const u8 = std::ptr::with_exposed_provenance(source);
     let destination: *mut u8 = std::ptr::with_exposed_provenance_mut(destination);
-    // SAFETY: the source is a bounce buffer of the call, or a valid host copy, held by the table's lock; the
+    // SAFETY: the source is a bounce buffer of the call, or a valid host copy that the call has shared; the
     // destination is lent by the caller of `Engine::read_asleep`.
     unsafe { std::ptr::copy_nonoverlapping(source, destination, bytes) };
 }

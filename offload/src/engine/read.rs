@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use dormouse_alloc::pinned::PinnedBuffer;
 use dormouse_device::{AddressRange, Device};
 
 use super::transfers::CopyStream;
@@ -12,9 +13,6 @@ use crate::ids::RegionId;
 use crate::table::RegionEntry;
 use dormouse_residency::region::{CopyState, RegionState};
 use dormouse_storage::{CHUNK_BYTES, Extent};
-
-/// Limit on bytes copied under one hold of the table's lock: 0.1 ms at 10 GB/s.
-const LOCKED_BYTES_MAX: usize = 1 << 20;
 
 /// A region that slept when a read began.
 #[derive(Clone, Copy)]
@@ -26,8 +24,8 @@ struct Sleeper {
 
 /// Where the copy of a sleeping region has a byte.
 enum CopyPlace {
-    /// At this address, under the table's lock.
-    Host(usize),
+    /// At this offset of the buffer, which stays until the read [ends](super::host_reads::HostReads::end).
+    Host(PinnedBuffer, usize),
     /// At this offset of the extent.
     File(Arc<Extent>, usize),
 }
@@ -65,41 +63,52 @@ impl<D: Device> Engine<D> {
                 Ok(())
             })?;
         }
-        let mut rest = asleep;
-        while rest.bytes > 0 {
-            let bytes = self.read_copy(sleeper, rest, destination + rest.start - range.start)?;
-            (_, rest) = rest.split_at(bytes);
+        if asleep.bytes == 0 {
+            return Ok(());
         }
-        Ok(())
+        self.read_copy(sleeper, asleep, destination + asleep.start - range.start)
     }
 
-    /// Copies the first bytes of `range`, which sleeps with a region. Returns how many.
+    /// Copies `range`, which sleeps with a region. No lock is held meanwhile: the destination may sleep too, and whoever
+    /// wakes it needs the table (decision 0025).
     fn read_copy(
         &self,
         sleeper: Sleeper,
         range: AddressRange,
         destination: usize,
-    ) -> Result<usize, OffloadError> {
-        let bytes = range.bytes.min(LOCKED_BYTES_MAX);
-        let place = self.table.with(sleeper.id, |entry| {
-            let place =
-                copy_place(entry, range.start).filter(|_| entry.data.wakes == sleeper.wakes)?;
-            if let CopyPlace::Host(source) = place {
-                // Under the lock the region keeps a valid copy.
-                raw_memory::copy_on_host(destination, source, bytes);
+    ) -> Result<(), OffloadError> {
+        let place = self.share_copy(sleeper, range.start);
+        match place.ok_or_else(|| self.not_asleep(range.start))? {
+            CopyPlace::Host(buffer, offset) => {
+                raw_memory::copy_on_host(destination, buffer.start() + offset, range.bytes);
+                let is_left = self.table.lock().shared.host_reads.end(buffer);
+                if is_left {
+                    self.give(buffer);
+                    // The place may admit a queued sleep.
+                    self.pump_in_background();
+                }
+                Ok(())
             }
-            Some(place)
-        });
-        match place.flatten().ok_or_else(|| self.not_asleep(range.start))? {
-            CopyPlace::Host(_) => Ok(bytes),
             CopyPlace::File(extent, offset) => {
                 let read = self.read_extent(&extent, offset, range.bytes, destination);
                 // The region may have woken: then its extent is released here.
                 self.release_shared_extent(extent);
                 self.pump_in_background();
-                read.map(|()| range.bytes)
+                read
             }
         }
+    }
+
+    /// Returns where the copy has the byte of `address`, if the region has not woken since. The copy stays there until
+    /// the caller releases it, also if the region wakes.
+    fn share_copy(&self, sleeper: Sleeper, address: usize) -> Option<CopyPlace> {
+        let mut inner = self.table.lock();
+        let (entry, shared) = inner.get_both(sleeper.id)?;
+        let place = copy_place(entry, address).filter(|_| entry.data.wakes == sleeper.wakes)?;
+        if let CopyPlace::Host(buffer, _) = place {
+            shared.host_reads.begin(buffer);
+        }
+        Some(place)
     }
 
     /// Copies bytes of an extent to host memory. Whole chunks are read, since each has one checksum.
@@ -176,7 +185,7 @@ fn copy_place<D: Device>(entry: &RegionEntry<RegionData<D>>, address: usize) -> 
     let part = body.blocks.iter().find(|part| part.range.contains(address))?;
     let offset = part.offset_bytes + (address - part.range.start);
     if region.host == CopyState::Valid {
-        return Some(CopyPlace::Host(body.host?.start() + offset));
+        return Some(CopyPlace::Host(body.host?, offset));
     }
     let extent = body.extent.as_ref().filter(|_| region.extent == CopyState::Valid)?;
     Some(CopyPlace::File(Arc::clone(extent), offset))

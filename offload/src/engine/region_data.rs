@@ -11,6 +11,7 @@ use dormouse_timeline::{NameId, now_ns};
 use super::RoleStats;
 use super::account::Account;
 use super::arrival::Arrival;
+use super::host_reads::HostReads;
 use super::owner_levels::OwnerLevels;
 use super::region_blocks::RegionBlock;
 use crate::error::OffloadError;
@@ -220,6 +221,8 @@ pub(crate) struct TableState {
     pub(crate) is_closed: bool,
     /// Set for the I/O pool when a transfer that may be queued is cancelled.
     pub(crate) called_off: Arc<AtomicBool>,
+    /// Host copies that threads read.
+    pub(crate) host_reads: HostReads,
 }
 
 impl TableState {

@@ -1,15 +1,16 @@
 //! Stray accesses, through the engine: what sleeps wakes under the hands of who reads or writes it.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
+use dormouse_device::AddressRange;
 use dormouse_device::host::guard;
 
 use super::both::{Fixture, Plan};
 use crate::engine::Rescuer;
 use crate::engine::stray::RECLAIMED_WAKES_MAX;
-use crate::engine::tests::{A_WHILE, MIB, holds, peek, poke};
+use crate::engine::tests::{A_WHILE, MIB, fill, holds, peek, poke};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use dormouse_residency::region::RegionState;
@@ -194,14 +195,79 @@ fn last_words(test: &str, deed: impl FnOnce(&Fixture) -> usize) -> String {
         peek(address);
         unreachable!("the access ends the process");
     }
-    let name = format!("engine::tests::on_host::stray::{test}");
-    let exe = std::env::current_exe().unwrap();
-    let child = Command::new(exe).args(["--exact", &name]).env(CHILD, "1").output().unwrap();
+    let child = child_of(test);
     assert_eq!(child.status.signal(), Some(libc::SIGSEGV), "{child:?}");
     String::from_utf8_lossy(&child.stderr).into_owned()
 }
 
 #[test]
+/// The thread that copies waits in the handler for a wake, which needs the table. Without an end it is killed.
+#[test]
+fn a_read_of_sleeping_memory_into_sleeping_memory_ends() {
+    const BYTES: usize = 3 * MIB;
+    const SECONDS_MAX: u32 = 20;
+    if std::env::var_os(CHILD).is_none() {
+        let child = child_of("a_read_of_sleeping_memory_into_sleeping_memory_ends");
+        assert!(child.status.success(), "{child:?}");
+        return;
+    }
+    // SAFETY: a plain system call.
+    unsafe { libc::alarm(SECONDS_MAX) };
+    let fixture = Plan::default().build();
+    let _rescuer = rescuer(&fixture);
+    let (_, from) = asleep(&fixture, BYTES, 1, Tier::Host);
+    let (_, to) = asleep(&fixture, BYTES, 2, Tier::Nvme);
+    fixture.faults.hold(false, true);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let range = AddressRange::new(from, BYTES);
+            // SAFETY: a live block of the test, which the access wakes.
+            unsafe { fixture.engine.read_asleep(range, to, &fixture.here()) }
+        });
+        // The reader waits for this wake.
+        fixture.faults.wait_held(1);
+        assert_eq!(fixture.engine.stats().stray.count, 1);
+        assert_eq!(fixture.state(fixture.engine.region_at(from).unwrap()), RegionState::Host);
+        fixture.faults.hold(false, false);
+        reader.join().unwrap().unwrap();
+    });
+    assert!(holds(to, BYTES, 1) && fixture.host_used() == BYTES as u64);
+    free_all(&fixture, [from, to]);
+}
+
+/// The region wakes while its copy is read: the reader frees the copy.
+#[test]
+fn a_copy_that_is_read_outlives_the_sleep() {
+    const SECONDS_MAX: u32 = 20;
+    if std::env::var_os(CHILD).is_none() {
+        let child = child_of("a_copy_that_is_read_outlives_the_sleep");
+        assert!(child.status.success(), "{child:?}");
+        return;
+    }
+    // SAFETY: a plain system call.
+    unsafe { libc::alarm(SECONDS_MAX) };
+    let fixture = Plan::default().build();
+    let _rescuer = rescuer(&fixture);
+    let (id, from) = asleep(&fixture, MIB, 1, Tier::Host);
+    let (_, to) = asleep(&fixture, MIB, 2, Tier::Nvme);
+    fixture.faults.hold(false, true);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let range = AddressRange::new(from, MIB);
+            // SAFETY: as above.
+            unsafe { fixture.engine.read_asleep(range, to, &fixture.here()) }
+        });
+        fixture.faults.wait_held(1);
+        fixture.engine.wait_awake(&[id]).unwrap();
+        assert_eq!(fixture.host_used(), MIB as u64, "it is being read");
+        fill(from, MIB, 3);
+        fixture.faults.hold(false, false);
+        reader.join().unwrap().unwrap();
+    });
+    assert!(holds(to, MIB, 1) && fixture.host_used() == 0);
+    free_all(&fixture, [from, to]);
+}
+
 fn a_wake_that_fails_ends_the_process_and_says_why() {
     let test = "a_wake_that_fails_ends_the_process_and_says_why";
     let said = last_words(test, |fixture| {
@@ -212,6 +278,13 @@ fn a_wake_that_fails_ends_the_process_and_says_why() {
     assert!(said.contains("(tag \"test\", layer 0, asleep): it did not wake (Read of "), "{said}");
     assert!(said.contains("Input/output error"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
+/// Runs a test in a child process.
+fn child_of(test: &str) -> Output {
+    let name = format!("engine::tests::on_host::stray::{test}");
+    let exe = std::env::current_exe().unwrap();
+    Command::new(exe).args(["--exact", &name]).env(CHILD, "1").output().unwrap()
+}
+
 }
 
 #[test]
