@@ -104,11 +104,11 @@ impl<D: Device> Engine<D> {
         self.order_behind(CopyStream::Out, stream)?;
         let copy = Arc::new(self.copy_away(address, bytes)?);
         let mut stashes = lock(&self.stashes);
-        // Two threads may have copied the same storage: the first copy is kept.
-        if let Ok(Some(id)) = stashes.share(storage_key, bytes) {
+        // Two threads may have copied the same storage: the first copy is kept, and so is its length.
+        if let Some(shared) = stashes.share(storage_key, bytes).transpose() {
             drop(stashes);
             self.release_copy(copy);
-            return Ok(id);
+            return shared;
         }
         stashes.last += 1;
         let id = StashId(stashes.last);
@@ -164,7 +164,9 @@ impl<D: Device> Engine<D> {
             return Ok(());
         }
         let kept = stashes.by_id.remove(&id);
-        if let Some(kept) = &kept {
+        if let Some(kept) = &kept
+            && stashes.by_key.get(&kept.key) == Some(&id)
+        {
             stashes.by_key.remove(&kept.key);
         }
         drop(stashes);

@@ -56,6 +56,39 @@ fn copies_come_back_from_host_memory_and_from_the_file() {
     }
 }
 
+/// Two threads put one key with different lengths, and neither has a stash when it begins.
+#[test]
+fn the_first_of_two_lengths_of_a_key_is_kept() {
+    let fixture = Plan::default().build();
+    let (first, second) = (fixture.allocate(2 * MIB, 1), fixture.allocate(MIB, 2));
+    let stored_bytes = || fixture.host_used() + fixture.nvme_used();
+    let held = fixture.hold_way(CopyStream::Out);
+    let results = std::thread::scope(|scope| {
+        let puts = [(first, 2 * MIB), (second, MIB)].map(|(address, bytes)| {
+            let before_bytes = stored_bytes();
+            let fixture = &fixture;
+            let thread = scope.spawn(move || put(fixture, address, bytes, 5));
+            soon("it has a place", || stored_bytes() >= before_bytes + bytes as u64);
+            thread
+        });
+        held.let_go();
+        puts.map(|put| put.join().unwrap())
+    });
+    let (kept, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    assert!(
+        matches!(&refused[..], [Err(OffloadError::Argument { what: "stash length", .. })]),
+        "{kept:?} {refused:?}"
+    );
+    assert_eq!(fixture.engine.stash_count(), 1);
+    fixture.engine.stash_drop(*kept[0].as_ref().unwrap()).unwrap();
+    // Either length is accepted again.
+    for (address, bytes) in [(first, 2 * MIB), (second, MIB)] {
+        fixture.engine.stash_drop(put(&fixture, address, bytes, 5).unwrap()).unwrap();
+        fixture.engine.free(address, 0).unwrap();
+    }
+    fixture.assert_empty();
+}
+
 #[test]
 fn no_place_and_bad_disks_are_typed() {
     let mut plan = Plan { file_bytes: MIB, ..Plan::default() };
