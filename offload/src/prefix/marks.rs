@@ -150,13 +150,7 @@ impl<D: Device> Prefix<D> {
         }
         let RegionUses { known, without_end, events } = match self.uses_end(&ids, stream) {
             Ok(uses) => uses,
-            Err(lost @ OffloadError::Device(DeviceError::DeviceLost { .. })) => return Err(lost),
-            // For example a stream is being captured: the layers stay awake, and the next mark tries again.
-            Err(refused) => {
-                self.account.decline(&refused.to_string());
-                tracing::debug!(target: "offload", prefix = self.number, reason = %refused, "sleep postponed to the next mark");
-                return Ok(());
-            }
+            Err(refused) => return self.postpone(refused),
         };
         // Events of an earlier mark say nothing of a use since then.
         self.engine.forbid_reclaim(&without_end);
@@ -167,9 +161,23 @@ impl<D: Device> Prefix<D> {
             self.sleep_by_plan();
             return Ok(());
         }
-        if self.engine.sleep_in_order(&known, &events)? {
-            self.settle(end, &without_end);
+        match self.engine.sleep_in_order(&known, &events) {
+            Ok(true) => self.settle(end, &without_end),
+            Ok(false) => {}
+            // The mark is made by now: it cannot be repeated.
+            Err(refused) => return self.postpone(refused),
         }
+        Ok(())
+    }
+
+    /// Leaves layers awake that the device refused to let sleep, for example because a stream is being captured. The next
+    /// mark tries again. A lost device is the only error.
+    fn postpone(&self, refused: OffloadError) -> Result<(), OffloadError> {
+        if let OffloadError::Device(DeviceError::DeviceLost { .. }) = refused {
+            return Err(refused);
+        }
+        self.account.decline(&refused.to_string());
+        tracing::debug!(target: "offload", prefix = self.number, reason = %refused, "sleep postponed to the next mark");
         Ok(())
     }
 

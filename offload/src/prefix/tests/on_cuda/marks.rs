@@ -342,6 +342,29 @@ fn a_capture_that_begins_at_a_mark_postpones_the_sleep_to_the_next_one() {
     user.destroy();
 }
 
+/// A capture begins between the question where a stream is and the wait for that.
+#[test]
+fn a_refused_wait_for_a_mark_postpones_the_sleep_to_the_next_one() {
+    const CAPTURED_EVENT: i32 = 907;
+    let fixture = Plan::default().build();
+    let mut trainer = Trainer::new(&fixture);
+    trainer.prefix.enter(Phase::A, &trainer.stream).unwrap();
+    trainer.forward(0);
+    let held = fixture.hold(&trainer.stream);
+    fixture.turn.standin.fail("cuStreamWaitEvent", 1, 1, CAPTURED_EVENT);
+    trainer.forward(1);
+    held.let_go();
+    trainer.settle();
+    assert_eq!(trainer.states(0), [RegionState::Awake; 3]);
+    trainer.forward(2);
+    trainer.settle();
+    assert!((0..2).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
+    (3..LAYERS).for_each(|layer| trainer.forward(layer));
+    trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
+    let report = trainer.backward_all_and_end();
+    assert!(report.declined.iter().any(|it| it.contains("CAPTURED_EVENT")), "{report:?}");
+}
+
 #[test]
 fn a_destroyed_stream_keeps_awake_only_what_it_used() {
     let fixture = Plan::default().build();
