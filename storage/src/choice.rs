@@ -64,7 +64,7 @@ pub(super) fn choose(
     }
     let refusal = if file.is_buffered() {
         let error = std::io::Error::from_raw_os_error(libc::EINVAL);
-        Refusal { what: "opening the file with O_DIRECT", error }
+        Refusal { what: "I/O with O_DIRECT", error }
     } else {
         match with_rings(file, threads, depth) {
             Ok(choice) => return Ok(choice),

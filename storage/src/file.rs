@@ -1,6 +1,6 @@
 //! The system calls of the file tier, and the one type that lends memory to them.
 //!
-//! Memory by address, O_DIRECT, fallocate and statfs are used here only.
+//! Memory by address, fallocate and statfs are used here only.
 #![expect(unsafe_code, reason = "memory by address and raw system calls")]
 
 use std::alloc::Layout;

@@ -32,6 +32,7 @@
 mod choice;
 mod chunk;
 mod descriptors;
+mod direct;
 mod error;
 mod extent;
 mod fallback;

@@ -27,7 +27,7 @@ pub struct DiskProbe {
 pub fn probe(dir: &Path) -> Result<DiskProbe, NvmeError> {
     let opened = DirectFile::create(dir, 0)?;
     let no_uring = if super::Storage::is_buffered(&opened) {
-        Some("the file system refuses O_DIRECT".to_owned())
+        Some("the file system has no direct I/O of 4 KiB".to_owned())
     } else {
         uring::set_up(&opened, 1).err().map(|refusal| refusal.to_string())
     };

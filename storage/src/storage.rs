@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 use super::descriptors::{ClosedInChild, OwnFile};
+use super::direct;
 use super::error::NvmeError;
 use super::file::{self, DiskSpace, IoMemory};
 use crate::sync::{Mutex, lock};
@@ -75,13 +76,13 @@ impl WriteThrough {
     }
 }
 
-/// The real file: unlinked, mode 0600, O_DIRECT if the file system supports it.
+/// The real file: unlinked, mode 0600, past the page cache if the file system can.
 #[derive(Debug)]
 pub struct DirectFile {
     // Dropped first.
     _closed_in_child: ClosedInChild,
     file: OwnFile,
-    /// If the system refused O_DIRECT.
+    /// If its bytes pass through the page cache.
     through: Option<WriteThrough>,
 }
 
@@ -109,13 +110,22 @@ impl DirectFile {
         let file = file.map_err(|e| NvmeError::setup(dir, "creating the file", &e))?;
         let through = is_buffered.then(WriteThrough::default);
         let file = OwnFile::new(file);
-        let created = Self { _closed_in_child: file.closed_in_child(), file, through };
+        let mut created = Self { _closed_in_child: file.closed_in_child(), file, through };
         let reserve = || {
             let file = created.file.get()?;
             // A refused reservation may hold a part of the space.
             file::preallocate(file, 0, file_bytes).or_else(|e| file.set_len(0).and(Err(e)))
         };
         file::with_room(dir, file_bytes, reserve)?;
+        if !created.is_buffered() {
+            let buffered = |file| match direct::is_direct(file, file_bytes) {
+                true => Ok(None),
+                false => direct::make_buffered(file).map(|()| Some(WriteThrough::default())),
+            };
+            let through = created.file.get().and_then(buffered);
+            let failed = |e| NvmeError::setup(dir, "opening the file without O_DIRECT", &e);
+            created.through = through.map_err(failed)?;
+        }
         Ok(created)
     }
 }
@@ -294,13 +304,32 @@ mod tests {
         assert_eq!(late.raw_os_error(), Some(libc::ENOSPC));
     }
 
+    /// It accepts O_DIRECT when the file is opened, and refuses each write.
+    #[test]
+    fn a_file_system_that_refuses_direct_writes_is_used_through_the_page_cache() {
+        let create = || {
+            refuse(libc::SYS_statx, None, libc::ENOSYS);
+            refuse(libc::SYS_pwrite64, None, libc::EINVAL);
+            DirectFile::create(&disk_dir(), 8 * UNIT).unwrap()
+        };
+        let created = std::thread::scope(|scope| scope.spawn(create).join());
+        let file = Arc::new(created.unwrap());
+        assert!(file.is_buffered());
+        let chosen = choice::choose(&disk_dir(), &file, IoEngine::Auto, 1, 4).unwrap();
+        assert_eq!(chosen.engine, IoEngine::Threads);
+        let nvme = Nvme::with_storage(file, 8 * UNIT, true);
+        let extent = put(&nvme, 3).unwrap();
+        assert!(holds(&nvme, &extent, 3));
+        nvme.release(extent);
+    }
+
     /// A ring's writes would complete before they are on the disk.
     #[test]
     fn a_buffered_file_has_no_rings() {
         let file = Arc::new(DirectFile::create_buffered(&disk_dir(), UNIT).unwrap());
         let chosen = choice::choose(&disk_dir(), &file, IoEngine::Auto, 1, 4).unwrap();
         assert_eq!(chosen.engine, IoEngine::Threads);
-        assert!(chosen.note.get().unwrap().contains("opening the file with O_DIRECT"));
+        assert!(chosen.note.get().unwrap().contains("I/O with O_DIRECT"));
         choice::choose(&disk_dir(), &file, IoEngine::Uring, 1, 4).unwrap_err();
     }
 
