@@ -38,6 +38,19 @@ impl Identity {
     }
 }
 
+/// Returns whether the identity of `fd` is that of every descriptor without a file, such as an eventfd: some kernels
+/// have one inode for all of them, rings included. Also if that cannot be told.
+pub(crate) fn has_common_identity(fd: RawFd) -> bool {
+    // SAFETY: plain system calls; the descriptor is this call's own.
+    let other = unsafe {
+        let event = libc::eventfd(0, libc::EFD_CLOEXEC);
+        let other = Identity::of(event);
+        libc::close(event);
+        other
+    };
+    other.is_none() || Identity::of(fd) == other
+}
+
 /// The error of an operation on a descriptor that is not ours any more.
 pub(crate) fn closed(fd: RawFd) -> io::Error {
     io::Error::other(format!(
@@ -300,6 +313,40 @@ mod tests {
         drop(ring);
         assert!(is_open(fd), "the program's file was closed");
         std::fs::remove_file(path).unwrap();
+    }
+
+    /// A new descriptor without a file.
+    fn event() -> File {
+        // SAFETY: a plain system call, whose descriptor has no other owner.
+        unsafe {
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+            assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+            std::os::fd::FromRawFd::from_raw_fd(fd)
+        }
+    }
+
+    #[test]
+    fn an_event_took_the_number_of_a_ring_that_can_be_told_from_it() {
+        const TEST: &str = "an_event_took_the_number_of_a_ring_that_can_be_told_from_it";
+        if !in_a_process_of_its_own(module_path!(), TEST) {
+            return;
+        }
+        let file = DirectFile::create(&disk_dir(), 4096).unwrap();
+        assert!(!has_common_identity(file.as_raw_fd()));
+        assert!(has_common_identity(event().as_raw_fd()), "one inode for all of them");
+        // What the identity does not tell apart is no ring of ours.
+        let told = uring::tell_apart(event().as_raw_fd());
+        assert_eq!(told.unwrap_err().error.kind(), std::io::ErrorKind::Unsupported);
+        let ring = match uring::set_up(&file, 2) {
+            Ok(ring) => ring,
+            Err(refusal) => return refused_here(&refusal.error),
+        };
+        let fd = ring.as_raw_fd();
+        // SAFETY: the program replaces a descriptor that it does not own, which is the point.
+        assert_eq!(unsafe { libc::dup2(event().as_raw_fd(), fd) }, fd);
+        assert!(ring.check().unwrap_err().to_string().contains("closed descriptor"));
+        drop(ring);
+        assert!(is_open(fd), "the program's event was closed");
     }
 
     /// The program closes every descriptor, while the tier holds data.

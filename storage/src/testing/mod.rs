@@ -81,7 +81,8 @@ pub fn skip_without_io_uring(reason: impl std::fmt::Display) {
 /// Skips a test on a system that refuses io_uring; fails on any other error.
 pub fn refused_here(error: &io::Error) {
     let is_refusal =
-        matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS | libc::ENOMEM));
+        matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS | libc::ENOMEM))
+            || error.kind() == io::ErrorKind::Unsupported;
     assert!(is_refusal, "{error}");
     skip_without_io_uring(error);
 }

@@ -16,12 +16,13 @@ pub(crate) use kernel::KernelRing;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use super::descriptors::has_common_identity;
 use super::error::IoOperation;
 use super::fallback::Fallback;
 use super::queue::{Answer, Queue, Request};
@@ -62,6 +63,7 @@ pub(super) fn set_up(file: &DirectFile, depth: usize) -> Result<KernelRing, Refu
     }
     .map_err(refused("io_uring_setup"))?;
     let ring = KernelRing::new(ring);
+    tell_apart(ring.as_raw_fd())?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(refused("asking io_uring what it can"))?;
     if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
@@ -72,6 +74,19 @@ pub(super) fn set_up(file: &DirectFile, depth: usize) -> Result<KernelRing, Refu
         .register_files(&[file.as_raw_fd()])
         .map_err(refused("registering the file with io_uring"))?;
     Ok(ring)
+}
+
+/// Refuses a ring whose descriptor has the identity of others: once the program has closed it, one of the program's own
+/// would be taken for it.
+pub(super) fn tell_apart(fd: RawFd) -> Result<(), Refusal> {
+    if !has_common_identity(fd) {
+        return Ok(());
+    }
+    let error = io::Error::new(
+        io::ErrorKind::Unsupported,
+        "its descriptor has the inode of all descriptors without a file; accepted: an inode of its own",
+    );
+    Err(Refusal { what: "telling a ring from other descriptors", error })
 }
 
 /// A thread's queue through a ring.
