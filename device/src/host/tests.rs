@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::QUEUE_LEN_MAX;
@@ -229,4 +230,40 @@ fn absurd_pinned_sizes_are_refused() {
         matches!(refused, Err(DeviceError::Refused { operation: Operation::Pin, .. })),
         "{refused:?}"
     );
+}
+
+/// The thread that was making it writable is not in the child.
+#[test]
+fn a_forked_child_writes_to_a_span_that_was_thawing() {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    guard::install().unwrap();
+    let device = device();
+    let range = AddressRange::new(device.address_space().start, os_page_bytes());
+    device.map(range, Fill::Zero).unwrap();
+    let span = device.freeze(range, SpanLabel::default()).unwrap();
+    guard::TABLE.begin(span, |_| Some(guard::State::Thawing)).unwrap();
+    // SAFETY: the child writes a byte of its own copy and ends.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            (range.start as *mut u8).write_volatile(1);
+            libc::_exit(0);
+        }
+        child
+    };
+    let (mut status, began) = (-1, Instant::now());
+    // SAFETY: a child of this test, and a live local.
+    let mut wait = |options| unsafe { libc::waitpid(child, &raw mut status, options) };
+    while wait(libc::WNOHANG) == 0 {
+        if began.elapsed() > PATIENCE {
+            // SAFETY: as above.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            wait(0);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    guard::TABLE.finish(span, guard::State::Frozen);
+    device.thaw(span).unwrap();
+    assert_eq!(status, 0, "it did not go on");
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::message::{Message, Touch};
 use super::previous::{self, Action, Handler, LEVELS_MAX, Levels};
@@ -18,6 +18,8 @@ use crate::{DeviceError, Operation};
 
 static PREVIOUS: Levels = Levels::new();
 static INSTALLING: Mutex<()> = Mutex::new(());
+/// The process that installed the handler, which its forked children inherit. 0 before.
+static INSTALLED_IN: AtomicU32 = AtomicU32::new(0);
 
 /// Our handler, one function per level.
 static HANDLERS: [Handler; LEVELS_MAX] = [
@@ -93,6 +95,9 @@ pub fn install() -> Result<(), DeviceError> {
     action.sa_flags = libc::SA_SIGINFO | stack | previous.flags & libc::SA_RESTART;
     // SAFETY: a set is at least as long as the kernel's.
     unsafe { (&raw mut action.sa_mask).cast::<u64>().write_unaligned(previous::HELD) };
+    // Relaxed: a fault that the handler receives comes after the call below.
+    let _first =
+        INSTALLED_IN.compare_exchange(0, rescue::process(), Ordering::Relaxed, Ordering::Relaxed);
     // SAFETY: `on_fault` has the three-argument form of SA_SIGINFO, and is async-signal-safe.
     if unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) } != 0 {
         PREVIOUS.undo();
@@ -171,7 +176,8 @@ fn is_handled(level: usize, info: *mut libc::siginfo_t, context: *mut c_void) ->
         Access::Read => probe::readable(address),
         Access::Write | Access::Unknown => probe::writable(address),
     };
-    match TABLE.fault(address, access, open, accessible) {
+    let is_forked = || INSTALLED_IN.load(Ordering::Relaxed) != rescue::process();
+    match TABLE.fault(address, access, open, accessible, is_forked) {
         Verdict::Retry => true,
         Verdict::Stray(seen) => {
             let rescue = rescue::wait(address, access);

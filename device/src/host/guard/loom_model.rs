@@ -90,7 +90,7 @@ impl World {
             }
             let open = |_| self.protect(Protection::ReadWrite).is_ok();
             let accessible = || self.protection() == Protection::ReadWrite;
-            match self.table.fault(RANGE.start + 5, Access::Write, open, accessible) {
+            match self.table.fault(RANGE.start + 5, Access::Write, open, accessible, || false) {
                 Verdict::Retry => {}
                 Verdict::Stray(_) => return End::Stray,
                 Verdict::Stuck(_) => unreachable!("opening is never refused here"),

@@ -124,14 +124,15 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// Handles a fault at `address`. Async-signal-safe if `open` and `accessible` are; the latter returns
-    /// whether the access is possible now.
+    /// Handles a fault at `address`. Async-signal-safe if the functions are. `accessible` returns whether the access is
+    /// possible now, `is_forked` whether this process is a child that was forked since the table was in use.
     pub(crate) fn fault(
         &self,
         address: usize,
         access: Access,
         open: impl FnOnce(AddressRange) -> bool,
         accessible: impl FnOnce() -> bool,
+        is_forked: impl Fn() -> bool,
     ) -> Verdict {
         let entered = self.entered();
         let Some(seen) = self.find(address) else {
@@ -150,6 +151,14 @@ impl<const N: usize> Table<N> {
                 let opened = open(seen.range);
                 self.settle(&seen, if opened { State::Written } else { State::Frozen });
                 if opened { Verdict::Retry } else { Verdict::Stuck(seen) }
+            }
+            // The thread that was making it writable is not in this process. The pages are the child's own.
+            State::Opening | State::Thawing if is_forked() => {
+                if open(seen.range) {
+                    Verdict::Retry
+                } else {
+                    Verdict::Stuck(seen)
+                }
             }
             // Another thread is making it writable.
             State::Opening | State::Thawing => {

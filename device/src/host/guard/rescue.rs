@@ -220,7 +220,7 @@ fn cut(text: &str) -> Reason {
 }
 
 /// Returns the number of this process, a forked child's own. Async-signal-safe.
-fn process() -> u32 {
+pub(super) fn process() -> u32 {
     // SAFETY: getpid has no arguments and cannot fail.
     let number = unsafe { libc::syscall(libc::SYS_getpid) };
     u32::try_from(number).unwrap_or(0)

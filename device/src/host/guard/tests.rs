@@ -23,7 +23,7 @@ fn freeze<const N: usize>(table: &Table<N>, number: usize) -> Option<SpanId> {
 }
 
 fn fault<const N: usize>(table: &Table<N>, access: Access, opens: bool) -> Verdict {
-    table.fault(range(0).start + 9, access, |_| opens, || false)
+    table.fault(range(0).start + 9, access, |_| opens, || false, || false)
 }
 
 #[test]
