@@ -110,8 +110,35 @@ fn serve(
     mut rescue: impl FnMut(Request) + Send + 'static,
 ) -> (Stopper, JoinHandle<()>) {
     let (listener, stopper) = guard::listen(wait_max).unwrap();
-    let serve = move || listener.serve(|all| all.into_iter().for_each(&mut rescue));
+    let serve = move || {
+        listener.serve(|all| {
+            all.into_iter().for_each(&mut rescue);
+            false
+        });
+    };
     (stopper, std::thread::spawn(serve))
+}
+
+/// Starts a listener that wakes what was accessed as long after as `delay` returns for the address.
+fn serve_late(
+    sleepers: &'static Sleepers,
+    wait_max: Duration,
+    delay: impl Fn(usize) -> Duration + Send + 'static,
+) -> (Stopper, JoinHandle<()>) {
+    let (listener, stopper) = guard::listen(wait_max).unwrap();
+    let mut kept: Vec<(Instant, Request)> = Vec::new();
+    let mut rescue = move |all: Vec<Request>| {
+        let due = |request: Request| (Instant::now() + delay(request.address()), request);
+        kept.extend(all.into_iter().map(due));
+        let now = Instant::now();
+        let is_due = |entry: &mut (Instant, Request)| entry.0 <= now;
+        for (_, request) in kept.extract_if(.., is_due) {
+            sleepers.wake(request.address());
+            request.awake();
+        }
+        !kept.is_empty()
+    };
+    (stopper, std::thread::spawn(move || listener.serve(&mut rescue)))
 }
 
 #[test]
@@ -232,6 +259,56 @@ fn a_wake_that_takes_too_long_ends_the_process() {
         read(sleepers.all[0].range.start);
     });
     assert_killed(&output, "it did not wake within 120 ms; the process stops here\n");
+}
+
+/// The second access is taken up while the first is waited for, and each is answered in its time.
+#[test]
+fn an_access_does_not_wait_behind_another() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let output = in_child("an_access_does_not_wait_behind_another", || {
+        let sleepers = Sleepers::new(2);
+        let [first, second] = [0, 1].map(|at| sleepers.all[at].range.start);
+        let delay = move |address| Duration::from_millis(if address == first { 900 } else { 300 });
+        let _listener = serve_late(sleepers, LIMIT, delay);
+        let reader = std::thread::spawn(move || read(first) == byte_at(first));
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!((read(second), sleepers.wakes()), (byte_at(second), 1), "before the first");
+        assert!(reader.join().unwrap());
+    });
+    assert_survived(&output);
+}
+
+/// The limit is one of the time in which nothing goes on.
+#[test]
+fn a_wait_goes_on_while_wakes_do() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let output = in_child("a_wait_goes_on_while_wakes_do", || {
+        let sleepers = Sleepers::new(3);
+        let [first, second, last] = [0, 1, 2].map(|at| sleepers.all[at].range.start);
+        let delay = move |address| match address {
+            it if it == first => Duration::from_millis(600),
+            it if it == second => Duration::from_millis(1300),
+            _ => Duration::from_millis(2400),
+        };
+        let (stopper, listener) = serve_late(sleepers, LIMIT, delay);
+        let readers = [first, second]
+            .map(|address| std::thread::spawn(move || read(address) == byte_at(address)));
+        // The first answer is progress for the second, whose own is for the last. That also has progress of its own.
+        let noting = std::thread::spawn(|| {
+            for _ in 0..4 {
+                std::thread::sleep(Duration::from_millis(500));
+                guard::note_progress();
+            }
+        });
+        assert_eq!(read(last), byte_at(last));
+        for thread in readers {
+            assert!(thread.join().unwrap());
+        }
+        noting.join().unwrap();
+        drop(stopper);
+        listener.join().unwrap();
+    });
+    assert_survived(&output);
 }
 
 /// The slots are full of threads that wait for a listener that does not come.

@@ -1,6 +1,7 @@
 //! Counters of transfers, one set per direction.
 
 use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CopyStats;
 use dormouse_storage::sync::{Mutex, lock};
@@ -130,6 +131,16 @@ pub(crate) struct Counters {
     pub(crate) host_to_device: Copies,
     pub(crate) nvme_write: Copies,
     pub(crate) nvme_read: Copies,
+    /// Requests to the file that were answered with bytes, of regions alone.
+    pub(crate) answers: AtomicU64,
+}
+
+impl Counters {
+    /// Returns a figure that changes while regions sleep or wake.
+    pub(crate) fn progress(&self) -> u64 {
+        let copies = [&self.device_to_host, &self.host_to_device].map(|link| link.stats().copies);
+        copies.iter().sum::<u64>() + self.answers.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! its region takes the engine's locks, the allocator's and `malloc`'s heap, and waits for I/O threads: what a
 //! reclaim inside `malloc` does as well. None of these locks is held while a caller's memory is accessed. Should
 //! that ever be wrong, [`STRAY_WAIT_MAX`] ends the wait, and the process with it.
+//!
+//! Accesses are taken up at any time, and each is answered when its region is awake, however long others take.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -16,10 +18,11 @@ use dormouse_storage::sync::lock;
 use dormouse_timeline::Lane;
 
 use super::Engine;
+use super::wake::WakeAttempts;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 
-/// Limit of the wait of a stray access, above the wake of any region behind a full file queue.
+/// Limit of the time in which a stray access waits and no wake goes on, above one request behind a full file queue.
 pub const STRAY_WAIT_MAX: Duration = Duration::from_secs(60);
 /// A region that woke this often stays awake until its owner puts it to sleep: reclaim might otherwise take turns
 /// between the memory that one instruction reads.
@@ -92,6 +95,17 @@ struct Rescue {
     /// Its place among the wakes of this engine.
     number: u64,
     is_first_of_owner: bool,
+    start_ns: u64,
+    attempts: WakeAttempts,
+    requests: Vec<Request>,
+}
+
+/// The wakes that are waited for.
+#[derive(Default)]
+struct Rescues {
+    list: Vec<Rescue>,
+    /// [`Counters::progress`](super::counters::Counters::progress) when it was last looked at.
+    progress: u64,
 }
 
 impl<D: Device> Engine<D> {
@@ -111,72 +125,99 @@ impl<D: Device> Engine<D> {
         let (listener, stopper) = listening.ok_or(too_many)?;
         let engine = Arc::clone(self);
         let name = "dormouse-rescue".to_owned();
-        let serve = move || listener.serve(|requests| engine.rescue_all(requests));
+        let mut rescues = Rescues::default();
+        let serve = move || listener.serve(|requests| engine.rescue_all(requests, &mut rescues));
         let builder = Builder::new().name(name.clone());
         let spawned = with_signals_blocked(|| builder.spawn(serve));
         let thread = spawned.map_err(|e| ThreadError { name, reason: e.to_string() })?;
         Ok(Rescuer { stopper: Some(stopper), thread: Some(thread) })
     }
 
-    /// Wakes the regions of all requests at once, and answers each when its region is awake.
-    fn rescue_all(&self, requests: Vec<Request>) {
-        let mut rescues: Vec<Rescue> = Vec::new();
-        let strays =
-            requests.into_iter().map(|request| (self.region_at(request.address()), request));
-        let strays: Vec<_> = strays.collect();
-        for (id, request) in &strays {
-            if let Some(id) = *id
-                && rescues.iter().all(|known| known.id != id)
-                && !self.are_awake(&[id])
-            {
-                rescues.push(self.note_stray(id, request));
-            }
+    /// Starts to wake the regions of new requests, all at once, and answers requests whose region is awake or does not
+    /// wake. Returns true if any are left. Waits for room only.
+    fn rescue_all(&self, requests: Vec<Request>, rescues: &mut Rescues) -> bool {
+        // A panic drops all of them, which answers them.
+        let mut under_way = std::mem::take(&mut rescues.list);
+        self.take_up(requests, &mut under_way);
+        rescues.list = under_way.into_iter().filter_map(|rescue| self.go_on(rescue)).collect();
+        let progress = self.counters.progress();
+        if std::mem::replace(&mut rescues.progress, progress) != progress {
+            guard::note_progress();
         }
-        let ids: Vec<RegionId> = rescues.iter().map(|rescue| rescue.id).collect();
-        self.wake(&ids);
-        for (id, request) in strays {
-            let Some(id) = id else {
+        !rescues.list.is_empty()
+    }
+
+    /// Starts to wake the regions of requests.
+    fn take_up(&self, requests: Vec<Request>, under_way: &mut Vec<Rescue>) {
+        let mut ids = Vec::new();
+        for request in requests {
+            let Some(id) = self.region_at(request.address()) else {
                 // Freed meanwhile, or asleep without an owner.
                 request.failed("no region is there");
                 continue;
             };
-            match self.wake_for_stray(id) {
+            if let Some(known) = under_way.iter_mut().find(|known| known.id == id) {
+                known.requests.push(request);
+            } else if self.are_awake(&[id]) {
+                request.awake();
+            } else {
+                ids.push(id);
+                under_way.push(self.note_stray(id, request));
+            }
+        }
+        if !ids.is_empty() {
+            self.wake(&ids);
+        }
+    }
+
+    /// Answers the requests of a wake that is over, or returns it.
+    fn go_on(&self, mut rescue: Rescue) -> Option<Rescue> {
+        let unwoken = match self.settled(rescue.id) {
+            Ok(None) => return Some(rescue),
+            Ok(Some(None)) => Ok(()),
+            Ok(Some(Some(unwoken))) => match self.make_room_for(unwoken, &mut rescue.attempts) {
+                Ok(()) => {
+                    guard::note_progress();
+                    self.wake(&[rescue.id]);
+                    return Some(rescue);
+                }
+                Err(OffloadError::WakeFailed { source, .. }) => match &*source {
+                    // It woke and was put to sleep again before this thread saw it. The access is repeated, and
+                    // comes back if it meets the region asleep.
+                    OffloadError::NotAwake { .. } => Ok(()),
+                    cause => Err(cause.clone()),
+                },
+                Err(error) => Err(error),
+            },
+            Err(error) => Err(error),
+        };
+        self.answer(rescue, unwoken);
+        None
+    }
+
+    fn answer(&self, mut rescue: Rescue, woken: Result<(), OffloadError>) {
+        let ns = self.waited(rescue.start_ns, &[rescue.id]).stall_ns;
+        if let Some(account) = self.body(rescue.id, |body| body.account.clone()) {
+            account.stray_waited(ns);
+        }
+        for request in std::mem::take(&mut rescue.requests) {
+            match &woken {
                 Ok(()) => request.awake(),
                 Err(error) => {
                     // First: the answer ends the process.
                     tracing::error!(
-                        target: "offload", region = id.key(), address = %format_args!("{:#x}", request.address()),
+                        target: "offload", region = rescue.id.key(), address = %format_args!("{:#x}", request.address()),
                         thread = request.thread(), reason = %error, "a stray access was not rescued"
                     );
                     request.failed(&error.to_string());
                 }
             }
         }
-        rescues.iter().for_each(|rescue| self.log_rescue(rescue));
-    }
-
-    /// Wakes a region and waits for it.
-    fn wake_for_stray(&self, id: RegionId) -> Result<(), OffloadError> {
-        let start_ns = self.timeline.now_ns();
-        let woken = match self.wait_awake(&[id]) {
-            Ok(_) => Ok(()),
-            Err(OffloadError::WakeFailed { source, .. }) => match &*source {
-                // It woke and was put to sleep again before this thread saw it. The access is repeated, and
-                // comes back if it meets the region asleep.
-                OffloadError::NotAwake { .. } => Ok(()),
-                cause => Err(cause.clone()),
-            },
-            Err(error) => Err(error),
-        };
-        let ns = self.timeline.now_ns().saturating_sub(start_ns);
-        if let Some(account) = self.body(id, |body| body.account.clone()) {
-            account.stray_waited(ns);
-        }
-        woken
+        self.log_rescue(&rescue);
     }
 
     /// Counts a stray access to a region that is not awake.
-    fn note_stray(&self, id: RegionId, request: &Request) -> Rescue {
+    fn note_stray(&self, id: RegionId, request: Request) -> Rescue {
         let found = self.table.with(id, |entry| {
             entry.data.stray_wakes = entry.data.stray_wakes.saturating_add(1);
             if entry.data.stray_wakes >= RECLAIMED_WAKES_MAX {
@@ -198,7 +239,9 @@ impl<D: Device> Engine<D> {
             counts.stray.count
         };
         self.timeline.instant(Lane::Notice, self.names.stray, id.key());
-        Rescue { id, access, number, is_first_of_owner }
+        let (start_ns, attempts) = (self.timeline.now_ns(), WakeAttempts::default());
+        let requests = vec![request];
+        Rescue { id, access, number, is_first_of_owner, start_ns, attempts, requests }
     }
 
     fn log_rescue(&self, rescue: &Rescue) {

@@ -333,6 +333,10 @@ impl<D: Device> TransferJob for RegionTransfer<D> {
     }
 
     fn answer(&mut self, chunk: u32, result: io::Result<usize>) {
+        if result.as_ref().is_ok_and(|&bytes| bytes > 0) {
+            // Relaxed: a count.
+            self.engine.counters.answers.fetch_add(1, Ordering::Relaxed);
+        }
         self.transfer.answer(chunk, result);
     }
 

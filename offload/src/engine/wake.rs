@@ -26,10 +26,18 @@ pub struct Waited {
 }
 
 /// A region that settled asleep although it was to wake.
-struct Unwoken {
+pub(super) struct Unwoken {
     id: RegionId,
     bytes: u64,
     error: OffloadError,
+}
+
+/// The attempts of a wait to wake its regions.
+#[derive(Debug, Default)]
+pub(super) struct WakeAttempts {
+    count: u32,
+    /// Those after which no room was made.
+    fruitless: u32,
 }
 
 impl<D: Device> Engine<D> {
@@ -81,34 +89,56 @@ impl<D: Device> Engine<D> {
             return Ok(Waited::default());
         }
         let start_ns = self.timeline.now_ns();
-        let mut result = Ok(());
-        let mut fruitless = 0;
-        // An I/O thread that found no room did not wait for streams that hold freed memory. This thread
-        // does, before any region is put to sleep.
-        let own_attempt = u32::from(self.device.is_stream_ordered());
-        for attempt in 0..WAKE_ATTEMPTS_MAX {
+        let mut attempts = WakeAttempts::default();
+        let result = loop {
             self.wake(ids);
             let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids))? else {
-                result = Ok(());
-                break;
+                break Ok(());
             };
-            let (bytes, may_help) = (unwoken.bytes, unwoken.error.is_out_of_memory());
-            let is_device_full = unwoken.error.is_device_full();
-            result = Err(self.wake_failed(unwoken));
-            if !may_help || fruitless == FRUITLESS_ATTEMPTS_MAX {
-                break;
+            if let Err(error) = self.make_room_for(unwoken, &mut attempts) {
+                break Err(error);
             }
-            // Within the budget the device can still be full, of others' memory and of the allocator's own free
-            // pages. Those go first: no region sleeps for them.
-            if is_device_full && self.allocator.trim(bytes) > 0 {
-                continue;
-            }
-            if attempt >= own_attempt && self.make_room(bytes).freed_bytes == 0 {
-                fruitless += 1;
-            }
-        }
+        };
         let waited = self.waited(start_ns, ids);
         result.map(|()| waited)
+    }
+
+    /// Makes room for a region that did not wake. `Ok`: the wake is to be tried again.
+    ///
+    /// # Errors
+    /// `WakeFailed` if room would not help, or was made too often.
+    pub(super) fn make_room_for(
+        &self,
+        unwoken: Unwoken,
+        attempts: &mut WakeAttempts,
+    ) -> Result<(), OffloadError> {
+        let (bytes, may_help) = (unwoken.bytes, unwoken.error.is_out_of_memory());
+        let is_device_full = unwoken.error.is_device_full();
+        let failed = self.wake_failed(unwoken);
+        if !may_help || attempts.fruitless == FRUITLESS_ATTEMPTS_MAX {
+            return Err(failed);
+        }
+        // An I/O thread that found no room did not wait for streams that hold freed memory. This thread
+        // does, before any region is put to sleep.
+        let is_first_own = self.device.is_stream_ordered() && attempts.count == 0;
+        attempts.count += 1;
+        // Within the budget the device can still be full, of others' memory and of the allocator's own free
+        // pages. Those go first: no region sleeps for them.
+        let has_trimmed = is_device_full && self.allocator.trim(bytes) > 0;
+        if !has_trimmed && !is_first_own && self.make_room(bytes).freed_bytes == 0 {
+            attempts.fruitless += 1;
+        }
+        if attempts.count == WAKE_ATTEMPTS_MAX { Err(failed) } else { Ok(()) }
+    }
+
+    /// Returns what [`settled_or_unwoken`] says of a region now.
+    #[expect(clippy::option_option, reason = "as there")]
+    pub(super) fn settled(&self, id: RegionId) -> Result<Option<Option<Unwoken>>, OffloadError> {
+        let mut inner = self.table.lock();
+        match settled_or_unwoken(&mut inner, &[id]) {
+            None if inner.is_broken => Err(OffloadError::Broken),
+            settled => Ok(settled),
+        }
     }
 
     /// Blocks until nothing of these regions is in flight or waits to sleep, however it ended. That includes
@@ -171,7 +201,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Records a wait for these regions, under the layer of the first.
-    fn waited(&self, start_ns: u64, ids: &[RegionId]) -> Waited {
+    pub(super) fn waited(&self, start_ns: u64, ids: &[RegionId]) -> Waited {
         let end_ns = self.timeline.now_ns();
         let stall_ns = end_ns.saturating_sub(start_ns);
         let layer = ids.first().and_then(|&id| self.table.with(id, |entry| entry.data.layer()));

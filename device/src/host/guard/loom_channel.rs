@@ -98,6 +98,25 @@ impl<const N: usize> World<N> {
         }
     }
 
+    /// Serves until `count` requests are answered, the last one first: all are taken before any is answered.
+    fn serve_together(&self, count: usize) {
+        let mut kept = Vec::new();
+        while kept.len() < count {
+            let before = kept.len();
+            kept.extend(self.channel.take_all());
+            if kept.len() == before {
+                self.bell.wait();
+            }
+        }
+        for (index, seen) in kept.into_iter().rev() {
+            let number = seen.thread as usize;
+            assert_eq!(seen, stray(number), "half filled");
+            if self.channel.answer(index, &right_answer(&seen)) {
+                self.answered[number].notify();
+            }
+        }
+    }
+
     fn close(&self) {
         self.channel.close();
         self.bell.notify();
@@ -191,6 +210,25 @@ fn loom_a_post_is_not_lost_when_listening_ends() {
         let ended = world.request(2, false);
         assert!(matches!(ended, End::Awake | End::Closed), "{ended:?}");
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        world.assert_free();
+    });
+}
+
+/// A request is taken while another is unanswered.
+#[test]
+fn loom_requests_are_taken_while_others_wait() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(1);
+    model.check(|| {
+        let world = World::<2>::new();
+        let posters = [1, 2].map(|number| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.request(number, false))
+        });
+        world.serve_together(2);
+        for (poster, expected) in posters.into_iter().zip([End::Failed, End::Awake]) {
+            assert_eq!(poster.join().unwrap(), expected);
+        }
         world.assert_free();
     });
 }

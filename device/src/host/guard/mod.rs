@@ -46,7 +46,7 @@ mod tests;
 pub(super) use handler::keep_installed;
 pub use handler::{install, is_installed};
 pub use own_threads::{OwnThread, own_thread};
-pub use rescue::{Listener, RESCUES_MAX, Request, Stopper, listen};
+pub use rescue::{Listener, RESCUES_MAX, Request, Stopper, listen, note_progress};
 
 pub(super) use protocol::Failed;
 pub(super) use table::State;

@@ -2,7 +2,8 @@
 //! then repeats its access.
 //!
 //! The handler posts a request to a channel of fixed size (`channel`) and waits on a futex. A [`Listener`] serves
-//! the requests on a thread of its own, where it may lock, allocate and wait.
+//! the requests on a thread of its own, where it may lock and allocate. It takes requests up while others wait for their
+//! span, and a wait is limited only while no wake goes on ([`note_progress`]).
 //!
 //! # Deadlocks
 //! The waiting thread may hold any lock: of the program, of the C library or of the interpreter. The listener's
@@ -24,6 +25,8 @@ use super::protocol::Access;
 pub const RESCUES_MAX: usize = 64;
 /// Time between two looks for a free slot, in nanoseconds.
 const NAP_NS: u64 = 1_000_000;
+/// Time between two looks of the listener at spans that are waking, in nanoseconds.
+const LOOK_NS: u64 = 200_000;
 
 static CHANNEL: Channel<RESCUES_MAX> = Channel {
     slots: [const {
@@ -42,6 +45,8 @@ static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 /// The process of the listener, and how long a thread waits for it. Written before the channel opens.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static WAIT_NS_MAX: AtomicU64 = AtomicU64::new(0);
+/// When a wake last went on. The waits compare it with the time only, so it orders nothing.
+static PROGRESS_NS: AtomicU64 = AtomicU64::new(0);
 
 /// How a wait in the handler ended.
 #[derive(Debug)]
@@ -52,7 +57,7 @@ pub(super) enum Rescue {
     None,
     /// The span did not wake.
     Failed(Reason),
-    /// There was no answer within this time.
+    /// No wake went on for this time.
     TimedOut { limit_ms: u64 },
 }
 
@@ -73,12 +78,13 @@ pub(super) fn wait(address: usize, access: Access) -> Rescue {
     let stray = Stray { address, access, thread: own_threads::current() };
     let limit_ns = WAIT_NS_MAX.load(Ordering::Relaxed);
     let timed_out = || Rescue::TimedOut { limit_ms: limit_ns / 1_000_000 };
-    let deadline_ns = now_ns().saturating_add(limit_ns);
+    let began_ns = now_ns();
+    let deadline_ns = || began_ns.max(PROGRESS_NS.load(Ordering::Relaxed)).saturating_add(limit_ns);
     let index = loop {
         match CHANNEL.post(&stray) {
             Posting::Posted(index) => break index,
             Posting::Closed => return Rescue::None,
-            Posting::Full if now_ns() >= deadline_ns => return timed_out(),
+            Posting::Full if now_ns() >= deadline_ns() => return timed_out(),
             // Nobody changes this word: it is a nap.
             Posting::Full => {
                 let word = AtomicU32::new(0);
@@ -93,6 +99,7 @@ pub(super) fn wait(address: usize, access: Access) -> Rescue {
         if let Some(answer) = CHANNEL.collect(index) {
             return answer.into();
         }
+        let deadline_ns = deadline_ns();
         if now_ns() >= deadline_ns {
             return CHANNEL.leave(index).map_or_else(timed_out, Rescue::from);
         }
@@ -109,7 +116,7 @@ pub struct Listener(());
 pub struct Stopper(());
 
 /// Creates the listener of the process; `None` if there is one. From now on a thread that meets an asleep span
-/// waits up to `wait_max` for it.
+/// waits for it, until no wake has gone on for `wait_max`.
 #[must_use]
 pub fn listen(wait_max: Duration) -> Option<(Listener, Stopper)> {
     if IS_TAKEN.swap(true, Ordering::AcqRel) {
@@ -122,6 +129,11 @@ pub fn listen(wait_max: Duration) -> Option<(Listener, Stopper)> {
     Some((Listener(()), Stopper(())))
 }
 
+/// Notes that wakes go on: the limit of all waits begins anew. Each answer does this too.
+pub fn note_progress() {
+    PROGRESS_NS.store(now_ns(), Ordering::Relaxed);
+}
+
 impl Drop for Stopper {
     fn drop(&mut self) {
         CHANNEL.close();
@@ -130,18 +142,23 @@ impl Drop for Stopper {
 }
 
 impl Listener {
-    /// Hands requests to `rescue` until the stopper is dropped. Requests that it does not answer fail, and so do
-    /// those of a call that panics.
-    pub fn serve(self, mut rescue: impl FnMut(Vec<Request>)) {
+    /// Hands requests to `rescue` until the stopper is dropped and none is left. `rescue` returns true if it keeps some,
+    /// to be answered when their span is awake: it is then called again, with what was posted meanwhile or, a moment
+    /// later, with none. It does not wait for a span. Requests that it drops fail, also if it panics.
+    pub fn serve(self, mut rescue: impl FnMut(Vec<Request>) -> bool) {
         let _own = own_thread();
+        let mut are_kept = false;
         loop {
             // In this order: what is posted after the bell was heard changes it.
             let heard = CHANNEL.heard();
             let requests: Vec<Request> =
                 CHANNEL.take_all().map(|(index, stray)| Request { index, stray }).collect();
-            if !requests.is_empty() {
-                // The unanswered ones are answered by their drop.
-                let _panicked = catch_unwind(AssertUnwindSafe(|| rescue(requests)));
+            if are_kept || !requests.is_empty() {
+                // After a panic the unanswered ones are answered by their drop.
+                are_kept = catch_unwind(AssertUnwindSafe(|| rescue(requests))).unwrap_or(false);
+                if are_kept {
+                    wait_until(&CHANNEL.bell, heard, now_ns().saturating_add(LOOK_NS));
+                }
             } else if Channel::<RESCUES_MAX>::is_end(heard) {
                 return;
             } else {
@@ -199,6 +216,8 @@ impl Request {
     }
 
     fn answer(&self, answer: &Answer) {
+        // First: it is what the other threads wait behind.
+        note_progress();
         if CHANNEL.answer(self.index, answer) {
             wake_all(CHANNEL.word(self.index));
         }

@@ -115,6 +115,34 @@ fn a_wake_in_flight_is_waited_for() {
     free_all(&fixture, [address]);
 }
 
+/// The second read of the file is under way while the first is.
+#[test]
+fn an_access_is_taken_up_while_another_waits() {
+    const SECONDS_MAX: u32 = 20;
+    if std::env::var_os(CHILD).is_none() {
+        let child = child_of("an_access_is_taken_up_while_another_waits");
+        assert!(child.status.success(), "{child:?}");
+        return;
+    }
+    // SAFETY: a plain system call.
+    unsafe { libc::alarm(SECONDS_MAX) };
+    let fixture = Plan::default().build();
+    let _rescuer = rescuer(&fixture);
+    let [(_, first), (_, second)] = [1, 2].map(|seed| asleep(&fixture, MIB, seed, Tier::Nvme));
+    fixture.faults.hold(false, true);
+    std::thread::scope(|scope| {
+        let readers = [(first, 1), (second, 2)].map(|(address, seed)| {
+            let reader = scope.spawn(move || holds(address, MIB, seed));
+            fixture.faults.wait_held(seed as usize);
+            reader
+        });
+        fixture.faults.hold(false, false);
+        assert!(readers.map(|reader| reader.join().unwrap()) == [true; 2]);
+    });
+    assert_eq!(fixture.engine.stats().stray.count, 2);
+    free_all(&fixture, [first, second]);
+}
+
 /// A sleep that is being written is cancelled by the owner's write, and it takes no rescue.
 #[test]
 fn memory_on_its_way_to_sleep_needs_no_rescue() {
@@ -175,32 +203,6 @@ fn a_stray_access_without_room_makes_some() {
     free_all(&fixture, [first_at, second_at]);
 }
 
-#[test]
-fn a_process_has_one_rescuer_at_a_time() {
-    let (fixture, other) = (Plan::default().build(), Plan::default().build());
-    let (rescuer, _turn) = rescuer(&fixture);
-    let refused = other.engine.rescue();
-    assert!(matches!(refused, Err(OffloadError::TooMany { limit: 1, .. })), "{refused:?}");
-    drop(rescuer);
-    drop(other.engine.rescue().unwrap());
-}
-
-/// Runs `deed` in a child process and returns what it wrote before it was killed.
-fn last_words(test: &str, deed: impl FnOnce(&Fixture) -> usize) -> String {
-    if std::env::var_os(CHILD).is_some() {
-        let fixture = Plan::default().build();
-        let address = deed(&fixture);
-        let _rescuer = fixture.engine.rescue().unwrap();
-        guard::install().unwrap();
-        peek(address);
-        unreachable!("the access ends the process");
-    }
-    let child = child_of(test);
-    assert_eq!(child.status.signal(), Some(libc::SIGSEGV), "{child:?}");
-    String::from_utf8_lossy(&child.stderr).into_owned()
-}
-
-#[test]
 /// The thread that copies waits in the handler for a wake, which needs the table. Without an end it is killed.
 #[test]
 fn a_read_of_sleeping_memory_into_sleeping_memory_ends() {
@@ -268,6 +270,39 @@ fn a_copy_that_is_read_outlives_the_sleep() {
     free_all(&fixture, [from, to]);
 }
 
+#[test]
+fn a_process_has_one_rescuer_at_a_time() {
+    let (fixture, other) = (Plan::default().build(), Plan::default().build());
+    let (rescuer, _turn) = rescuer(&fixture);
+    let refused = other.engine.rescue();
+    assert!(matches!(refused, Err(OffloadError::TooMany { limit: 1, .. })), "{refused:?}");
+    drop(rescuer);
+    drop(other.engine.rescue().unwrap());
+}
+
+/// Runs a test in a child process.
+fn child_of(test: &str) -> Output {
+    let name = format!("engine::tests::on_host::stray::{test}");
+    let exe = std::env::current_exe().unwrap();
+    Command::new(exe).args(["--exact", &name]).env(CHILD, "1").output().unwrap()
+}
+
+/// Runs `deed` in a child process and returns what it wrote before it was killed.
+fn last_words(test: &str, deed: impl FnOnce(&Fixture) -> usize) -> String {
+    if std::env::var_os(CHILD).is_some() {
+        let fixture = Plan::default().build();
+        let address = deed(&fixture);
+        let _rescuer = fixture.engine.rescue().unwrap();
+        guard::install().unwrap();
+        peek(address);
+        unreachable!("the access ends the process");
+    }
+    let child = child_of(test);
+    assert_eq!(child.status.signal(), Some(libc::SIGSEGV), "{child:?}");
+    String::from_utf8_lossy(&child.stderr).into_owned()
+}
+
+#[test]
 fn a_wake_that_fails_ends_the_process_and_says_why() {
     let test = "a_wake_that_fails_ends_the_process_and_says_why";
     let said = last_words(test, |fixture| {
@@ -278,13 +313,6 @@ fn a_wake_that_fails_ends_the_process_and_says_why() {
     assert!(said.contains("(tag \"test\", layer 0, asleep): it did not wake (Read of "), "{said}");
     assert!(said.contains("Input/output error"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
-/// Runs a test in a child process.
-fn child_of(test: &str) -> Output {
-    let name = format!("engine::tests::on_host::stray::{test}");
-    let exe = std::env::current_exe().unwrap();
-    Command::new(exe).args(["--exact", &name]).env(CHILD, "1").output().unwrap()
-}
-
 }
 
 #[test]
