@@ -57,6 +57,8 @@ pub struct Automatic {
     pub host_bytes: bool,
     /// `queue_depth` of the file, once, after it was measured.
     pub queue_depth: bool,
+    /// `file_bytes` of the file, when it is created on a disk that has no room for it: less is taken.
+    pub file_bytes: bool,
     /// The memory that limits them.
     pub memory: Option<Arc<dyn AvailableMemory>>,
 }

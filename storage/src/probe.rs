@@ -12,8 +12,8 @@ use super::uring;
 pub struct DiskProbe {
     /// Bytes that this user can still take.
     pub free_bytes: u64,
-    /// Bytes that a file which grows takes of them at most: a sixteenth of the disk is left to others.
-    pub spare_bytes: u64,
+    /// Bytes of the whole disk.
+    pub total_bytes: u64,
     /// The longest file that this process may write (`ulimit -f`), in bytes.
     pub file_bytes_max: u64,
     /// Why io_uring cannot be used; `None`: it can.
@@ -35,7 +35,7 @@ pub fn probe(dir: &Path) -> Result<DiskProbe, NvmeError> {
         DiskSpace::of(dir).map_err(|e| NvmeError::setup(dir, "looking at its file system", &e))?;
     Ok(DiskProbe {
         free_bytes: space.free_bytes,
-        spare_bytes: space.spare_bytes(),
+        total_bytes: space.total_bytes,
         file_bytes_max: file::file_bytes_max(),
         no_uring,
     })

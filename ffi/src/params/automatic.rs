@@ -48,7 +48,7 @@ fn disk(dir: &Path, engine: &str) -> Result<Disk, String> {
     };
     Ok(Disk {
         free_bytes: found.free_bytes,
-        spare_bytes: found.spare_bytes,
+        total_bytes: found.total_bytes,
         file_bytes_max: found.file_bytes_max,
         io,
     })
@@ -151,7 +151,7 @@ mod tests {
     fn machine() -> Machine {
         let io = DiskIo::Threads("io_uring refused".to_owned());
         let disk =
-            Disk { free_bytes: 90 * GIB, spare_bytes: 80 * GIB, file_bytes_max: u64::MAX, io };
+            Disk { free_bytes: 90 * GIB, total_bytes: 96 * GIB, file_bytes_max: u64::MAX, io };
         Machine {
             cpus: 16,
             memory_bytes: 64 * GIB,
@@ -205,7 +205,7 @@ mod tests {
             "automatic: CPUs: 16; one request per thread: io_uring refused"
         );
         assert_eq!(chosen.number(Key::HostBudget), 20 * GIB);
-        assert_eq!(chosen.number(Key::NvmeFile), 80 * GIB);
+        assert_eq!(chosen.number(Key::NvmeFile), 96 * GIB);
     }
 
     #[test]

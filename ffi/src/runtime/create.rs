@@ -253,6 +253,7 @@ fn tiers(config: &Config, choices: &Choices) -> (EngineConfig, String) {
         window_layers: config.is_automatic(Key::Window),
         host_bytes: config.is_automatic(Key::HostBudget),
         queue_depth: config.is_automatic(Key::NvmeDepth),
+        file_bytes: config.is_automatic(Key::NvmeFile),
         memory: Some(Arc::new(ProcessMemory)),
     };
     let settings = EngineConfig {

@@ -158,7 +158,7 @@ impl<D: Device> Engine<D> {
         let file = config
             .nvme
             .as_ref()
-            .map(|nvme| tuning::create_file(nvme, config.checksums, config.automatic.queue_depth));
+            .map(|nvme| tuning::create_file(nvme, config.checksums, &config.automatic));
         let (nvme, depth) = file.transpose()?.unzip();
         Self::assemble(allocator, config, timeline, nvme.map(Arc::new), depth.flatten())
     }

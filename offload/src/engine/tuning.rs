@@ -44,24 +44,50 @@ struct State {
     revised: Revised,
 }
 
-/// Creates the file. With an automatic depth its queues are as deep as its measured throughput asks for; returns it.
+/// Creates the file. With an automatic depth its queues are as deep as its measured throughput asks for; returns it. With
+/// an automatic size it is smaller where the disk has no room.
 pub(super) fn create_file(
     config: &NvmeConfig,
     checksums: bool,
-    is_automatic: bool,
+    automatic: &Automatic,
 ) -> Result<(Nvme, Option<Chosen>), NvmeError> {
-    let mut chosen = None;
-    let depth = |rates: Rates| {
-        let rate = rates.write_bytes_per_s.max(rates.read_bytes_per_s);
-        let threads = config.io_threads as u64;
-        let depth = tune::queue_depth(threads, CHUNK_BYTES as u64, rate, rates.read_latency_ns);
-        chosen.insert(depth).value as usize
-    };
-    let file = match is_automatic {
-        true => Nvme::create_with(config, checksums, depth)?,
-        false => Nvme::create(config, checksums)?,
-    };
-    Ok((file, chosen))
+    let attempts_max = if automatic.file_bytes { tune::FILE_ATTEMPTS_MAX } else { 1 };
+    with_room(config.file_bytes, attempts_max, |file_bytes| {
+        let config = NvmeConfig { file_bytes, ..config.clone() };
+        let mut chosen = None;
+        let depth = |rates: Rates| {
+            let rate = rates.write_bytes_per_s.max(rates.read_bytes_per_s);
+            let threads = config.io_threads as u64;
+            let depth = tune::queue_depth(threads, CHUNK_BYTES as u64, rate, rates.read_latency_ns);
+            chosen.insert(depth).value as usize
+        };
+        let file = match automatic.queue_depth {
+            true => Nvme::create_with(&config, checksums, depth)?,
+            false => Nvme::create(&config, checksums)?,
+        };
+        Ok((file, chosen))
+    })
+}
+
+/// Creates a file of `bytes`, or of less if the disk has no room for it: other processes may have taken what was free when
+/// the size was chosen.
+fn with_room<T>(
+    mut bytes: u64,
+    attempts_max: u32,
+    mut create: impl FnMut(u64) -> Result<T, NvmeError>,
+) -> Result<T, NvmeError> {
+    let mut attempt = 1;
+    loop {
+        match create(bytes) {
+            Err(NvmeError::NoRoom { free_bytes, .. }) if attempt < attempts_max => {
+                let refused_bytes = bytes;
+                bytes = tune::less_file_bytes(refused_bytes, free_bytes);
+                tracing::info!(target: "offload", refused_bytes, free_bytes, bytes, "the file begins smaller");
+            }
+            created => return created,
+        }
+        attempt += 1;
+    }
 }
 
 impl Tuning {
@@ -201,5 +227,40 @@ impl<D: Device> Engine<D> {
         let chosen = lock(&self.tuning.state).revised.queue_depth.as_ref().map(|depth| depth.value);
         let depth = if is_ring { chosen.unwrap_or(config.queue_depth as u64) } else { 1 };
         config.io_threads as u64 * depth * CHUNK_BYTES as u64
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Creates a file of 4 GiB on a disk that has this much free at each attempt. Returns its size and the attempts.
+    fn on_disk(free: &[u64], attempts_max: u32) -> (Result<u64, NvmeError>, usize) {
+        let mut attempts = 0;
+        let created = with_room(4 * GIB, attempts_max, |asked_bytes| {
+            let free_bytes = free[attempts.min(free.len() - 1)];
+            attempts += 1;
+            let refused = NvmeError::NoRoom { dir: "/disk".into(), asked_bytes, free_bytes };
+            if asked_bytes <= free_bytes { Ok(asked_bytes) } else { Err(refused) }
+        });
+        (created, attempts)
+    }
+
+    #[test]
+    fn an_automatic_file_takes_less_where_others_were_faster() {
+        assert_eq!(on_disk(&[5 * GIB], 4), (Ok(4 * GIB), 1));
+        assert_eq!(on_disk(&[3 * GIB], 4), (Ok(3 * GIB / 2), 2));
+        assert_eq!(on_disk(&[3 * GIB, GIB, GIB], 4), (Ok(GIB / 2), 3));
+        let (refused, attempts) = on_disk(&[0], 4);
+        assert!(matches!(refused, Err(NvmeError::NoRoom { asked_bytes: 0x10_0000, .. })));
+        assert_eq!(attempts, 4);
+        let (refused, attempts) = on_disk(&[3 * GIB], 1);
+        assert!(
+            matches!(refused, Err(NvmeError::NoRoom { asked_bytes, .. }) if asked_bytes == 4 * GIB)
+        );
+        assert_eq!(attempts, 1, "a size that was set stays");
     }
 }

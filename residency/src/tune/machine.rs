@@ -39,8 +39,8 @@ const DEPTH_MARGIN: u64 = 2;
 pub struct Disk {
     /// Bytes that this user can still take.
     pub free_bytes: u64,
-    /// Bytes that a file which grows takes of them at most; the rest is left to others.
-    pub spare_bytes: u64,
+    /// Bytes of the whole disk.
+    pub total_bytes: u64,
     /// The longest file that this process may write (`ulimit -f`), in bytes.
     pub file_bytes_max: u64,
     /// The way to its files.
@@ -65,30 +65,43 @@ pub struct FileSize {
     pub limit: Chosen,
 }
 
-/// Returns the size of a file on `disk`: 4 GiB that grow to what the disk can spare. A disk with less than 4 GiB free
-/// has a file of half of that, which does not grow.
+/// Returns the size of a file on `disk`: 4 GiB, or half of what is free where that is less, that grow on demand. The limit
+/// is the disk: what others fill it with now may be free when the file grows, which leaves a part to them.
 #[must_use]
 pub fn file_bytes(disk: &Disk) -> FileSize {
-    let Disk { free_bytes, spare_bytes, file_bytes_max, .. } = *disk;
-    let free = units::bytes(free_bytes);
-    let (bytes, mut reason) = if free_bytes < FILE_BYTES_START {
-        (free_bytes / 2, format!("half of the {free} that the disk has free"))
+    let Disk { free_bytes, total_bytes, file_bytes_max, .. } = *disk;
+    let (free, total) = (units::bytes(free_bytes), units::bytes(total_bytes));
+    let (start_bytes, reason) = if free_bytes < FILE_BYTES_START {
+        (free_bytes / 2, format!("half of the {free} that the disk of {total} has free"))
     } else {
-        let spare = units::bytes(spare_bytes);
-        let reason = format!("the disk has {free} free and can spare {spare}");
-        (spare_bytes.clamp(FILE_BYTES_START, free_bytes), reason)
+        (FILE_BYTES_START, format!("the disk of {total} has {free} free"))
     };
-    let mut limit_bytes = bytes.clamp(FILE_BYTES_MIN, FILE_BYTES_MAX);
-    if limit_bytes > file_bytes_max {
-        limit_bytes = file_bytes_max.max(FILE_BYTES_MIN);
-        reason = format!("ulimit -f allows files of {}", units::bytes(file_bytes_max));
-    }
-    limit_bytes -= limit_bytes % FILE_UNIT_BYTES;
-    let start_bytes = limit_bytes.min(FILE_BYTES_START);
+    let whole = |bytes: u64| {
+        let bytes =
+            bytes.clamp(FILE_BYTES_MIN, FILE_BYTES_MAX.min(file_bytes_max.max(FILE_BYTES_MIN)));
+        bytes - bytes % FILE_UNIT_BYTES
+    };
+    let start_bytes = whole(start_bytes);
+    let limit_bytes = whole(total_bytes).max(start_bytes);
+    let mut reason = match total_bytes > file_bytes_max {
+        true => format!("ulimit -f allows files of {}", units::bytes(file_bytes_max)),
+        false => reason,
+    };
     if start_bytes < limit_bytes {
         reason = format!("grows from {} on demand; {reason}", units::bytes(start_bytes));
     }
     FileSize { start_bytes, limit: Chosen::new(limit_bytes, reason) }
+}
+
+/// Attempts to create a file of an automatic size.
+pub const FILE_ATTEMPTS_MAX: u32 = 4;
+
+/// Returns the size to try after a disk with `free_bytes` had no room for `refused_bytes`: others that start at the same
+/// time take what was free before.
+#[must_use]
+pub fn less_file_bytes(refused_bytes: u64, free_bytes: u64) -> u64 {
+    let bytes = refused_bytes.min(free_bytes / 2).max(FILE_BYTES_MIN);
+    bytes - bytes % FILE_UNIT_BYTES
 }
 
 /// Returns the limit of the host tier: the held bytes plus half of the available memory, at most three quarters of their

@@ -11,28 +11,36 @@ const TIB: u64 = 1 << 40;
 const MS: u64 = 1_000_000;
 const UNLIMITED: u64 = u64::MAX;
 
-fn disk(free_bytes: u64, spare_bytes: u64, file_bytes_max: u64) -> Disk {
-    Disk { free_bytes, spare_bytes, file_bytes_max, io: DiskIo::Uring }
+fn disk(free_bytes: u64, total_bytes: u64, file_bytes_max: u64) -> Disk {
+    Disk { free_bytes, total_bytes, file_bytes_max, io: DiskIo::Uring }
 }
 
 #[test]
-fn a_file_begins_small_and_may_take_what_the_disk_can_spare() {
-    for (free, spare, ulimit, start, limit, why) in [
-        (900 * GIB, 836 * GIB, UNLIMITED, 4 * GIB, 836 * GIB, "900 GiB free and can spare 836 GiB"),
-        (66 * GIB, 2 * GIB, UNLIMITED, 4 * GIB, 4 * GIB, "the disk has 66 GiB free"),
-        (4 * GIB, 0, UNLIMITED, 4 * GIB, 4 * GIB, "the disk has 4 GiB free"),
-        (3 * GIB, 0, UNLIMITED, 1536 * MIB, 1536 * MIB, "half of the 3 GiB that the disk has free"),
-        (60 * MIB, 56 * MIB, UNLIMITED, 30 * MIB, 30 * MIB, "half of the 60 MiB"),
+fn a_file_begins_small_and_may_take_the_disk() {
+    for (free, total, ulimit, start, limit, why) in [
+        (900 * GIB, TIB, UNLIMITED, 4 * GIB, TIB, "grows from 4 GiB on demand; the disk of 1 TiB"),
+        (4 * GIB, 64 * GIB, UNLIMITED, 4 * GIB, 64 * GIB, "the disk of 64 GiB has 4 GiB free"),
+        (3 * GIB, 4 * GIB, UNLIMITED, 1536 * MIB, 4 * GIB, "half of the 3 GiB that the disk"),
+        // Most of it is free again when the file grows.
+        (300 * MIB, 600 * GIB, UNLIMITED, 150 * MIB, 600 * GIB, "grows from 150 MiB on demand"),
         (0, 0, UNLIMITED, MIB, MIB, "half of the 0 B"),
-        (900 * GIB, 836 * GIB, 8 * MIB, 8 * MIB, 8 * MIB, "ulimit -f allows files of 8 MiB"),
-        (900 * GIB, 836 * GIB, 8 * GIB, 4 * GIB, 8 * GIB, "grows from 4 GiB on demand; ulimit -f"),
-        (90 * TIB, 84 * TIB, UNLIMITED, 4 * GIB, 8 * TIB, "grows from 4 GiB on demand"),
+        (900 * GIB, TIB, 8 * MIB, 8 * MIB, 8 * MIB, "ulimit -f allows files of 8 MiB"),
+        (900 * GIB, TIB, 8 * GIB, 4 * GIB, 8 * GIB, "grows from 4 GiB on demand; ulimit -f"),
+        (90 * TIB, 100 * TIB, UNLIMITED, 4 * GIB, 8 * TIB, "grows from 4 GiB on demand"),
     ] {
-        let size = file_bytes(&disk(free, spare, ulimit));
-        let row = format!("{free} {spare} {ulimit}: {size:?}");
+        let size = file_bytes(&disk(free, total, ulimit));
+        let row = format!("{free} {total} {ulimit}: {size:?}");
         assert_eq!((size.start_bytes, size.limit.value), (start, limit), "{row}");
         assert!(size.limit.reason.contains(why), "{row}");
     }
+}
+
+#[test]
+fn a_file_that_was_refused_is_tried_with_half_of_what_is_free() {
+    assert_eq!(less_file_bytes(4 * GIB, 3 * GIB), 1536 * MIB);
+    assert_eq!(less_file_bytes(GIB, 100 * GIB), GIB);
+    assert_eq!(less_file_bytes(GIB, 4 * MIB + 4097), 2 * MIB);
+    assert_eq!(less_file_bytes(GIB, 0), MIB);
 }
 
 #[test]
@@ -190,13 +198,14 @@ fn any_step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn files_lie_between_their_bounds_and_grow_with_the_disk(
-        free in any::<u64>(), kept in any::<u64>(), more in any::<u64>(), ulimit in any::<u64>()
+        free in any::<u64>(), used in any::<u64>(), more in any::<u64>(), ulimit in any::<u64>()
     ) {
-        let size_of = |free: u64| file_bytes(&disk(free, free.saturating_sub(kept), ulimit));
+        let size_of = |free: u64| file_bytes(&disk(free, free.saturating_add(used), ulimit));
         let size = size_of(free);
         prop_assert!(MIB <= size.start_bytes && size.start_bytes <= size.limit.value);
         prop_assert!(size.limit.value <= (8 * TIB).min(ulimit.max(MIB)));
-        prop_assert!(size.limit.value <= free.max(MIB), "more than is free");
+        prop_assert!(size.start_bytes <= free.max(MIB), "more than is free");
+        prop_assert!(size.limit.value <= free.saturating_add(used).max(MIB), "more than there is");
         let larger = size_of(free.saturating_add(more));
         prop_assert!(larger.start_bytes >= size.start_bytes && larger.limit.value >= size.limit.value);
         // Where the file of 4 GiB that was the fixed size fits, it is there.

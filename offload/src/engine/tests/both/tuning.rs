@@ -24,6 +24,7 @@ fn automatic(memory: &Arc<Memory>) -> EngineConfig {
         window_layers: true,
         host_bytes: true,
         queue_depth: true,
+        file_bytes: true,
         memory: Some(memory),
     };
     EngineConfig { automatic, host_bytes_max: MIB as u64, ..Plan::default().config }
