@@ -19,7 +19,8 @@
 //!   the cap was lowered. The cap is checked before the device call. (Each slab may exceed it by less
 //!   than a system page if that is larger than [`UNIT_BYTES`].)
 //! - **P3** A request that fits a free range, or fits under the cap with every idle slab released, is
-//!   not refused; memory that bounce buffers hold beyond the cap serves no other request.
+//!   not refused, unless a [`PinLimit`] refuses its slab then; memory that bounce buffers hold beyond the cap serves no
+//!   other request. Bounce buffers are not asked for.
 //! - **P4** `free` takes one short lock and calls nothing that waits; if memory is kept it does not call
 //!   the device.
 //! - **P5** No lock that a free takes is held during a device call.
@@ -37,7 +38,7 @@ mod tests;
 
 pub use error::PinnedError;
 pub use pool::{PinMode, PinnedBuffer, PinnedPool, PinnedUsage};
-pub use slab::SlabObserver;
+pub use slab::{PinLimit, SlabObserver};
 
 /// Unit of sizes and alignment in bytes, as direct I/O requires.
 pub const UNIT_BYTES: usize = 4096;

@@ -1,7 +1,7 @@
 //! The pool: one short lock around the bookkeeping, device calls outside of it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dormouse_device::sync::Mutex;
 use dormouse_device::{AddressRange, Device};
@@ -9,7 +9,7 @@ use dormouse_timeline::Timeline;
 
 use super::background::BackgroundThread;
 use super::shared::{PoolState, Shared, to_bytes};
-use super::slab::{PinnedSlab, SlabObserver};
+use super::slab::{PinLimit, PinnedSlab, SlabObserver};
 use super::slabs::{Piece, RANGES_MAX, Slabs};
 use super::{CAP_BYTES_MAX, PinnedConfig, PinnedError, UNIT_BYTES};
 
@@ -118,6 +118,7 @@ impl<D: Device> PinnedPool<D> {
             device,
             timeline,
             observer,
+            limit: OnceLock::new(),
             state: Mutex::new(state),
             slow: Mutex::new(()),
             has_work: AtomicBool::new(false),
@@ -130,7 +131,7 @@ impl<D: Device> PinnedPool<D> {
     /// Allocates a buffer of at least `bytes`.
     ///
     /// # Errors
-    /// `Full` if the cap is reached; `BadSize`; `Device` if the device fails to pin memory;
+    /// `Full` if the cap is reached, or the [limit](PinnedPool::limit_by) allows no more now; `BadSize`; `Device` if the device fails to pin memory;
     /// `TooManyRanges`.
     pub fn allocate(&self, bytes: usize, mode: PinMode) -> Result<PinnedBuffer, PinnedError> {
         let units = u32::try_from(bytes.max(1).div_ceil(UNIT_BYTES)).ok();
@@ -171,7 +172,13 @@ impl<D: Device> PinnedPool<D> {
                 return Ok(shared.buffer(&state, piece));
             }
         }
-        Err(grown.map_or_else(PinnedError::Device, |_| shared.full(units)))
+        Err(grown.err().unwrap_or_else(|| shared.full(units)))
+    }
+
+    /// Has `limit` asked before a slab is pinned, except for a bounce. Only the first call has an effect.
+    pub fn limit_by(&self, limit: Arc<dyn PinLimit>) {
+        // Set already: it stays.
+        let _first = self.shared.limit.set(limit);
     }
 
     /// Frees a buffer that is no longer in use. Never waits (P4).

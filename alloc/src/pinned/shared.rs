@@ -1,14 +1,14 @@
 //! The state that the pool and its background thread share, and its device calls.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dormouse_device::sync::{Mutex, MutexGuard};
 use dormouse_device::{AddressRange, Device, DeviceError};
 use dormouse_timeline::{Gauge, Timeline};
 
 use super::pool::PinnedBuffer;
-use super::slab::{PinnedSlab, SlabObserver};
+use super::slab::{PinLimit, PinnedSlab, SlabObserver};
 use super::slabs::{Piece, SlabGrowth, Slabs};
 use super::{PinnedError, UNIT_BYTES};
 
@@ -32,6 +32,7 @@ pub(super) struct Shared<D: Device> {
     pub(super) device: Arc<D>,
     pub(super) timeline: Arc<Timeline>,
     pub(super) observer: Option<Arc<dyn SlabObserver>>,
+    pub(super) limit: OnceLock<Arc<dyn PinLimit>>,
     pub(super) state: Mutex<PoolState<D>>,
     /// Held while slabs are pinned, or unpinned under pressure: other requests wait for the result. Taken
     /// before `state`; frees never take it.
@@ -50,7 +51,7 @@ impl<D: Device> Shared<D> {
         &self,
         units: u32,
         is_bounce: bool,
-    ) -> Result<Option<PinnedBuffer>, DeviceError> {
+    ) -> Result<Option<PinnedBuffer>, PinnedError> {
         let (growth, unpinned) = {
             let mut state = self.state();
             let Some(growth) = state.slabs.grow(units, is_bounce) else { return Ok(None) };
@@ -58,6 +59,7 @@ impl<D: Device> Shared<D> {
             (growth, unpinned)
         };
         drop(unpinned);
+        let growth = if is_bounce { growth } else { self.within_limit(growth, units)? };
         let (growth, pinned) = match self.pin(growth.units) {
             Err(refused) => self.pin_least(growth, units, refused),
             pinned => (growth, pinned),
@@ -67,6 +69,31 @@ impl<D: Device> Shared<D> {
         state.background_error = None;
         let piece = state.slabs.take_grown(slot, units);
         Ok(piece.map(|piece| self.buffer(&state, piece)))
+    }
+
+    /// Returns `growth` if the limit allows it, or only what the request needs, with all idle slabs unpinned.
+    fn within_limit(&self, growth: SlabGrowth, units: u32) -> Result<SlabGrowth, PinnedError> {
+        if self.may_pin(growth.units) {
+            return Ok(growth);
+        }
+        let (least, unpinned) = {
+            let mut state = self.state();
+            let least = state.slabs.shrink(&growth, units);
+            let unpinned = state.take_memory(&least.given_up);
+            (least, unpinned)
+        };
+        drop(unpinned);
+        if self.may_pin(least.units) {
+            return Ok(least);
+        }
+        self.state().slabs.not_grown(&least);
+        Err(self.limited(units))
+    }
+
+    fn may_pin(&self, units: u32) -> bool {
+        let Some(limit) = self.limit.get() else { return true };
+        let pinned_bytes = to_bytes(self.state().slabs.figures().pinned);
+        limit.may_pin(pinned_bytes, to_bytes(units.into()))
     }
 
     /// Adds the pinned memory of `growth`. At the limit of ranges it is unpinned, without the lock: the
@@ -129,13 +156,27 @@ impl<D: Device> Shared<D> {
         };
         drop(unpinned);
         let Some(growth) = growth else { return };
-        match self.pin(growth.units) {
+        let pinned = match self.may_pin(growth.units) {
+            true => self.pin(growth.units).map_err(PinnedError::from),
+            false => Err(self.limited(growth.units)),
+        };
+        match pinned {
             Ok(memory) => drop(self.keep(&growth, memory)),
             Err(error) => {
                 let mut state = self.state();
                 state.slabs.not_grown(&growth);
-                state.background_error = Some(error.into());
+                state.background_error = Some(error);
             }
+        }
+    }
+
+    /// The error of a request that the limit refuses: what is in buffers is all that there may be now.
+    fn limited(&self, units: u32) -> PinnedError {
+        match self.full(units) {
+            PinnedError::Full { asked_bytes, used_bytes, pinned_bytes, .. } => {
+                PinnedError::Full { asked_bytes, used_bytes, pinned_bytes, cap_bytes: used_bytes }
+            }
+            other => other,
         }
     }
 
@@ -178,7 +219,7 @@ pub(super) fn to_bytes(units: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{OnceLock, Weak};
+    use std::sync::Weak;
 
     use dormouse_device::host::{HostConfig, HostDevice};
 
@@ -218,6 +259,7 @@ mod tests {
             device,
             timeline: Arc::new(Timeline::new(64)),
             observer: Some(Arc::clone(&watching) as Arc<dyn SlabObserver>),
+            limit: OnceLock::new(),
             state: Mutex::new(state),
             slow: Mutex::new(()),
             has_work: AtomicBool::new(false),

@@ -207,6 +207,8 @@ impl<D: Device> Engine<D> {
         };
         let (on, watched) = (Arc::clone(&device), Arc::clone(&timeline));
         let host = host_pool::open(on, watched, config.host_bytes_max, nvme.as_ref())?;
+        let tuning = tuning::Tuning::new(&config, queue_depth);
+        tuning.host_limit().into_iter().for_each(|limit| host.limit_by(limit));
         if let Some(nvme) = &nvme {
             let timeline = Arc::clone(&timeline);
             nvme.on_note(move |note| timeline.instant(Lane::Notice, timeline.intern(note), 0));
@@ -218,7 +220,7 @@ impl<D: Device> Engine<D> {
             is_direct: device.kind() == DeviceKind::Host && config.route == Route::Auto,
             device,
             allocator,
-            tuning: tuning::Tuning::new(&config, queue_depth),
+            tuning,
             config,
             timeline,
             names,

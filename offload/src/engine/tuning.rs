@@ -1,14 +1,16 @@
 //! Settings that nobody has set, revised from what was measured. The rules are `residency::tune`'s.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use dormouse_alloc::pinned::PinLimit;
 use dormouse_device::Device;
 use dormouse_residency::tune::{self, Chosen, Steady, Step};
 use dormouse_storage::sync::{Mutex, lock};
 use dormouse_storage::{CHUNK_BYTES, IoEngine, Nvme, NvmeConfig, NvmeError, Rates};
 
 use super::Engine;
-use crate::config::{Automatic, EngineConfig, WINDOW_LAYERS_MAX};
+use crate::config::{Automatic, AvailableMemory, EngineConfig, WINDOW_LAYERS_MAX};
 
 /// The limit of the host tier changes by more than this part of it, or stays.
 const HOST_BAND_DIVISOR: u64 = 8;
@@ -26,12 +28,35 @@ pub struct Revised {
     pub queue_depth: Option<Chosen>,
 }
 
+/// While the limit of the host tier is automatic, memory is pinned only within the limit that the memory available by then
+/// gives: others may have taken it since the limit was chosen.
+#[derive(Debug)]
+struct HostLimit {
+    memory: Arc<dyn AvailableMemory>,
+    is_set: Arc<AtomicBool>,
+}
+
+impl PinLimit for HostLimit {
+    fn may_pin(&self, pinned_bytes: u64, more_bytes: u64) -> bool {
+        // Relaxed: the value before serves as well.
+        if self.is_set.load(Ordering::Relaxed) {
+            return true;
+        }
+        let Some(available_bytes) = self.memory.available_bytes() else { return true };
+        // Neither an allocation nor an event: the pool is locked.
+        let limit_bytes = tune::host_limit_bytes(available_bytes, pinned_bytes);
+        pinned_bytes.saturating_add(more_bytes) <= limit_bytes
+    }
+}
+
 /// The values in effect.
 #[derive(Debug)]
 pub(super) struct Tuning {
     automatic: Automatic,
     inflight_bytes_max: AtomicU64,
     window_layers: AtomicU32,
+    /// Whether a caller has set the limit of the host tier.
+    is_host_set: Arc<AtomicBool>,
     state: Mutex<State>,
 }
 
@@ -102,6 +127,7 @@ impl Tuning {
             automatic: config.automatic.clone(),
             inflight_bytes_max: AtomicU64::new(config.inflight_bytes_max),
             window_layers: AtomicU32::new(config.wake_window_layers),
+            is_host_set: Arc::default(),
             state: Mutex::new(state),
         }
     }
@@ -112,8 +138,15 @@ impl Tuning {
         self.inflight_bytes_max.load(Ordering::Relaxed)
     }
 
+    /// Returns what limits the memory of the host tier beside its limit in bytes, if that is automatic.
+    pub(super) fn host_limit(&self) -> Option<Arc<dyn PinLimit>> {
+        let memory = self.automatic.memory.clone().filter(|_| self.automatic.host_bytes)?;
+        Some(Arc::new(HostLimit { memory, is_set: Arc::clone(&self.is_host_set) }))
+    }
+
     /// Notes that a caller sets the limit of the host tier, which then stays.
     pub(super) fn set_host_bytes(&self, bytes: u64) {
+        self.is_host_set.store(true, Ordering::Relaxed);
         let mut state = lock(&self.state);
         state.set_host_bytes = Some(bytes);
         state.revised.host_bytes = None;

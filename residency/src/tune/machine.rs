@@ -133,7 +133,18 @@ pub fn host_bytes(memory_bytes: u64, available_bytes: Option<u64>, held_bytes: u
             format!("{} held, and half of the {available} that is available", units::bytes(held))
         }
     };
-    Chosen::new(bytes.min(most_bytes).max(held_bytes).min(HOST_BYTES_MAX), reason)
+    Chosen::new(host_limit_bytes(available_bytes, held_bytes), reason)
+}
+
+/// Returns the value of [`host_bytes`] where the available memory is known. Allocates nothing.
+#[must_use]
+pub const fn host_limit_bytes(available_bytes: u64, held_bytes: u64) -> u64 {
+    let room_bytes = held_bytes.saturating_add(available_bytes);
+    let most_bytes = room_bytes - room_bytes / LEFT_DIVISOR;
+    let bytes = held_bytes.saturating_add(available_bytes / AVAILABLE_DIVISOR);
+    let bytes = if bytes < most_bytes { bytes } else { most_bytes };
+    let bytes = if bytes > held_bytes { bytes } else { held_bytes };
+    if bytes < HOST_BYTES_MAX { bytes } else { HOST_BYTES_MAX }
 }
 
 /// Returns the number of I/O threads. `None`: there is no file tier.

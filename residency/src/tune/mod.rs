@@ -16,7 +16,7 @@ mod tests;
 pub use chosen::Chosen;
 pub use machine::{
     Disk, DiskIo, FILE_ATTEMPTS_MAX, FILE_BYTES_START, FileSize, IO_THREADS_MAX, IO_THREADS_MIN,
-    QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, file_bytes, host_bytes, io_threads,
+    QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, file_bytes, host_bytes, host_limit_bytes, io_threads,
     less_file_bytes, queue_depth,
 };
 pub use steady::{FALL_STEPS, Steady};

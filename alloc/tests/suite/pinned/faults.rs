@@ -1,6 +1,8 @@
 //! A device that refuses to pin at each call, and behaviour that the engine relies on.
 
-use dormouse_alloc::pinned::{PinMode, PinnedError};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dormouse_alloc::pinned::{PinLimit, PinMode, PinnedError};
 use dormouse_device::Operation;
 
 use super::*;
@@ -140,4 +142,40 @@ fn invalid_settings_are_refused() {
     let refused = PinnedPool::new(Arc::new(host), config, Arc::new(Timeline::new(64)), None);
     let text = refused.unwrap_err().to_string();
     assert_eq!(text, "prepares is 1; accepted: 0 without keeps");
+}
+
+/// Memory that may be pinned, as a test says.
+#[derive(Debug, Default)]
+struct Room(AtomicU64);
+
+impl PinLimit for Room {
+    fn may_pin(&self, pinned_bytes: u64, more_bytes: u64) -> bool {
+        pinned_bytes + more_bytes <= self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_limit_is_asked_before_a_slab_is_pinned() {
+    let (_, pool) = pool(64 * MIB);
+    let room = Arc::new(Room::default());
+    pool.limit_by(Arc::<Room>::clone(&room));
+    let full = |bytes: usize| match pool.allocate(bytes, PinMode::Now) {
+        Err(PinnedError::Full { cap_bytes, .. }) => cap_bytes,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((full(MIB), pool.usage().pinned_bytes), (0, 0));
+    let bounce = pool.allocate(MIB, PinMode::Bounce).unwrap();
+    assert!(pool.usage().pinned_bytes >= MIB as u64);
+    pool.free(bounce).unwrap();
+    // Idle slabs are unpinned for it.
+    room.0.store(8 * MIB as u64, Ordering::Relaxed);
+    let first = pool.allocate(8 * MIB, PinMode::Now).unwrap();
+    assert_eq!((pool.usage().pinned_bytes, full(MIB)), (8 * MIB as u64, 8 * MIB as u64));
+    // Memory that is pinned serves again, whatever there is.
+    room.0.store(0, Ordering::Relaxed);
+    pool.free(first).unwrap();
+    let again = pool.allocate(8 * MIB, PinMode::Now).unwrap();
+    pool.free(again).unwrap();
+    pool.set_cap(0);
+    assert_eq!(pool.usage().pinned_bytes, 0);
 }

@@ -73,6 +73,37 @@ fn the_host_tier_takes_memory_when_it_is_full_and_memory_is_there() {
     fixture.assert_empty();
 }
 
+/// Half of 100 MiB was the limit when the engine was made. Then another program took the memory.
+#[test]
+fn the_host_tier_takes_no_memory_that_is_gone() {
+    const BYTES: usize = 40 * MIB;
+    let memory = Arc::new(Memory(AtomicU64::new(100 * MIB as u64)));
+    let config = EngineConfig { host_bytes_max: 50 * MIB as u64, ..automatic(&memory) };
+    let fixture = Plan { config, ..Plan::default() }.via_host().build();
+    let (id, address) = fixture.region(BYTES, 1);
+    let sleep = || {
+        let outcome = fixture.engine.sleep(&[id], Tier::Host, &[]).unwrap();
+        fixture.engine.wait_settled(&[id]).unwrap();
+        outcome
+    };
+    memory.0.store(MIB as u64, Ordering::Relaxed);
+    let outcome = sleep();
+    assert_eq!((outcome.declined_bytes, fixture.host_used()), (BYTES as u64, 0), "{outcome:?}");
+    memory.0.store(100 * MIB as u64, Ordering::Relaxed);
+    assert_eq!(sleep().accepted_bytes, BYTES as u64);
+    assert_eq!(fixture.state(id), RegionState::Host);
+    fixture.engine.wait_awake(&[id]).unwrap();
+    fixture.engine.wait_for_hosts(&[id]).unwrap();
+    // What a caller has set is not asked about.
+    memory.0.store(0, Ordering::Relaxed);
+    fixture.engine.set_tier_budget(Tier::Host, 50 * MIB as u64).unwrap();
+    assert_eq!(sleep().accepted_bytes, BYTES as u64);
+    fixture.engine.wait_awake(&[id]).unwrap();
+    assert!(holds(address, BYTES, 1));
+    fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
+}
+
 #[test]
 fn more_may_fall_asleep_over_faster_links() {
     let memory = Arc::new(Memory(AtomicU64::new(1 << 40)));
