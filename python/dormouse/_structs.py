@@ -27,7 +27,7 @@ NAME_BYTES = 64
 TEXT_BYTES = 512
 
 OK, DECLINED, PARTIAL, END = 0, 2, 3, 4
-ERR_ARGUMENT = -102
+ERR_ARGUMENT, ERR_BUSY = -102, -502
 
 DEVICES = {"host": 1, "cuda": 2}
 FORMATS = {"pftrace": 1, "html": 2}

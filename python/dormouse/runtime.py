@@ -20,13 +20,32 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _native as native
-from .errors import DormouseError
+from .errors import DormouseError, StateError
 
 if TYPE_CHECKING:
     from .schedule import Plan
 
 # Of a path that the library returns.
 _PATH_BYTES_MAX = 4096
+
+# Handles of runtimes that were collected while tags, prefixes or stash ids of theirs existed: in
+# one cycle of references the runtime may be finalized first. Few: a device has at most one.
+_left_runtimes: list[ctypes.c_void_p] = []
+
+
+def destroy_left_runtimes() -> None:
+    """Destroys the collected runtimes of which nothing exists any more. Any-thread."""
+    for _ in range(len(_left_runtimes)):
+        try:
+            # Taken off the list first: another thread may do the same.
+            handle = _left_runtimes.pop(0)
+        except IndexError:
+            return
+        if native.library().dormouse_runtime_destroy(handle) == native.ERR_BUSY:
+            _left_runtimes.append(handle)
+        else:
+            # The finalized object has the same handle.
+            handle.value = None
 
 
 class _Handle:
@@ -42,7 +61,8 @@ class _Handle:
         try:
             self.close()
         except DormouseError:
-            # The error in flight is more specific; collection tries again.
+            # The error in flight is more specific. Collection tries again; a runtime that is then
+            # still in use is destroyed after what uses it.
             if error is None:
                 raise
 
@@ -56,6 +76,7 @@ class _Handle:
         if self._handle:
             native.call(self._destroy, self._handle)
         self._handle = None
+        destroy_left_runtimes()
 
 
 class Runtime(_Handle):
@@ -109,7 +130,18 @@ class Runtime(_Handle):
             checksum=0 if checksum is None else (1 if checksum else -1),
         )
         self.device = torch.device("cpu") if device == "host" else torch.device(device, ordinal)
+        destroy_left_runtimes()
         native.create(self, "runtime_create", ctypes.byref(options))
+
+    def __del__(self, suppress=contextlib.suppress):
+        # At interpreter exit the library and this module's names may be gone already.
+        with suppress(Exception):
+            try:
+                self.close()
+            except StateError as error:
+                # No finalizer runs twice.
+                if error.status == native.ERR_BUSY:
+                    _left_runtimes.append(self._handle)
 
     def stream(self) -> int | None:
         """Returns this thread's current CUDA stream of the device; None on the host."""

@@ -81,7 +81,7 @@ def test_constants_are_the_headers():
     assert constant("MERGE_ON_GPU") == native.MERGE_ON_GPU
     assert constant("STATS_RESET_PEAKS") == native.STATS_RESET_PEAKS
     assert constant("STATS_BEGIN_INTERVAL") == native.STATS_BEGIN_INTERVAL
-    for name in ("OK", "DECLINED", "PARTIAL", "ERR_ARGUMENT"):
+    for name in ("OK", "DECLINED", "PARTIAL", "ERR_ARGUMENT", "ERR_BUSY"):
         assert constant(name) == getattr(native, name), name
     short = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
     for name, code in native.DTYPES.items():

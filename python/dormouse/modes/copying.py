@@ -25,7 +25,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _native as native
 from ..errors import MemoryTierError, StateError
-from ..runtime import Runtime
+from ..runtime import Runtime, destroy_left_runtimes
 
 # Default of ``min_bytes``: moving smaller storages costs more time than their memory is worth.
 MIN_BYTES = 1 << 20
@@ -91,6 +91,7 @@ class _Copy:
         with suppress(Exception):
             if self._id.value:
                 native.call("stash_drop", self._runtime._handle, self._id.value)
+                destroy_left_runtimes()
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether this copy has the bytes of ``tensor``, which has the same identities."""
