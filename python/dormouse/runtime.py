@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _native as native
-from .errors import DormouseError, StateError
+from .errors import DormouseError, StateError, StorageError
 
 if TYPE_CHECKING:
     from .schedule import Plan
@@ -372,6 +372,19 @@ class Prefix(_Handle):
         self._gradients: dict[tuple[int, int], tuple[int, int, torch.dtype]] = {}
         plan_handle = None if plan is None else plan._handle
         native.create(self, "prefix_create", runtime._handle, plan_handle, prefix_id, layers)
+
+    def close(self) -> None:
+        """Destroys the prefix. Idempotent.
+
+        Raises :class:`StorageError` if memory could not be woken. The prefix is destroyed all the
+        same; that memory stays asleep.
+        """
+        try:
+            super().close()
+        except StorageError:
+            self._handle = None
+            destroy_left_runtimes()
+            raise
 
     @property
     def runtime(self) -> Runtime:
