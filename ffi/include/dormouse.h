@@ -1680,7 +1680,8 @@ dormouse_status_t dormouse_tag_leave(struct dormouse_tag_t *tag);
 /// Adds the existing block that contains `[ptr, ptr + bytes)` to the tag. Only pages that the block
 /// does not share with another block can sleep. A host block, and a GPU block allocated inside a tag
 /// or a layer, shares no page; another GPU block can share its first and last page. A block without
-/// a page of its own stays awake.
+/// a page of its own stays awake. Memory that is registered with NCCL or exported by CUDA IPC must not be
+/// added, nor belong to a tag or a layer that sleeps; nothing checks it.
 ///
 /// Any-thread. Does not change the ownership of the memory. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `ARGUMENT` if the range exceeds the block, `NOT_OURS`, `BUSY` if the block belongs to a prefix or
@@ -1693,6 +1694,9 @@ dormouse_status_t dormouse_tag_add(struct dormouse_tag_t *tag,
 /// addresses stay reserved, and the pages are returned to the system or the driver. On the host device
 /// an access to sleeping memory wakes it; with `DORMOUSE_OFFLOAD_STRAY=stop` it ends the process. On a
 /// GPU it destroys the CUDA context. Memory that is written during the call stays awake.
+///
+/// The copies wait for the work queued on `stream`, on the streams that the memory was allocated for, and on those that
+/// `dormouse_mem_record_stream` named. Work of other streams on the memory must be complete.
 ///
 /// Any-thread. Blocks. Returns `DORMOUSE_OK` if all of the memory sleeps, `DORMOUSE_PARTIAL` if a
 /// part of it sleeps and the rest is awake, and `DORMOUSE_DECLINED` if all of it is awake. The
@@ -1926,6 +1930,9 @@ dormouse_status_t dormouse_prefix_destroy(struct dormouse_prefix_t *prefix);
 /// Enters phase A, B or C (`DORMOUSE_PHASE_*`), in this order. Entering B also puts the last layers
 /// to sleep. Entering C starts the wake of the last layers.
 ///
+/// `stream` is the stream that runs the phases: copies out wait for the work queued on it. Work of other streams on
+/// dormant memory must be complete, or `dormouse_mem_record_stream` must name them.
+///
 /// Exclusive. Errors: `NULL`, `HANDLE`, `STALE`, `BUSY`, `ARGUMENT` for an unknown phase, `STATE` for a
 /// repeated or skipped phase.
 dormouse_status_t dormouse_prefix_enter_phase(struct dormouse_prefix_t *prefix,
@@ -1935,7 +1942,8 @@ dormouse_status_t dormouse_prefix_enter_phase(struct dormouse_prefix_t *prefix,
 /// Marks the begin or end of a layer's forward or backward (`DORMOUSE_EDGE_*`). Between
 /// `FORWARD_BEGIN` and `FORWARD_END`, blocks that the calling thread allocates on the runtime's device
 /// belong to the layer. After `FORWARD_END`, the layer below can fall asleep. `BACKWARD_BEGIN` blocks
-/// until the layer and the one below are awake.
+/// until the layer and the one below are awake; on a GPU work that is queued on `stream` afterwards finds
+/// them awake. `stream` is as of `dormouse_prefix_enter_phase`.
 ///
 /// Exclusive; the forward marks of one layer come from one thread. Errors: `NULL`, `HANDLE`, `STALE`,
 /// `BUSY`, `ARGUMENT` for an unknown edge or layer, `STATE` for a mark out of order, and
