@@ -1080,7 +1080,7 @@ typedef struct dormouse_history_options_t {
     uint64_t budget_bytes;
     /// `DORMOUSE_WEIGHING_*`.
     int32_t weighing;
-    /// 0.
+    /// Must be zero.
     uint32_t reserved;
     /// Directory of the saved history, which no other process may use meanwhile. A history that is there is loaded.
     /// NULL: nothing is saved.
@@ -1097,7 +1097,7 @@ typedef struct dormouse_tokens_t {
     uint64_t count;
     /// 4: `int32_t`; 8: `int64_t`.
     uint32_t id_bytes;
-    /// 0.
+    /// Must be zero.
     uint32_t reserved;
 } dormouse_tokens_t;
 
@@ -1140,7 +1140,7 @@ typedef struct dormouse_draft_t {
     uint32_t matched_tokens;
     /// In, for `dormouse_history_feedback`: how many of the drafted tokens were accepted.
     uint32_t accepted;
-    /// 0.
+    /// Must be zero.
     uint32_t reserved;
 } dormouse_draft_t;
 
@@ -1190,7 +1190,7 @@ typedef struct dormouse_dialogue_options_t {
     /// 1: a record does not wait for the disk. The death of the process loses nothing, that of the machine perhaps the
     /// last seconds.
     uint32_t unsynced;
-    /// 0.
+    /// Must be zero.
     uint32_t reserved;
 } dormouse_dialogue_options_t;
 
@@ -1244,7 +1244,7 @@ typedef struct dormouse_found_t {
     float relevance;
     /// exp(−age / decay), 1 for an entry of a later time.
     float recency;
-    /// 0.
+    /// Reserved; ignore the value.
     uint32_t reserved;
 } dormouse_found_t;
 

@@ -6,6 +6,7 @@
 //! - **B4** Results are written only on success.
 
 use std::ffi::{c_char, c_void};
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
@@ -337,6 +338,14 @@ pub(crate) fn check_flags(flags: u64, known: u64, name: &str, names: &str) -> Re
         return Ok(());
     }
     Err(Fault::argument(format!("{name} is {flags:#x}; accepted: 0, {names} (mask {known:#x})")))
+}
+
+/// Refuses the value of a reserved field that is not zero: a later release can give it a meaning.
+pub(crate) fn check_reserved(value: u32, name: impl Display) -> Result<(), Fault> {
+    if value == 0 {
+        return Ok(());
+    }
+    Err(Fault::argument(format!("{name} is {value}; accepted: 0")))
 }
 
 /// A checked pointer to a result.

@@ -3,7 +3,7 @@
 use dormouse_schedule::{Loss, Machine, ModelShape, PlanOptions, Scoring, Span};
 
 use crate::abi::c;
-use crate::boundary::{In, check_flags, usize_of};
+use crate::boundary::{In, check_flags, check_reserved, usize_of};
 use crate::fault::Fault;
 
 /// Copies the options of a plan of `sequences` sequences.
@@ -20,10 +20,7 @@ pub(crate) unsafe fn read(
         | c::DORMOUSE_PLAN_ALWAYS_SHARE
         | c::DORMOUSE_PLAN_RUNTIME_RESIDENCY;
     check_flags(it.flags, known, "options.flags", "DORMOUSE_PLAN_*")?;
-    if it.reserved != 0 {
-        let seen = it.reserved;
-        return Err(Fault::argument(format!("options.reserved is {seen}; accepted: 0")));
-    }
+    check_reserved(it.reserved, "options.reserved")?;
     // Checked before an allocation of that size.
     if it.sequence_count != sequences as u64 {
         let seen = it.sequence_count;
@@ -31,6 +28,8 @@ pub(crate) unsafe fn read(
             "options.sequence_count is {seen}; accepted: {sequences}, the forest's"
         )));
     }
+    // SAFETY: as above.
+    let model = model(&unsafe { In::structure(it.model, "options.model") }?)?;
     let flag = |flag: u64| it.flags & flag != 0;
     let mut options = PlanOptions {
         vocab: it.vocab,
@@ -42,8 +41,7 @@ pub(crate) unsafe fn read(
         host_bytes: it.host_bytes,
         always_share: flag(c::DORMOUSE_PLAN_ALWAYS_SHARE),
         runtime_residency: flag(c::DORMOUSE_PLAN_RUNTIME_RESIDENCY),
-        // SAFETY: as above.
-        model: model(&unsafe { In::structure(it.model, "options.model") }?),
+        model,
         machine: None,
     };
     if !it.machine.is_null() {
@@ -93,8 +91,9 @@ unsafe fn scoring(
     Ok((0..sequences).map(|at| Scoring { loss: loss(at), weight: weight(at) }).collect())
 }
 
-fn model(it: &c::dormouse_model_t) -> ModelShape {
-    ModelShape {
+fn model(it: &c::dormouse_model_t) -> Result<ModelShape, Fault> {
+    check_reserved(it.reserved, "options.model.reserved")?;
+    Ok(ModelShape {
         layers: it.layers,
         heads: it.heads,
         kv_heads: it.kv_heads,
@@ -105,7 +104,7 @@ fn model(it: &c::dormouse_model_t) -> ModelShape {
         last_layer_prefix_weights: it.last_layer_prefix_weights,
         head_weights: it.head_weights,
         saved_bytes_per_token_layer: it.saved_bytes_per_token_layer,
-    }
+    })
 }
 
 fn machine(it: &c::dormouse_machine_t) -> Machine {

@@ -27,6 +27,9 @@ static void refused_options(const char *dir)
     options.entries_max = (1 << 20) + 1;
     RETURNS(dormouse_dialogue_create(&options, &dialogue), DORMOUSE_ERR_ARGUMENT, "entries_max is 1048577");
     options = options_in(dir);
+    options.reserved = 3;
+    RETURNS(dormouse_dialogue_create(&options, &dialogue), DORMOUSE_ERR_ARGUMENT, "options.reserved is 3; accepted: 0");
+    options = options_in(dir);
     OK(dormouse_dialogue_create(&options, &dialogue));
     RETURNS(dormouse_dialogue_create(&options, &second), DORMOUSE_ERR_BUSY, "is in use by process");
     OK(dormouse_dialogue_destroy(dialogue));

@@ -38,6 +38,9 @@ static void refused_options(const char *dir)
     options.cold_bytes = 4096;
     RETURNS(dormouse_history_create(&options, &history), DORMOUSE_ERR_ARGUMENT, "without options.dir");
     options.cold_bytes = 0;
+    options.reserved = 3;
+    RETURNS(dormouse_history_create(&options, &history), DORMOUSE_ERR_ARGUMENT, "options.reserved is 3; accepted: 0");
+    options.reserved = 0;
     options.dir = dir;
     OK(dormouse_history_create(&options, &history));
     dormouse_history_t *second = NULL;
@@ -87,6 +90,11 @@ int main(int argc, char **argv)
     RETURNS(dormouse_history_record(history, rollouts, 3, &recorded), DORMOUSE_ERR_ARGUMENT, "is -7");
     rollouts[0].response.id_bytes = 3;
     RETURNS(dormouse_history_record(history, rollouts, 1, &recorded), DORMOUSE_ERR_ARGUMENT, "id_bytes is 3");
+    rollouts[0].response = narrow(response, RESPONSE);
+    rollouts[0].response.reserved = 3;
+    RETURNS(dormouse_history_record(history, rollouts, 1, &recorded), DORMOUSE_ERR_ARGUMENT,
+            "reserved of response is 3; accepted: 0");
+    rollouts[0].response.reserved = 0;
     RETURNS(dormouse_history_record(history, NULL, 1, &recorded), DORMOUSE_ERR_NULL, "rollouts");
 
     /* A whole response by drafts that are always right: windows of 2, 4, 6 and 8 tokens. */
@@ -125,6 +133,10 @@ int main(int argc, char **argv)
     draft.ids = NULL;
     RETURNS(dormouse_history_draft(history, &draft, 1), DORMOUSE_ERR_NULL, "ids");
     draft.ids = drafted;
+    draft.reserved = 3;
+    RETURNS(dormouse_history_draft(history, &draft, 1), DORMOUSE_ERR_ARGUMENT, "reserved of a draft is 3; accepted: 0");
+    RETURNS(dormouse_history_feedback(history, &draft, 1), DORMOUSE_ERR_ARGUMENT, "reserved of a draft is 3; accepted: 0");
+    draft.reserved = 0;
 
     /* An unknown prompt has no draft. */
     dormouse_draft_t both[2];

@@ -371,6 +371,10 @@ static void plans(void)
     options.sequence_count = UINT32_MAX;
     RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT, "4294967295");
     options.sequence_count = 2;
+    model.reserved = 3;
+    RETURNS(dormouse_plan_create(forest, &options, &plan), DORMOUSE_ERR_ARGUMENT,
+            "options.model.reserved is 3; accepted: 0");
+    model.reserved = 0;
     RETURNS(dormouse_plan_create(forest, NULL, &plan), DORMOUSE_ERR_NULL, "options");
     EXPECT(plan == NULL);
 
@@ -428,6 +432,11 @@ static void kernels(void)
     RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "flags");
     args.flags = DORMOUSE_MERGE_ON_GPU;
     RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT, "GPU's heap");
+    args.flags = 0;
+    args.reserved = 3;
+    RETURNS(dormouse_kernel_merge_lse(&args, NULL), DORMOUSE_ERR_ARGUMENT,
+            "args.reserved is 3; accepted: 0");
+    args.reserved = 0;
     args.flags = 0;
     OK(dormouse_kernel_merge_lse(&args, NULL));
     EXPECT(out[0] > 1.9999f && out[0] < 2.0001f && lse[0] > 0.693f && lse[0] < 0.694f);

@@ -8,7 +8,7 @@ use dormouse_history::dialogue::{Entry, Found, NewEntry};
 use dormouse_history::{Dialogue, DialogueOptions};
 
 use super::c::*;
-use crate::boundary::{Elements, In, Out, enter, usize_of};
+use crate::boundary::{Elements, In, Out, check_reserved, enter, usize_of};
 use crate::fault::Fault;
 use crate::handles::{Kind, Table};
 use crate::status::{DORMOUSE_ERR_LIMIT, dormouse_status_t};
@@ -34,6 +34,7 @@ pub unsafe extern "C" fn dormouse_dialogue_create(
         let (out, it) = unsafe {
             (Out::new(dialogue_out, "dialogue_out")?, In::structure(options, "options")?)
         };
+        check_reserved(it.reserved, "options.reserved")?;
         // SAFETY: as above.
         let dir = unsafe { In::optional_text(it.dir, "options.dir") }?.map(PathBuf::from);
         let defaults = DialogueOptions::of_dimension(it.dimension as usize);

@@ -36,7 +36,7 @@ pub struct dormouse_dialogue_options_t {
     /// 1: a record does not wait for the disk. The death of the process loses nothing, that of the machine perhaps the
     /// last seconds.
     pub unsynced: u32,
-    /// 0.
+    /// Must be zero.
     pub reserved: u32,
 }
 
@@ -98,7 +98,7 @@ pub struct dormouse_found_t {
     pub relevance: f32,
     /// exp(−age / decay), 1 for an entry of a later time.
     pub recency: f32,
-    /// 0.
+    /// Reserved; ignore the value.
     pub reserved: u32,
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use dormouse_kernels::{DType, Empty, LogBase, MergeArgs, cpu};
 
 use super::c::*;
-use crate::boundary::{In, RawStream, check_flags, enter, usize_of};
+use crate::boundary::{In, RawStream, check_flags, check_reserved, enter, usize_of};
 use crate::fault::Fault;
 use crate::heap::Heap;
 use crate::status::dormouse_status_t;
@@ -40,6 +40,7 @@ unsafe fn run(args: *const dormouse_merge_args_t, stream: RawStream) -> Result<(
     let args = unsafe { In::structure(args, "args") }?;
     let known = DORMOUSE_MERGE_LOG2 | DORMOUSE_MERGE_PLUS_INFINITY_IS_EMPTY | DORMOUSE_MERGE_ON_GPU;
     check_flags(args.flags, known, "args.flags", "DORMOUSE_MERGE_*")?;
+    check_reserved(args.reserved, "args.reserved")?;
     let is_set = |flag: u64| args.flags & flag != 0;
     let gpu = Heap::gpu_around(args.out.addr());
     if gpu.is_none() && is_set(DORMOUSE_MERGE_ON_GPU) {

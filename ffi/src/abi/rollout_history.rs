@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dormouse_history::{CONTEXT_TOKENS, Digest, History, HistoryDir, Options, Weighing, Window};
 
 use super::c::*;
-use crate::boundary::{In, Out, enter, usize_of};
+use crate::boundary::{In, Out, check_reserved, enter, usize_of};
 use crate::fault::Fault;
 use crate::handles::{Kind, Table};
 use crate::ids::Ids;
@@ -40,6 +40,7 @@ pub unsafe extern "C" fn dormouse_history_create(
         // SAFETY: the caller's promise (module docs), here and below.
         let (out, it) =
             unsafe { (Out::new(history_out, "history_out")?, In::structure(options, "options")?) };
+        check_reserved(it.reserved, "options.reserved")?;
         let weighing = match it.weighing {
             DORMOUSE_WEIGHING_REWARD => Weighing::Reward,
             DORMOUSE_WEIGHING_COUNT => Weighing::Count,
@@ -157,6 +158,7 @@ pub unsafe extern "C" fn dormouse_history_draft(
         let vocab = found.history.options().vocab;
         let mut made = Vec::with_capacity(all.len());
         for it in all {
+            check_reserved(it.reserved, "reserved of a draft")?;
             let window = window(it);
             let most = window.tokens().min(it.capacity) as usize;
             if most > 0 && it.ids.is_null() {
@@ -198,6 +200,7 @@ pub unsafe extern "C" fn dormouse_history_feedback(
         let all = unsafe { In::slice(drafts.cast_const(), usize_of(count, "count")?, "drafts") }?;
         let found = HISTORIES.get(history)?;
         for it in all {
+            check_reserved(it.reserved, "reserved of a draft")?;
             if it.accepted > it.count {
                 return Err(Fault::argument(format!(
                     "accepted is {}; accepted: at most {}, the drafted tokens",
@@ -328,6 +331,7 @@ unsafe fn last_tokens(
     vocab: u32,
     name: &'static str,
 ) -> Result<Vec<u32>, Fault> {
+    check_reserved(it.reserved, format_args!("reserved of {name}"))?;
     // SAFETY: the caller's contract.
     let ids = unsafe { Ids::new(it.ids, it.id_bytes, it.count, name) }?;
     Ok(ids.last_below(most, vocab, name)?)

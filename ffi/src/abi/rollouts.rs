@@ -28,7 +28,7 @@ pub struct dormouse_history_options_t {
     pub budget_bytes: u64,
     /// `DORMOUSE_WEIGHING_*`.
     pub weighing: i32,
-    /// 0.
+    /// Must be zero.
     pub reserved: u32,
     /// Directory of the saved history, which no other process may use meanwhile. A history that is there is loaded.
     /// NULL: nothing is saved.
@@ -47,7 +47,7 @@ pub struct dormouse_tokens_t {
     pub count: u64,
     /// 4: `int32_t`; 8: `int64_t`.
     pub id_bytes: u32,
-    /// 0.
+    /// Must be zero.
     pub reserved: u32,
 }
 
@@ -96,7 +96,7 @@ pub struct dormouse_draft_t {
     pub matched_tokens: u32,
     /// In, for `dormouse_history_feedback`: how many of the drafted tokens were accepted.
     pub accepted: u32,
-    /// 0.
+    /// Must be zero.
     pub reserved: u32,
 }
 

@@ -13,7 +13,7 @@ use dormouse_storage::{IoEngine, NvmeConfig};
 use super::report::figures_of;
 use super::{Makers, RUNTIMES, Runtime};
 use crate::abi::c;
-use crate::boundary::In;
+use crate::boundary::{In, check_reserved};
 use crate::fault::Fault;
 use crate::heap::{Heap, HeapEngine, symbols};
 use crate::live::{self, Publisher};
@@ -40,10 +40,7 @@ impl Options {
         }
         // SAFETY: the caller's contract.
         let options = unsafe { In::structure(pointer, "options") }?;
-        if options.reserved != 0 {
-            let seen = options.reserved;
-            return Err(Fault::argument(format!("options.reserved is {seen}; accepted: 0")));
-        }
+        check_reserved(options.reserved, "options.reserved")?;
         (read.kind, read.ordinal) = device(options.device_kind, options.device_ordinal)?;
         let budget = match read.kind {
             DeviceKind::Host => Key::CpuBudget,
