@@ -2070,7 +2070,8 @@ dormouse_status_t dormouse_history_record(struct dormouse_history_t *history,
 /// without responses, and an end that matches nowhere, have 0 tokens.
 ///
 /// Any-thread, with other arrays; records and cold prompts wait for each other. The caller owns the arrays. Errors:
-/// `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an id outside the vocabulary. On an error no draft is changed.
+/// `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an id outside the vocabulary or `ids` that are not aligned. On an error no
+/// draft is changed.
 dormouse_status_t dormouse_history_draft(struct dormouse_history_t *history,
                                          struct dormouse_draft_t *drafts,
                                          uint64_t count);

@@ -138,6 +138,21 @@ int main(int argc, char **argv)
     RETURNS(dormouse_history_feedback(history, &draft, 1), DORMOUSE_ERR_ARGUMENT, "reserved of a draft is 3; accepted: 0");
     draft.reserved = 0;
 
+    /* No draft is changed where the ids of one are not aligned. */
+    int32_t untouched[ROOM + 1];
+    memset(untouched, 0x5a, sizeof untouched);
+    dormouse_draft_t odd[2];
+    odd[0] = odd[1] = draft;
+    odd[0].count = odd[1].count = 7;
+    odd[0].ids = drafted;
+    odd[1].ids = (int32_t *)((char *)untouched + 1);
+    drafted[0] = -1;
+    RETURNS(dormouse_history_draft(history, odd, 2), DORMOUSE_ERR_ARGUMENT, "ids");
+    EXPECT(odd[0].count == 7 && odd[1].count == 7 && drafted[0] == -1);
+    for (size_t byte = 0; byte < sizeof untouched; byte++) {
+        EXPECT(((unsigned char *)untouched)[byte] == 0x5a);
+    }
+
     /* An unknown prompt has no draft. */
     dormouse_draft_t both[2];
     both[0] = both[1] = draft;

@@ -144,7 +144,8 @@ pub unsafe extern "C" fn dormouse_history_record(
 /// without responses, and an end that matches nowhere, have 0 tokens.
 ///
 /// Any-thread, with other arrays; records and cold prompts wait for each other. The caller owns the arrays. Errors:
-/// `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an id outside the vocabulary. On an error no draft is changed.
+/// `NULL`, `HANDLE`, `STALE`, `ARGUMENT` for an id outside the vocabulary or `ids` that are not aligned. On an error no
+/// draft is changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_history_draft(
     history: *mut dormouse_history_t,
@@ -161,8 +162,9 @@ pub unsafe extern "C" fn dormouse_history_draft(
             check_reserved(it.reserved, "reserved of a draft")?;
             let window = window(it);
             let most = window.tokens().min(it.capacity) as usize;
-            if most > 0 && it.ids.is_null() {
-                return Err(Fault::null("ids"));
+            if most > 0 {
+                // SAFETY: as above: writable; NULL and misaligned are refused.
+                unsafe { Out::new(it.ids, "ids") }?;
             }
             // SAFETY: as above, for what each draft points to.
             let end = unsafe { last_tokens(&it.end, CONTEXT_TOKENS, vocab, "end") }?;
@@ -173,7 +175,7 @@ pub unsafe extern "C" fn dormouse_history_draft(
             // SAFETY: as above: writable, and `index` is below `count`.
             let it = unsafe { &mut *drafts.add(index) };
             for (place, id) in draft.tokens.iter().enumerate() {
-                // SAFETY: as above: `ids` has `capacity` elements, and the draft at most as many.
+                // SAFETY: as above: `ids` has `capacity` elements, and the draft at most as many. They are aligned.
                 unsafe { it.ids.add(place).write(id.cast_signed()) };
             }
             it.count = draft.tokens.len() as u32;
