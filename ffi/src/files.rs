@@ -6,6 +6,7 @@
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufWriter, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
@@ -13,10 +14,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fault::Fault;
-use crate::status;
+use crate::{host, status};
 
 /// Limit of the symbolic links that are followed; the kernel's own.
 const LINKS_MAX: u32 = 40;
@@ -232,11 +232,9 @@ fn take_and_rename(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Creates a file of its own in `folder`. It follows no symbolic link that another user planted.
 fn create_aside(folder: &Path) -> io::Result<(File, PathBuf)> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
     let mut last = io::Error::from_raw_os_error(libc::EEXIST);
     for _ in 0..NAME_ATTEMPTS_MAX {
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!(".dormouse-{}-{number}.tmp", std::process::id()));
+        let path = folder.join(aside_name());
         match File::create_new(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
@@ -244,6 +242,15 @@ fn create_aside(folder: &Path) -> io::Result<(File, PathBuf)> {
         }
     }
     Err(last)
+}
+
+/// Returns a name of a file aside. Containers that share the folder have equal pids, and one that was killed leaves its
+/// file: host and pid tell whose it was, the number makes it new.
+fn aside_name() -> String {
+    // Seeded by the system at random, and another one for each call.
+    let number = RandomState::new().build_hasher().finish();
+    let host = host::name().replace('/', "_");
+    format!(".dormouse-{host}-{}-{number:016x}.tmp", std::process::id())
 }
 
 /// Creates a file with the first of `paths` that is free, readable by its owner only.

@@ -47,6 +47,7 @@ mod files;
 mod fork;
 mod handles;
 mod heap;
+mod host;
 mod ids;
 mod live;
 mod log;

@@ -53,6 +53,23 @@ fn a_regular_file_is_replaced_whole_and_keeps_its_permissions() {
     assert_eq!((fs::read_to_string(&path).unwrap().as_str(), count(&folder)), ("second", 1));
 }
 
+/// Each of an earlier process, or of another container, with this pid.
+#[test]
+fn files_that_others_left_aside_take_no_names() {
+    const LEFT: usize = 1024;
+    let folder = folder("left");
+    for number in 0..LEFT {
+        fs::write(folder.join(format!(".dormouse-{}-{number}.tmp", std::process::id())), "")
+            .unwrap();
+    }
+    write(&folder.join("dump"), "text").unwrap();
+    assert_eq!(count(&folder), LEFT + 1);
+    let names: std::collections::HashSet<String> = (0..LEFT).map(|_| aside_name()).collect();
+    assert_eq!(names.len(), LEFT, "no name comes twice");
+    let begin = format!(".dormouse-{}-{}-", host::name(), std::process::id());
+    assert!(names.iter().all(|name| name.starts_with(&begin)), "{names:?}");
+}
+
 #[test]
 fn links_stay_links_and_their_targets_are_replaced() {
     let folder = folder("links");

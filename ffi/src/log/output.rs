@@ -11,7 +11,7 @@ use crossbeam::queue::ArrayQueue;
 use dormouse_storage::OwnFile;
 
 use super::record::Record;
-use crate::files;
+use crate::{files, host};
 
 /// Variables in which launchers set the rank of a process, in order of precedence.
 const RANK_VARIABLES: &[&str] = &["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
@@ -163,7 +163,7 @@ pub(crate) fn read(bytes_max: usize) -> String {
 
 /// Replaces `%h` by the host, `%p` by the pid, `%r` by the rank and `%%` by `%`.
 pub(crate) fn expand_path(path: &Path) -> Result<String, String> {
-    expand(&path.to_string_lossy(), &host(), rank())
+    expand(&path.to_string_lossy(), &host::name(), rank())
 }
 
 fn expand(path: &str, host: &str, rank: Option<u64>) -> Result<String, String> {
@@ -204,12 +204,6 @@ fn rank_from(variable: impl Fn(&str) -> Option<String>) -> Option<u64> {
 fn user() -> Result<u32, String> {
     let of_process = std::fs::metadata("/proc/self");
     of_process.map(|found| found.uid()).map_err(|error| format!("%u is unknown: {error}"))
-}
-
-fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
 }
 
 #[cfg(test)]
