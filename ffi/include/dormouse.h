@@ -1569,7 +1569,8 @@ dormouse_status_t dormouse_runtime_set_budget(struct dormouse_runtime_t *runtime
 /// FIFO and an open file behind `/proc` are written in place; a FIFO that no process reads is an error.
 ///
 /// Any-thread. `runtime` may be NULL for `DORMOUSE_FORMAT_CONFIG`. Errors: `NULL`, `HANDLE`, `STALE`,
-/// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `IO`.
+/// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `OUT_OF_MEMORY` without memory to write it,
+/// `IO`.
 dormouse_status_t dormouse_runtime_dump(struct dormouse_runtime_t *runtime,
                                         int32_t format,
                                         const char *path);
@@ -1579,7 +1580,8 @@ dormouse_status_t dormouse_runtime_dump(struct dormouse_runtime_t *runtime,
 /// length with the NUL. Any number of calls write as many files.
 ///
 /// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` if `capacity` is
-/// below 4097, `CONFIG` if no directory was set when the first runtime was created, `IO`.
+/// below 4097, `CONFIG` if no directory was set when the first runtime was created, `OUT_OF_MEMORY` without memory to
+/// write it, `IO`.
 dormouse_status_t dormouse_runtime_write_dump(struct dormouse_runtime_t *runtime,
                                               char *buffer,
                                               uint64_t capacity,

@@ -49,7 +49,7 @@ use trigger::Trigger;
 pub(crate) use bell::Bell;
 pub(crate) use last::{last, note_written};
 pub(crate) use reason::Reason;
-pub(crate) use target::{DeviceId, Source, process};
+pub(crate) use target::{DeviceId, Source, check_room, process};
 
 /// Maximum time that a request or the exit of the process waits for its dump.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -201,8 +201,7 @@ pub(crate) fn write(source: &Source) -> Result<PathBuf, Fault> {
              existing, writable directory",
         )
     })?;
-    let written = service.target.write(source, next_number(), Reason::Call, "");
-    written.map_err(|why| Fault::new(status::DORMOUSE_ERR_IO, why))
+    service.target.write(source, next_number(), Reason::Call, "")
 }
 
 /// Whether this thread may wait for the one that writes (D3).
@@ -346,6 +345,7 @@ impl Service {
             .map(|source| {
                 let write = || self.target.write(source, number, reason, why);
                 catch_unwind(AssertUnwindSafe(write))
+                    .map(|written| written.map_err(|fault| fault.message.into_owned()))
                     .unwrap_or_else(|_| Err("internal error, please report it".to_owned()))
             })
             .collect();

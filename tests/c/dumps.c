@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <dirent.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -173,6 +174,39 @@ static void limited(dormouse_runtime_t *runtime)
     EXPECT(files("dormouse") == 0);
 }
 
+/* The process may have little more address space than it uses. */
+static void poor(dormouse_runtime_t *runtime)
+{
+    static char path[PATH_BYTES];
+    static char line[256];
+    uint64_t bytes = 0;
+    uint64_t used_kib = 0;
+    FILE *status = fopen("/proc/self/status", "r");
+    EXPECT(status != NULL);
+    while (status != NULL && fgets(line, sizeof line, status) != NULL) {
+        sscanf(line, "VmSize: %" SCNu64, &used_kib);
+    }
+    if (status != NULL) {
+        fclose(status);
+    }
+    EXPECT(used_kib > 0);
+    struct rlimit limit = {(used_kib << 10) + 2 * MIB, RLIM_INFINITY};
+    EXPECT(setrlimit(RLIMIT_AS, &limit) == 0);
+    snprintf(path, sizeof path, "%s/by-hand", directory);
+    RETURNS(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, path),
+            DORMOUSE_ERR_OUT_OF_MEMORY, "bytes of memory to write it");
+    RETURNS(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_PFTRACE, path),
+            DORMOUSE_ERR_OUT_OF_MEMORY, "bytes of memory to write it");
+    RETURNS(dormouse_runtime_write_dump(runtime, path, sizeof path, &bytes),
+            DORMOUSE_ERR_OUT_OF_MEMORY, "bytes of memory to write it");
+    EXPECT(files("dormouse") == 0 && files("by-hand") == 0);
+    limit.rlim_cur = RLIM_INFINITY;
+    EXPECT(setrlimit(RLIMIT_AS, &limit) == 0);
+    snprintf(path, sizeof path, "%s/by-hand", directory);
+    OK(dormouse_runtime_dump(runtime, DORMOUSE_FORMAT_HTML, path));
+    EXPECT(files("by-hand") == 1 && unlink(path) == 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3) {
@@ -238,6 +272,8 @@ int main(int argc, char **argv)
         exhaust(runtime, 1);
     } else if (strcmp(mode, "limited") == 0) {
         limited(runtime);
+    } else if (strcmp(mode, "poor") == 0) {
+        poor(runtime);
     } else if (strcmp(mode, "killed") == 0) {
         static char path[PATH_BYTES];
         uint64_t bytes = 0;

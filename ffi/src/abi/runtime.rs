@@ -184,7 +184,8 @@ pub unsafe extern "C" fn dormouse_runtime_set_budget(
 /// FIFO and an open file behind `/proc` are written in place; a FIFO that no process reads is an error.
 ///
 /// Any-thread. `runtime` may be NULL for `DORMOUSE_FORMAT_CONFIG`. Errors: `NULL`, `HANDLE`, `STALE`,
-/// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `IO`.
+/// `ARGUMENT` for an unknown format or a path that is not UTF-8, `CONFIG`, `OUT_OF_MEMORY` without memory to write it,
+/// `IO`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_dump(
     runtime: *mut dormouse_runtime_t,
@@ -205,7 +206,9 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
                 )));
             }
         };
-        let snapshot = Runtime::get(runtime)?.heap.snapshot("");
+        let heap = Runtime::get(runtime)?.heap;
+        dumps::check_room(&heap.dumped().timeline)?;
+        let snapshot = heap.snapshot("");
         let process = dumps::process();
         files::dump(path, |file| write(&snapshot, &process, file))?;
         dumps::note_written(path, dumps::Reason::Call);
@@ -218,7 +221,8 @@ pub unsafe extern "C" fn dormouse_runtime_dump(
 /// length with the NUL. Any number of calls write as many files.
 ///
 /// Any-thread. The caller owns the buffer. Errors: `NULL`, `HANDLE`, `STALE`, `ARGUMENT` if `capacity` is
-/// below 4097, `CONFIG` if no directory was set when the first runtime was created, `IO`.
+/// below 4097, `CONFIG` if no directory was set when the first runtime was created, `OUT_OF_MEMORY` without memory to
+/// write it, `IO`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_runtime_write_dump(
     runtime: *mut dormouse_runtime_t,

@@ -10,10 +10,20 @@ use dormouse_timeline::{Process, Snapshot, Timeline, html};
 
 use super::last::note_written;
 use super::reason::Reason;
-use crate::{files, log};
+use crate::fault::Fault;
+use crate::{files, log, status};
 
 /// Memory that a dump takes for each event of the timeline's capacity, at most: two rings, read, sorted and written.
 const BYTES_PER_EVENT: usize = 512;
+
+/// Checks that there is memory for a dump of `timeline`: Rust ends a process that has none for a value.
+pub(crate) fn check_room(timeline: &Timeline) -> Result<(), Fault> {
+    let room_bytes = timeline.capacity_events() * BYTES_PER_EVENT;
+    Vec::<u8>::new().try_reserve_exact(room_bytes).map_err(|_| {
+        let message = format!("there are no {room_bytes} bytes of memory to write it");
+        Fault::new(status::DORMOUSE_ERR_OUT_OF_MEMORY, message)
+    })
+}
 
 /// A device, by kind and ordinal.
 pub(crate) type DeviceId = (DeviceKind, u32);
@@ -78,19 +88,14 @@ impl Target {
         number: u64,
         reason: Reason,
         why: &str,
-    ) -> Result<PathBuf, String> {
-        let room_bytes = source.timeline.capacity_events() * BYTES_PER_EVENT;
-        // Rust ends a process that has no memory for a value.
-        Vec::<u8>::new()
-            .try_reserve_exact(room_bytes)
-            .map_err(|_| format!("there are no {room_bytes} bytes of memory to write it"))?;
+    ) -> Result<PathBuf, Fault> {
+        check_room(&source.timeline)?;
         let Self { directory, stem } = self;
         let end = format!("{}-{}.html", reason.name(), source.device);
         let paths = (number..).map(|number| directory.join(format!("{stem}-{number}-{end}")));
         let process = process();
         let snapshot = source.snapshot(why);
-        let path = files::dump_new(paths, |file| html::write(&snapshot, &process, file))
-            .map_err(|fault| fault.message.into_owned())?;
+        let path = files::dump_new(paths, |file| html::write(&snapshot, &process, file))?;
         note_written(&path, reason);
         Ok(path)
     }

@@ -206,6 +206,13 @@ fn a_call_writes_a_dump_and_returns_its_path() {
 }
 
 #[test]
+fn a_call_without_memory_for_a_dump_is_an_error() {
+    let run = dumped("poor", "off", &[]);
+    run.ended.well().says("all checks passed");
+    run.wrote(&[]);
+}
+
+#[test]
 fn nothing_is_written_without_a_directory_and_reasons_without_one_are_a_warning() {
     let run = dumped("none", "", &[("DORMOUSE_DUMP_DIR", "")]);
     run.ended.well().says("all checks passed");
