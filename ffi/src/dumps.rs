@@ -77,8 +77,34 @@ thread_local! {
     static IS_WRITER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Paths of the dumps of a request, or why there is none.
-type Outcome = Result<Vec<PathBuf>, String>;
+/// What became of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Outcome {
+    /// Paths of the dumps, one for each device whose dump was written.
+    paths: Vec<PathBuf>,
+    /// Why one is missing, if one is.
+    why_missing: Option<String>,
+}
+
+impl Outcome {
+    fn failed(why: String) -> Self {
+        Self { paths: Vec::new(), why_missing: Some(why) }
+    }
+
+    /// Writes a dump of each source. One that fails does not take those of others with it; the first reason stays.
+    fn of_each<T>(sources: &[T], mut write: impl FnMut(&T) -> Result<PathBuf, String>) -> Self {
+        let mut outcome = Self::default();
+        for source in sources {
+            let written = catch_unwind(AssertUnwindSafe(|| write(source)))
+                .unwrap_or_else(|_| Err("internal error, please report it".to_owned()));
+            match written {
+                Ok(path) => outcome.paths.push(path),
+                Err(why) => drop(outcome.why_missing.get_or_insert(why)),
+            }
+        }
+        outcome
+    }
+}
 
 /// A request for a dump, and its outcome.
 #[derive(Debug)]
@@ -183,12 +209,14 @@ pub(crate) fn out_of_memory(source: impl FnOnce() -> Source, why: &str) -> Optio
     if !service.takes(Reason::OutOfMemory) || !may_request() {
         return None;
     }
-    Some(match service.request(Reason::OutOfMemory, why, Some(source())) {
-        Ok(paths) => {
-            let commands: Vec<String> = paths.iter().map(|path| show_commands(path)).collect();
+    let outcome = service.request(Reason::OutOfMemory, why, Some(source()));
+    Some(match outcome.why_missing {
+        None => {
+            let commands: Vec<String> =
+                outcome.paths.iter().map(|path| show_commands(path)).collect();
             format!("The dump shows what held the memory: {}", commands.join("; "))
         }
-        Err(why) => format!("No dump was written: {why}."),
+        Some(why) => format!("No dump was written: {why}."),
     })
 }
 
@@ -212,8 +240,9 @@ fn may_request() -> bool {
 /// The exit of the process, by `exit` or a return from `main`.
 extern "C" fn at_exit() {
     let Some(service) = SERVICE.get().filter(|_| may_request()) else { return };
+    let outcome = catch_unwind(AssertUnwindSafe(|| service.request(Reason::Exit, "", None)));
     // The thread has warned about its own failures.
-    if let Ok(Err(why)) = catch_unwind(AssertUnwindSafe(|| service.request(Reason::Exit, "", None)))
+    if let Ok(Outcome { why_missing: Some(why), .. }) = outcome
         && is_first(Reason::Exit.name(), &why)
     {
         stderr::print(&format!("no dump at exit: {why}"));
@@ -267,7 +296,7 @@ impl Service {
         let (outcome, done) = (OnceLock::new(), Bell::default());
         let job = Arc::new(Job { reason, why: why.to_owned(), source, outcome, done });
         if self.jobs.push(Arc::clone(&job)).is_err() {
-            return Err(format!("{JOBS_MAX} others wait for theirs"));
+            return Outcome::failed(format!("{JOBS_MAX} others wait for theirs"));
         }
         WAKE.ring();
         let deadline = Instant::now() + WAIT_MAX;
@@ -280,7 +309,9 @@ impl Service {
             if left.is_zero() {
                 let waited = WAIT_MAX.as_secs();
                 let place = self.target.directory().display();
-                return Err(format!("it takes more than {waited} s; it may still come in {place}"));
+                return Outcome::failed(format!(
+                    "it takes more than {waited} s; it may still come in {place}"
+                ));
             }
             job.done.wait(seen, Some(left));
         }
@@ -336,22 +367,19 @@ impl Service {
             let limit = reason.attempts_max();
             let why = format!("this process has tried {limit} times");
             warn_once(reason.name(), &why);
-            return Err(why);
+            return Outcome::failed(why);
         }
         let number = next_number();
         let sources = source.map_or_else(|| self.sources.lock().clone(), |one| vec![one.clone()]);
-        let outcome: Outcome = sources
-            .iter()
-            .map(|source| {
-                let write = || self.target.write(source, number, reason, why);
-                catch_unwind(AssertUnwindSafe(write))
-                    .map(|written| written.map_err(|fault| fault.message.into_owned()))
-                    .unwrap_or_else(|_| Err("internal error, please report it".to_owned()))
-            })
-            .collect();
-        match &outcome {
-            Err(why) => warn_once(reason.name(), why),
-            Ok(paths) => self.keep(reason, paths),
+        let outcome = Outcome::of_each(&sources, |source| {
+            let written = self.target.write(source, number, reason, why);
+            written.map_err(|fault| fault.message.into_owned())
+        });
+        if let Some(why) = &outcome.why_missing {
+            warn_once(reason.name(), why);
+        }
+        if !outcome.paths.is_empty() {
+            self.keep(reason, &outcome.paths);
         }
         outcome
     }
@@ -378,4 +406,27 @@ struct Polled {
     trigger: bool,
     /// The earliest time of the next dump by signal.
     signal_from: Instant,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_that_fails_takes_no_other_with_it() {
+        let quiet = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let outcome = Outcome::of_each(&["cuda0", "full", "host", "broken"], |&name| match name {
+            "full" => Err("the disk is full".to_owned()),
+            "broken" => panic!("of a defect"),
+            name => Ok(PathBuf::from(name)),
+        });
+        let only_broken = Outcome::of_each(&[0], |_| panic!("of a defect"));
+        std::panic::set_hook(quiet);
+        let paths = vec![PathBuf::from("cuda0"), PathBuf::from("host")];
+        let why_missing = Some("the disk is full".to_owned());
+        assert_eq!(outcome, Outcome { paths, why_missing });
+        assert!(only_broken.why_missing.is_some_and(|why| why.contains("internal error")));
+        assert_eq!(Outcome::of_each(&[0; 0], |_| Ok(PathBuf::new())), Outcome::default());
+    }
 }
