@@ -40,7 +40,8 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
 const COLUMNS: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 
-static SERVICE: OnceLock<Service> = OnceLock::new();
+/// Set once its thread runs.
+static SERVICE: OnceLock<Arc<Service>> = OnceLock::new();
 /// Held while the service starts and logs are added.
 static STARTING: Mutex<()> = Mutex::new(());
 
@@ -78,8 +79,13 @@ pub(crate) fn watch(config: &Config, source: &Source, allocator: &Arc<Allocator<
     if SERVICE.get().is_some_and(|service| service.known.lock().contains(&source.id)) {
         return;
     }
-    let started = DeviceLog::create(directory, &source.device, allocator)
-        .and_then(|log| Ok((service()?, log)));
+    let started = DeviceLog::create(directory, &source.device, allocator).and_then(|log| {
+        let service = service().inspect_err(|_| {
+            // The next runtime tries again.
+            let _gone_already = std::fs::remove_file(&log.path);
+        });
+        Ok((service?, log))
+    });
     match started {
         Ok((service, log)) => {
             allocator.start_log();
@@ -90,18 +96,19 @@ pub(crate) fn watch(config: &Config, source: &Source, allocator: &Arc<Allocator<
     }
 }
 
-/// Returns the service. The first call starts its thread.
+/// Returns the service. The first call starts its thread; the caller has the lock of `STARTING`.
 fn service() -> Result<&'static Service, String> {
     if let Some(service) = SERVICE.get() {
         return Ok(service);
     }
-    let service = SERVICE.get_or_init(Service::default);
+    let service = Arc::new(Service::default());
+    let of_thread = Arc::clone(&service);
     let builder = std::thread::Builder::new().name("dormouse-alloc-log".to_owned());
-    with_signals_blocked(|| builder.spawn(|| service.serve()))
+    with_signals_blocked(|| builder.spawn(move || of_thread.serve()))
         .map_err(|error| format!("no thread for it: {error}"))?;
     // SAFETY: the function does not unwind, and is never unloaded (`-z nodelete`).
     let _refused = unsafe { libc::atexit(at_exit) };
-    Ok(service)
+    Ok(SERVICE.get_or_init(|| service))
 }
 
 /// The exit of the process, by `exit` or a return from `main`: waits until what was asked for by now is written.

@@ -77,6 +77,30 @@ fn a_limit_of_threads_is_named_and_the_directory_is_not_blamed() {
 }
 
 #[test]
+fn an_allocation_log_whose_thread_cannot_start_begins_with_the_next_runtime() {
+    /// More than a runtime starts.
+    const THREADS_MAX: u32 = 24;
+    const ROWS_MIN: usize = 200; // of the program's blocks
+    let folder = folder("no_thread");
+    let program = test_program("no_thread", &folder, Links::Library);
+    let mut met = 0;
+    for number in 0..THREADS_MAX {
+        let logs = folder.join(number.to_string());
+        std::fs::create_dir(&logs).unwrap();
+        let mut command = clean(&program);
+        command.arg(&folder).arg(number.to_string()).env("DORMOUSE_ALLOC_LOG_DIR", &logs);
+        let ended = run(&mut command);
+        assert_eq!(ended.code, Some(0), "{number}: {}", ended.err);
+        met += usize::from(ended.says("all checks passed").err.contains("no thread for it"));
+        let files: Vec<_> = std::fs::read_dir(&logs).unwrap().map(|file| file.unwrap()).collect();
+        assert_eq!(files.len(), 1, "{number}: {files:?}\n{}", ended.err);
+        let rows = std::fs::read_to_string(files[0].path()).unwrap().lines().count();
+        assert!(rows > ROWS_MIN, "{number}: {rows} lines\n{}", ended.err);
+    }
+    assert_eq!(met, 1, "the thread of the log was refused once");
+}
+
+#[test]
 fn a_forked_child_is_refused_and_the_parent_is_unaffected() {
     ended("forked", &[], false).well().says("all checks passed");
     ended("forked", &[], true).well().says("all checks passed");
