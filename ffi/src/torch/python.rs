@@ -35,6 +35,7 @@ type Object = *mut c_void;
 #[derive(Clone, Copy)]
 struct Python {
     is_initialized: unsafe extern "C" fn() -> c_int,
+    is_finalizing: unsafe extern "C" fn() -> c_int,
     take_lock: unsafe extern "C" fn() -> c_int,
     give_lock: unsafe extern "C" fn(c_int),
     frame: unsafe extern "C" fn() -> Object,
@@ -98,16 +99,8 @@ fn python() -> Option<Python> {
 /// Returns the number of the calling thread's Python stack; 0 if it has none.
 pub(super) fn stack() -> u32 {
     let Some(python) = python() else { return 0 };
-    // SAFETY: functions of the interpreter in this process, called with its lock held.
-    unsafe {
-        if (python.is_initialized)() == 0 {
-            return 0;
-        }
-        let state = (python.take_lock)();
-        let number = python.read_stack();
-        (python.give_lock)(state);
-        number
-    }
+    // SAFETY: functions of the interpreter in this process.
+    unsafe { python.stack() }
 }
 
 /// Returns all frames of the table.
@@ -121,6 +114,9 @@ impl Python {
         unsafe {
             Some(Self {
                 is_initialized: function(c"Py_IsInitialized")?,
+                // Its name before Python 3.13 comes second.
+                is_finalizing: function(c"Py_IsFinalizing")
+                    .or_else(|| function(c"_Py_IsFinalizing"))?,
                 take_lock: function(c"PyGILState_Ensure")?,
                 give_lock: function(c"PyGILState_Release")?,
                 frame: function(c"PyEval_GetFrame")?,
@@ -130,6 +126,25 @@ impl Python {
                 keep: function(c"Py_IncRef")?,
                 release: function(c"Py_DecRef")?,
             })
+        }
+    }
+
+    /// Returns the number of the calling thread's stack; 0 if it has none, and while the interpreter starts or ends.
+    ///
+    /// # Safety
+    /// The functions are those of an interpreter.
+    unsafe fn stack(&self) -> u32 {
+        // SAFETY: the caller's contract; the stack is read with the lock held.
+        unsafe {
+            // Python ends a thread that waits for the lock at its own end, by `pthread_exit`: that unwinds, and our
+            // frames do not.
+            if (self.is_initialized)() == 0 || (self.is_finalizing)() != 0 {
+                return 0;
+            }
+            let state = (self.take_lock)();
+            let number = self.read_stack();
+            (self.give_lock)(state);
+            number
         }
     }
 
@@ -204,12 +219,60 @@ unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
     #[test]
     fn a_process_without_python_has_no_stacks() {
         assert!(!is_readable());
         assert_eq!((stack(), frames()), (0, Vec::new()));
+    }
+
+    #[test]
+    fn the_lock_of_an_interpreter_that_starts_or_ends_is_not_taken() {
+        static LOCKS_TAKEN: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn no() -> c_int {
+            0
+        }
+        extern "C" fn yes() -> c_int {
+            1
+        }
+        extern "C" fn take_lock() -> c_int {
+            LOCKS_TAKEN.fetch_add(1, Ordering::Relaxed).cast_signed()
+        }
+        extern "C" fn give_lock(_: c_int) {}
+        extern "C" fn no_frame() -> Object {
+            std::ptr::null_mut()
+        }
+        extern "C" fn no_caller(_: Object) -> Object {
+            std::ptr::null_mut()
+        }
+        extern "C" fn no_offset(_: Object) -> c_int {
+            0
+        }
+        extern "C" fn nothing(_: Object) {}
+        let running = Python {
+            is_initialized: yes,
+            is_finalizing: no,
+            take_lock,
+            give_lock,
+            frame: no_frame,
+            caller: no_caller,
+            code: no_caller,
+            offset: no_offset,
+            keep: nothing,
+            release: nothing,
+        };
+        for (python, locks) in [
+            (Python { is_finalizing: yes, ..running }, 0),
+            (Python { is_initialized: no, ..running }, 0),
+            (running, 1),
+        ] {
+            // SAFETY: the functions above.
+            assert_eq!(unsafe { python.stack() }, 0);
+            assert_eq!(LOCKS_TAKEN.load(Ordering::Relaxed), locks);
+        }
     }
 
     #[test]
