@@ -6,7 +6,6 @@ use dormouse_device::DeviceError;
 /// Why an allocator call failed. A failed call changes nothing, except that pages may have been
 /// trimmed or put to sleep.
 #[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum AllocError {
     /// An invalid configuration value.
     #[error("{field} is {value}; accepted: {accepted}")]

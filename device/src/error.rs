@@ -44,7 +44,6 @@ pub enum Operation {
 
 /// Why a device operation failed. Cheap to create and to clone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum DeviceError {
     /// The operation would exceed the capacity.
     #[error(

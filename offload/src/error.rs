@@ -15,7 +15,6 @@ use dormouse_storage::{NvmeError, ThreadError};
 
 /// Why an operation was not done. No bytes are lost by any of them.
 #[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum OffloadError {
     /// The allocator refused.
     #[error(transparent)]

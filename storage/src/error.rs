@@ -23,7 +23,6 @@ pub struct ThreadError {
 
 /// Why the NVMe tier did not do what was requested. The source bytes are unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum NvmeError {
     /// The tier could not be set up.
     #[error("NVMe tier in {}: {what} failed: {reason} (code {code})", dir.display())]

@@ -5,7 +5,6 @@ use dormouse_device::DeviceError;
 /// Why a call of the pinned pool failed. A failed call changes nothing, except that idle slabs may have
 /// been released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum PinnedError {
     /// An invalid configuration value.
     #[error("{field} is {value}; accepted: {accepted}")]
