@@ -1,9 +1,10 @@
-//! Programs with an allocator of their own, under the preload library.
+//! Programs with an allocator of their own, under the preload library. `REQUIRE_ALLOCATORS` in the environment: one that
+//! is not installed fails its test instead of skipping it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{clean, folder, preload, root, run};
+use crate::common::{clean, folder, preload, root, run, skipped, skipped_unless_required};
 
 /// Compiles `tests/c/family.c` with `arguments`. `None` if the linker does not find the allocator.
 fn family(into: &Path, name: &str, arguments: &[&str]) -> Option<PathBuf> {
@@ -33,11 +34,18 @@ fn family(into: &Path, name: &str, arguments: &[&str]) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Runs a program with the allocator that `arguments` link, with and without the preload library.
+/// Runs a program with the allocator that `arguments` link, with and without the preload library. `package`: Debian's;
+/// empty: it has none.
 fn runs_with(name: &str, package: &str, arguments: &[&str]) {
     let Some(program) = family(&folder(&format!("family-{name}")), name, arguments) else {
-        println!("SKIPPED: the allocator {name} is not installed ({package} on Debian)");
-        return;
+        let reason = format!("the allocator {name} is not installed");
+        return match package {
+            "" => skipped(reason),
+            _ => skipped_unless_required(
+                format_args!("{reason} ({package} on Debian)"),
+                "REQUIRE_ALLOCATORS",
+            ),
+        };
     };
     run(&mut clean(&program)).well().says("all checks passed");
     for least in ["4KiB", "64KiB"] {
@@ -66,7 +74,7 @@ fn programs_with_mimalloc_run() {
     runs_with("mimalloc", package, &["-Wl,--no-as-needed", "-lmimalloc"]);
     runs_with(
         "mimalloc-static",
-        package,
+        "",
         &["-Wl,--whole-archive", "-l:libmimalloc.a", "-Wl,--no-whole-archive"],
     );
 }

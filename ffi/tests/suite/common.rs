@@ -1,9 +1,25 @@
-//! Builds the two libraries, compiles C programs against them and runs them. A missing compiler is a
+//! Builds the two libraries, compiles C programs against them and runs them. A missing compiler named cc is a
 //! failure, never a skip.
 
+use std::fmt::Display;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+
+/// Reports what is not tested here.
+pub(crate) fn skipped(reason: impl Display) {
+    // Straight to the descriptor: libtest captures what `println!` writes in a test that passes.
+    let _ = writeln!(std::io::stderr(), "skipped: {reason}");
+}
+
+/// As [`skipped`]. Fails where the environment variable `required_by` is set.
+pub(crate) fn skipped_unless_required(reason: impl Display, required_by: &str) {
+    let value = std::env::var_os(required_by);
+    let is_required = value.is_some_and(|value| !value.is_empty() && value != "0");
+    assert!(!is_required, "{reason}, and {required_by} requires it");
+    skipped(reason);
+}
 
 /// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {

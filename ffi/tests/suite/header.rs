@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use crate::common::{exports, folder, libraries, preload, root};
+use crate::common::{exports, folder, libraries, preload, root, skipped};
 use crate::layouts::structs;
 
 /// Generates the header from the sources.
@@ -157,7 +157,7 @@ fn the_header_compiles_without_warnings() {
     std::fs::write(&source, macros_in_use()).unwrap();
     for compiler in ["cc", "clang"] {
         if compiler == "clang" && Command::new(compiler).arg("--version").output().is_err() {
-            println!("SKIPPED: clang is not installed");
+            skipped("the header compiled by clang, which is not installed");
             continue;
         }
         for (language, standard) in STANDARDS {
