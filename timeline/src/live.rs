@@ -119,7 +119,7 @@ pub struct Live {
 /// Reason that a live page could not be created or read, with the value seen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LiveError {
-    /// The path names something that is never replaced or mapped.
+    /// The path names something that is never replaced or read.
     #[error("{path} is a {1}; accepted: a regular file, or no file", path = .0.display())]
     NotAFile(PathBuf, &'static str),
     /// A call of the system failed: what was attempted, the file, the reason.

@@ -89,6 +89,11 @@ impl<const WORDS: usize> Ring<WORDS> {
     }
 }
 
+/// Returns the ticket whose words are complete at `sequence`; `None` for a slot that is empty or being written.
+pub(crate) const fn complete_ticket(sequence: u64) -> Option<u64> {
+    if sequence == 0 || sequence % 2 == 1 { None } else { Some(sequence / 2 - 1) }
+}
+
 impl<const WORDS: usize> Slot<WORDS> {
     #[cfg(any(loom, test))]
     pub(crate) fn empty() -> Self {
@@ -126,16 +131,14 @@ impl<const WORDS: usize> Slot<WORDS> {
             if before == 0 {
                 return None;
             }
-            if before % 2 == 1 {
-                continue;
-            }
+            let Some(ticket) = complete_ticket(before) else { continue };
             let mut words = [0; WORDS];
             for (to, from) in words.iter_mut().zip(&self.words) {
                 *to = from.load(Ordering::Relaxed);
             }
             fence(Ordering::Acquire);
             if self.sequence.load(Ordering::Relaxed) == before {
-                return Some((before / 2 - 1, words));
+                return Some((ticket, words));
             }
         }
         None

@@ -1,8 +1,9 @@
-//! The file of a live page and its mapping.
+//! The file of a live page: mapped by its writer, read by everyone else.
 
 use std::fs::{self, File, FileType, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::mem::offset_of;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use memmap2::{MmapOptions, MmapRaw};
 use super::layout::{FIGURE_WORDS, HEADER_WORDS, PAGE_BYTES, check_header, first_page};
 use super::{Figures, Live, LiveError};
 use crate::clock::ClockAnchor;
-use crate::ring::Slot;
+use crate::ring::{Slot, complete_ticket};
 use crate::snapshot::Process;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Attempts of a reader, [`READ_PAUSE`] apart. An update takes less than a microsecond.
 const READ_TRIES_MAX: u32 = 50;
@@ -21,23 +22,27 @@ const READ_PAUSE: Duration = Duration::from_millis(1);
 
 /// The words of a page in memory.
 #[repr(C)]
-pub(super) struct Page {
-    header: [AtomicU64; HEADER_WORDS],
-    pub(super) figures: Slot<FIGURE_WORDS>,
+struct Page {
+    _header: [AtomicU64; HEADER_WORDS],
+    figures: Slot<FIGURE_WORDS>,
 }
 
 const _: () = assert!(size_of::<Page>() <= PAGE_BYTES);
 
-/// A mapping of [`PAGE_BYTES`] bytes.
+const HEADER_AT: u64 = 0;
+/// The sequence of the slot, and its words.
+const SEQUENCE_AT: u64 = offset_of!(Page, figures) as u64;
+const WORDS_AT: u64 = SEQUENCE_AT + size_of::<u64>() as u64;
+
+/// A mapping of [`PAGE_BYTES`] bytes, of the page's writer.
 #[derive(Debug)]
-pub(super) struct Mapping(MmapRaw);
+struct Mapping(MmapRaw);
 
 impl Mapping {
-    pub(super) fn page(&self) -> &Page {
+    fn page(&self) -> &Page {
         #[expect(unsafe_code, reason = "a mapping read as words")]
         // SAFETY: a mapping of `PAGE_BYTES` lives as long as `self`, begins at a page and is larger than a
         // `Page`. All fields are atomic words: any bytes are valid, and other processes may change them.
-        // A mapping for reading is only loaded from.
         unsafe {
             &*self.0.as_ptr().cast::<Page>()
         }
@@ -134,14 +139,12 @@ fn identity(found: &fs::Metadata) -> (u64, u64) {
 /// `NotAFile`, `Io`, `Size`, `Magic` or `Version` if the path is not a page of this layout; `Torn` if no
 /// complete update was seen.
 pub fn read(path: &Path) -> Result<Live, LiveError> {
-    let (file, mapping) = open(path)?;
-    let page = mapping.page();
-    let header = page.header.each_ref().map(|word| word.load(Ordering::Relaxed));
-    let (process, started_unix_ns) = check_header(header)?;
+    let page = open(path)?;
+    let (process, started_unix_ns) = check_header(page.words(HEADER_AT)?)?;
     for _ in 0..READ_TRIES_MAX {
-        if let Some((updates, words)) = page.figures.read() {
+        if let Some((updates, words)) = page.update()? {
             let figures = Figures::from_words(words);
-            let is_running = is_held(&file);
+            let is_running = page.is_held();
             return Ok(Live { process, is_running, started_unix_ns, updates, figures });
         }
         std::thread::sleep(READ_PAUSE);
@@ -149,17 +152,52 @@ pub fn read(path: &Path) -> Result<Live, LiveError> {
     Err(LiveError::Torn(READ_TRIES_MAX))
 }
 
-/// Whether a writer holds the lock of a page. `true` on a file system without locks.
-pub(super) fn is_held(file: &File) -> bool {
-    // The lock, if taken, ends with the file.
-    match file.try_lock_shared() {
-        Ok(()) => false,
-        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
+/// A page of another process. It is not mapped: who may write the file may also cut it short, and a load behind its end
+/// would raise SIGBUS.
+#[derive(Debug)]
+pub(super) struct Reader {
+    file: File,
+    path: PathBuf,
+}
+
+impl Reader {
+    /// Whether a writer holds the lock of the page. `true` on a file system without locks.
+    pub(super) fn is_held(&self) -> bool {
+        // The lock, if taken, ends with the file.
+        match self.file.try_lock_shared() {
+            Ok(()) => false,
+            Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
+        }
+    }
+
+    /// Returns the number and the words of an update that was complete before and after its words were read.
+    pub(super) fn update(&self) -> Result<Option<(u64, [u64; FIGURE_WORDS])>, LiveError> {
+        let [before] = self.words(SEQUENCE_AT)?;
+        let Some(updates) = complete_ticket(before) else { return Ok(None) };
+        // The sequence lock of `Slot::read`. The kernel's loads are those of this thread.
+        fence(Ordering::Acquire);
+        let words = self.words(WORDS_AT)?;
+        fence(Ordering::Acquire);
+        let [after] = self.words(SEQUENCE_AT)?;
+        Ok((after == before).then_some((updates, words)))
+    }
+
+    /// Reads the words at byte `at`.
+    fn words<const WORDS: usize>(&self, at: u64) -> Result<[u64; WORDS], LiveError> {
+        let mut bytes = vec![0; size_of::<[u64; WORDS]>()];
+        self.file.read_exact_at(&mut bytes, at).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                LiveError::Size(self.file.metadata().map_or(0, |found| found.len()))
+            }
+            _ => failed("read", &self.path, &error),
+        })?;
+        let (words, _) = bytes.as_chunks();
+        Ok(std::array::from_fn(|at| u64::from_ne_bytes(words[at])))
     }
 }
 
-/// Opens and maps the file at `path` for reading.
-pub(super) fn open(path: &Path) -> Result<(File, Mapping), LiveError> {
+/// Opens the file at `path` for reading.
+pub(super) fn open(path: &Path) -> Result<Reader, LiveError> {
     let failed = |error: io::Error| failed("read", path, &error);
     let found = fs::symlink_metadata(path).map_err(failed)?;
     check_kind(path, found.file_type())?;
@@ -171,8 +209,7 @@ pub(super) fn open(path: &Path) -> Result<(File, Mapping), LiveError> {
     if found.len() != PAGE_BYTES as u64 {
         return Err(LiveError::Size(found.len()));
     }
-    let mapping = MmapOptions::new().len(PAGE_BYTES).map_raw_read_only(&file);
-    Ok((file, Mapping(mapping.map_err(failed)?)))
+    Ok(Reader { file, path: path.to_owned() })
 }
 
 /// Creates and locks a file that does not exist, with `bytes`: a full disk is an error here, and no SIGBUS later.

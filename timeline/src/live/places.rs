@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::file::{is_held, open};
+use super::file::open;
 
 /// Directory of the pages of processes that name none: a memory file system.
 pub const DEFAULT_DIR: &str = "/dev/shm";
@@ -14,15 +14,22 @@ const PAGES_MAX: usize = 1024;
 /// Returns what precedes the pid in the name of a page of this user; `None` without `/proc`.
 #[must_use]
 pub fn default_prefix() -> Option<String> {
+    own_uid().map(prefix_of)
+}
+
+fn prefix_of(uid: u32) -> String {
+    format!("dormouse.{uid}.")
+}
+
+fn own_uid() -> Option<u32> {
     // The files of a process belong to its effective user.
-    let uid = fs::metadata("/proc/self").ok()?.uid();
-    Some(format!("dormouse.{uid}."))
+    Some(fs::metadata("/proc/self").ok()?.uid())
 }
 
 /// Lists the pages of this user's processes, by pid. Pages of processes that have ended are among them.
 #[must_use]
 pub fn default_pages() -> Vec<PathBuf> {
-    default_prefix().map(|prefix| pages(Path::new(DEFAULT_DIR), &prefix)).unwrap_or_default()
+    own_uid().map(|uid| pages(Path::new(DEFAULT_DIR), &prefix_of(uid), uid)).unwrap_or_default()
 }
 
 /// Removes the pages that processes of this user left when they were killed.
@@ -32,17 +39,20 @@ pub fn remove_ended() {
 
 fn remove_if_ended(page: &Path) {
     // A page has its lock before it has its name.
-    if open(page).is_ok_and(|(file, _)| !is_held(&file)) {
+    if open(page).is_ok_and(|page| !page.is_held()) {
         let _absent = fs::remove_file(page);
     }
 }
 
-fn pages(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+/// Lists the files of `uid` alone: any user can give a file any name here, and their number must not hide ours.
+fn pages(dir: &Path, prefix: &str, uid: u32) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let pid = |name: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();
     let of_user = entries.flatten().filter_map(|entry| {
         let pid = pid(entry.file_name().to_str()?)?;
-        Some((pid, entry.path()))
+        // Of a symbolic link, that of the link.
+        let is_own = entry.metadata().is_ok_and(|found| found.uid() == uid);
+        is_own.then(|| (pid, entry.path()))
     });
     let mut pages: Vec<_> = of_user.take(PAGES_MAX).collect();
     pages.sort();
@@ -52,6 +62,8 @@ fn pages(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::io::Write as _;
+
     use super::super::tests::{folder, numbered, this};
     use super::super::{LivePage, read};
     use super::*;
@@ -61,8 +73,27 @@ mod tests {
         let dir = folder("places");
         let names = ["d.7.30", "d.7.4", "d.70.4", "d.7.", "d.7.x", "d.7.4.30.tmp", "e.7.4"];
         names.iter().for_each(|name| fs::write(dir.join(name), "").unwrap());
-        assert_eq!(pages(&dir, "d.7."), [dir.join("d.7.4"), dir.join("d.7.30")]);
-        assert!(pages(&dir.join("absent"), "d.7.").is_empty());
+        let uid = own_uid().unwrap();
+        assert_eq!(pages(&dir, "d.7.", uid), [dir.join("d.7.4"), dir.join("d.7.30")]);
+        assert!(pages(&dir.join("absent"), "d.7.", uid).is_empty());
+        assert!(pages(&dir, "d.7.", uid + 1).is_empty(), "another user's");
+    }
+
+    /// Only root can give files away.
+    #[test]
+    fn pages_of_other_users_do_not_hide_ours() {
+        let (dir, uid) = (folder("owners"), own_uid().unwrap());
+        let own = dir.join("d.7.5000");
+        for pid in 0..PAGES_MAX {
+            let foreign = dir.join(format!("d.7.{pid}"));
+            fs::write(&foreign, "").unwrap();
+            if let Err(error) = std::os::unix::fs::chown(&foreign, Some(uid + 1), None) {
+                let _ = writeln!(std::io::stderr(), "skipped: no file can be given away ({error})");
+                return;
+            }
+        }
+        fs::write(&own, "").unwrap();
+        assert_eq!(pages(&dir, "d.7.", uid), [own]);
     }
 
     #[test]

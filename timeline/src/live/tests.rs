@@ -230,6 +230,20 @@ fn a_truncated_file_ends_the_updates() {
     assert!(!page.publish(&numbered(2)));
 }
 
+/// A load behind the end of a mapped file would end the reader.
+#[test]
+fn a_page_that_is_cut_short_while_it_is_read_is_an_error() {
+    let path = folder("cut").join("page");
+    let _page = LivePage::create(&path, &this(), &numbered(1)).unwrap();
+    let reader = file::open(&path).unwrap();
+    assert!(reader.update().unwrap().is_some());
+    let file = File::options().write(true).open(&path).unwrap();
+    for bytes in [72, 0] {
+        file.set_len(bytes).unwrap();
+        assert_eq!(reader.update(), Err(LiveError::Size(bytes)));
+    }
+}
+
 #[test]
 fn a_file_that_took_the_number_of_the_page_is_not_closed() {
     let folder = folder("number");
@@ -268,10 +282,10 @@ fn readers_never_see_parts_of_two_updates() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let (_, mapping) = file::open(&path).unwrap();
+            let page = file::open(&path).unwrap();
             let (mut last, mut seen) = (0, 0);
             while !is_over.load(Ordering::Relaxed) {
-                if let Some((updates, words)) = mapping.page().figures.read() {
+                if let Some((updates, words)) = page.update().unwrap() {
                     assert_eq!(words, whole(updates).words());
                     assert!(updates >= last);
                     (last, seen) = (updates, seen + 1);
