@@ -303,26 +303,6 @@ fn each_wait_has_its_cause_its_bound_and_its_copy() {
 }
 
 #[test]
-fn two_pages_make_one_that_holds_both() {
-    let (first, second) = (page(&out_of_memory()), page(&Timeline::new(0).snapshot()));
-    let mut out = Vec::new();
-    html::write_compared(&first, &second, &mut out).unwrap();
-    let both = String::from_utf8(out).unwrap();
-    assert_eq!(data(&both), data(&first));
-    let other = both.replacen("id=\"other\"", "id=\"data\"", 1);
-    assert_eq!(data(&other), data(&second));
-    let error = html::write_compared(&first, "<html></html>", &mut Vec::new()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "page 2 has no data of dormouse; accepted: pages written by a dump"
-    );
-    let old = first
-        .replace("name=\"dormouse-data\" content=\"2\"", "name=\"dormouse-data\" content=\"1\"");
-    let error = html::write_compared(&old, &second, &mut Vec::new()).unwrap_err();
-    assert_eq!(error.to_string(), "page 1 has data of version 1; accepted: 2");
-}
-
-#[test]
 fn a_hundred_thousand_events_make_a_page_of_a_few_megabytes() {
     const EVENTS: u64 = 100_000;
     const FROM_NS: u64 = 1 << 50;

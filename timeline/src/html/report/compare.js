@@ -1,4 +1,4 @@
-// Another dump beside this one: chosen from a file, or written into the page.
+// Another dump beside this one, chosen from a file.
 
 const COMPARED_PX = 150;
 
@@ -86,4 +86,3 @@ byId("other-file").addEventListener("change", async (event) => {
   }
 });
 new ResizeObserver(() => compared && compareStacks(compared)).observe(byId("compare"));
-if (byId("other")) compare(readDump(JSON.parse(byId("other").textContent)));
