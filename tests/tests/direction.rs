@@ -3,12 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
-}
+mod members;
+
+use members::{packages, root};
 
 /// Returns the table of docs/design.md: each workspace member and the members it may import.
 fn drawn() -> BTreeMap<String, BTreeSet<String>> {
@@ -24,14 +22,7 @@ fn drawn() -> BTreeMap<String, BTreeSet<String>> {
 
 /// Normal and build dependencies of each workspace member that are members themselves.
 fn arrows() -> BTreeMap<String, BTreeSet<String>> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
-        .current_dir(root())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
+    let packages = packages();
     let members: BTreeSet<&str> = packages.iter().map(|p| p["name"].as_str().unwrap()).collect();
     packages
         .iter()

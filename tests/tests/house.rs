@@ -1,8 +1,13 @@
 //! House rules that a reader relies on: where unsafe may stand, how long a file may grow.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+mod members;
+
+use members::{packages, root};
 
 /// Places where unsafe code may stand (docs/design.md §10); everything else forbids it.
 const UNSAFE_ROOMS: &[&str] = &[
@@ -31,28 +36,21 @@ const UNSAFE_ROOMS: &[&str] = &[
 /// Hard limit of a file's length; tables and tests apart.
 const LINES_MAX: usize = 700;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+/// The folders of the workspace members, as paths relative to the root.
+fn rooms() -> Vec<PathBuf> {
+    let manifests = packages();
+    let folder = |package: &serde_json::Value| {
+        let manifest = Path::new(package["manifest_path"].as_str().unwrap());
+        manifest.parent().unwrap().strip_prefix(root()).unwrap().to_path_buf()
+    };
+    manifests.iter().map(folder).collect()
 }
 
 /// Rust sources of the rooms, as paths relative to the root.
-fn sources() -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let rooms = [
-        "timeline",
-        "device",
-        "alloc",
-        "kernels",
-        "residency",
-        "offload",
-        "storage",
-        "schedule",
-        "parallel",
-        "cli",
-        "ffi",
-        "tests",
-    ];
-    let mut folders: Vec<PathBuf> = rooms.iter().map(|room| root().join(room)).collect();
+fn sources() -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    // A room may be in another one.
+    let mut folders: Vec<PathBuf> = rooms().iter().map(|room| root().join(room)).collect();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
@@ -61,11 +59,14 @@ fn sources() -> Vec<PathBuf> {
                     folders.push(path);
                 }
             } else if path.extension().is_some_and(|e| e == "rs") {
-                found.push(path.strip_prefix(root()).unwrap().to_path_buf());
+                found.insert(path.strip_prefix(root()).unwrap().to_path_buf());
             }
         }
     }
-    assert!(found.len() > 20, "only {} sources found: the walk is broken", found.len());
+    for room in rooms() {
+        let has_sources = found.iter().any(|path| path.starts_with(&room));
+        assert!(has_sources, "no sources in {}: the walk is broken", room.display());
+    }
     found
 }
 
@@ -100,6 +101,24 @@ fn unsafe_stands_only_in_the_rims() {
             );
         }
     }
+}
+
+/// Of a room without unsafe code the compiler says so; tests apart.
+#[test]
+fn rooms_without_unsafe_code_forbid_it() {
+    let mut forbidding = 0;
+    for room in rooms().iter().filter(|room| !is_test(room)) {
+        let source = room.join("src");
+        let shown = source.to_string_lossy().replace('\\', "/") + "/";
+        if UNSAFE_ROOMS.iter().any(|part| part.starts_with(&shown) || shown.starts_with(part)) {
+            continue;
+        }
+        let text = fs::read_to_string(root().join(&source).join("lib.rs")).unwrap();
+        let forbids = text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+        assert!(forbids, "{shown}lib.rs has no #![forbid(unsafe_code)]");
+        forbidding += 1;
+    }
+    assert!(forbidding > 3, "only {forbidding} rooms found: the walk is broken");
 }
 
 #[test]
