@@ -1,13 +1,34 @@
-//! What a JSON trace of torch.profiler says about its time. Reads the file once, in constant memory.
+//! What a JSON trace of torch.profiler says about its time. Reads the file once, in limited memory.
 
 use std::fmt;
-use std::io::Read;
+use std::io::{self, BufReader, Read};
 
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Times of events are in microseconds.
 const NS_PER_US: f64 = 1000.0;
+/// Maximum bytes of one string or number: the parser keeps it whole. Of a small file, gzip makes gigabytes of one.
+const TEXT_BYTES_MAX: u32 = 16 << 20;
+/// Maximum depth of values within values: the parser keeps a byte of each.
+const DEPTH_MAX: u32 = 128;
+
+/// A file that is no trace.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KinetoError {
+    /// A string or number is too long.
+    #[error("a string or number has more than {TEXT_BYTES_MAX} bytes")]
+    Text,
+    /// Values are nested too deep.
+    #[error("values are nested more than {DEPTH_MAX} deep")]
+    Depth,
+    /// The file cannot be read.
+    #[error(transparent)]
+    Io(io::Error),
+    /// The file is other JSON, or none.
+    #[error(transparent)]
+    Json(serde_json::Error),
+}
 
 /// The times of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,8 +47,72 @@ impl Kineto {
 }
 
 /// Reads a trace.
-pub(super) fn read(reader: impl Read) -> serde_json::Result<Kineto> {
-    serde_json::from_reader(reader)
+pub(super) fn read(reader: impl Read) -> Result<Kineto, KinetoError> {
+    let bounded = Bounded { reader, depth: 0, text_bytes: 0, place: Place::Outside };
+    serde_json::from_reader(BufReader::new(bounded)).map_err(|error| match error.is_io() {
+        true => io::Error::from(error).downcast().unwrap_or_else(KinetoError::Io),
+        false => KinetoError::Json(error),
+    })
+}
+
+/// Reads JSON up to the limits of what its parser keeps in memory.
+struct Bounded<R> {
+    reader: R,
+    depth: u32,
+    /// Bytes so far of the string or number.
+    text_bytes: u32,
+    place: Place,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Outside,
+    InString,
+    /// Behind a backslash.
+    Escaped,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        let mut bytes = buffer[..count].iter();
+        bytes.try_for_each(|&byte| self.pass(byte)).map_err(io::Error::other)?;
+        Ok(count)
+    }
+}
+
+impl<R> Bounded<R> {
+    fn pass(&mut self, byte: u8) -> Result<(), KinetoError> {
+        self.text_bytes += 1;
+        self.place = match (self.place, byte) {
+            (Place::Outside, b'"') => {
+                self.text_bytes = 0;
+                Place::InString
+            }
+            (
+                Place::Outside,
+                b'[' | b'{' | b']' | b'}' | b',' | b':' | b' ' | b'\t' | b'\r' | b'\n',
+            ) => {
+                self.text_bytes = 0;
+                match byte {
+                    b'[' | b'{' => self.depth += 1,
+                    b']' | b'}' => self.depth = self.depth.saturating_sub(1),
+                    _ => {}
+                }
+                Place::Outside
+            }
+            (Place::InString, b'\\') => Place::Escaped,
+            (Place::InString, b'"') | (Place::Outside, _) => Place::Outside,
+            (Place::InString | Place::Escaped, _) => Place::InString,
+        };
+        if self.text_bytes > TEXT_BYTES_MAX {
+            return Err(KinetoError::Text);
+        }
+        if self.depth > DEPTH_MAX {
+            return Err(KinetoError::Depth);
+        }
+        Ok(())
+    }
 }
 
 impl<'de> Deserialize<'de> for Kineto {
@@ -118,6 +203,65 @@ mod tests {
         assert_eq!(trace.base_ns, 0);
         assert_eq!(trace.span_ns(), Some((1_760_000_000_000_000_000, 1_760_000_000_000_000_000)));
         assert_eq!(read(&br#"{"traceEvents": []}"#[..]).unwrap().span_ns(), None);
+    }
+
+    /// A text again and again.
+    struct Endless {
+        text: &'static str,
+        at: usize,
+    }
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            for byte in &mut *buffer {
+                *byte = self.text.as_bytes()[self.at % self.text.len()];
+                self.at += 1;
+            }
+            Ok(buffer.len())
+        }
+    }
+
+    #[test]
+    fn what_a_parser_would_keep_is_limited() {
+        let refusal = |begin: &'static str, text| {
+            let more = Endless { text, at: 0 }.take(4 * u64::from(TEXT_BYTES_MAX));
+            read(begin.as_bytes().chain(more)).unwrap_err()
+        };
+        for begin in
+            ["{\"", "{\"a\": \"", "{\"traceEvents\": [{\"", "{\"traceEvents\": [{\"ts\": 1"]
+        {
+            let error = refusal(begin, "1");
+            assert!(matches!(error, KinetoError::Text), "{begin}: {error}");
+        }
+        let error = refusal("{\"", "\\\"");
+        assert!(matches!(error, KinetoError::Text), "quotes of a name: {error}");
+        for begin in ["{\"a\": ", "{\"traceEvents\": [{\"args\": "] {
+            let error = refusal(begin, "[");
+            assert!(matches!(error, KinetoError::Depth), "{begin}: {error}");
+        }
+        assert_eq!(KinetoError::Depth.to_string(), "values are nested more than 128 deep");
+    }
+
+    #[test]
+    fn what_is_within_the_limits_is_read() {
+        let long = "\\\"x".repeat(1 << 20);
+        let nested = "[".repeat(100) + &"]".repeat(100);
+        let text = format!(
+            r#"{{"{long}": "{long}", "flat": [[], {{}}, [1]], "deep": {nested}, "traceEvents": [{{"ts": 1e3}}]}}"#
+        );
+        assert_eq!(read(text.as_bytes()).unwrap().span_ns(), Some((1_000_000, 1_000_000)));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_says_so() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::from_raw_os_error(5))
+            }
+        }
+        let error = read(br#"{"a": "#.chain(Broken)).unwrap_err();
+        assert!(matches!(error, KinetoError::Io(_)), "{error}");
     }
 
     #[test]
