@@ -6,7 +6,8 @@
 //! The `ladder` lock is held during a trim, so that another thread does not mistake pages in transit (in no
 //! list, still in the budget) for a shortage: it waits for the ladder, then tries again. Trimmed bytes are
 //! held back for the request that trimmed them. A request is refused only if at one moment nothing could
-//! be trimmed and it fitted into no gap of its pool or of its sibling (small or large blocks).
+//! be trimmed and it fitted into no gap of its pool or of those of the other kinds (small, large or huge
+//! blocks).
 
 use crate::AllocError;
 use crate::allocator::{Allocator, Locked};

@@ -11,8 +11,9 @@
 //! - *segment*: a run of addresses that belongs to one pool.
 //! - *pool*: owns segments. There is the general pool, one pool per *arena*, and the *spare* pool, which
 //!   holds free segments of closed arenas, with their pages, for reuse. A stream-ordered device has each of
-//!   these once per stream. If blocks share pages, *small* blocks (up to half a page) have separate pools;
-//!   a request searches the pools of both kinds before it is refused.
+//!   these once per stream. If blocks share pages, *small* blocks (up to half a page) have separate pools, and so have
+//!   *huge* ones (a quarter of a segment and more) of the general pool from the first
+//!   [`Allocator::watch_unused`] on; a request searches the pools of all kinds before it is refused.
 //! - *kept* arena: an arena whose pages serve no other pool and stay mapped while it is open.
 //! - *stream*: an ordered queue of work, named by a key ([`Allocator::register_stream`]). A block belongs
 //!   to the stream it was requested on; its *uses* are those of other streams.

@@ -99,7 +99,7 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Returns the time for [`Allocator::trim_unused`]: the number of frees. From the first call on, the allocator
-    /// notes when each page was last freed: one word at each free.
+    /// notes when each page was last freed, one word at each free, and huge blocks have pools of their own.
     pub fn watch_unused(&self) -> u64 {
         let mut locked = self.state.lock();
         if self.is_stream_ordered {

@@ -3,7 +3,7 @@
 //! If a request needs anything else, both calls change nothing and return so; `attempt` and `free` handle
 //! it. They change the state with the same functions, and are separate for speed only.
 
-use super::pools::place;
+use super::pools::{POOL_GENERAL, place};
 use super::{Need, Priority, RangeKind, State, cached_list};
 use crate::core::NONE;
 use crate::history::HistoryAction;
@@ -27,7 +27,8 @@ impl State {
         if self.is_near_maximum(need) && (self.is_run_ahead_limited || self.fills(need)) {
             return None;
         }
-        let place = place(self.slot_if_known(request.stream)?, self.is_small(need.fit));
+        let kind = self.kind_in(POOL_GENERAL, need.fit);
+        let place = place(self.slot_if_known(request.stream)?, kind);
         let pool = *self.general.get(place as usize)?;
         if pool == NONE {
             return None;

@@ -1,6 +1,6 @@
 //! What the state tells the history, and the mapped ranges of a reading.
 
-use super::pools::POOLS_FIXED;
+use super::pools::{POOLS_FIXED, PoolKind};
 use super::{RangeKind, Record, State, bare_list, cached_list};
 use crate::core::NONE;
 use crate::history::{
@@ -291,7 +291,7 @@ impl State {
                 segment,
                 requested_bytes: 0,
                 stream: self.key_of(pool.stream as usize).unwrap_or(0),
-                is_small: pool.is_small,
+                is_small: pool.kind == PoolKind::Small,
                 arena: (pool.family >= POOLS_FIXED).then_some(arena),
                 scope: 0,
                 tag: 0,

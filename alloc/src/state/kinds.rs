@@ -1,5 +1,6 @@
-//! Statistics of the pools of small and of large blocks.
+//! Statistics of the pools of small and of large blocks. Huge blocks count as large.
 
+use super::pools::PoolKind;
 use super::segments::Segment;
 use super::{RangeKind, Record, State, bare_list};
 use crate::stats::{PoolStats, Stats};
@@ -15,7 +16,7 @@ impl State {
             PoolStats { mapped_bytes: stats.staged_bytes.current, ..PoolStats::default() };
         let mut small_splits = 0;
         for segment in self.segments.iter().flatten() {
-            if self.pools[segment.pool as usize].is_small {
+            if self.pools[segment.pool as usize].kind == PoolKind::Small {
                 small_splits += self.inactive_splits(segment);
             } else {
                 self.count_segment(segment, &mut large);

@@ -6,7 +6,6 @@
 //! the block covers the gap as it covers any other, with pages.
 
 use super::growth::Growth;
-use super::pools::place;
 use super::{Need, RangeKind, State, bare_list, cached_list};
 use crate::core::Fit;
 use crate::types::Request;
@@ -73,9 +72,7 @@ impl State {
     /// Returns a cached range, and the start of the large page in it that the request would split.
     #[cold]
     fn split_place(&self, request: &Request, fit: Fit) -> Option<(u32, u32)> {
-        let slot = self.slot_of(request.stream).ok()?;
-        let family = self.family_of(request.arena).ok()?;
-        let pool = self.member_if_any(family, place(slot, self.is_small(fit)))?;
+        let pool = self.pool_if_any(request, fit)?;
         let index = self.find_cached(pool, fit)?;
         if self.unsplit_start(index, fit).is_some() || self.find_unsplit(pool, fit).is_some() {
             return None;

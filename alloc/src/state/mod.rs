@@ -182,6 +182,8 @@ pub(crate) struct State {
     members: BTreeMap<(u32, u32), u32>,
     /// The general pools, by place, or `NONE`. The first always exists.
     general: Vec<u32>,
+    /// The least units of a huge block; `u32::MAX`: none is.
+    huge_units: u32,
     segments: Vec<Option<Segment>>,
     segments_vacant: Vec<u32>,
     /// The whole address space, divided into segments.
@@ -264,6 +266,7 @@ impl State {
             pools_vacant: Vec::new(),
             members: BTreeMap::new(),
             general: vec![POOL_GENERAL],
+            huge_units: u32::MAX,
             segments: Vec::new(),
             segments_vacant: Vec::new(),
             space: Tlsf::new(geometry.units),
@@ -397,12 +400,12 @@ impl State {
         }
     }
 
-    /// The last attempt before a refusal: examines every gap, also in the pool of the other kind (small or
-    /// large blocks). The kinds are separate so that pages can move, not to limit either.
+    /// The last attempt before a refusal: examines every gap, also in the pools of the other kinds (small, large or
+    /// huge blocks). The kinds are separate so that pages can move, not to limit any.
     #[cold]
     fn attempt_last_resort(&mut self, pool: u32, fit: Fit) -> Result<Attempt, AllocError> {
         let mut pools = vec![pool];
-        pools.extend(self.sibling(pool));
+        pools.extend(self.siblings(pool));
         for &pool in &pools {
             if let Some(index) = self.take_any_cached(pool, fit) {
                 return Ok(Attempt::Cached(index));

@@ -4,7 +4,9 @@
 //! The pools of one arena are a *family*. The pool of its first stream (slot 0, the only one on a device
 //! that is not stream-ordered) exists as long as the arena and identifies it; those of other streams exist
 //! while they have segments. If blocks share pages, small blocks have separate pools: among large blocks
-//! each would keep a page from moving.
+//! each would keep a page from moving. Huge blocks without an arena have separate pools from the first
+//! [`Allocator::watch_unused`](crate::Allocator::watch_unused) on: what smaller blocks fill with large pages has no
+//! place for one that splits none.
 
 use super::{Release, ReleaseSubject, State, cached_list};
 use crate::AllocError;
@@ -21,6 +23,9 @@ pub(super) const POOL_SPARE: u32 = 1;
 /// Families that are not arenas.
 pub(super) const POOLS_FIXED: u32 = 2;
 
+/// A block of this part of a segment is huge, once huge blocks have pools: 1/4.
+const HUGE_DIVISOR: u32 = 4;
+
 /// State of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArenaPhase {
@@ -30,6 +35,21 @@ pub(super) enum ArenaPhase {
     Closed,
     /// No pool.
     Vacant,
+}
+
+/// The blocks that a pool serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PoolKind {
+    /// All that are neither small nor huge.
+    Large,
+    /// Up to half a page, if blocks share pages.
+    Small,
+    /// From [`State::huge_units`] on, without an arena.
+    Huge,
+}
+
+impl PoolKind {
+    pub(super) const ALL: [Self; 3] = [Self::Large, Self::Small, Self::Huge];
 }
 
 /// A pool.
@@ -42,16 +62,15 @@ pub(super) struct Pool {
     pub(super) family: u32,
     /// Slot of the stream that may still use its cached pages.
     pub(super) stream: u32,
-    /// Whether it serves small blocks.
-    pub(super) is_small: bool,
+    pub(super) kind: PoolKind,
     /// Whether the family keeps its pages. Set in its first pool only: see [`State::keeps`].
     pub(super) keeps_pages: bool,
 }
 
-/// Returns the place of a pool in its family.
+/// Returns the place of a pool in its family. The first pool has place 0.
 #[inline]
-pub(super) const fn place(stream: u32, is_small: bool) -> u32 {
-    stream * 2 + is_small as u32
+pub(super) const fn place(stream: u32, kind: PoolKind) -> u32 {
+    stream * 4 + kind as u32
 }
 
 impl Pool {
@@ -63,7 +82,7 @@ impl Pool {
             segments: 0,
             family,
             stream: 0,
-            is_small: false,
+            kind: PoolKind::Large,
             keeps_pages: false,
         }
     }
@@ -89,7 +108,33 @@ impl State {
     pub(super) fn pool_of(&mut self, request: &Request, fit: Fit) -> Result<u32, AllocError> {
         let stream = self.slot_of(request.stream)?;
         let family = self.family_of(request.arena)?;
-        Ok(self.member(family, stream, self.is_small(fit)))
+        Ok(self.member(family, stream, self.kind_in(family, fit)))
+    }
+
+    /// Returns the pool of `request`, if it exists.
+    pub(super) fn pool_if_any(&self, request: &Request, fit: Fit) -> Option<u32> {
+        let stream = self.slot_if_known(request.stream)?;
+        let family = self.family_of(request.arena).ok()?;
+        self.member_if_any(family, place(stream, self.kind_in(family, fit)))
+    }
+
+    /// Returns the kind of the pools of `family` that serve `fit`.
+    #[inline]
+    pub(super) fn kind_in(&self, family: u32, fit: Fit) -> PoolKind {
+        if self.is_small(fit) {
+            PoolKind::Small
+        } else if family == POOL_GENERAL && fit.units >= self.huge_units {
+            PoolKind::Huge
+        } else {
+            PoolKind::Large
+        }
+    }
+
+    /// From now on huge blocks have pools of their own, if blocks share pages. Those that are there stay where they are.
+    pub(super) fn separate_huge(&mut self) {
+        if self.geometry.page_units > 1 {
+            self.huge_units = self.geometry.segment_units / HUGE_DIVISOR;
+        }
     }
 
     /// Whether a block is small: up to half a page, if blocks share pages.
@@ -105,34 +150,35 @@ impl State {
         }
     }
 
-    /// Returns the pool of the same family and stream for blocks of the other kind, small or large.
-    pub(super) fn sibling(&self, pool: u32) -> Option<u32> {
-        let Pool { family, stream, is_small, .. } = self.pools[pool as usize];
-        self.member_if_any(family, place(stream, !is_small))
+    /// Returns the pools of the same family and stream for blocks of the other kinds.
+    pub(super) fn siblings(&self, pool: u32) -> impl Iterator<Item = u32> {
+        let Pool { family, stream, kind, .. } = self.pools[pool as usize];
+        let others = PoolKind::ALL.into_iter().filter(move |&other| other != kind);
+        others.filter_map(move |other| self.member_if_any(family, place(stream, other)))
     }
 
     /// Returns the pool of `family` for `stream`, and creates it if necessary.
     #[inline]
-    pub(super) fn member(&mut self, family: u32, stream: u32, is_small: bool) -> u32 {
-        let place = place(stream, is_small);
+    pub(super) fn member(&mut self, family: u32, stream: u32, kind: PoolKind) -> u32 {
+        let place = place(stream, kind);
         if place == 0 {
             return family;
         }
         // Most requests have no arena: their pool is found without a search.
         match self.general.get(place as usize) {
             Some(&pool) if family == POOL_GENERAL && pool != NONE => pool,
-            _ => self.other_member(family, stream, is_small),
+            _ => self.other_member(family, stream, kind),
         }
     }
 
     #[cold]
-    fn other_member(&mut self, family: u32, stream: u32, is_small: bool) -> u32 {
-        let place = place(stream, is_small);
+    fn other_member(&mut self, family: u32, stream: u32, kind: PoolKind) -> u32 {
+        let place = place(stream, kind);
         if let Some(&pool) = self.members.get(&(family, place)) {
             return pool;
         }
         let phase = self.pools[family as usize].phase;
-        let pool = self.make_pool(Some(family), phase, stream, is_small);
+        let pool = self.make_pool(Some(family), phase, stream, kind);
         self.members.insert((family, place), pool);
         if family == POOL_GENERAL {
             let count = self.general.len().max(place as usize + 1);
@@ -148,7 +194,7 @@ impl State {
         family: Option<u32>,
         phase: ArenaPhase,
         stream: u32,
-        is_small: bool,
+        kind: PoolKind,
     ) -> u32 {
         let index = self.pools_vacant.pop().unwrap_or_else(|| {
             self.pools.push(Pool { phase: ArenaPhase::Vacant, ..Pool::fixed(0) });
@@ -160,8 +206,7 @@ impl State {
         let pool = &mut self.pools[index as usize];
         let generation = pool.generation;
         let family = family.unwrap_or(index);
-        *pool =
-            Pool { generation, phase, segments: 0, family, stream, is_small, keeps_pages: false };
+        *pool = Pool { generation, phase, segments: 0, family, stream, kind, keeps_pages: false };
         index
     }
 
@@ -170,7 +215,7 @@ impl State {
         if self.stats.arenas.current >= u64::from(ARENAS_MAX) {
             return Err(AllocError::TooManyArenas { limit: ARENAS_MAX });
         }
-        let index = self.make_pool(None, ArenaPhase::Open, 0, false);
+        let index = self.make_pool(None, ArenaPhase::Open, 0, PoolKind::Large);
         self.pools[index as usize].keeps_pages = keeps_pages;
         self.stats.arenas.add(1);
         Ok(ArenaId { index, generation: self.pools[index as usize].generation })
@@ -268,12 +313,12 @@ impl State {
 
     #[cold]
     fn retire_empty(&mut self, index: u32) {
-        let Pool { phase, family, stream, is_small, .. } = self.pools[index as usize];
+        let Pool { phase, family, stream, kind, .. } = self.pools[index as usize];
         if phase == ArenaPhase::Vacant {
             return;
         }
         if family != index {
-            let place = place(stream, is_small);
+            let place = place(stream, kind);
             self.members.remove(&(family, place));
             if family == POOL_GENERAL {
                 self.general[place as usize] = NONE;

@@ -239,8 +239,9 @@ impl State {
         }
     }
 
-    /// From now on pages have times.
+    /// From now on pages have times, and huge blocks pools of their own.
     pub(crate) fn keep_times(&mut self) {
+        self.separate_huge();
         let (now, quiet) = (self.frees(), &mut self.quiet);
         quiet.keeps_times = true;
         if !quiet.is_timing() {

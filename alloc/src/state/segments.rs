@@ -1,6 +1,6 @@
 //! Segments: the addresses of pools, the ranges in them, and their release.
 
-use super::pools::{ArenaPhase, Pool};
+use super::pools::{ArenaPhase, Pool, PoolKind};
 use super::{POOL_SPARE, RangeKind, Record, State, bare_list, cached_list};
 use crate::core::{Extent, Fit, NONE};
 use crate::history::HistoryAction;
@@ -229,7 +229,7 @@ impl State {
         let fitting = (stream, units, 0)..=(stream, units, u32::MAX);
         let Some(&key) = self.spare.range(fitting).next() else { return false };
         self.spare.remove(&key);
-        let spare = self.member(POOL_SPARE, stream, false);
+        let spare = self.member(POOL_SPARE, stream, PoolKind::Large);
         self.move_segment(key.2, pool);
         self.retire_pool(spare);
         true
@@ -308,7 +308,8 @@ impl State {
         if segment.cached_units == 0 {
             self.return_segment(index);
         } else if self.pools[pool as usize].phase == ArenaPhase::Closed && !self.keeps(pool) {
-            let spare = self.member(POOL_SPARE, self.pools[pool as usize].stream, false);
+            let stream = self.pools[pool as usize].stream;
+            let spare = self.member(POOL_SPARE, stream, PoolKind::Large);
             self.move_segment(index, spare);
         }
     }

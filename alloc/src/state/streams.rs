@@ -1,6 +1,5 @@
 //! Streams in the state: keys and slots, the uses of blocks, and pending blocks.
 
-use super::pools::place;
 use super::{RangeKind, Record, State};
 use crate::AllocError;
 use crate::core::Fit;
@@ -157,9 +156,7 @@ impl State {
 
     /// Whether the pool of `request` has a cached range for it.
     pub(crate) fn has_cached(&self, request: &Request, fit: Fit) -> bool {
-        let Some(stream) = self.slot_if_known(request.stream) else { return false };
-        let Ok(family) = self.family_of(request.arena) else { return false };
-        let pool = self.member_if_any(family, place(stream, self.is_small(fit)));
+        let pool = self.pool_if_any(request, fit);
         pool.is_some_and(|pool| self.find_cached(pool, fit).is_some())
     }
 

@@ -10,6 +10,7 @@ mod common;
 mod cut;
 mod faults;
 mod history;
+mod huge;
 mod kept;
 mod ladder;
 mod large;

@@ -7,7 +7,7 @@
 //! to be mapped at the best place there is? The refusal is right where these and the pages that
 //! must stay, together with staged bytes, pass the budget or the device. Places are all aligned
 //! starts in gaps between blocks (asleep ones included: they keep their addresses) of the segments
-//! of the request's arena and stream, small blocks' and large ones', and a new segment where no
+//! of the request's arena and stream, those of small, large and huge blocks, and a new segment where no
 //! segment with a block in it lies.
 //!
 //! So a refusal is *proved* right as far as no block moves and none changes pools. Not counted as

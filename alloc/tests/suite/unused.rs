@@ -422,7 +422,9 @@ struct Model {
 
 impl Model {
     fn new(large_pages: usize) -> Self {
-        let scene = Scene::with(config(), STREAMS, large_pages);
+        // Some blocks are huge.
+        let config = Config { segment_bytes: PAGES / 16 * PAGE, ..config() };
+        let scene = Scene::with(config, STREAMS, large_pages);
         let watches = vec![scene.watch()];
         Self { scene, blocks: Vec::new(), watches, used_at: vec![0; PAGES] }
     }

@@ -2,9 +2,9 @@
 
 use super::blocks::RANGES_PER_CLAIM;
 use super::growth::RANGES_PER_MAP;
-use super::pools::{ArenaPhase, place};
+use super::pools::{ArenaPhase, PoolKind, place};
 use super::segments::Segment;
-use super::{POOL_SPARE, POOLS_FIXED, RangeKind, State, bare_list, cached_list};
+use super::{POOL_GENERAL, POOL_SPARE, POOLS_FIXED, RangeKind, State, bare_list, cached_list};
 use crate::core::{Fit, NONE};
 use crate::stats::Stats;
 use crate::types::{ArenaId, Request};
@@ -52,17 +52,19 @@ impl State {
         else {
             return Vec::new();
         };
-        let is_small = self.is_small(fit);
-        let places = [is_small, !is_small].map(|is_small| place(stream, is_small));
-        places.into_iter().filter_map(|place| self.member_if_any(family, place)).collect()
+        let own = self.kind_in(family, fit);
+        let others = PoolKind::ALL.into_iter().filter(|&kind| kind != own);
+        let places = std::iter::once(own).chain(others).map(|kind| place(stream, kind));
+        places.filter_map(|place| self.member_if_any(family, place)).collect()
     }
 
     /// Returns the number and requested bytes of the blocks that are not freed, in pools of small and of large blocks.
+    /// Huge blocks count as large.
     pub(crate) fn live_by_kind(&self) -> [(u64, u64); 2] {
         let mut found = [(0, 0); 2];
         for block in self.live_blocks().filter(|it| !it.free_deferred) {
-            let is_small = self.pools[self.pool_at(block.id.index) as usize].is_small;
-            let (count, requested) = &mut found[usize::from(!is_small)];
+            let kind = self.pools[self.pool_at(block.id.index) as usize].kind;
+            let (count, requested) = &mut found[usize::from(kind != PoolKind::Small)];
             *count += 1;
             *requested += block.requested_bytes as u64;
         }
@@ -266,13 +268,14 @@ impl State {
             let is_right = match (pool.phase, pool.family == index) {
                 (ArenaPhase::Vacant, _) => pool.segments == 0 && self.pools_vacant.contains(&index),
                 (_, true) if index < POOLS_FIXED => !pool.keeps_pages,
-                (_, true) => place(pool.stream, pool.is_small) == 0,
+                (_, true) => place(pool.stream, pool.kind) == 0,
                 (phase, false) => {
                     others += 1;
-                    let listed =
-                        self.members.get(&(pool.family, place(pool.stream, pool.is_small)));
+                    let listed = self.members.get(&(pool.family, place(pool.stream, pool.kind)));
                     let is_listed = listed == Some(&index) && !pool.keeps_pages;
-                    pool.segments > 0 && phase == first.phase && is_listed
+                    let is_general = pool.family == POOL_GENERAL;
+                    let is_kind = pool.kind != PoolKind::Huge || is_general;
+                    pool.segments > 0 && phase == first.phase && is_listed && is_kind
                 }
             };
             if !is_right {

@@ -164,6 +164,9 @@ impl Shadow {
             if is_shown {
                 eprintln!("{op:?}");
             }
+            if setup.watched_from == Some(done) {
+                shadow.allocator.watch_unused();
+            }
             shadow.apply(op);
             done += 1;
             if done % setup.compared_every == 0 {

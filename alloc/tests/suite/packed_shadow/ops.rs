@@ -21,6 +21,8 @@ pub(crate) struct Setup {
     pub(crate) thread_cache: bool,
     /// The history is on, which closes the thread cache.
     pub(crate) records: bool,
+    /// Operations before the first watch of unused pages, from which on huge blocks have pools of their own.
+    pub(crate) watched_from: Option<usize>,
     pub(crate) space_pages: usize,
     pub(crate) segment_pages: usize,
     /// Pages of a large page; 1: there are none.
@@ -156,6 +158,7 @@ fn setup(head: [u8; SETUP_BYTES]) -> Setup {
         moves_pages: head[2] & 1 == 1,
         thread_cache: head[2] & 2 == 2,
         records: head[2] & 16 == 16,
+        watched_from: pick(&[None, Some(0), None, Some(40)], head[2] >> 5),
         space_pages,
         segment_pages: pick(&[16, 16, 4, 64, 1], head[5]),
         large_pages: pick(&[1, 4, 2, 8], head[2] >> 2),
