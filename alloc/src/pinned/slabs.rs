@@ -88,6 +88,8 @@ pub(super) struct Slabs {
     /// By `SlabKind`: free units in slabs in use, and the number of these slabs.
     open: [u64; 2],
     in_use: [u32; 2],
+    /// Since the usage was last low, the cap refused a slab to a large request although open ranges had its units.
+    is_short: bool,
     figures: SlabFigures,
     /// Large sizes pinned recently, and the position of the next one.
     misses: [u32; MISSES_REMEMBERED],
@@ -111,6 +113,7 @@ impl Slabs {
             level: UsageLevel::default(),
             open: [0; 2],
             in_use: [0; 2],
+            is_short: false,
             figures: SlabFigures::default(),
             misses: [0; MISSES_REMEMBERED],
             miss: 0,
@@ -185,6 +188,7 @@ impl Slabs {
         let is_small = kind(level, units) == SlabKind::Small;
         let room = self.room(false).unwrap_or(0);
         if !is_bounce && u64::from(units) > room {
+            self.is_short |= !is_small && self.open[SlabKind::Large as usize] >= u64::from(units);
             return None;
         }
         let wanted = if is_small && self.keeps { level.slab_units() } else { units };
@@ -283,8 +287,13 @@ impl Slabs {
         let (kind, units) = (slab.kind as usize, u64::from(piece.units));
         slab.used -= piece.units;
         self.figures.used -= units;
+        let was_low = self.level.is_low();
         self.level.used -= units;
         self.level.given = if self.level.is_low() { 0 } else { self.level.given + units };
+        if self.level.is_low() && !was_low {
+            // The next rise begins.
+            self.level.is_tight = std::mem::take(&mut self.is_short);
+        }
         self.figures.pieces -= 1;
         self.open[kind] += units;
         let whole = self.ranges.give(piece.range, kind as u32);

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::UNIT_BYTES;
 use super::policy::SLAB_UNITS_MIN;
 use super::slabs::{Piece, RANGES_MAX, Slabs};
 
@@ -201,6 +202,63 @@ fn smallest_sufficient_idle_slab_is_unpinned_first() {
     assert_eq!((given_up, piece.units), (vec![pieces[0].slab], 4020));
     assert_eq!(slabs.figures().pinned, 9020);
     assert_eq!(slabs.check(), Ok(()));
+}
+
+/// KiB per token of what a layer saves.
+const SAVED_KIB: [u64; 12] = [16, 8, 8, 8, 8, 16, 8, 8, 28, 28, 28, 28];
+const LAYERS: usize = 32;
+/// 80 GiB.
+const HOST_UNITS: u64 = (80 << 30) / UNIT_BYTES as u64;
+
+/// Takes a piece like the pool, on a device that never refuses. `None` where the pool refuses.
+fn take_or_pin(slabs: &mut Slabs, units: u32) -> Option<Piece> {
+    if let Some(piece) = slabs.take(units, false) {
+        return Some(piece);
+    }
+    let Some(growth) = slabs.grow(units, false) else { return slabs.take_any(units, false) };
+    let slot = slabs.grown(&growth, growth.units)?;
+    slabs.take_grown(slot, units)
+}
+
+/// A step of so many tokens: takes what its layers save until the first refusal, and gives it back. Returns the part of the
+/// cap that was in use.
+fn filled(slabs: &mut Slabs, tokens: u64) -> f64 {
+    let mut pieces = Vec::new();
+    let saved = SAVED_KIB.into_iter().cycle().take(LAYERS * SAVED_KIB.len());
+    for kib in saved {
+        let units = u32::try_from((kib * tokens * 1024).div_ceil(UNIT_BYTES as u64)).unwrap();
+        let Some(piece) = take_or_pin(slabs, units) else { break };
+        pieces.push(piece);
+    }
+    let used = slabs.figures().used as f64 / HOST_UNITS as f64;
+    pieces.into_iter().rev().for_each(|piece| slabs.give(piece).unwrap());
+    assert_eq!(slabs.check(), Ok(()));
+    used
+}
+
+/// The lengths of a search for the longest prompt, each of them too long.
+#[test]
+fn the_step_after_a_refusal_fills_the_cap() {
+    let mut slabs = Slabs::new(HOST_UNITS, true, RANGES_MAX);
+    for tokens in [28_200, 14_100, 21_150, 24_670, 26_400, 25_520, 25_960] {
+        let first = filled(&mut slabs, tokens);
+        let second = filled(&mut slabs, tokens);
+        assert!(second >= first && second > 0.99, "{tokens} tokens: {first}, then {second}");
+    }
+}
+
+/// The rise after a refusal beside open ranges takes no larger slab, and the one after that does again.
+#[test]
+fn one_rise_after_a_refusal_is_tight() {
+    let mut slabs = Slabs::new(100_000, true, RANGES_MAX);
+    let mut pieces: Vec<Piece> = (0..10).map(|_| taken(&mut slabs, 10_000).0).collect();
+    for (units, is_tight) in [(9000, false), (8000, true), (7000, false)] {
+        pieces.drain(..).for_each(|piece| slabs.give(piece).unwrap());
+        let first = slabs.take(units, false);
+        assert_eq!(first.is_none(), is_tight, "{units} units");
+        pieces.extend(first);
+        pieces.extend(std::iter::from_fn(|| take_or_pin(&mut slabs, units)));
+    }
 }
 
 /// A larger idle slab serves a request in a rise, but not with random lifetimes.
