@@ -163,6 +163,38 @@ def test_a_prompt_that_is_too_long_is_told_with_the_allocators_report(capsys):
     assert end == f"a prompt of {details[-1]['prompt']}: no room"
 
 
+@pytest.mark.parametrize("side", ["ours", "dense"])
+def test_a_prompt_of_ours_that_is_too_long_is_tried_twice(side, monkeypatch):
+    class Refusing:
+        """Memory for prompts of 1,000 tokens, and for those up to 1,500 in the step after a refusal."""
+
+        refused = False
+        prompts: list[int] = []
+
+        def query(self, side, name, **arguments):
+            if name == "take":
+                self.prompts = [*self.prompts, arguments["prompt"]]
+            if name == "run":
+                room = 1500 if self.refused else 1000
+                self.refused = self.prompts[-1] > room
+                if self.refused:
+                    return {"out_of_memory": "no room", "report": []}
+            return {"seconds": 1.0}
+
+        def end(self, side):
+            pass
+
+    sides = Refusing()
+    search = frontier.Frontier(sides, shapes.TINY, TimeBudget(1e6, "tiny"), tiers=0)
+    longest, _, is_limit = search._longest(side, False, 64, 960)
+    assert is_limit and sides.prompts.count(longest) == (2 if side == "ours" else 1)
+    # Once for each length where no time is left for a second step.
+    monkeypatch.setattr(search.budget, "left", iter([1e6, -1.0, -1.0]).__next__)
+    sides.prompts = []
+    longest, _, is_limit = search._longest("ours", False, 64, 2000)
+    assert (longest, is_limit, len(sides.prompts)) == (0, False, 1)
+
+
 class Sides:
     """Memory of both sides for prompts of some tokens. ``broken``: raises from a prompt on;
     ``is_dead``: and then no longer answers."""

@@ -2,7 +2,8 @@
 
 The response length is fixed. A trial is a whole step that completes or runs out of memory. A
 microbatch is one response, so that its memory does not depend on the prompt. The search bisects
-between a length that trains and one that does not.
+between a length that trains and one that does not. A length of ours that runs out of memory is tried
+once more: the step after a refusal leaves no holes in pinned memory.
 """
 
 from __future__ import annotations
@@ -145,11 +146,14 @@ class Frontier:
 
         def fits(prompt: int) -> bool:
             nonlocal end
-            # Near the limit steps are slower than predicted from the last one.
-            if self.budget.left() < 2 * self._expect(side, prompt, response):
+            if not self._has_time(side, prompt, response):
                 raise Stopped
             try:
                 reply = self._trial(side, checkpointed, prompt, response)
+                again = side == "ours" and "seconds" not in reply
+                if again and self._has_time(side, prompt, response):
+                    # The pinned pool fills its cap in the step after one that it refused.
+                    reply = self._trial(side, checkpointed, prompt, response)
             except WorkerError as error:
                 end = str(error)
                 if not self.pair.died(side):
@@ -189,6 +193,10 @@ class Frontier:
         responses = 1 if side == "dense" else RESPONSES
         work = arithmetic.work(self.geometry, prompt, response, responses)
         return (work.dense if side == "dense" else work.ours).total
+
+    def _has_time(self, side: str, prompt: int, response: int) -> bool:
+        # Near the limit steps are slower than predicted from the last one.
+        return self.budget.left() >= 2 * self._expect(side, prompt, response)
 
     def _expect(self, side: str, prompt: int, response: int) -> float:
         return self.budget.expect(side, "eager", self._flops(side, prompt, response))
