@@ -24,8 +24,9 @@ use crate::geometry::{
 };
 use crate::machine::{Machine, Outcome, STREAM, Times};
 
-/// Steps that sleep. The last one counts: the first one maps all memory anew.
-const STEPS: usize = 3;
+/// Steps that sleep. The last one counts: the first one maps all memory anew, and what the second to the fourth map still
+/// depends on where it lies.
+const STEPS: usize = 6;
 const STEPS_AWAKE_MAX: usize = 4;
 /// Number of the microbatch in the middle of B, from 0.
 const MIDDLE: usize = MICROBATCHES / 2;
