@@ -17,7 +17,7 @@ import torch
 from ..errors import ArgumentError
 from . import checkpointing
 from .hooked_mode import LayerMode
-from .support import ModelView, UnsupportedModelError
+from .support import ModelView, UnsupportedModelError, configurations
 
 # Names of configurations for the number of experts of a layer.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -27,7 +27,7 @@ _TOPK = (torch.topk, torch.Tensor.topk)
 
 def count_experts(view: ModelView) -> int:
     """Returns the number of experts of a layer; 0 if the configuration names none."""
-    for config in support.configurations(view.config):
+    for config in configurations(view.config):
         for name in EXPERTS:
             count = getattr(config, name, None)
             if isinstance(count, int):
