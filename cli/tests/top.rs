@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::{Folder, dormouse};
 use dormouse_timeline::live::{DEFAULT_DIR, Figures, LivePage, TagFigures, default_prefix};
@@ -93,7 +94,7 @@ fn json_has_rates_between_two_updates() {
     let state: Value = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                std::thread::sleep(std::time::Duration::from_millis(10));
+                std::thread::sleep(Duration::from_millis(10));
                 publish();
             }
         });
@@ -135,8 +136,11 @@ fn a_page_that_is_being_written_is_read_whole() {
                 if is_over.load(Ordering::Relaxed) {
                     return;
                 }
+                // A reader's three calls take longer than an update, and a trainer rests for 0.1 s.
+                std::thread::sleep(Duration::from_micros(50));
             }
         });
+        let _ending = Ending(&is_over);
         for _ in 0..5 {
             let (_, text) = top(&here, &["page", "--json"]);
             let state: Value = serde_json::from_str(&text).unwrap();
@@ -150,8 +154,16 @@ fn a_page_that_is_being_written_is_read_whole() {
                 assert_eq!([&tag["resident_bytes"], &tag["asleep_bytes"]], [number; 2]);
             }
         }
-        is_over.store(true, Ordering::Relaxed);
     });
+}
+
+/// Ends the writer, also where the reader's assertions fail.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]
@@ -238,7 +250,7 @@ fn keys_sort_and_quit_on_a_terminal() {
             if all.contains(text) {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
         }
         panic!("{text:?} is not shown: {:?}", fs::read_to_string(&seen));
     };

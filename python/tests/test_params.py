@@ -32,7 +32,7 @@ def test_a_set_value_wins_and_the_others_have_reasons():
     assert (host["value"], host["source"]) == (str(1 << 20), "options")
     file = params["DORMOUSE_NVME_FILE_BYTES"]
     assert (file["source"], int(file["value"])) == ("automatic", info["nvme_file_bytes"])
-    assert "the disk has" in file["reason"] or "ulimit" in file["reason"]
+    assert "the disk of" in file["reason"] or "ulimit" in file["reason"]
     depth = params["DORMOUSE_NVME_QUEUE_DEPTH"]
     assert "at a latency of" in depth["reason"] and 4 <= int(depth["value"]) <= 32
     assert params["DORMOUSE_OFFLOAD_IO_THREADS"]["source"] == "automatic"

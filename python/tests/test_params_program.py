@@ -96,7 +96,7 @@ def test_automatic_values_have_their_reasons(tmp_path):
     for name, param in automatic.items():
         assert param["source"] == "automatic" and param["reason"] and int(param["value"]) > 0, name
     file = automatic["DORMOUSE_NVME_FILE_BYTES"]
-    assert "the disk has" in file["reason"], file
+    assert "the disk of" in file["reason"], file
     told = program("nvme_file_bytes", DORMOUSE_NVME_DIR=str(tmp_path))
     assert "[automatic: " in told.stdout and "built in  auto" in told.stdout
 

@@ -131,9 +131,9 @@ fn huge_blocks_without_an_arena_lie_apart_from_the_first_watch_on() {
     // What was there before stays where it is, and serves blocks of its pool.
     scene.free(&before);
     assert!(scene.are_together(&large, &scene.allocate(NOT_HUGE)));
-    let arena = Some(scene.allocator.arena_create().unwrap());
+    let arena = scene.allocator.arena_create().unwrap();
     let of_arena = [NOT_HUGE, HUGE]
-        .map(|units| scene.allocate_by(&Request { arena, ..Scene::request(units) }));
+        .map(|units| scene.allocate_by(&Request { arena: Some(arena), ..Scene::request(units) }));
     assert!(scene.are_together(&of_arena[0], &of_arena[1]));
     scene.must_be_sound();
     let (stats, [small, all_large]) = scene.allocator.stats_by_kind();
@@ -142,7 +142,7 @@ fn huge_blocks_without_an_arena_lie_apart_from_the_first_watch_on() {
     for block in [large, huge, next, of_arena[0], of_arena[1]] {
         scene.free(&block);
     }
-    scene.allocator.arena_close(arena.unwrap());
+    scene.allocator.arena_close(arena);
     scene.allocator.trim(u64::MAX);
     scene.must_be_sound();
 }

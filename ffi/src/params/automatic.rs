@@ -205,7 +205,7 @@ mod tests {
             "automatic: CPUs: 16; one request per thread: io_uring refused"
         );
         assert_eq!(chosen.number(Key::HostBudget), 20 * GIB);
-        assert_eq!(chosen.number(Key::NvmeFile), 96 * GIB);
+        assert_eq!(chosen.number(Key::NvmeFile), 84 * GIB);
     }
 
     #[test]

@@ -65,16 +65,22 @@ pub struct FileSize {
     pub limit: Chosen,
 }
 
-/// Returns the size of a file on `disk`: 4 GiB, or half of what is free where that is less, that grow on demand. The limit
-/// is the disk: what others fill it with now may be free when the file grows, which leaves a part to them.
+/// Part of a disk that a file which grows leaves free: 1/16.
+const SPARE_DIVISOR: u64 = 16;
+
+/// Returns the size of a file on `disk`: 4 GiB that grow to what is free now, less the part that growth leaves to others:
+/// plans count on the limit. With less than 4 GiB free it is half of that, and the limit is the disk: the file of a
+/// process that was killed may still be going.
 #[must_use]
 pub fn file_bytes(disk: &Disk) -> FileSize {
     let Disk { free_bytes, total_bytes, file_bytes_max, .. } = *disk;
     let (free, total) = (units::bytes(free_bytes), units::bytes(total_bytes));
-    let (start_bytes, reason) = if free_bytes < FILE_BYTES_START {
-        (free_bytes / 2, format!("half of the {free} that the disk of {total} has free"))
+    let (start_bytes, most_bytes, reason) = if free_bytes < FILE_BYTES_START {
+        let reason = format!("half of the {free} that the disk of {total} has free");
+        (free_bytes / 2, total_bytes, reason)
     } else {
-        (FILE_BYTES_START, format!("the disk of {total} has {free} free"))
+        let spare_bytes = free_bytes.saturating_sub(total_bytes / SPARE_DIVISOR);
+        (FILE_BYTES_START, spare_bytes, format!("the disk of {total} has {free} free"))
     };
     let whole = |bytes: u64| {
         let bytes =
@@ -82,8 +88,8 @@ pub fn file_bytes(disk: &Disk) -> FileSize {
         bytes - bytes % FILE_UNIT_BYTES
     };
     let start_bytes = whole(start_bytes);
-    let limit_bytes = whole(total_bytes).max(start_bytes);
-    let mut reason = match total_bytes > file_bytes_max {
+    let limit_bytes = whole(most_bytes).max(start_bytes);
+    let mut reason = match most_bytes.max(start_bytes) > file_bytes_max {
         true => format!("ulimit -f allows files of {}", units::bytes(file_bytes_max)),
         false => reason,
     };
