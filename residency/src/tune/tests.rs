@@ -18,7 +18,14 @@ fn disk(free_bytes: u64, total_bytes: u64, file_bytes_max: u64) -> Disk {
 #[test]
 fn a_file_begins_small_and_may_take_what_is_free() {
     for (free, total, ulimit, start, limit, why) in [
-        (900 * GIB, TIB, UNLIMITED, 4 * GIB, 836 * GIB, "grows from 4 GiB on demand; the disk of 1 TiB"),
+        (
+            900 * GIB,
+            TIB,
+            UNLIMITED,
+            4 * GIB,
+            836 * GIB,
+            "grows from 4 GiB on demand; the disk of 1 TiB",
+        ),
         (4 * GIB, 64 * GIB, UNLIMITED, 4 * GIB, 4 * GIB, "the disk of 64 GiB has 4 GiB free"),
         (3 * GIB, 4 * GIB, UNLIMITED, 1536 * MIB, 4 * GIB, "half of the 3 GiB that the disk"),
         // Most of it is free again when the file grows.
