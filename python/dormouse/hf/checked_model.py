@@ -70,8 +70,6 @@ class CheckedModel:
 
     # Whether nothing but the trainer changes the model between a call and its backward.
     _is_left_alone = True
-    # Whether what holds a tensor after a pass is the trainer's.
-    _sees_holders = True
 
     def __init__(
         self,
@@ -433,7 +431,6 @@ class CheckedModel:
                 prefix_is_longer=prefix_is_longer,
                 is_inner=is_inner,
                 request=request,
-                sees_holders=self._sees_holders,
             )
 
 

@@ -25,18 +25,17 @@ def probe_step(
     prefix_is_longer: bool,
     is_inner: bool = False,
     request: Request = PLAIN,
-    sees_holders: bool = True,
 ) -> Probe:
     """Runs the miniature step on tokens of ``sample``. Does not change any ``.grad``.
 
-    ``is_inner``: the prefix follows another one. ``request``: what losses read. ``sees_holders``:
-    what something holds at the end never sleeps.
+    ``is_inner``: the prefix follows another one. ``request``: what losses read.
     """
     graphs, layers, kept, after = _run(
         view, weights, sample, device, prefix_is_longer, is_inner, request
     )
+    view.forget()
     # Nothing of the step is left: what is alive is held by others, who may read it in a step.
-    held = still_held(layers) if sees_holders else {}
+    held = still_held(layers)
     late = late_read(layers, after, kept, held.keys())
     return Probe.from_step(graphs, layers, after, late, set(held.values()))
 

@@ -93,6 +93,9 @@ class ModelView:
             arguments = arguments | {"position_ids": positions.unsqueeze(0)}
         return self.model(input_ids=tokens.unsqueeze(0), **arguments)
 
+    def forget(self) -> None:
+        """Drops what the view itself keeps of the last pass, and with it the pass's graph."""
+
     def run_dense(self, tokens: torch.Tensor, **arguments):
         """Runs the model on one row of tokens, 1-D, with its own positions and attention."""
         return self.model(input_ids=tokens.unsqueeze(0), use_cache=False, **arguments)

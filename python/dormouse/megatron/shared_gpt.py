@@ -55,9 +55,6 @@ class SharedGPT(ScoredModel):
     # Between a call and its backward the schedule numbers microbatches, and routers count tokens.
     _is_left_alone = False
 
-    # A stage of a pipeline holds the graph of its last pass.
-    _sees_holders = False
-
     def __init__(
         self,
         gpt: GPTModel,

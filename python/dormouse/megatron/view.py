@@ -61,6 +61,9 @@ class GPTView(ModelView):
             output = output.transpose(0, 1)
         return Logits(output[:, : len(tokens)])
 
+    def forget(self):
+        self.hidden.returned = None
+
     def run_dense(self, tokens, **arguments):
         with self.own_mixers.dense():
             return self.run(tokens, torch.arange(len(tokens), device=tokens.device), arguments)
