@@ -223,7 +223,7 @@ pub fn run(
     let done = output.and_then(|output| {
         let text = output.text.as_bytes();
         match out.write_all(text).and_then(|()| out.flush()) {
-            // Whoever closed the pipe may still read the exit status.
+            // The reader of a closed pipe can still check the exit status.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::Print(error)),
             _ => Ok(output.is_good),
         }

@@ -1,4 +1,4 @@
-"""What becomes of handles that nobody closed, and of those that a failed close has destroyed."""
+"""Handles that were never closed, and handles whose close failed after it destroyed them."""
 
 from __future__ import annotations
 

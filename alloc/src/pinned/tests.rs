@@ -220,8 +220,8 @@ fn take_or_pin(slabs: &mut Slabs, units: u32) -> Option<Piece> {
     slabs.take_grown(slot, units)
 }
 
-/// A step of so many tokens: takes what its layers save until the first refusal, and gives it back. Returns the part of the
-/// cap that was in use.
+/// Simulates a step of `tokens` tokens. Allocates what each layer saves, until the pool refuses a request, then frees all
+/// of it. Returns the share of the cap that was in use at the refusal.
 fn filled(slabs: &mut Slabs, tokens: u64) -> f64 {
     let mut pieces = Vec::new();
     let saved = SAVED_KIB.into_iter().cycle().take(LAYERS * SAVED_KIB.len());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// Reports what is not tested here.
+/// Reports on standard error that a part of a test is skipped, with the reason.
 pub(crate) fn skipped(reason: impl Display) {
     // Straight to the descriptor: libtest captures what `println!` writes in a test that passes.
     let _ = writeln!(std::io::stderr(), "skipped: {reason}");

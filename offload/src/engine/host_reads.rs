@@ -70,7 +70,7 @@ mod tests {
         let pool = PinnedPool::new(device, config, timeline, None).unwrap();
         let [first, second] = [(); 2].map(|()| pool.allocate(4096, PinMode::Now).unwrap());
         let mut reads = HostReads::default();
-        assert!(reads.leave(first), "nobody reads it");
+        assert!(reads.leave(first), "no thread reads it");
         for buffer in [first, first, second] {
             reads.begin(buffer);
         }

@@ -69,8 +69,8 @@ impl<D: Device> Engine<D> {
         self.read_copy(sleeper, asleep, destination + asleep.start - range.start)
     }
 
-    /// Copies `range`, which sleeps with a region. No lock is held meanwhile: the destination may sleep too, and whoever
-    /// wakes it needs the table (decision 0025).
+    /// Copies `range`, which sleeps with a region. Holds no lock during the copy: the destination may sleep too, and its
+    /// wake takes the table's lock (decision 0025).
     fn read_copy(
         &self,
         sleeper: Sleeper,

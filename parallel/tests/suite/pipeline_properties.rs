@@ -648,6 +648,22 @@ fn chunks_have_the_least_rows() {
     assert_eq!(ends(2), [99]);
 }
 
+/// A model of twelve layers.
+pub(crate) fn small_model() -> ModelShape {
+    ModelShape {
+        layers: 12,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        dtype_bytes: 2,
+        layer_linear_weights: 100_000,
+        kv_linear_weights: 10_000,
+        last_layer_prefix_weights: 13_000,
+        head_weights: 70_000,
+        saved_bytes_per_token_layer: 640,
+    }
+}
+
 /// Thousandths scale each part's ops: a dead last layer, a head.
 #[test]
 fn parts_may_differ() {
@@ -676,18 +692,7 @@ proptest! {
                 microbatch_rows: 16,
                 device_bytes: 1 << 40,
                 last_layer_dead: dead,
-                model: ModelShape {
-                    layers: 12,
-                    heads: 4,
-                    kv_heads: 2,
-                    head_dim: 8,
-                    dtype_bytes: 2,
-                    layer_linear_weights: 100_000,
-                    kv_linear_weights: 10_000,
-                    last_layer_prefix_weights: 13_000,
-                    head_weights: 70_000,
-                    saved_bytes_per_token_layer: 640,
-                },
+                model: small_model(),
                 machine: Some(Machine {
                     flops_per_s: 1_000_000_000,
                     prefix_attention_flops_per_s: 300_000_000,

@@ -1,11 +1,11 @@
 //! Pipelines whose stages have limited room: lists, replicas and sleep, against every assignment and bound.
 
 use crate::batch::FlatGroup;
-use crate::pipeline_properties::{link_rate, pipeline, stage_bytes};
+use crate::pipeline_properties::{link_rate, pipeline, small_model, stage_bytes};
 use dormouse_parallel::pipeline::*;
 use dormouse_parallel::simulate::World;
 use dormouse_schedule::forest::Forest;
-use dormouse_schedule::{Loss, Machine, ModelShape, Plan, PlanOptions, Scoring, Span};
+use dormouse_schedule::{Loss, Machine, Plan, PlanOptions, Scoring, Span};
 use proptest::prelude::*;
 
 fn peaks(stages: &Stages) -> Vec<u64> {
@@ -212,18 +212,7 @@ fn options(device_bytes: u64) -> PlanOptions {
         microbatch_rows: 14,
         device_bytes,
         last_layer_dead: true,
-        model: ModelShape {
-            layers: 12,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 8,
-            dtype_bytes: 2,
-            layer_linear_weights: 100_000,
-            kv_linear_weights: 10_000,
-            last_layer_prefix_weights: 13_000,
-            head_weights: 70_000,
-            saved_bytes_per_token_layer: 640,
-        },
+        model: small_model(),
         machine: Some(Machine { flops_per_s: 1_000_000_000, ..Machine::default() }),
         ..PlanOptions::default()
     }

@@ -17,7 +17,7 @@ from .accumulation import add_embedded, has_rows_apart
 from .support import TRANSFORMERS, ModelView
 from .twins import Twins
 
-# Gradients of so many rows are widened at a time.
+# Number of rows whose gradients are converted to FP32 at a time.
 WIDE_ROWS = 4096
 
 

@@ -7,12 +7,10 @@ import math
 import torch
 
 from .. import _native as native
-from . import support
+from . import routing, support
 
 # The name of the routed experts' module, in a layer's MLP.
 EXPERTS = "experts"
-# Names of their number.
-EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 FP32_BYTES = torch.float32.itemsize
 
 
@@ -64,7 +62,7 @@ def _saved_bytes(view: support.ModelView, dtype: torch.dtype) -> int:
     heads, latents = _attention_elements(view)
     elements = 2 * hidden + latents + 4 * heads
     attention = 4 * 4 * hidden + 2 * FP32_BYTES * latents + dtype.itemsize * elements
-    mlps = sum(_mlp_bytes(layer, view.config, dtype) for layer in view.layers)
+    mlps = sum(_mlp_bytes(layer, view, dtype) for layer in view.layers)
     return attention + math.ceil(mlps / len(view.layers))
 
 
@@ -79,11 +77,11 @@ def _attention_elements(view: support.ModelView) -> tuple[int, int]:
     return view.heads * sum(widths), latent + (getattr(config, "q_lora_rank", None) or 0)
 
 
-def _mlp_bytes(layer: torch.nn.Module, config, dtype: torch.dtype) -> int:
+def _mlp_bytes(layer: torch.nn.Module, view: support.ModelView, dtype: torch.dtype) -> int:
     """Returns the bytes that a layer's MLP saves per token: four inner rows; of experts those that
     a token is routed to and shared ones, a row in and out for each routed one, and the router's
     scores twice in FP32."""
-    hidden = config.hidden_size
+    config, hidden = view.config, view.config.hidden_size
     inner = _largest(config, "intermediate_size") or 4 * hidden
     if not any(name.rpartition(".")[2] == EXPERTS for name, _ in layer.named_modules()):
         return dtype.itemsize * 4 * inner
@@ -91,9 +89,8 @@ def _mlp_bytes(layer: torch.nn.Module, config, dtype: torch.dtype) -> int:
     inner = _largest(config, "moe_intermediate_size") or inner
     shared = _largest(config, "shared_expert_intermediate_size")
     shared = shared or _largest(config, "n_shared_experts") * inner
-    scores = next(filter(None, (_largest(config, name) for name in EXPERT_COUNTS)), 0)
     elements = 4 * (routed * inner + shared) + 2 * hidden * routed
-    return dtype.itemsize * elements + 2 * FP32_BYTES * scores
+    return dtype.itemsize * elements + 2 * FP32_BYTES * routing.count_experts(view)
 
 
 def _largest(config, name: str) -> int:

@@ -301,14 +301,17 @@ class ShardedWeights(ReplicatedWeights):
 
 def groups_of(model: torch.nn.Module) -> list[dist.ProcessGroup]:
     """Returns the process group of each dimension of the model's mesh."""
-    mesh = next(p for p in model.parameters() if isinstance(p, DTensor)).device_mesh
+    mesh = _a_part(model).device_mesh
     return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+
+
+def _a_part(model: torch.nn.Module) -> DTensor:
+    return next(p for p in model.parameters() if isinstance(p, DTensor))
 
 
 def _reduced(model: torch.nn.Module, table: torch.Tensor, op) -> torch.Tensor:
     """Returns a table reduced over the ranks of the model's mesh."""
-    part = next(p for p in model.parameters() if isinstance(p, DTensor))
-    table = table.to(part.device)
+    table = table.to(_a_part(model).device)
     for group in groups_of(model):
         dist.all_reduce(table, op, group=group)
     return table.cpu()

@@ -207,14 +207,9 @@ fn a_stray_access_without_room_makes_some() {
 #[test]
 fn a_read_of_sleeping_memory_into_sleeping_memory_ends() {
     const BYTES: usize = 3 * MIB;
-    const SECONDS_MAX: u32 = 20;
-    if std::env::var_os(CHILD).is_none() {
-        let child = child_of("a_read_of_sleeping_memory_into_sleeping_memory_ends");
-        assert!(child.status.success(), "{child:?}");
+    if is_parent_of("a_read_of_sleeping_memory_into_sleeping_memory_ends") {
         return;
     }
-    // SAFETY: a plain system call.
-    unsafe { libc::alarm(SECONDS_MAX) };
     let fixture = Plan::default().build();
     let _rescuer = rescuer(&fixture);
     let (_, from) = asleep(&fixture, BYTES, 1, Tier::Host);
@@ -240,14 +235,9 @@ fn a_read_of_sleeping_memory_into_sleeping_memory_ends() {
 /// The region wakes while its copy is read: the reader frees the copy.
 #[test]
 fn a_copy_that_is_read_outlives_the_sleep() {
-    const SECONDS_MAX: u32 = 20;
-    if std::env::var_os(CHILD).is_none() {
-        let child = child_of("a_copy_that_is_read_outlives_the_sleep");
-        assert!(child.status.success(), "{child:?}");
+    if is_parent_of("a_copy_that_is_read_outlives_the_sleep") {
         return;
     }
-    // SAFETY: a plain system call.
-    unsafe { libc::alarm(SECONDS_MAX) };
     let fixture = Plan::default().build();
     let _rescuer = rescuer(&fixture);
     let (id, from) = asleep(&fixture, MIB, 1, Tier::Host);
@@ -281,6 +271,20 @@ fn a_process_has_one_rescuer_at_a_time() {
 }
 
 /// Runs a test in a child process.
+/// Runs the test again in a child process, which must end well and is killed where it does not end. Returns false in
+/// the child.
+fn is_parent_of(test: &str) -> bool {
+    const SECONDS_MAX: u32 = 20;
+    if std::env::var_os(CHILD).is_some() {
+        // SAFETY: a plain system call.
+        unsafe { libc::alarm(SECONDS_MAX) };
+        return false;
+    }
+    let child = child_of(test);
+    assert!(child.status.success(), "{child:?}");
+    true
+}
+
 fn child_of(test: &str) -> Output {
     let name = format!("engine::tests::on_host::stray::{test}");
     let exe = std::env::current_exe().unwrap();
