@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import types
 
 import pytest
 import transformers
@@ -12,6 +13,7 @@ import transformers
 from dormouse import _native as native
 from dormouse.hf import support
 from dormouse.hf.model_shape import model_shape
+from model_zoo import zoo_model
 
 PROGRAM = native.library_path().with_name("dormouse")
 SIZES = {
@@ -71,3 +73,18 @@ def test_saved_bytes_are_those_of_the_program(tmp_path):
         found[family] = shape.saved_bytes_per_token_layer
         wanted[family] = of_program["saved_bytes_per_token_layer"]
     assert found == wanted
+
+
+@pytest.mark.parametrize("kind", ["dots3_note_text", "gemma4_text"])
+def test_layers_with_configurations_of_their_own(kind):
+    view = support.resolve(zoo_model(kind))
+    widths = [each.head_dim for each in view.config.per_layer_config]
+    assert view.head_dim == max(widths) > min(widths)
+    assert model_shape(view).layers == len(widths)
+
+
+def test_a_number_per_layer():
+    config = types.SimpleNamespace(intermediate_size=[48, None, 96], hidden_size=64)
+    assert support.figure(config, "intermediate_size") == 96
+    assert support.figure(config, "hidden_size") == 64
+    assert support.figure(config, "kv_lora_rank") is None

@@ -8,6 +8,7 @@ import torch
 
 from .. import _native as native
 from . import routing, support
+from .support import figure
 
 # The name of the routed experts' module, in a layer's MLP.
 EXPERTS = "experts"
@@ -44,7 +45,7 @@ def _weights(layer: torch.nn.Module, config) -> int:
     total = 0
     for parameter in layer.parameters():
         if parameter.dim() == 3:
-            total += parameter[0].numel() * getattr(config, "num_experts_per_tok", 1)
+            total += parameter[0].numel() * (figure(config, "num_experts_per_tok") or 1)
         elif parameter.dim() == 2:
             total += parameter.numel()
     return total
@@ -70,11 +71,11 @@ def _attention_elements(view: support.ModelView) -> tuple[int, int]:
     """Returns the elements of all heads of queries and of keys, and those of latents. Keys and
     values of latents may differ in width; the mean counts."""
     config = view.config
-    latent = getattr(config, "kv_lora_rank", None)
-    widths = [getattr(config, f"{name}_head_dim", None) for name in ("qk_nope", "qk_rope", "v")]
+    latent = figure(config, "kv_lora_rank")
+    widths = [figure(config, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v")]
     if latent is None or None in widths:
         return (view.heads + view.kv_heads) * view.head_dim, 0
-    return view.heads * sum(widths), latent + (getattr(config, "q_lora_rank", None) or 0)
+    return view.heads * sum(widths), latent + (figure(config, "q_lora_rank") or 0)
 
 
 def _mlp_bytes(layer: torch.nn.Module, view: support.ModelView, dtype: torch.dtype) -> int:
@@ -82,18 +83,12 @@ def _mlp_bytes(layer: torch.nn.Module, view: support.ModelView, dtype: torch.dty
     a token is routed to and shared ones, a row in and out for each routed one, and the router's
     scores twice in FP32."""
     config, hidden = view.config, view.config.hidden_size
-    inner = _largest(config, "intermediate_size") or 4 * hidden
+    inner = figure(config, "intermediate_size") or 4 * hidden
     if not any(name.rpartition(".")[2] == EXPERTS for name, _ in layer.named_modules()):
         return dtype.itemsize * 4 * inner
-    routed = _largest(config, "num_experts_per_tok") or 1
-    inner = _largest(config, "moe_intermediate_size") or inner
-    shared = _largest(config, "shared_expert_intermediate_size")
-    shared = shared or _largest(config, "n_shared_experts") * inner
+    routed = figure(config, "num_experts_per_tok") or 1
+    inner = figure(config, "moe_intermediate_size") or inner
+    shared = figure(config, "shared_expert_intermediate_size")
+    shared = shared or (figure(config, "n_shared_experts") or 0) * inner
     elements = 4 * (routed * inner + shared) + 2 * hidden * routed
     return dtype.itemsize * elements + 2 * FP32_BYTES * routing.count_experts(view)
-
-
-def _largest(config, name: str) -> int:
-    """Returns a size of the configuration, the largest if each layer has its own; 0 for none."""
-    size = getattr(config, name, None) or 0
-    return size if isinstance(size, int) else max(each or 0 for each in size)

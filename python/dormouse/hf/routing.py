@@ -17,7 +17,7 @@ import torch
 from ..errors import ArgumentError
 from . import checkpointing
 from .hooked_mode import LayerMode
-from .support import ModelView, UnsupportedModelError, configurations
+from .support import ModelView, UnsupportedModelError, configurations, figure
 
 # Names of configurations for the number of experts of a layer.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -29,7 +29,7 @@ def count_experts(view: ModelView) -> int:
     """Returns the number of experts of a layer; 0 if the configuration names none."""
     for config in configurations(view.config):
         for name in EXPERTS:
-            count = getattr(config, name, None)
+            count = figure(config, name)
             if isinstance(count, int):
                 return count
     return 0

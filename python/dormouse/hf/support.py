@@ -121,28 +121,23 @@ class ModelView:
     @property
     def heads(self) -> int:
         """Query heads of a layer, or heads of its scan; 1 for a layer without heads."""
-        return self._figure("num_attention_heads") or self._figure("num_heads") or 1
+        config = self.config
+        return figure(config, "num_attention_heads") or figure(config, "num_heads") or 1
 
     @property
     def has_attention(self) -> bool:
         """Whether any layer may have attention: a model of scans alone has none."""
-        return self._figure("num_attention_heads") is not None
+        return figure(self.config, "num_attention_heads") is not None
 
     @property
     def kv_heads(self) -> int:
         """Key/value heads of a layer."""
-        return self._figure("num_key_value_heads") or self.heads
+        return figure(self.config, "num_key_value_heads") or self.heads
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return self._figure("head_dim") or self.config.hidden_size // self.heads
-
-    def _figure(self, name: str) -> int | None:
-        """Returns a figure of the configuration; the largest where each layer has its own."""
-        if name in (getattr(self.config, "per_layer_attributes", None) or ()):
-            return max(getattr(each, name) or 0 for each in self.config.per_layer_config)
-        return getattr(self.config, name, None)
+        return figure(self.config, "head_dim") or self.config.hidden_size // self.heads
 
     @property
     def embedding(self) -> torch.nn.Module:
@@ -236,6 +231,21 @@ def _layers(model: torch.nn.Module, config) -> tuple[torch.nn.Module, ...]:
     return tuple(min(lists, key=lambda item: item[:2])[2])
 
 
+def figure(config, name: str) -> int | float | None:
+    """Returns a number of a configuration, the largest where each layer has its own; None for none.
+
+    Layers have their own in a list, or in configurations of theirs: the whole model's then raises
+    an error for that name.
+    """
+    if name in (getattr(config, "per_layer_attributes", None) or ()):
+        value = [getattr(each, name, None) for each in config.per_layer_config]
+    else:
+        value = getattr(config, name, None)
+    if not isinstance(value, list | tuple):
+        return value
+    return max((each for each in value if each is not None), default=None)
+
+
 def configurations(config) -> Iterator[object]:
     """Yields a configuration and those inside it: of the text, of images, of experts."""
     yield config
@@ -269,7 +279,7 @@ def check_step(model: torch.nn.Module, view: ModelView, device: torch.device) ->
 
     ``device``: the runtime's.
     """
-    rate = getattr(view.config, "attention_dropout", 0.0) or 0.0
+    rate = figure(view.config, "attention_dropout") or 0.0
     if model.training and rate > 0.0:
         raise UnsupportedModelError(
             f"attention_dropout {rate}: a shared prefix would share its mask; accepted: 0"
