@@ -32,6 +32,7 @@ from .. import ranks
 from . import calls, deepspeed_engine, substitutes, tensor_parallel
 from .support import ModelView, UnsupportedModelError, free_bytes
 from .trial import TRIAL_COPIES, Trial
+from .twins import Twins
 
 if dist.is_available():
     from torch.distributed.fsdp import (
@@ -77,13 +78,10 @@ class ReplicatedWeights:
         """Returns the trainer's parameters in the place of those that passes compute with."""
         return list(parameters)
 
-    def handed(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        gradients: Sequence[torch.Tensor | None],
-    ) -> list[torch.Tensor | None]:
-        """Returns the gradients of :meth:`receivers`, given those of ``parameters``."""
-        return list(gradients)
+    def handed(self, twins: Twins) -> list[torch.Tensor | None]:
+        """Returns the gradients of the :meth:`receivers` of the parameters that have twins, and
+        clears the twins' own."""
+        return twins.take()
 
     def in_place(self) -> contextlib.AbstractContextManager:
         """Returns the context in which modules hold what passes compute with."""

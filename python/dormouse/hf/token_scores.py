@@ -243,7 +243,7 @@ class Call:
                 self._backward(self.split(of_values))
                 if self._passes.weights.needs_zeros and not self._twins.gradient_bytes:
                     self._backward_of_zeros()
-        return self._passes.weights.handed(self._twins.trainable, self._twins.take())
+        return self._passes.weights.handed(self._twins)
 
     def _backward_of_zeros(self) -> None:
         """Runs a few tokens, so that what a dense run reaches has zeros, and nothing else does."""

@@ -20,7 +20,7 @@ class Twins:
     """A twin for every trainable parameter of a model."""
 
     def __init__(self, model: torch.nn.Module, *, sums_wide: bool = False):
-        """``sums_wide``: gradients of passes add up in FP32, and are rounded once at the end."""
+        """``sums_wide``: gradients of passes add up in FP32."""
         self._model, self.sums_wide = model, sums_wide
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         """The model's own parameters that have one, each once."""
@@ -77,13 +77,17 @@ class Twins:
             self._sums[twin] = torch.zeros_like(twin, dtype=dtype, requires_grad=False)
         return self._sums[twin]
 
-    def take(self) -> list[torch.Tensor | None]:
-        """Returns the gradients that the twins of :attr:`trainable` collected, and clears them."""
+    def take(self, *, rounded: bool = True) -> list[torch.Tensor | None]:
+        """Returns the gradients that the twins of :attr:`trainable` collected, and clears them.
+        ``rounded``: in the dtypes of parameters; else sums in FP32 stay so."""
         grads = []
         for own in self.trainable:
             twin = self._twins[own]
             wide = self._sums.pop(twin, None)
-            grads.append(twin.grad if wide is None else wide.to(own.dtype))
+            if wide is None:
+                grads.append(twin.grad)
+            else:
+                grads.append(wide.to(own.dtype) if rounded else wide)
             twin.grad = None
         return grads
 

@@ -31,7 +31,7 @@ class _Sharded(NamedTuple):
     dtype: torch.dtype
     """In which it is gathered."""
     reduce_dtype: torch.dtype | None
-    """Of its gradient's average; None: the gradient's own."""
+    """Of its gradient's average; None: :attr:`dtype`."""
     divisor: float | None
     """Of the sum of gradients; None: the number of ranks."""
 
@@ -99,6 +99,7 @@ class WholeWeights(sharding.ReplicatedWeights):
         super().__init__(model)
         self._modules, self._whole, self._gathered = modules, whole, gathered
         self._sharded = {each: own for own, each in whole.items()}
+        self.sums_wide = any(_is_narrowed(own, each.sharded) for own, each in gathered.items())
 
     @property
     def updates(self):
@@ -111,23 +112,27 @@ class WholeWeights(sharding.ReplicatedWeights):
     def receivers(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         return [self._sharded.get(each, each) for each in parameters]
 
-    def handed(self, parameters, gradients):
+    def handed(self, twins):
         """A collective of the ranks."""
         _check(self._modules)
-        pairs = list(zip(self.receivers(parameters), gradients, strict=True))
-        on_some_rank = _on_some_rank(pairs)
-        return [
-            self._averaged(own, gradient) if own in on_some_rank else None
-            for own, gradient in pairs
-        ]
+        owners = self.receivers(twins.trainable)
+        gradients = twins.take(rounded=False)
+        on_some_rank = _on_some_rank(list(zip(owners, gradients, strict=True)))
+        shards = []
+        # A whole gradient is freed as soon as it is reduced.
+        gradients.reverse()
+        for own in owners:
+            gradient = gradients.pop()
+            shards.append(self._averaged(own, gradient) if own in on_some_rank else None)
+        return shards
 
     def _averaged(self, own: torch.nn.Parameter, gradient: torch.Tensor | None) -> torch.Tensor:
         """Returns the shard of the average over the ranks."""
-        data, _, (_, dtype, divisor) = self._gathered[own]
+        data, _, (gathered_dtype, reduce_dtype, divisor) = self._gathered[own]
         if gradient is None:
             # Rows of this rank have no response, or no loss; those of others do.
             gradient = torch.zeros_like(data)
-        mesh, gradient = own.device_mesh, gradient.to(dtype or gradient.dtype)
+        mesh, gradient = own.device_mesh, gradient.to(reduce_dtype or gathered_dtype)
         kind = Partial("avg" if divisor is None else "sum")
         partial = DTensor.from_local(gradient, mesh, [kind] * mesh.ndim, run_check=False)
         shard = partial.redistribute(placements=own.placements)
@@ -174,6 +179,12 @@ def _sharded(modules) -> dict[torch.nn.Parameter, _Sharded]:
         )
         for each, group, dtype in sharding.shards(modules)
     }
+
+
+def _is_narrowed(own: torch.nn.Parameter, sharded: _Sharded) -> bool:
+    """Returns whether FSDP adds up the gradients of microbatches in a wider dtype than passes."""
+    dtypes = (own.dtype, sharded.reduce_dtype or own.dtype)
+    return max(each.itemsize for each in dtypes) > sharded.dtype.itemsize
 
 
 def _check(modules: dict[str, torch.nn.Module]) -> None:

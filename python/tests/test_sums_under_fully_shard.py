@@ -1,0 +1,60 @@
+"""Sums of a call's passes under ``fully_shard``: as wide as FSDP's sums of microbatches."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from models import distance, take_gradients, tiny
+from padded_batch import padded_values
+from test_token_scores import padded
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from dormouse.hf import SharedPrefix
+
+PROMPTS = 64
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("graphs", ["kept", "twice"])
+@pytest.mark.parametrize("reduce_dtype", [torch.float32, None])
+def test_a_call_of_many_prompts_is_as_near_to_fp64_as_microbatches(
+    reduce_dtype, graphs, one_rank, runtime
+):
+    prompts = [3 + row // 2 for row in range(2 * PROMPTS)]
+    ids, mask, keep = padded(prompts, [6] * len(prompts))
+    # Gradients of equal responses point one way: their rounding averages out, that of sums does not.
+    ids[:, -keep:] = ids[0, -keep:]
+
+    def loss_of(values, rows=slice(None)):
+        return (values * mask[rows, -keep:]).sum()
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
+    # Of few layers, whose own rounding is less than that of sums.
+    first = tiny(dtype=torch.float32, num_hidden_layers=1)
+    plain, shared = (fully_shard(copy.deepcopy(first), mp_policy=policy) for _ in range(2))
+    for row in range(0, len(ids), 2):
+        rows = slice(row, row + 2)
+        loss_of(padded_values(plain, ids[rows], mask[rows], keep)[0], rows).backward()
+    scores = SharedPrefix(shared, runtime).score(
+        ids, mask, keep=keep, graphs=graphs, microbatch_tokens=64
+    )
+    loss_of(scores.log_probabilities).backward()
+    model = tiny(num_hidden_layers=1)
+    model.load_state_dict({n: p.to(torch.bfloat16) for n, p in first.state_dict().items()})
+    loss_of(padded_values(model, ids, mask, keep)[0]).backward()
+    truth = take_gradients(model)
+    ours, theirs = (
+        distance({n: p.grad.full_tensor() for n, p in each.named_parameters()}, truth)
+        for each in (shared, plain)
+    )
+    print(f"SUMS {reduce_dtype} {graphs}: shared {ours:.4f}, microbatches {theirs:.4f}")
+    assert 0 < ours <= 1.25 * theirs < 0.1
