@@ -49,9 +49,6 @@ class ReplicatedWeights:
     """Every rank has all weights."""
 
     passes_hold_collectives = False
-    accumulate_in_place = True
-    """Whether a product may add to the gradient of a weight (:mod:`.accumulation`): no hook of a
-    framework waits for each backward."""
     sums_wide = False
     """Whether gradients of a call's passes add up in FP32 (:class:`.twins.Twins`)."""
     needs_zeros = True
@@ -60,6 +57,12 @@ class ReplicatedWeights:
 
     def __init__(self, module: torch.nn.Module):
         self._module = module
+
+    @property
+    def accumulate_in_place(self) -> bool:
+        """Whether a product may add to the gradient of a weight (:mod:`.accumulation`): no hook of a
+        framework waits for each backward, and the sum has the weight's dtype."""
+        return not self.sums_wide
 
     @property
     def description(self) -> str:
@@ -157,8 +160,6 @@ class EngineWeights(ReplicatedWeights):
         self._engine = engine
         # A call has more passes than the engine has microbatches.
         self.sums_wide = deepspeed_engine.sums_wide(engine)
-        # Products would round each sum to the gradient's dtype.
-        self.accumulate_in_place = not self.sums_wide
 
     @property
     def updates(self) -> int:
