@@ -160,14 +160,15 @@ def test_two_parts_are_one(make, first):
         recurrence = _RECURRENCES[function.__name__]
         axis = -1 if recurrence.tokens_last else 1
 
-        def part(start: int, end: int) -> calls.Call:
+        def part(start: int, end: int) -> calls.FunctionCall:
             def of(value):
                 if isinstance(value, torch.Tensor) and value.dim() > 2:
                     return value.narrow(axis, start, end - start)
                 return value
 
             others = {name: of(value) for name, value in kwargs.items()}
-            return calls.Call(None, 0, function.__name__, function, tuple(map(of, args)), others)
+            own = function, tuple(map(of, args)), others
+            return calls.FunctionCall(None, 0, function.__name__, *own)
 
         whole, end = recurrence.run(part(0, tokens), None)
         head, state = recurrence.run(part(0, first), None)
@@ -181,7 +182,7 @@ def test_a_state_is_kept_apart_and_wide():
     states, module = States(), torch.nn.Identity()
     columns = draw(1, 6, 20, seed=1).bfloat16().requires_grad_()
     args = (columns, draw(6, 4, seed=2).bfloat16())
-    call = calls.Call(module, 0, "causal_conv1d_fn", bamba.causal_conv1d_fn, args, {})
+    call = calls.FunctionCall(module, 0, "causal_conv1d_fn", bamba.causal_conv1d_fn, args, {})
     record = states.recorder(lambda: 3)
     record(call)
     with pytest.raises(UnsupportedModelError, match="Identity runs outside a layer or more than"):

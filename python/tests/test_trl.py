@@ -17,7 +17,7 @@ from transformers import BeamConfig, BeamForCausalLM
 import dormouse.trl
 from dormouse.errors import StateError
 from dormouse.hf import sharding
-from dormouse.hf.token_scores import Call
+from dormouse.hf.token_scores import ScoreCall
 from dormouse.trainers.own_forward import own_forward
 from dormouse.trl import UnsupportedTrainerError, scores
 
@@ -255,7 +255,7 @@ def test_a_backward_that_failed_is_not_repeated(runtime, monkeypatch):
     """Gradients of the other microbatches went into it."""
     trainer = dormouse.trl.share(Retrying, runtime=runtime)(tiny())
     trainer.fails_at = None
-    own, calls = Call.gradients, []
+    own, calls = ScoreCall.gradients, []
 
     def gradients(call, of_values):
         if trainer._step == 2 and not calls:
@@ -263,7 +263,7 @@ def test_a_backward_that_failed_is_not_repeated(runtime, monkeypatch):
             raise ArithmeticError
         return own(call, of_values)
 
-    monkeypatch.setattr(Call, "gradients", gradients)
+    monkeypatch.setattr(ScoreCall, "gradients", gradients)
     with pytest.raises(StateError, match="last part failed.*accepted"):
         trainer.train()
     assert calls

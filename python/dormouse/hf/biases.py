@@ -15,7 +15,7 @@ _OF_MASK = "build_alibi_tensor"
 BUILDERS = frozenset({_OF_MASK, "build_mpt_alibi_tensor"})
 
 
-def build(call: calls.Call, positions: torch.Tensor) -> torch.Tensor:
+def build(call: calls.FunctionCall, positions: torch.Tensor) -> torch.Tensor:
     """Returns the biases that ``call`` would build, ``[..., keys]``. ``positions``: of the keys."""
     count = int(positions.max()) + 1
     args = call.args

@@ -17,7 +17,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from .attention import Packed, Rules
-from .masks import Chunk, Window
+from .masks import ChunkMask, WindowMask
 
 Update = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 UpdateIndexer = Callable[[torch.Tensor, int], torch.Tensor]
@@ -78,12 +78,12 @@ class JoinedKeys:
         prefix = torch.ones(packed.rows, before, dtype=torch.bool, device="cpu")
         self._seen = torch.cat([prefix, own], 1)
 
-    def mask(self, limit: Window | Chunk | None = None) -> torch.Tensor:
+    def mask(self, limit: WindowMask | ChunkMask | None = None) -> torch.Tensor:
         """Returns the mask that is added to scores, ``[1, 1, rows, keys]``. ``limit``: of what a
         row reads."""
         seen = self._seen
         if limit is not None:
-            name = "chunk" if isinstance(limit, Chunk) else "window"
+            name = "chunk" if isinstance(limit, ChunkMask) else "window"
             lowest = Rules(1.0, **{name: limit.tokens}).lowest(self._rows)
             seen = seen & (self.positions >= lowest.unsqueeze(1))
         hidden = torch.finfo(self._dtype).min
@@ -92,4 +92,4 @@ class JoinedKeys:
 
     def mask_of(self, built):
         """Returns the mask in place of what :func:`.masks.build` returned."""
-        return self.mask(built) if isinstance(built, (Window, Chunk)) else built
+        return self.mask(built) if isinstance(built, (WindowMask, ChunkMask)) else built

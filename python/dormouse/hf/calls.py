@@ -27,7 +27,7 @@ FUSED = frozenset({"mamba2_split_conv1d_scan_combined", "mamba_inner_fn"})
 RECURRENT = FUSED | {CONVOLUTION, *DELTA_RULES, STATE_SPACE_SCAN, SELECTIVE_SCAN}
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """One call of a function."""
 
     module: torch.nn.Module
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     kwargs: dict
 
 
-Handler = Callable[[Call], object]
+Handler = Callable[[FunctionCall], object]
 
 
 class Caller(NamedTuple):
@@ -158,7 +158,7 @@ class _Calls:
     def handle(self, name: str, function: Callable, args: tuple, kwargs: dict):
         if self._module is None:
             return function(*args, **kwargs)
-        call = Call(self._module, self._count, name, function, args, kwargs)
+        call = FunctionCall(self._module, self._count, name, function, args, kwargs)
         self._count += 1
         return self._handler(call)
 

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import Rules
 from .hooked_mode import LayerMode
-from .registry import Attend, Call, autocast
+from .registry import Attend, AttentionCall, autocast
 from .support import UnsupportedModelError
 
 # The attention implementation under which transformers' layers call torch's function.
@@ -62,7 +62,7 @@ class use(LayerMode):
             )
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         query, key, value = autocast(query, key, value)
-        return self._attend(Call(self.layer, query, key, value, Rules(float(scale)), None))
+        return self._attend(AttentionCall(self.layer, query, key, value, Rules(float(scale)), None))
 
     def _is_causal(self, mask: torch.Tensor | None, tokens: int) -> bool:
         if mask is None:

@@ -17,7 +17,7 @@ from ..schedule import Op, Score
 from . import graph
 from .embedding_rows import EmbeddingRows
 from .filter.graph import FilteredGraph
-from .filter.marks import Edge
+from .filter.marks import GraphEdge
 from .filter.microbatch import Dropped, FilteredMicrobatch
 from .filter.model import marked_layers
 from .filter.rows import Layout
@@ -64,7 +64,7 @@ class _Head:
                 for leaf in self.leaves
             ]
         elif self.logits.requires_grad:
-            root = Edge.of(self.logits), by_rows
+            root = GraphEdge.of(self.logits), by_rows
             self.filtered = FilteredGraph([root], rows, self.leaves)
             self.logits = rows.gather(self.logits.detach(), by_rows)
 

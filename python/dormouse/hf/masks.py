@@ -18,21 +18,21 @@ BUILDERS = frozenset({"create_sliding_window_causal_mask", _CHUNKED})
 _OTHERS = ("or_mask_function", "and_mask_function", "block_sequence_ids")
 
 
-class Window(NamedTuple):
+class WindowMask(NamedTuple):
     """Stands for the mask of a causal window."""
 
     tokens: int
     """A query at position p reads keys at positions above ``p - tokens``."""
 
 
-class Chunk(NamedTuple):
+class ChunkMask(NamedTuple):
     """Stands for the mask of causal attention inside chunks."""
 
     tokens: int
     """A query reads keys whose position divided by ``tokens`` is the same."""
 
 
-def build(call: calls.Call) -> Window | Chunk | None:
+def build(call: calls.FunctionCall) -> WindowMask | ChunkMask | None:
     """Returns what stands for the mask that ``call`` would build; None for a plain causal one."""
     config = call.kwargs["config"] if "config" in call.kwargs else call.args[0]
     is_more = any(call.kwargs.get(name) is not None for name in _OTHERS)
@@ -41,4 +41,4 @@ def build(call: calls.Call) -> Window | Chunk | None:
     if tokens is None or is_more:
         # As in every pass: no mask function is registered, so this builds none.
         return call.function(*call.args, **call.kwargs)
-    return Chunk(tokens) if is_chunked else Window(tokens)
+    return ChunkMask(tokens) if is_chunked else WindowMask(tokens)

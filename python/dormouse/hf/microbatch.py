@@ -123,7 +123,7 @@ def microbatch_output(
     def update_indexer(keys, index: int):
         return joined_indexers(path, index, keys)
 
-    def attend(call: registry.Call):
+    def attend(call: registry.AttentionCall):
         return over_path(path, layer_of(call.module), call, packed)
 
     @contextlib.contextmanager

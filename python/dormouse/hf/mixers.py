@@ -127,7 +127,7 @@ def of(view: ModelView) -> Mixers:
     return Mixers(view) if view.own_mixers is None else view.own_mixers
 
 
-def _handle(recur: calls.Handler, joined: cached.JoinedKeys | None, call: calls.Call):
+def _handle(recur: calls.Handler, joined: cached.JoinedKeys | None, call: calls.FunctionCall):
     if call.name in biases.BUILDERS:
         return biases.build(call, joined.positions)
     if call.name not in masks.BUILDERS:

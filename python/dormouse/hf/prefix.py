@@ -81,7 +81,7 @@ class PrefixForward:
             return True
         return any(tensor.requires_grad for pair in self.live for tensor in pair)
 
-    def attend(self, call: registry.Call) -> torch.Tensor:
+    def attend(self, call: registry.AttentionCall) -> torch.Tensor:
         """Attention function during A."""
         key, value = self._keep(call.module, call.key, call.value)
         if call.ring is not None:
@@ -305,7 +305,10 @@ class PrefixForward:
 
 
 def over_path(
-    path: Sequence[PrefixForward], layer: int, call: registry.Call, packed: attention.Packed
+    path: Sequence[PrefixForward],
+    layer: int,
+    call: registry.AttentionCall,
+    packed: attention.Packed,
 ) -> torch.Tensor:
     """Attention of packed rows over the prefixes of a path and over themselves; their gradients go
     to :meth:`PrefixForward.accumulate`."""

@@ -34,7 +34,7 @@ class _Recurrence(Protocol):
 
     tokens_last: bool
 
-    def run(self, call: calls.Call, start: torch.Tensor | None):
+    def run(self, call: calls.FunctionCall, start: torch.Tensor | None):
         """Returns the outputs of the tokens of ``call`` after a state ``start`` (None: none come
         before), and the state after them."""
 
@@ -141,7 +141,7 @@ class _SelectiveScan:
         return out
 
 
-def _check_has_no_cache(call: calls.Call, *arguments: str) -> None:
+def _check_has_no_cache(call: calls.FunctionCall, *arguments: str) -> None:
     for name in arguments:
         value = call.kwargs.get(name)
         if value is not None and value is not False:
@@ -195,7 +195,7 @@ class States:
             if state.leaf.grad is not None and state.live.requires_grad
         ]
 
-    def start(self, call: calls.Call) -> torch.Tensor:
+    def start(self, call: calls.FunctionCall) -> torch.Tensor:
         """Returns the state from which a call after the prefix starts."""
         state = self._states.get((call.module, call.index))
         if state is None:
@@ -220,7 +220,7 @@ class States:
         """Returns the handler of phase A, which keeps the states. ``layer``: the running one.
         ``before``: those at the end of the prefix that this one follows."""
 
-        def record(call: calls.Call):
+        def record(call: calls.FunctionCall):
             if call.name in calls.FUSED:
                 return None
             place, recurrence = (call.module, call.index), _RECURRENCES[call.name]
@@ -280,7 +280,7 @@ class Resumed:
         self._states, self._packed = states, packed
         self._left = set() if states is None else states.places()
 
-    def __call__(self, call: calls.Call):
+    def __call__(self, call: calls.FunctionCall):
         if call.name in calls.FUSED:
             return None
         recurrence = _RECURRENCES[call.name]
@@ -311,7 +311,7 @@ class Resumed:
             )
 
 
-def _of_run(call: calls.Call, run: Run, tokens_last: bool) -> calls.Call:
+def _of_run(call: calls.FunctionCall, run: Run, tokens_last: bool) -> calls.FunctionCall:
     """Returns the call for the responses of ``run``, one per row."""
     rows = call.args[0].shape[-1 if tokens_last else 1]
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedConfig
 
 from .attention import Rules
-from .masks import Chunk, Window
+from .masks import ChunkMask, WindowMask
 from .ring_attention import Ring
 from .support import UnsupportedModelError
 
@@ -37,7 +37,7 @@ IGNORED = frozenset(
 )
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """One layer's attention: what the model passed, with shapes as in :mod:`.attention`."""
 
     module: torch.nn.Module
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     they are whole."""
 
 
-Attend = Callable[[Call], torch.Tensor]
+Attend = Callable[[AttentionCall], torch.Tensor]
 
 _active = threading.local()
 _lock = threading.Lock()
@@ -117,7 +117,7 @@ def attention(
         raise RuntimeError(
             "attention implementation 'dormouse' runs only inside dormouse.hf.SharedPrefix"
         )
-    if isinstance(attention_mask, Window):
+    if isinstance(attention_mask, WindowMask):
         if sliding_window not in (None, attention_mask.tokens):
             raise UnsupportedModelError(
                 f"{type(module).__name__} passes a window of {sliding_window} tokens and a mask of "
@@ -125,7 +125,7 @@ def attention(
             )
         sliding_window, attention_mask = attention_mask.tokens, None
     chunk = None
-    if isinstance(attention_mask, Chunk):
+    if isinstance(attention_mask, ChunkMask):
         if sliding_window is not None:
             raise UnsupportedModelError(
                 f"{type(module).__name__} passes a window of {sliding_window} tokens and a mask of "
@@ -155,7 +155,7 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = autocast(query, key, value)
     rules = Rules(float(scale), sliding_window, softcap, chunk)
-    out = attend(Call(module, query, key, value, rules, s_aux)).transpose(1, 2)
+    out = attend(AttentionCall(module, query, key, value, rules, s_aux)).transpose(1, 2)
     # As torch's attention: some models view it with other dimensions. Flash stores tokens first,
     # and copies nothing here.
     return out.contiguous(), None

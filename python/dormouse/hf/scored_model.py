@@ -33,9 +33,9 @@ from .step import Step
 from .token_scores import (
     KEPT,
     TWICE,
-    Call,
     KeptCall,
     Passes,
+    ScoreCall,
     Shapes,
     TokenScores,
     TwiceCall,
@@ -69,7 +69,7 @@ class ScoredModel(CheckedModel):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         # Bytes that calls keep awake until their backwards.
-        self._awake: weakref.WeakKeyDictionary[Call, int] = weakref.WeakKeyDictionary()
+        self._awake: weakref.WeakKeyDictionary[ScoreCall, int] = weakref.WeakKeyDictionary()
         self._whole: WholeParameters | None = None
 
     def score(
@@ -117,13 +117,13 @@ class ScoredModel(CheckedModel):
         refused then. ``"auto"`` keeps graphs that take at most half of the free memory awake.
         Values and gradients do not depend on it. Under ``torch.no_grad()`` there is no graph.
         ``microbatch_tokens``: rows of a microbatch; None: 4,096 on a GPU, on a CPU as many as take
-        1 GiB with their logits, from 512 to 2,048. ``context``: entered around all passes, those of the backward
-        included; the model is checked and run as it is in there.
+        1 GiB with their logits, from 512 to 2,048. ``context``: entered around all passes, those of
+        the backward included; the model is checked and run as it is in there.
 
         ``token_filter``: the tokens of responses that have a backward (:data:`.TokenChoice`): a
         mask, or a function that is called for each response when its log-probabilities are known.
-        Values do not change. The row that predicts a dropped token gets no gradient in any layer, nor do
-        its K and V, and what it saved is freed before anything sleeps. Rows of prompts count as
+        Values do not change. The row that predicts a dropped token gets no gradient in any layer,
+        nor do its K and V, and what it saved is freed before anything sleeps. Rows of prompts count as
         kept. The gradient of a loss at a dropped token is ignored. Rows run as groups, not as trees.
         :attr:`TokenScores.filtered` says what was freed.
 
@@ -410,7 +410,7 @@ class ScoredModel(CheckedModel):
             graphs = TWICE
         elif graphs == AUTO:
             graphs = KEPT if self._fits(places, logits=holds_logits) else TWICE
-        call: Call
+        call: ScoreCall
         if graphs == KEPT:
             asleep, filtered_in = self._asleep_in_place(places), None
             if chosen is not None and asleep is not None:

@@ -172,7 +172,7 @@ class Passes:
         return Losses(loss_fn, request=self.measure.asked.request)
 
 
-class Call:
+class ScoreCall:
     """One differentiable call over the groups of a batch. Its backward runs once."""
 
     def __init__(self, passes: Passes, places: Sequence[RowPlaces], shapes: Shapes):
@@ -266,7 +266,7 @@ class Call:
             self.counts[name] += counts[name]
 
 
-class KeptCall(Call):
+class KeptCall(ScoreCall):
     """Graphs of all microbatches live until the backward."""
 
     def __init__(
@@ -328,7 +328,7 @@ class KeptCall(Call):
         self._stack.close()
 
 
-class TwiceCall(Call):
+class TwiceCall(ScoreCall):
     """The forward keeps nothing but the state of the random generators, and buffers."""
 
     def _forward(self, layout):
@@ -469,7 +469,7 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def differentiable(call: Call) -> Values:
+def differentiable(call: ScoreCall) -> Values:
     """Runs the forward of a call; returns its values with a graph that ends at the parameters."""
     return call.split(_Node.apply(call, *call.parameters))
 

@@ -171,7 +171,7 @@ class GPTMixers:
             else:
                 query, key, value = (x[: self._rows] for x in (query, key, value))
             columns = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-            out = attend(registry.Call(core, *columns, rules, None, ranges, ring))
+            out = attend(registry.AttentionCall(core, *columns, rules, None, ranges, ring))
             return _WithPadding.apply(out.permute(2, 0, 1, 3).flatten(2), room)
 
         return forward

@@ -17,7 +17,7 @@ from .. import attention as packed_attention
 from ..attention import CausalAttention, PackedAttention, Packed, Rules
 from ..kernels import Scores
 from ..measured import kernel_for
-from .marks import Edge, sources_of
+from .marks import GraphEdge, sources_of
 from .rows import Layout, NotByRowsError, Rows
 from .rules import Gradients, Operation, Plan, by_edges, kind_of
 from .saved import are_by_hooks
@@ -287,7 +287,7 @@ def _check_one_row(op: Operation) -> None:
 def _is_over_own_rows(node, rows: Rows, began: int) -> bool:
     """Returns whether query, key and value are of the layers' own sequence: from one tensor of it.
     Sizes do not tell, where another sequence is as long."""
-    first, *others = (sources_of(edge, rows, began) for edge in Edge(node, 0).below())
+    first, *others = (sources_of(edge, rows, began) for edge in GraphEdge(node, 0).below())
     return None not in first and all(each == first for each in others)
 
 

@@ -25,7 +25,7 @@ import torch
 
 from ...errors import StateError
 from . import attention, rules
-from .marks import Edge, mark_of, nodes_below
+from .marks import GraphEdge, mark_of, nodes_below
 from .rows import Layout, NotByRowsError, Rows
 from .rules import Operation, Plan
 from .saved import Saved
@@ -62,7 +62,7 @@ class FilteredGraph:
 
     def __init__(
         self,
-        roots: Sequence[tuple[Edge, Layout | None]],
+        roots: Sequence[tuple[GraphEdge, Layout | None]],
         rows: Rows,
         taken: Sequence[torch.Tensor] = (),
     ):
@@ -71,7 +71,7 @@ class FilteredGraph:
         self.rows = rows
         self._roots = roots
         self._kept_whole: Counter[str] = Counter()
-        self._taken = [Edge.of(leaf) for leaf in taken]
+        self._taken = [GraphEdge.of(leaf) for leaf in taken]
         self._saved = Saved(rows)
         self._plans: list[_Planned] | None = []
         # The number of the first operation of the layers.
@@ -92,7 +92,7 @@ class FilteredGraph:
         return compact
 
     def _make(self) -> None:
-        found: dict[Edge, list[Layout | None]] = {}
+        found: dict[GraphEdge, list[Layout | None]] = {}
         for edge, layout in self._roots:
             found.setdefault(edge, []).append(layout)
         leaves = {edge.node for edge in self._taken}
@@ -104,7 +104,7 @@ class FilteredGraph:
             layouts = {
                 number: self._anchor(edge) or own or self._common(found.pop(edge))
                 for number in range(len(node._input_metadata))
-                if (edge := Edge(node, number)) in found
+                if (edge := GraphEdge(node, number)) in found
             }
             if node.name() == _ACCUMULATE:
                 plan = Plan([], lambda gradients: [])
@@ -116,10 +116,10 @@ class FilteredGraph:
                 inside.update(target for target, _ in node.next_functions)
             for (target, number), layout in zip(node.next_functions, plan.inputs, strict=True):
                 if target is not None:
-                    found.setdefault(Edge(target, number), []).append(layout)
+                    found.setdefault(GraphEdge(target, number), []).append(layout)
         self._compact = self._saved.seal()
 
-    def _anchor(self, edge: Edge) -> Layout | None:
+    def _anchor(self, edge: GraphEdge) -> Layout | None:
         """Returns the layout of a tensor whose rows are known."""
         mark = mark_of(edge)
         if mark is None:
@@ -179,7 +179,7 @@ class FilteredGraph:
         plans, self._plans = self._plans, None
         self._compact.clear()
         sums = _Sums(self.rows, {planned.node: planned.layouts for planned in plans})
-        taken: dict[Edge, torch.Tensor] = {}
+        taken: dict[GraphEdge, torch.Tensor] = {}
         with torch.no_grad():
             for (edge, layout), grad in zip(self._roots, gradients, strict=True):
                 sums.add(edge, layout, grad)
@@ -190,7 +190,7 @@ class FilteredGraph:
                 if node.name() != _ACCUMULATE:
                     sums.add_all(node, plan.inputs, plan.run(own))
                     self._saved.release(node)
-                elif (edge := Edge(node, 0)) in self._taken:
+                elif (edge := GraphEdge(node, 0)) in self._taken:
                     taken[edge] = own[0]
                 else:
                     _accumulate(node.variable, own)
@@ -203,14 +203,14 @@ class _Sums:
     def __init__(self, rows: Rows, layouts: dict):
         """``layouts``: of the gradients of each node's outputs, by number."""
         self._rows, self._layouts = rows, layouts
-        self._found: dict[Edge, torch.Tensor] = {}
+        self._found: dict[GraphEdge, torch.Tensor] = {}
         # Sums in memory that was allocated here. Any other gradient may be that of several tensors,
         # as what an addition returns, or have one value for several elements.
-        self._own: set[Edge] = set()
+        self._own: set[GraphEdge] = set()
 
     def take(self, node) -> list[torch.Tensor | None]:
         """Returns the gradients of a node's outputs, once."""
-        edges = [Edge(node, number) for number in range(len(node._input_metadata))]
+        edges = [GraphEdge(node, number) for number in range(len(node._input_metadata))]
         self._own.difference_update(edges)
         return [self._found.pop(edge, None) for edge in edges]
 
@@ -218,9 +218,9 @@ class _Sums:
         """Adds the gradients of a node's inputs."""
         for target, layout, grad in zip(node.next_functions, layouts, gradients, strict=True):
             if target[0] is not None:
-                self.add(Edge(*target), layout, grad)
+                self.add(GraphEdge(*target), layout, grad)
 
-    def add(self, edge: Edge, layout: Layout | None, grad: torch.Tensor | None) -> None:
+    def add(self, edge: GraphEdge, layout: Layout | None, grad: torch.Tensor | None) -> None:
         """Adds a gradient to that of a tensor, in the layout of that."""
         if grad is None:
             return

@@ -20,22 +20,22 @@ HIDDEN = Layout(1, 0)
 """Of what layers read and return, ``[sequences, columns, width]``."""
 
 
-class Edge(NamedTuple):
+class GraphEdge(NamedTuple):
     """An output of a node, which is a tensor of the forward."""
 
     node: torch.autograd.graph.Node
     number: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Edge:
+    def of(cls, tensor: torch.Tensor) -> GraphEdge:
         """Returns the edge of a tensor with a graph."""
         return cls(*torch.autograd.graph.get_gradient_edge(tensor)[:2])
 
-    def below(self) -> Iterator[Edge]:
+    def below(self) -> Iterator[GraphEdge]:
         """Yields the tensors that its operation read."""
         for node, number in self.node.next_functions:
             if node is not None:
-                yield Edge(node, number)
+                yield GraphEdge(node, number)
 
 
 class Mark(NamedTuple):
@@ -54,16 +54,16 @@ class Mark(NamedTuple):
 def mark_rows(tensor: torch.Tensor, mark: Mark) -> None:
     """Notes where the rows of a tensor are, in its graph."""
     if tensor.grad_fn is not None:
-        edge = Edge.of(tensor)
+        edge = GraphEdge.of(tensor)
         edge.node.metadata.setdefault(_KEY, {})[edge.number] = mark
 
 
-def mark_of(edge: Edge) -> Mark | None:
+def mark_of(edge: GraphEdge) -> Mark | None:
     """Returns what is noted of a tensor."""
     return edge.node.metadata.get(_KEY, {}).get(edge.number)
 
 
-def sources_of(edge: Edge, rows: Rows, began: int) -> set[Edge | None]:
+def sources_of(edge: GraphEdge, rows: Rows, began: int) -> set[GraphEdge | None]:
     """Returns the nearest tensors with known rows from which a tensor was computed; None among them
     if another one took part that is as large and older than operation ``began``. Weights may be
     older too, as those that autocast has converted."""

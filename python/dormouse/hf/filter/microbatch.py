@@ -14,7 +14,7 @@ from ..outputs import Output
 from ..score_values import Tensors, Values
 from ..support import ModelView, UnsupportedModelError, Way
 from .graph import FilteredGraph, FilterReport
-from .marks import Edge, Mark, check_inside, mark_rows, nodes_below
+from .marks import GraphEdge, Mark, check_inside, mark_rows, nodes_below
 from .model import backward_of
 from .rows import Layout, Rows
 
@@ -95,7 +95,7 @@ class FilteredMicrobatch:
         self.dropped = dropped
         self._roots = [root for root in roots if root.requires_grad]
         self._layout = layout
-        edges = [(Edge.of(root), layout) for root in self._roots]
+        edges = [(GraphEdge.of(root), layout) for root in self._roots]
         check_inside(nodes_below([edge.node for edge, _ in edges]))
         self._graph = FilteredGraph(edges, dropped.rows)
         self._tag: Tag | None = None
@@ -140,7 +140,7 @@ class FilteredLoss:
         self._total, self._rows = total, dropped.rows
         forward = (0, *(self._rows.sequences, self._rows.columns))
         roots = [tensor for _, tensor in output.tensors() if tensor.requires_grad]
-        check_inside(nodes_below([Edge.of(each).node for each in roots]))
+        check_inside(nodes_below([GraphEdge.of(each).node for each in roots]))
         for _, tensor in output.tensors():
             layout = Layout(0) if len(tensor) == self._rows.total else None
             mark_rows(tensor, Mark(forward, layout, is_end=True))

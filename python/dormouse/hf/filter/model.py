@@ -14,7 +14,7 @@ from .. import deepspeed_engine, tensor_parallel
 from ..support import UnsupportedModelError
 from .choice import check_mask
 from .graph import FilteredGraph, FilterReport
-from .marks import HIDDEN, Edge, Mark, check_inside, mark_of, mark_rows, nodes_below
+from .marks import HIDDEN, GraphEdge, Mark, check_inside, mark_of, mark_rows, nodes_below
 from .rows import Rows
 
 # Forwards of all contexts have different numbers.
@@ -71,7 +71,7 @@ class TokenFilter:
 def backward_of(loss: torch.Tensor, rows: Rows) -> FilterReport:
     """Runs the backward of a loss of the marked outputs of one forward, whose rows ``rows``
     counts."""
-    graph = FilteredGraph([(Edge.of(loss), None)], rows)
+    graph = FilteredGraph([(GraphEdge.of(loss), None)], rows)
     graph.backward([torch.ones_like(loss)])
     return graph.report
 
@@ -239,14 +239,14 @@ def marked_layers(layers: Sequence[torch.nn.Module]) -> Iterator[_LayerMarks]:
         yield marks
 
 
-def _ends_of(loss: torch.Tensor) -> dict[Edge, Mark]:
+def _ends_of(loss: torch.Tensor) -> dict[GraphEdge, Mark]:
     """Returns the outputs of forwards that a loss reads.
 
     Raises :class:`ArgumentError` if it reads the inside of a forward too, and
     :class:`UnsupportedModelError` if a part of a forward has no graph.
     """
-    ends: dict[Edge, Mark] = {}
-    nodes, todo = set(), [Edge.of(loss)]
+    ends: dict[GraphEdge, Mark] = {}
+    nodes, todo = set(), [GraphEdge.of(loss)]
     while todo:
         edge = todo.pop()
         mark = mark_of(edge)
