@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from models import distance, take_gradients, tiny
 from padded_batch import padded_values
 from test_token_scores import padded
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dormouse.hf import SharedPrefix
+from dormouse.hf.whole_weights import WholeParameters
 
 PROMPTS = 64
 
@@ -58,3 +61,26 @@ def test_a_call_of_many_prompts_is_as_near_to_fp64_as_microbatches(
     )
     print(f"SUMS {reduce_dtype} {graphs}: shared {ours:.4f}, microbatches {theirs:.4f}")
     assert 0 < ours <= 1.25 * theirs < 0.1
+
+
+def test_a_call_frees_the_weights_that_it_gathered(one_rank, runtime, monkeypatch):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = fully_shard(tiny(dtype=torch.float32), mp_policy=policy)
+    gather, storages = WholeParameters.gather, set()
+
+    def noted(parameters):
+        weights = gather(parameters)
+        gathered = weights._gathered.values()
+        storages.update(StorageWeakRef(each.data.untyped_storage()) for each in gathered)
+        return weights
+
+    monkeypatch.setattr(WholeParameters, "gather", noted)
+    shared = SharedPrefix(model, runtime)
+    ids, mask, keep = padded([17, 17, 11], [4, 6, 5])
+    for _ in range(2):
+        scores = shared.score(ids, mask, keep=keep)
+        scores.log_probabilities.sum().backward()
+    del scores
+    gc.collect()
+    assert len(storages) >= 2 * len(list(model.parameters()))
+    assert [each for each in storages if not each.expired()] == []

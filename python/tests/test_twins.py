@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dormouse.hf.twins import Twins
 
@@ -49,3 +52,18 @@ def test_bytes_of_wide_sums_count():
     with twins.in_place():
         layer(torch.ones(4, dtype=torch.bfloat16)).sum().backward()
     assert twins.gradient_bytes == twins.gradient_bytes_max == (12 + 3) * torch.float32.itemsize
+
+
+@pytest.mark.parametrize("sums_wide", [False, True])
+def test_twins_are_freed_with_what_they_share(sums_wide):
+    layer = torch.nn.Linear(4, 3, dtype=torch.bfloat16)
+    twins = Twins(layer, sums_wide=sums_wide)
+    with twins.in_place():
+        layer(torch.ones(4, dtype=torch.bfloat16)).sum().backward()
+    twins.take()
+    storage = StorageWeakRef(layer.weight.untyped_storage())
+    # As frameworks that shard weights free them.
+    layer.weight.data = torch.empty(0, dtype=torch.bfloat16)
+    del twins
+    gc.collect()
+    assert storage.expired()

@@ -8,7 +8,8 @@ gradient of each pass. So the passes run with twins, and the node returns what t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -39,7 +40,7 @@ class Twins:
             if own not in self._twins:
                 self._twins[own] = twin = substitutes.parameter_like(own, own.detach())
                 if self.sums_wide and sum_dtype(own) != own.dtype:
-                    twin.register_post_accumulate_grad_hook(self._add)
+                    twin.register_post_accumulate_grad_hook(_adding_to(self))
         before = [(own, own.grad, _version(own.grad)) for own in self.trainable]
         places = substitutes.put(self._model, self._twins.get)
         try:
@@ -97,6 +98,17 @@ class Twins:
             self._sums[twin].add_(grad)
         else:
             self._sums[twin] = grad.to(sum_dtype(twin))
+
+
+def _adding_to(twins: Twins) -> Callable[[torch.nn.Parameter], None]:
+    """Returns a hook that moves a twin's gradient to its sum. It does not hold ``twins``, which has
+    the twin: Python's collector does not see the reference that torch keeps of the hook."""
+    reference = weakref.ref(twins)
+
+    def add(twin: torch.nn.Parameter) -> None:
+        reference()._add(twin)
+
+    return add
 
 
 def sum_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
