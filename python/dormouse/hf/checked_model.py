@@ -105,9 +105,9 @@ class CheckedModel:
         return self._runtime.device
 
     @property
-    def layers(self) -> Sequence[torch.nn.Module]:
-        """Of the model's decoder, in the order in which they run."""
-        return self._view.layers
+    def view(self) -> support.ModelView:
+        """The model as passes run it."""
+        return self._view
 
     def _alone(self, *, in_backward: bool = False) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which no other thread may run passes of the model."""

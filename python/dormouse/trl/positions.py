@@ -8,12 +8,16 @@ columns, and below FP32 rounding may be as large as what these change.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import torch
 
+from ..hf import wide_code
 from ..hf.check import undisturbed
 from ..hf.dropout import NoDropout
 from ..hf.sharding import lowest_dtype
-from ..hf.support import logits_of
+from ..hf.support import ModelView, logits_of
 from ..trainers.refusals import UnsupportedTrainerError
 
 TOKENS = 8
@@ -22,25 +26,47 @@ COLUMNS = 64
 # Relative distance that rounding explains: of what reaches the first layer in any dtype, and of
 # logits in FP32, in which rotary embeddings of larger positions are off by some 1e-5.
 TOLERANCE = 1e-3
+# Settings of FP32 products that round nothing to fewer bits.
+EXACT_PRODUCTS = ("none", "ieee")
+
+Read = Callable[[int, dict], torch.Tensor]
+"""Runs a row after columns of padding, given its arguments; returns what its tokens have."""
 
 
-def check_positions(
-    model: torch.nn.Module, first_layer: torch.nn.Module, device: torch.device
-) -> None:
+class _Reached(Exception):
+    """Ends a forward at the first layer: its kernels may not take the dtype outside autocast."""
+
+
+def check_positions(model: torch.nn.Module, view: ModelView, device: torch.device) -> None:
     """Compares a row with the same one after padding, outside autocast.
 
-    ``model``: without wrappers. ``first_layer``: of its decoder. Where weights are narrower than
-    FP32, what reaches that layer alone is compared.
+    ``model``: without wrappers. Where weights or products are narrower than FP32, what reaches the
+    first layer alone is compared.
 
     Raises :class:`UnsupportedTrainerError`.
     """
     columns = getattr(model.config.get_text_config(), "max_position_embeddings", None) or COLUMNS
-    padding = min(COLUMNS, columns) - TOKENS
-    is_wide = lowest_dtype(model).itemsize >= torch.float32.itemsize
+    padding = max(0, min(COLUMNS, columns) - TOKENS)
+
+    def reaching_layers(start: int, row: dict) -> torch.Tensor:
+        hidden = _reaching(view.layers[0], lambda: model(**row))
+        return hidden.narrow(_dimension_of_tokens(hidden, start + TOKENS), start, TOKENS)
+
+    def logits(start: int, row: dict) -> torch.Tensor:
+        return logits_of(model(**row))[:, start:]
+
     outside_autocast = torch.autocast(device.type, enabled=False)
     with undisturbed(device), torch.no_grad(), NoDropout(), outside_autocast:
-        near, far = (_run(model, first_layer, each, device) for each in (0, max(0, padding)))
-    if any(_distance(*each) > TOLERANCE for each in zip(near[: 1 + is_wide], far, strict=False)):
+        _compare(reaching_layers, padding, device)
+        if lowest_dtype(model).itemsize >= torch.float32.itemsize and _has_exact_products(device):
+            with wide_code.use(view):
+                _compare(logits, padding, device)
+
+
+def _compare(read: Read, padding: int, device: torch.device) -> None:
+    near, far = (read(start, _row(start, device)).double() for start in (0, padding))
+    # Not a quotient: what is no number is refused, and zeros are equal.
+    if not (near - far).norm() <= TOLERANCE * near.norm():
         raise UnsupportedTrainerError(
             "the trainer numbers the columns of rows that are padded on the left, and the model's "
             "values depend on these numbers; accepted: positions of which attention reads "
@@ -48,27 +74,42 @@ def check_positions(
         )
 
 
-def _run(
-    model: torch.nn.Module, first_layer: torch.nn.Module, padding: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what reaches the first layer, and logits, both of the tokens after ``padding``."""
+def _row(padding: int, device: torch.device) -> dict:
     ids = torch.zeros(1, padding + TOKENS, dtype=torch.int64, device=device)
     mask = torch.zeros_like(ids)
     ids[:, padding:], mask[:, padding:] = torch.arange(1, TOKENS + 1), 1
+    return {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+
+
+def _reaching(first_layer: torch.nn.Module, forward: Callable[[], object]) -> torch.Tensor:
+    """Returns what a forward hands to the first layer, of which it runs nothing."""
     found = []
 
     def keep(module, args, named):
-        hidden = args[0] if args else named["hidden_states"]
-        found.append(hidden[:, padding:].clone())
+        found.append((args[0] if args else named["hidden_states"]).clone())
+        raise _Reached
 
     hook = first_layer.register_forward_pre_hook(keep, with_kwargs=True)
     try:
-        output = model(input_ids=ids, attention_mask=mask, use_cache=False)
+        with contextlib.suppress(_Reached):
+            forward()
     finally:
         hook.remove()
-    return found[0], logits_of(output)[:, padding:]
+    return found[0]
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    one, other = one.double(), other.double()
-    return float((one - other).norm() / one.norm())
+def _dimension_of_tokens(hidden: torch.Tensor, tokens: int) -> int:
+    """Returns that of ``[batch, tokens, ...]``, or of ``[streams, batch, tokens, hidden_size]``,
+    which the layers of Gemma 3n read."""
+    found = [each for each in (1, hidden.dim() - 2) if hidden.shape[each] == tokens]
+    if not found:
+        raise UnsupportedTrainerError(
+            f"layers read a tensor of shape {list(hidden.shape)} for a row of {tokens} tokens; "
+            "accepted: [batch, tokens, ...]"
+        )
+    return found[0]
+
+
+def _has_exact_products(device: torch.device) -> bool:
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    return backend.matmul.fp32_precision in EXACT_PRODUCTS

@@ -215,7 +215,7 @@ class SharedRows:
             return
         plain = sharding.unwrapped(model)
         with self._own_forward(model):
-            check_positions(plain, shared.layers[0], shared.device)
+            check_positions(plain, shared.view, shared.device)
 
         def ours(ids, mask, keep):
             arguments = self._arguments(model, {**options, "keep": keep})
