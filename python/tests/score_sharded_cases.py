@@ -65,6 +65,8 @@ CASES = {
     "frozen between": Case(how="frozen between"),
     "frozen between, twice": Case(how="frozen between", graphs="twice"),
     "a parameter without use": Case(how="unused"),
+    "ranks agree first": Case(how="agreement"),
+    "ranks of replicas agree first": Case("hybrid", how="agreement"),
     "tied weights": Case(model={"tie_word_embeddings": True}),
     "a layer is trained": Case(trainable="layers.1"),
     "adapters": Case(adapted=True),

@@ -25,6 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from dormouse import Group
 from dormouse.hf import SharedPrefix, sharding
 from dormouse.hf.step import LivePrefix
+from dormouse.trainers import short_prompts
 
 
 def placed(model, how: str) -> torch.nn.Module:
@@ -149,6 +150,13 @@ class Run:
     def unused(self):
         self.one_call()
         assert self.model.extra.weight.grad is None
+
+    def agreement(self):
+        """What holds on one rank holds on both."""
+        device = self.shared.device
+        assert short_prompts.on_any_rank(self.model, self.rank == 1, device)
+        assert not short_prompts.on_any_rank(self.model, False, device)
+        self.one_call()
 
     def foreach(self):
         loss = self.loss()

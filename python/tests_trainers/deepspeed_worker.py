@@ -19,6 +19,7 @@ from padded_batch import mixed_loss, padded_values
 
 import dormouse
 from dormouse.hf import SharedPrefix
+from dormouse.trainers import short_prompts
 
 
 def trained(case: cases.Case, runtime: dormouse.Runtime | None) -> dict:
@@ -27,6 +28,7 @@ def trained(case: cases.Case, runtime: dormouse.Runtime | None) -> dict:
     ids, mask, keep = cases.batch_of(engine.global_rank, engine.dp_world_size)
     values_of = padded_scores(engine, keep)
     if runtime is not None:
+        _check_agreement(engine)
         shared = SharedPrefix(engine, runtime, sleep=case.sleep)
         values_of = shared_scores(shared, case, keep)
     found = {"gradients": [], "weights": []}
@@ -47,6 +49,17 @@ def trained(case: cases.Case, runtime: dormouse.Runtime | None) -> dict:
         found["weights"].append(weights(engine.module))
     engine.destroy()
     return found
+
+
+def _check_agreement(engine) -> None:
+    """What holds on one rank holds on every rank that runs collectives with it."""
+    rank, last = engine.global_rank, engine.dp_world_size - 1
+    assert short_prompts.on_any_rank(engine, rank == last, engine.device)
+    assert not short_prompts.on_any_rank(engine, False, engine.device)
+    with torch.no_grad():
+        is_joint = engine.zero_optimization_stage() == 3
+        found = short_prompts.on_any_rank(engine, rank == last, engine.device)
+    assert found == (is_joint or rank == last)
 
 
 def weights(model: torch.nn.Module) -> cases.Tensors:

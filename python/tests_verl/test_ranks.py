@@ -52,6 +52,20 @@ def test_two_ranks(ranks_of_shards, tmp_path):
     """Weights sharded over both; or each with all of them, on a mesh of two dimensions."""
     saved(tmp_path / "model")
     plain, shared = (left_by_ranks(tmp_path, kind, ranks_of_shards) for kind in ("plain", "shared"))
+    assert_equal(shared, plain)
+    assert [each["sharing"].prompts < each["sharing"].rows for each in shared] == [True, False]
+
+
+def test_ranks_run_as_in_verl_if_one_has_a_prompt_of_one_token(tmp_path):
+    """Else one would wait in a collective that the other does not enter."""
+    saved(tmp_path / "model")
+    kinds = ("plain-short", "shared-short")
+    plain, shared = (left_by_ranks(tmp_path, kind, RANKS) for kind in kinds)
+    assert_equal(shared, plain)
+    assert [each["sharing"].rows for each in shared] == [0, 0]
+
+
+def assert_equal(shared: list[dict], plain: list[dict]) -> None:
     for ours, own in zip(shared, plain, strict=True):
         torch.testing.assert_close(ours["log_probs"], own["log_probs"], rtol=0, atol=EXACT)
         assert len(ours["gradients"]) == len(own["gradients"]) == 4
@@ -59,7 +73,6 @@ def test_two_ranks(ranks_of_shards, tmp_path):
             assert distance(one, other) < EXACT
         assert distance(ours["weights"], own["weights"]) < EXACT
         assert not differences(ours["metrics"], own["metrics"], EXACT)
-    assert [each["sharing"].prompts < each["sharing"].rows for each in shared] == [True, False]
 
 
 def test_an_error_of_one_rank_is_told(tmp_path):

@@ -1,6 +1,8 @@
-"""One rank of test_ranks.py: ``verl_worker.py DIRECTORY plain|shared|failing RANKS_OF_SHARDS``.
+"""One rank of test_ranks.py: ``verl_worker.py DIRECTORY KIND RANKS_OF_SHARDS``, of which KIND is
+``plain``, ``shared``, or one of:
 
-``failing``: rank 1's second loss raises, and each rank leaves its error.
+- ``plain-short``, ``shared-short``: prompts of rank 1 have one token;
+- ``failing``: rank 1's second loss raises, and each rank leaves its error.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import on_cpu
 import pytest
 import torch
 from verl.utils import tensordict_utils
-from verl_runs import batch_of, exact, made, run
+from verl_runs import PROMPTS, batch_of, exact, made, run
 
 import dormouse
 
@@ -49,7 +51,7 @@ def main(directory: Path, kind: str, ranks_of_shards: int) -> None:
     with on_cpu.process_group(), pytest.MonkeyPatch.context() as monkeypatch:
         rank = torch.distributed.get_rank()
         exact(monkeypatch)
-        runtime = None if kind == "plain" else dormouse.Runtime()
+        runtime = None if kind.startswith("plain") else dormouse.Runtime()
         engine = {
             "micro_batch_size_per_gpu": 1,
             "infer_micro_batch_size_per_gpu": 1,
@@ -62,11 +64,13 @@ def main(directory: Path, kind: str, ranks_of_shards: int) -> None:
             (directory / f"{kind}.{rank}").write_text(error)
             runtime.close()
             return
+        is_short = kind.endswith("short") and rank == 1
+        prompts = (1, 1, 1) if is_short else PROMPTS
         left = run(
             monkeypatch,
             directory / "model",
             runtime=runtime,
-            batch={"rows": ROWS[rank], "seed": 7 + rank},
+            batch={"prompts": prompts, "rows": ROWS[rank], "seed": 7 + rank},
             **settings,
         )
         torch.save(vars(left), directory / f"{kind}.{rank}")
