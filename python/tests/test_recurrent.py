@@ -177,6 +177,56 @@ def test_two_parts_are_one(make, first):
         assert torch.allclose(last, end, rtol=0, atol=1e-11)
 
 
+def a_kernel(columns, *args, **options):
+    """As that of mamba_ssm: outputs have the dtype of the columns, and the state no gradient."""
+    out, state = jamba.mamba_selective_scan(columns, *args, **options)
+    return out.to(columns.dtype), state.detach()
+
+
+def a_scan(function, *, dtype: torch.dtype, size: float) -> calls.FunctionCall:
+    """A call whose state is about eight times ``size`` squared."""
+    columns, steps = (torch.full((1, 6, 8), each, dtype=dtype) for each in (size, 0.0))
+    into, out = (torch.full((1, 5, 8), each, dtype=dtype) for each in (size, 1.0))
+    columns.requires_grad_()
+    options = {"z": torch.ones_like(columns), "delta_softplus": True}
+    args = (columns, steps, torch.full((6, 5), -0.01), into, out)
+    return calls.FunctionCall(None, 0, calls.SELECTIVE_SCAN, function, args, options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_state_is_the_kernels_own(dtype):
+    recurrence = _RECURRENCES[calls.SELECTIVE_SCAN]
+    call = a_scan(a_kernel, dtype=dtype, size=20.0)
+    _, end = recurrence.run(call, None)
+    _, wanted = a_kernel(*call.args, **call.kwargs, return_last_state=True)
+    assert wanted.max() > 2000 and torch.equal(end, wanted)
+    # Gradients that FP16 hardly represents are not divided.
+    scale = 2.0**-22
+    (got,) = torch.autograd.grad((end * scale).sum(), call.args[0])
+    own = a_scan(jamba.mamba_selective_scan, dtype=torch.float32, size=20.0)
+    _, state = own.function(*own.args, **own.kwargs, return_last_state=True)
+    (found,) = torch.autograd.grad((state * scale).sum(), own.args[0])
+    torch.testing.assert_close(got.float(), found, rtol=0.02, atol=0)
+
+
+def test_a_scan_of_responses_has_their_tokens_alone(runtime, monkeypatch):
+    own, lengths = jamba.mamba_selective_scan, []
+
+    def counted(columns, *args, **options):
+        lengths.append((columns.shape[-1], options.get("return_last_state")))
+        return own(columns, *args, **options)
+
+    with in_fp64():
+        monkeypatch.setattr(jamba, "mamba_selective_scan", counted)
+        shared = SharedPrefix(zoo_model("jamba"), runtime)
+        shared.backward(group(40, (5, 9)), loss_fn, microbatch_tokens=20)
+        # Of the check.
+        lengths.clear()
+        shared.backward(group(40, (5, 9)), loss_fn, microbatch_tokens=20)
+    assert {tokens for tokens, wants_state in lengths if not wants_state} == {5, 9}
+    assert len(lengths) > 2
+
+
 def test_a_state_is_kept_apart_and_wide():
     """BF16 would lose the last of many equal gradients."""
     states, module = States(), torch.nn.Identity()
@@ -220,10 +270,9 @@ def test_states_without_gradient(runtime, monkeypatch):
 
 @pytest.mark.parametrize("name", ["causal_conv1d_fn", "torch_chunk_gated_delta_rule"])
 def test_responses_that_start_from_nothing(name, runtime, monkeypatch):
-    real = type(_RECURRENCES[name]).run
-    monkeypatch.setattr(
-        type(_RECURRENCES[name]), "run", lambda self, call, start: real(self, call, None)
-    )
+    kind = type(_RECURRENCES[name])
+    real = kind.run
+    monkeypatch.setattr(kind, "run", lambda self, call, start, **own: real(self, call, None, **own))
     refusal, distance_ = mutated(monkeypatch, runtime)
     assert "not exact" in refusal and distance_ > 1e3 * FP64_BOUND
 

@@ -11,6 +11,7 @@ runtime's prefix knows K and V alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -21,11 +22,13 @@ from . import calls
 from .attention import Packed, Run
 from .support import UnsupportedModelError
 
-
 # A step so far below zero that its softplus is exactly 0.
 NO_STEP = 1e4
-# A gate that multiplies by exactly itself: its sigmoid is 1 in every dtype.
-OPEN = 64.0
+# A gate that multiplies by about 1, and that no dtype rounds: states and their gradients keep their
+# size, which FP16 cannot represent beyond 65,504.
+GATE = 1.28125
+# By what it multiplies.
+GATED = GATE / (1 + math.exp(-GATE))
 
 
 class _Recurrence(Protocol):
@@ -34,9 +37,11 @@ class _Recurrence(Protocol):
 
     tokens_last: bool
 
-    def run(self, call: calls.FunctionCall, start: torch.Tensor | None):
+    def run(
+        self, call: calls.FunctionCall, start: torch.Tensor | None, *, wants_state: bool = True
+    ):
         """Returns the outputs of the tokens of ``call`` after a state ``start`` (None: none come
-        before), and the state after them."""
+        before), and the state after them, for which None may stand unless ``wants_state``."""
 
     def returned(self, out: torch.Tensor):
         """Returns what the module expects of a call that does not ask for the state."""
@@ -47,7 +52,7 @@ class _Convolution:
 
     tokens_last = True
 
-    def run(self, call, start):
+    def run(self, call, start, *, wants_state=True):
         columns = call.args[0]
         weight = call.kwargs["weight"] if "weight" in call.kwargs else call.args[1]
         reach = weight.shape[-1] - 1
@@ -72,7 +77,7 @@ class _Scan:
         and for whether to return the one after the last. ``returns_pair``: also without it."""
         self._start, self._wants_end, self._returns_pair = start, wants_end, returns_pair
 
-    def run(self, call, start):
+    def run(self, call, start, *, wants_state=True):
         _check_has_no_cache(call, self._wants_end, self._start)
         return call.function(
             *call.args, **call.kwargs | {self._start: start, self._wants_end: True}
@@ -88,9 +93,13 @@ class _SelectiveScan:
 
     tokens_last = True
 
-    def run(self, call, start):
+    def run(self, call, start, *, wants_state=True):
         _check_has_no_cache(call, "return_last_state")
-        out, end = self._run_to_state(call)
+        if wants_state and torch.is_grad_enabled():
+            out, end = self._run_to_state(call)
+        else:
+            found = call.function(*call.args, **call.kwargs | {"return_last_state": wants_state})
+            out, end = found if wants_state else (found, None)
         if start is None:
             return out, end
         # The function takes no state, but is linear in it: what is left of it is added.
@@ -103,10 +112,10 @@ class _SelectiveScan:
         read = torch.einsum("rctw,rwt->rct", left, readers.to(left.dtype))
         if call.kwargs.get("z") is not None:
             read = read * silu(call.kwargs["z"])
-        return out + read.to(out.dtype), end + left[:, :, -1]
+        return out + read.to(out.dtype), None if end is None else end + left[:, :, -1]
 
     def _run_to_state(self, call):
-        """Returns the outputs, and the state after the last token.
+        """Returns the outputs, and the state after the last token, with a gradient.
 
         The kernel of mamba_ssm returns that state without a gradient. Outputs have one: as many
         tokens as the state is wide follow, which change nothing, and of which each reads a column.
@@ -122,7 +131,7 @@ class _SelectiveScan:
         each = torch.eye(width, dtype=readers.dtype, device=readers.device)
         gate = options.get("z")
         if gate is not None:
-            options["z"] = pad(gate, (0, width), value=OPEN)
+            options["z"] = pad(gate, (0, width), value=GATE)
         out, end = call.function(
             pad(columns, (0, width)),
             torch.cat([steps, still.to(steps.dtype).expand(*steps.shape[:-1], width)], -1),
@@ -134,11 +143,23 @@ class _SelectiveScan:
         )
         read = out[..., tokens:].to(end.dtype)
         if gate is not None:
-            read = read / OPEN
-        return out[..., :tokens], end.detach() + (read - read.detach())
+            read = read / GATED
+        return out[..., :tokens], _InPlaceOf.apply(read, end.detach())
 
     def returned(self, out):
         return out
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """A value that has the gradient of another, which was rounded."""
+
+    @staticmethod
+    def forward(ctx, rounded, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
 
 
 def _check_has_no_cache(call: calls.FunctionCall, *arguments: str) -> None:
@@ -298,7 +319,8 @@ class Resumed:
             starts = start
             if start is not None:
                 starts = start.expand(run.count, *start.shape[1:]).contiguous()
-            out, _ = recurrence.run(_of_run(call, run, recurrence.tokens_last), starts)
+            own = _of_run(call, run, recurrence.tokens_last)
+            out, _ = recurrence.run(own, starts, wants_state=False)
             outs.append(_in_one_row(out, recurrence.tokens_last))
         return recurrence.returned(torch.cat(outs, -1 if recurrence.tokens_last else 1))
 
