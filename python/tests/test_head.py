@@ -49,7 +49,7 @@ def check_kept(model, runtime, temperature: float = 1.0, **options) -> None:
 # Soft caps, factors, a bias, scaled embeddings, learned positions.
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "granite", "cohere", "phi", "gpt2"])
 def test_the_head_of_a_model_runs_apart(kind, holds_logits, runtime, head_rows, monkeypatch):
-    monkeypatch.setattr(ScoredModel, "_holds_logits", lambda self, places: holds_logits)
+    monkeypatch.setattr(ScoredModel, "_holds_logits", lambda *_: holds_logits)
     with in_fp64():
         check_kept(zoo_model(kind), runtime, 0.7)
     runs = 1 if holds_logits else 2
@@ -207,7 +207,7 @@ def test_heads_that_cannot_run_apart(monkeypatch):
 @pytest.mark.parametrize("view", VIEWS)
 def test_logits_that_their_backward_reads(view, holds_logits, monkeypatch, runtime, head_rows):
     monkeypatch.setattr(Squashed, "seen", staticmethod(VIEWS[view]))
-    monkeypatch.setattr(ScoredModel, "_holds_logits", lambda self, places: holds_logits)
+    monkeypatch.setattr(ScoredModel, "_holds_logits", lambda *_: holds_logits)
     monkeypatch.setattr(support, "TRANSFORMERS", "/")
     check_kept(of_class(Squashed), runtime)
     assert head_rows

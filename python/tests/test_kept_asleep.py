@@ -172,7 +172,7 @@ def test_calls_that_wait_for_their_backward_are_small_together(warm, monkeypatch
     few = padded([90, 90], [20, 20])
     first = scored(shared, few)
     (own_bytes,) = shared._awake.values()
-    share_of_one = own_bytes / shared._gradient_bytes
+    share_of_one = own_bytes / shared._gradient_bytes(shared._ready())
     monkeypatch.setattr(scored_model, "AWAKE_SHARE", 1.5 * share_of_one)
     second = scored(shared, few)
     assert [len(passes_of(each)) for each in (first, second)] == [0, 1]

@@ -8,12 +8,16 @@ import subprocess
 import types
 
 import pytest
+import torch
 import transformers
-
-from dormouse import _native as native
-from dormouse.hf import support
-from dormouse.hf.model_shape import model_shape
 from model_zoo import zoo_model
+from models import VOCAB, tiny
+
+from dormouse import Group
+from dormouse import _native as native
+from dormouse.hf import SharedPrefix, support
+from dormouse.hf import model_shape as shapes
+from dormouse.hf.model_shape import model_shape
 
 PROGRAM = native.library_path().with_name("dormouse")
 SIZES = {
@@ -88,3 +92,29 @@ def test_a_number_per_layer():
     assert support.figure(config, "intermediate_size") == 96
     assert support.figure(config, "hidden_size") == 64
     assert support.figure(config, "kv_lora_rank") is None
+
+
+def test_a_number_by_another_name():
+    experts = {"per_layer_config": {0: {"num_local_experts": 4}}, "num_local_experts": 8}
+    config = transformers.GptOssConfig(num_hidden_layers=2, **experts)
+    assert support.figure(config, "num_experts") == support.figure(config, "num_local_experts") == 8
+
+
+def test_a_model_is_looked_at_once(runtime, monkeypatch):
+    own, looks = shapes._saved_bytes, []
+
+    def counted(*arguments):
+        looks.append(arguments)
+        return own(*arguments)
+
+    monkeypatch.setattr(shapes, "_saved_bytes", counted)
+    shared = SharedPrefix(tiny(), runtime)
+    groups = [Group([1, 2, number], [[4, 5], [6]]) for number in range(4)]
+    shared.score(groups[0])
+    looks.clear()
+    for group in groups:
+        shared.score(group)
+    assert looks == []
+    shared._model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB, dtype=torch.float64))
+    shared.score(groups[0])
+    assert len(looks) == 1

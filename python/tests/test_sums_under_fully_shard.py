@@ -13,7 +13,7 @@ from test_token_scores import padded
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dormouse.hf import SharedPrefix
+from dormouse.hf import SharedPrefix, support
 from dormouse.hf.whole_weights import WholeParameters
 
 PROMPTS = 64
@@ -84,3 +84,21 @@ def test_a_call_frees_the_weights_that_it_gathered(one_rank, runtime, monkeypatc
     gc.collect()
     assert len(storages) >= 2 * len(list(model.parameters()))
     assert [each for each in storages if not each.expired()] == []
+
+
+def test_graphs_are_kept_beside_the_sums(one_rank, runtime, monkeypatch):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = fully_shard(tiny(dtype=torch.float32), mp_policy=policy)
+    shared = SharedPrefix(model, runtime)
+    ids, mask, keep = padded([17, 17, 11], [4, 6, 5])
+
+    def graphs(free_bytes: int) -> str:
+        monkeypatch.setattr(support, "free_bytes", lambda device: free_bytes)
+        return shared.score(ids, mask, keep=keep, graphs="auto").graphs
+
+    sum_bytes = 4 * sum(p.numel() for p in model.parameters())
+    assert graphs(sum_bytes + (1 << 30)) == "kept"
+    # As much as the sums of all weights, of which nothing is left for graphs.
+    assert graphs(sum_bytes) == "twice"
+    narrow = SharedPrefix(fully_shard(tiny(dtype=torch.bfloat16)), runtime)
+    assert narrow.score(ids, mask, keep=keep, graphs="auto").graphs == "kept"

@@ -224,7 +224,7 @@ def test_entropies_chosen_logits_and_hidden_states(is_apart, graphs, runtime):
 def test_heads_that_hold_logits_or_compute_them_again(holds_logits, runtime):
     model, batch = tiny(tie_word_embeddings=False), a_batch()
     shared = SharedPrefix(model, runtime)
-    shared._holds_logits = lambda places: holds_logits
+    shared._holds_logits = lambda *_: holds_logits
     kept = some_tokens(batch[0], batch[2])
     dense_filtered(model, *batch, kept)
     wanted = take_gradients(model)

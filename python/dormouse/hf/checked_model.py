@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from .. import _native as native
 from ..errors import ArgumentError
 from ..group import records_of
 from ..runtime import Prefix, Runtime
@@ -34,7 +35,7 @@ from .check import Checked
 from .fingerprint import Fingerprint
 from .known import Known, KnownModels
 from .miniature import Miniature, Reach
-from .model_shape import model_shape
+from .model_shape import dtype_of, model_shape
 from .outputs import PLAIN, Losses, Request
 from .probe import Probe
 from .probe_step import probe_step
@@ -92,6 +93,8 @@ class CheckedModel:
         self._sleep = sleep
         self._prompt_dropout = prompt_dropout
         self._view = self._resolve()
+        # By dtype of weights, which `fully_shard` gathers in another.
+        self._shapes: dict[torch.dtype, native.ModelShape] = {}
         # The same for every wrapper of the model, and whatever becomes of its layers.
         inner = (each for each in self._model.modules() if isinstance(each, PreTrainedModel))
         self._held = next(inner, self._model)
@@ -109,6 +112,14 @@ class CheckedModel:
         """The model as passes run it."""
         return self._view
 
+    @property
+    def _shape(self) -> native.ModelShape:
+        """The figures of the model as it is now."""
+        dtype = dtype_of(self._view)
+        if dtype not in self._shapes:
+            self._shapes[dtype] = model_shape(self._view)
+        return self._shapes[dtype]
+
     def _alone(self, *, in_backward: bool = False) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which no other thread may run passes of the model."""
         return one_thread.holding(self._held, in_backward=in_backward)
@@ -124,7 +135,7 @@ class CheckedModel:
         self, batch: Batch, microbatch_tokens: int, cuts: Sequence[torch.Tensor] = ()
     ) -> Plan:
         """``cuts``: see :meth:`.batch.Batch.plan`."""
-        return batch.plan(model_shape(self._view), microbatch_tokens, cuts)
+        return batch.plan(self._shape, microbatch_tokens, cuts)
 
     def _rows_of(self, microbatch_tokens: int | None) -> int:
         """Returns the rows of a microbatch: those asked for, else the device's default."""
@@ -292,6 +303,7 @@ class CheckedModel:
 
     def _use(self, view: support.ModelView) -> None:
         self._view = view
+        self._shapes.clear()
         self._length_matters = check.unknown_code(view) is not None
 
     def _check_view(

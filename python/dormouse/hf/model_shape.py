@@ -8,7 +8,7 @@ import torch
 
 from .. import _native as native
 from . import routing, support
-from .support import figure
+from .support import figure, whole_size
 
 # The name of the routed experts' module, in a layer's MLP.
 EXPERTS = "experts"
@@ -20,9 +20,7 @@ def model_shape(view: support.ModelView) -> native.ModelShape:
     hidden = view.config.hidden_size
     # In the last layer phase A runs K and V both ways and Q forward only: a third of its work.
     key_value = 2 * view.kv_heads * view.head_dim * hidden
-    # Quantised weights are integers.
-    floats = (p.dtype for p in view.layers[0].parameters() if p.is_floating_point())
-    dtype = next(floats, torch.get_default_dtype())
+    dtype = dtype_of(view)
     return native.ModelShape(
         layers=len(view.layers),
         heads=view.heads,
@@ -33,10 +31,16 @@ def model_shape(view: support.ModelView) -> native.ModelShape:
         // len(view.layers),
         kv_linear_weights=key_value,
         last_layer_prefix_weights=key_value + view.heads * view.head_dim * hidden // 3,
-        head_weights=view.embedding.weight.numel(),
+        head_weights=math.prod(whole_size(view.embedding.weight)),
         dtype_bytes=dtype.itemsize,
         saved_bytes_per_token_layer=_saved_bytes(view, dtype),
     )
+
+
+def dtype_of(view: support.ModelView) -> torch.dtype:
+    """Returns the dtype of a layer's weights. Quantised ones are integers, which do not count."""
+    floats = (p.dtype for p in view.layers[0].parameters() if p.is_floating_point())
+    return next(floats, torch.get_default_dtype())
 
 
 def _weights(layer: torch.nn.Module, config) -> int:
@@ -44,10 +48,11 @@ def _weights(layer: torch.nn.Module, config) -> int:
     of experts those that one token is routed to."""
     total = 0
     for parameter in layer.parameters():
-        if parameter.dim() == 3:
-            total += parameter[0].numel() * (figure(config, "num_experts_per_tok") or 1)
-        elif parameter.dim() == 2:
-            total += parameter.numel()
+        size = whole_size(parameter)
+        if len(size) == 3:
+            total += math.prod(size[1:]) * (figure(config, "num_experts_per_tok") or 1)
+        elif len(size) == 2:
+            total += math.prod(size)
     return total
 
 

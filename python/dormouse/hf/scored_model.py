@@ -23,7 +23,6 @@ from .filter.choice import Chosen, TokenChoice
 from .filter.microbatch import check_filtered
 from .head import Head
 from .likelihood import check_temperature
-from .model_shape import model_shape
 from .padded import Places, RowPlaces, groups_of, groups_of_packed
 from .score import GroupScores, batches_of, score_batches
 from .score_trees import TreePlaces, with_trees
@@ -41,6 +40,7 @@ from .token_scores import (
     TwiceCall,
     differentiable,
 )
+from .twins import gradient_bytes_max
 from .whole_weights import WholeParameters, WholeWeights
 from .window import Window
 
@@ -259,15 +259,14 @@ class ScoredModel(CheckedModel):
         if asked.request.prompt or not drops_alike or token_filter is not None:
             return places
         rows = self._scored_rows_of(microbatch_tokens)
-        return with_trees(places, model_shape(self._view), rows)
+        return with_trees(places, self._shape, rows)
 
     def _scored_rows_of(self, microbatch_tokens: int | None) -> int:
         """Returns the rows of a microbatch of a differentiable call."""
         rows = self._rows_of(microbatch_tokens)
         if microbatch_tokens is not None or self._runtime.device.type != "cpu":
             return rows
-        shape = model_shape(self._view)
-        row_bytes = self._saved_bytes_per_token + shape.vocab * shape.dtype_bytes
+        row_bytes = self._saved_bytes_per_token + self._shape.vocab * self._shape.dtype_bytes
         fitting = SCORED_MICROBATCH_BYTES_MAX // row_bytes
         return max(rows, min(fitting, SCORED_MICROBATCH_TOKENS_MAX))
 
@@ -405,14 +404,14 @@ class ScoredModel(CheckedModel):
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         found = self._find_head(weights) if has_graph and batches and graphs != TWICE else None
-        holds_logits = found is None or self._holds_logits(places)
+        holds_logits = found is None or self._holds_logits(places, weights)
         if not has_graph:
             graphs = TWICE
         elif graphs == AUTO:
-            graphs = KEPT if self._fits(places, logits=holds_logits) else TWICE
+            graphs = KEPT if self._fits(places, weights, logits=holds_logits) else TWICE
         call: ScoreCall
         if graphs == KEPT:
-            asleep, filtered_in = self._asleep_in_place(places), None
+            asleep, filtered_in = self._asleep_in_place(places, weights), None
             if chosen is not None and asleep is not None:
                 # What rows save sleeps when it is known which are kept.
                 asleep, filtered_in = None, self._runtime
@@ -458,34 +457,36 @@ class ScoredModel(CheckedModel):
                 heads[self._autocast] = head.of(self._view, self._runtime.device)
         return heads[self._autocast]
 
-    def _asleep_in_place(self, places: list[RowPlaces]) -> Forwards | None:
+    def _asleep_in_place(
+        self, places: list[RowPlaces], weights: ReplicatedWeights
+    ) -> Forwards | None:
         """Returns what lets kept graphs of microbatches sleep; None if they stay awake. On a GPU
         they do: copies of what a forward saved take longer there than the forward. So do graphs
         that are small beside the gradients."""
         if not self._sleep or self._runtime.device.type != "cpu":
             return None
         awake_bytes = self._kept_bytes(places) + sum(self._awake.values())
-        if awake_bytes <= AWAKE_SHARE * self._gradient_bytes:
+        if awake_bytes <= AWAKE_SHARE * self._gradient_bytes(weights):
             return None
         return in_place(self._model, self._runtime, self._view.layers)
 
-    def _holds_logits(self, places: list[RowPlaces]) -> bool:
+    def _holds_logits(self, places: list[RowPlaces], weights: ReplicatedWeights) -> bool:
         """Returns whether to keep logits of a head that runs apart. Layers get their gradients when
         logits are gone. So up to the size of all gradients they hardly raise the peak, and are kept
         where memory matters too."""
-        if not self._fits(places, logits=True):
+        if not self._fits(places, weights, logits=True):
             return False
-        return not self._sleep or self._logits_bytes(places) <= self._gradient_bytes
+        return not self._sleep or self._logits_bytes(places) <= self._gradient_bytes(weights)
 
-    @property
-    def _gradient_bytes(self) -> int:
-        """Of all parameters that receive one."""
-        trainable = (p for p in self._model.parameters() if p.requires_grad)
-        return sum(p.numel() * p.element_size() for p in trainable)
+    def _gradient_bytes(self, weights: ReplicatedWeights) -> int:
+        """Of all parameters that receive one, as passes add them up."""
+        trainable = [p for p in self._model.parameters() if p.requires_grad]
+        return gradient_bytes_max(trainable, sums_wide=weights.sums_wide)
 
-    def _fits(self, places: list[RowPlaces], *, logits: bool) -> bool:
+    def _fits(self, places: list[RowPlaces], weights: ReplicatedWeights, *, logits: bool) -> bool:
         """Returns whether the graphs of all microbatches fit, with or without ``logits`` of groups:
-        those of trees are kept. Graphs of prompts count where they stay awake."""
+        those of trees are kept. Graphs of prompts count where they stay awake, and gradients where
+        they are wider than the weights."""
         if not sharding.keeps_graphs(self._wrapped):
             return False
         trees = [each for each in places if isinstance(each, TreePlaces)]
@@ -493,7 +494,10 @@ class ScoredModel(CheckedModel):
         if not self._prompts_sleep:
             tokens = sum(each.prefix_tokens for each in places)
             needed_bytes += tokens * self._saved_bytes_per_token
-        return needed_bytes <= KEPT_SHARE * support.free_bytes(self._runtime.device)
+        free_bytes = support.free_bytes(self._runtime.device)
+        if weights.sums_wide:
+            free_bytes -= self._gradient_bytes(weights)
+        return needed_bytes <= KEPT_SHARE * free_bytes
 
     @property
     def _prompts_sleep(self) -> bool:
@@ -512,9 +516,8 @@ class ScoredModel(CheckedModel):
 
     @property
     def _saved_bytes_per_token(self) -> int:
-        shape = model_shape(self._view)
-        return shape.layers * shape.saved_bytes_per_token_layer
+        return self._shape.layers * self._shape.saved_bytes_per_token_layer
 
     def _logits_bytes(self, places: list[RowPlaces]) -> int:
-        shape = model_shape(self._view)
-        return sum(each.label_tokens for each in places) * shape.vocab * shape.dtype_bytes
+        tokens = sum(each.label_tokens for each in places)
+        return tokens * self._shape.vocab * self._shape.dtype_bytes

@@ -29,7 +29,6 @@ from .check import Checked, undisturbed
 from .checked_model import alone, awake, in_passes, reach_of
 from .exchange import Batches, Exchange, ExchangeReport
 from .miniature import Reach
-from .model_shape import model_shape
 from .outputs import PLAIN, Losses, Output
 from .scored_model import ScoredModel
 from .share import RanksReport
@@ -302,7 +301,7 @@ class SharedPrefix(ScoredModel):
             prediction = plan.predict()
             if measured is None:
                 return prediction
-            shared_s = measured.seconds(speed.of_plan(plan, model_shape(self._view)))
+            shared_s = measured.seconds(speed.of_plan(plan, self._shape))
         dense_s = measured.seconds(speed.of_dense(own.dense_runs()))
         seconds = {"seconds_dense": dense_s, "seconds_shared": shared_s}
         return prediction | seconds | {"speedup": dense_s / shared_s}
@@ -340,7 +339,7 @@ class SharedPrefix(ScoredModel):
                     step.run()
 
             with self._plan(GroupBatch(group), microbatch_tokens) as plan:
-                return speed.Sample(speed.of_plan(plan, model_shape(self._view)), run)
+                return speed.Sample(speed.of_plan(plan, self._shape), run)
 
         with undisturbed(device), weights.trial(self._model, None) as trial:
             samples = speed.dense_samples(self._view, device, tokens, trial.adopt)
@@ -435,7 +434,7 @@ class SharedPrefix(ScoredModel):
             report.checked = self._checked([offer.batches[index]], PLAIN, is_tree=True)
             return report
 
-        shape, device = model_shape(self._view), self._runtime.device
+        shape, device = self._shape, self._runtime.device
         stems = [stem for batch in offer.batches for stem in batch.stems()]
         gathered = ranks.gather_numbers(process_group, exchanging.packed(stems), device)
         run = error = None

@@ -147,7 +147,12 @@ class ModelView:
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: token ids are below this."""
-        return self.embedding.weight.shape[0]
+        return whole_size(self.embedding.weight)[0]
+
+
+def whole_size(parameter: torch.nn.Parameter) -> torch.Size:
+    """Returns the size of a weight. DeepSpeed's stage 3 leaves an empty one between passes."""
+    return getattr(parameter, "ds_shape", parameter.shape)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -237,6 +242,8 @@ def figure(config, name: str) -> int | float | None:
     Layers have their own in a list, or in configurations of theirs: the whole model's then raises
     an error for that name.
     """
+    # As configurations look names up.
+    name = (getattr(config, "attribute_map", None) or {}).get(name, name)
     if name in (getattr(config, "per_layer_attributes", None) or ()):
         value = [getattr(each, name, None) for each in config.per_layer_config]
     else:

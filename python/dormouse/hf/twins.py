@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -65,9 +65,7 @@ class Twins:
     @property
     def gradient_bytes_max(self) -> int:
         """Of the gradients of all parameters."""
-        if not self.sums_wide:
-            return sum(own.nbytes for own in self.trainable)
-        return sum(own.numel() * sum_dtype(own).itemsize for own in self.trainable)
+        return gradient_bytes_max(self.trainable, sums_wide=self.sums_wide)
 
     def wide_sum(self, twin: torch.nn.Parameter) -> torch.Tensor | None:
         """Returns the sum of a twin's gradients, to be added to; None if they add up in ``.grad``."""
@@ -109,6 +107,12 @@ def _adding_to(twins: Twins) -> Callable[[torch.nn.Parameter], None]:
         reference()._add(twin)
 
     return add
+
+
+def gradient_bytes_max(parameters: Iterable[torch.nn.Parameter], *, sums_wide: bool) -> int:
+    """Returns the bytes of the gradients of all ``parameters``."""
+    dtypes = ((each, sum_dtype(each) if sums_wide else each.dtype) for each in parameters)
+    return sum(each.numel() * dtype.itemsize for each, dtype in dtypes)
 
 
 def sum_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
