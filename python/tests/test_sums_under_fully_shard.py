@@ -7,6 +7,7 @@ import gc
 
 import pytest
 import torch
+from model_zoo import zoo_model
 from models import distance, take_gradients, tiny
 from padded_batch import padded_values
 from test_token_scores import padded
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dormouse.hf import SharedPrefix, support
+from dormouse.hf.twins import Twins
 from dormouse.hf.whole_weights import WholeParameters
 
 PROMPTS = 64
@@ -102,3 +104,39 @@ def test_graphs_are_kept_beside_the_sums(one_rank, runtime, monkeypatch):
     assert graphs(sum_bytes) == "twice"
     narrow = SharedPrefix(fully_shard(tiny(dtype=torch.bfloat16)), runtime)
     assert narrow.score(ids, mask, keep=keep, graphs="auto").graphs == "kept"
+
+
+def test_scaled_embeddings_add_up_once(one_rank, runtime, monkeypatch):
+    """A gradient as large as the embedding in each microbatch would take longer than the rest."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    first = zoo_model("gemma2", torch.float32, tie_word_embeddings=False)
+    model = fully_shard(copy.deepcopy(first), mp_policy=policy)
+    own, added = Twins._add, []
+
+    def counted(twins, twin):
+        added.append(twin is model.get_input_embeddings().weight)
+        own(twins, twin)
+
+    monkeypatch.setattr(Twins, "_add", counted)
+    # Without padding on the left, whose rows are no numbers in FP64.
+    ids, mask, keep = padded([17, 17, 17, 17], [4, 6, 5, 7], left=0)
+    shared = SharedPrefix(model, runtime)
+
+    def gradient(microbatch_tokens: int) -> torch.Tensor:
+        scores = shared.score(
+            ids, mask, keep=keep, microbatch_tokens=microbatch_tokens, graphs="kept"
+        )
+        added.clear()
+        scores.log_probabilities.sum().backward()
+        found = model.get_input_embeddings().weight.grad.full_tensor()
+        model.zero_grad()
+        return found
+
+    found = [(gradient(tokens), added.count(True)) for tokens in (8, 64)]
+    # Of the prompt alone, however many microbatches there are.
+    assert [count for _, count in found] == [1, 1]
+    plain = copy.deepcopy(first).bfloat16().double()
+    values = padded_values(plain, ids, mask, keep)[0]
+    values.sum().backward()
+    truth = {"embedding": plain.get_input_embeddings().weight.grad}
+    assert all(distance({"embedding": each}, truth) < 0.05 for each, _ in found)

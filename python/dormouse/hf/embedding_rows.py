@@ -28,8 +28,8 @@ class EmbeddingRows:
         """``twins``: held by modules in the backward."""
         embedding, self._twins = view.embedding, twins
         self._is_plain = type(embedding) is torch.nn.Embedding and not embedding.sparse
-        # The backward of another one adds up all rows in the gradient's dtype.
-        is_apart = _is_by_token(embedding) and (self._is_plain or not twins.sums_wide)
+        # A sparse gradient stays sparse.
+        is_apart = _is_by_token(embedding) and not (embedding.sparse and twins.sums_wide)
         self._embedding = embedding if is_apart else None
         self._tokens: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
@@ -66,11 +66,12 @@ class EmbeddingRows:
         tokens, self._tokens = torch.cat(self._tokens), []
         gradients, self._gradients = torch.cat(self._gradients), []
         weight = self._embedding.weight
-        wide = self._twins.wide_sum(weight) if self._is_plain else None
+        wide = self._twins.wide_sum(weight)
         if wide is not None:
             # A token is in rows of many passes, whose gradients are not to add up narrowly here.
             for some, own in zip(tokens.split(WIDE_ROWS), gradients.split(WIDE_ROWS), strict=True):
-                add_embedded(wide, some, own.to(wide.dtype), self._embedding.padding_idx)
+                rows = self._of_lookup(some, own)
+                add_embedded(wide, some, rows.to(wide.dtype), self._embedding.padding_idx)
             return
         if weight.grad is None or not self._is_plain:
             self._embedding(tokens).backward(gradients)
@@ -78,9 +79,29 @@ class EmbeddingRows:
         # Of tied weights: another gradient would be as large.
         add_embedded(weight.grad, tokens, gradients, self._embedding.padding_idx)
 
+    def _of_lookup(self, tokens: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        """Returns the gradients of the rows that the embedding looks up, before it scales them."""
+        if self._is_plain:
+            return gradients
+        with _Lookup() as lookup:
+            self._embedding(tokens).backward(gradients)
+        return lookup.rows.grad
+
     def _add(self, tokens: torch.Tensor, grad: torch.Tensor) -> None:
         self._tokens.append(tokens.flatten())
         self._gradients.append(grad.flatten(0, -2))
+
+
+class _Lookup(torch.overrides.TorchFunctionMode):
+    """Ends graphs at the rows that an embedding looks up."""
+
+    rows: torch.Tensor
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function is torch.nn.functional.embedding:
+            self.rows = out = out.detach().requires_grad_()
+        return out
 
 
 class Embedded(torch.autograd.Function):
