@@ -24,7 +24,7 @@ pub enum PinnedError {
         /// The largest accepted.
         accepted_bytes: u64,
     },
-    /// The cap is reached, with every idle slab released.
+    /// No free range has the size, and the cap has no room for it even without idle slabs.
     #[error(
         "pinned pool full: {asked_bytes} bytes requested, {pinned_bytes} of {cap_bytes} bytes pinned, \
          {used_bytes} in buffers"
@@ -36,7 +36,7 @@ pub enum PinnedError {
         used_bytes: u64,
         /// Bytes pinned.
         pinned_bytes: u64,
-        /// The cap.
+        /// The cap, or what a [`PinLimit`](super::PinLimit) allows now if that is less.
         cap_bytes: u64,
     },
     /// The limit of ranges is reached.

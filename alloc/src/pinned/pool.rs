@@ -131,8 +131,8 @@ impl<D: Device> PinnedPool<D> {
     /// Allocates a buffer of at least `bytes`.
     ///
     /// # Errors
-    /// `Full` if the cap is reached, or the [limit](PinnedPool::limit_by) allows no more now; `BadSize`; `Device` if the device fails to pin memory;
-    /// `TooManyRanges`.
+    /// `Full` if the cap is reached, or the [limit](PinnedPool::limit_by) allows no more now; `BadSize`; `Device` if the
+    /// device fails to pin memory; `TooManyRanges`.
     pub fn allocate(&self, bytes: usize, mode: PinMode) -> Result<PinnedBuffer, PinnedError> {
         let units = u32::try_from(bytes.max(1).div_ceil(UNIT_BYTES)).ok();
         let units = units
@@ -172,7 +172,7 @@ impl<D: Device> PinnedPool<D> {
                 return Ok(shared.buffer(&state, piece));
             }
         }
-        Err(grown.err().unwrap_or_else(|| shared.full(units)))
+        Err(grown.map_or_else(PinnedError::Device, |_| shared.full(units)))
     }
 
     /// Has `limit` asked before a slab is pinned, except for a bounce. Only the first call has an effect.

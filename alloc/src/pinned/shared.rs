@@ -46,20 +46,21 @@ impl<D: Device> Shared<D> {
         self.state.lock()
     }
 
-    /// Pins a slab for `units` and takes them, under the slow lock. `None` at the cap.
+    /// Pins a slab for `units` and takes them, under the slow lock. `None` at the cap or the limit.
     pub(super) fn grow(
         &self,
         units: u32,
         is_bounce: bool,
-    ) -> Result<Option<PinnedBuffer>, PinnedError> {
+    ) -> Result<Option<PinnedBuffer>, DeviceError> {
+        let limit = if is_bounce { u64::MAX } else { self.limit_units() };
         let (growth, unpinned) = {
             let mut state = self.state();
-            let Some(growth) = state.slabs.grow(units, is_bounce) else { return Ok(None) };
+            let growth = state.slabs.grow(units, is_bounce, limit);
+            let Some(growth) = growth else { return Ok(None) };
             let unpinned = state.take_memory(&growth.given_up);
             (growth, unpinned)
         };
         drop(unpinned);
-        let growth = if is_bounce { growth } else { self.within_limit(growth, units)? };
         let (growth, pinned) = match self.pin(growth.units) {
             Err(refused) => self.pin_least(growth, units, refused),
             pinned => (growth, pinned),
@@ -71,29 +72,11 @@ impl<D: Device> Shared<D> {
         Ok(piece.map(|piece| self.buffer(&state, piece)))
     }
 
-    /// Returns `growth` if the limit allows it, or only what the request needs, with all idle slabs unpinned.
-    fn within_limit(&self, growth: SlabGrowth, units: u32) -> Result<SlabGrowth, PinnedError> {
-        if self.may_pin(growth.units) {
-            return Ok(growth);
-        }
-        let (least, unpinned) = {
-            let mut state = self.state();
-            let least = state.slabs.shrink(&growth, units);
-            let unpinned = state.take_memory(&least.given_up);
-            (least, unpinned)
-        };
-        drop(unpinned);
-        if self.may_pin(least.units) {
-            return Ok(least);
-        }
-        self.state().slabs.not_grown(&least);
-        Err(self.limited(units))
-    }
-
-    fn may_pin(&self, units: u32) -> bool {
-        let Some(limit) = self.limit.get() else { return true };
+    /// Returns the most units that may be pinned now, beside the cap.
+    fn limit_units(&self) -> u64 {
+        let Some(limit) = self.limit.get() else { return u64::MAX };
         let pinned_bytes = to_bytes(self.state().slabs.figures().pinned);
-        limit.may_pin(pinned_bytes, to_bytes(units.into()))
+        limit.limit_bytes(pinned_bytes) / UNIT_BYTES as u64
     }
 
     /// Adds the pinned memory of `growth`. At the limit of ranges it is unpinned, without the lock: the
@@ -156,9 +139,9 @@ impl<D: Device> Shared<D> {
         };
         drop(unpinned);
         let Some(growth) = growth else { return };
-        let pinned = match self.may_pin(growth.units) {
+        let pinned = match self.allows(&growth) {
             true => self.pin(growth.units).map_err(PinnedError::from),
-            false => Err(self.limited(growth.units)),
+            false => Err(self.full(growth.units)),
         };
         match pinned {
             Ok(memory) => drop(self.keep(&growth, memory)),
@@ -170,24 +153,23 @@ impl<D: Device> Shared<D> {
         }
     }
 
-    /// The error of a request that the limit refuses: what is in buffers is all that there may be now.
-    fn limited(&self, units: u32) -> PinnedError {
-        match self.full(units) {
-            PinnedError::Full { asked_bytes, used_bytes, pinned_bytes, .. } => {
-                PinnedError::Full { asked_bytes, used_bytes, pinned_bytes, cap_bytes: used_bytes }
-            }
-            other => other,
-        }
+    /// Whether the limit allows a growth that unpins nothing.
+    fn allows(&self, growth: &SlabGrowth) -> bool {
+        let limit = self.limit_units();
+        let pinned = self.state().slabs.figures().pinned;
+        pinned + u64::from(growth.units) <= limit
     }
 
+    /// The error of a refused request. Its cap is what the limit leaves of the pool's.
     pub(super) fn full(&self, units: u32) -> PinnedError {
+        let limit_bytes = self.limit_units().saturating_mul(UNIT_BYTES as u64);
         let state = self.state();
         let figures = state.slabs.figures();
         PinnedError::Full {
             asked_bytes: to_bytes(units.into()),
             used_bytes: to_bytes(figures.used),
             pinned_bytes: to_bytes(figures.pinned),
-            cap_bytes: state.cap_bytes,
+            cap_bytes: state.cap_bytes.min(limit_bytes),
         }
     }
 

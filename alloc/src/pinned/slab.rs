@@ -14,11 +14,10 @@ pub trait SlabObserver: Send + Sync + Debug {
     fn on_unpin(&self, range: AddressRange);
 }
 
-/// Says whether memory may be pinned now, within the cap. Called without any lock that a free takes; must not call the
-/// pool.
+/// Limits what may be pinned now, within the cap. Called without any lock that a free takes; must not call the pool.
 pub trait PinLimit: Send + Sync + Debug {
-    /// Returns true if `more_bytes` may be pinned beside `pinned_bytes`.
-    fn may_pin(&self, pinned_bytes: u64, more_bytes: u64) -> bool;
+    /// Returns the most bytes that may be pinned in all while `pinned_bytes` are.
+    fn limit_bytes(&self, pinned_bytes: u64) -> u64;
 }
 
 /// Pinned memory that notifies its observer.

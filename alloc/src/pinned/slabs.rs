@@ -180,13 +180,14 @@ impl Slabs {
         self.cut(best?.1, units)
     }
 
-    /// Starts to pin a slab for a request of `units`. Idle slabs are unpinned until it fits under the cap and,
-    /// if possible, under the policy's limit. `None` if the cap has no room even without idle slabs, except
-    /// for a *bounce*. The units are in flight then.
-    pub(super) fn grow(&mut self, units: u32, is_bounce: bool) -> Option<SlabGrowth> {
+    /// Starts to pin a slab for a request of `units`. Idle slabs are unpinned until it fits under the cap, within
+    /// `limit` units in all and, if possible, under the policy's limit. `None`, and nothing is unpinned, if the cap or
+    /// `limit` has no room even without idle slabs, except for a *bounce*. The units are in flight then.
+    pub(super) fn grow(&mut self, units: u32, is_bounce: bool, limit: u64) -> Option<SlabGrowth> {
         let level = self.level.plus(units);
         let is_small = kind(level, units) == SlabKind::Small;
-        let room = self.room(false).unwrap_or(0);
+        let cap = self.cap.min(limit);
+        let room = self.room_under(cap).unwrap_or(0);
         if !is_bounce && u64::from(units) > room {
             self.is_short |= !is_small && self.open[SlabKind::Large as usize] >= u64::from(units);
             return None;
@@ -198,7 +199,7 @@ impl Slabs {
         if !is_small {
             self.note_miss(units);
         }
-        let most = self.cap.min(level.pinned_units_max());
+        let most = cap.min(level.pinned_units_max());
         let others = self.figures.in_flight + u64::from(new);
         let given_up = self.give_up_to(most.saturating_sub(others));
         self.figures.in_flight += u64::from(new);
@@ -209,9 +210,12 @@ impl Slabs {
     /// bounce. `None` beyond the cap, where only bounces are allocated: another piece would keep the slab of
     /// a bounce pinned.
     fn room(&self, is_bounce: bool) -> Option<u64> {
+        if is_bounce { Some(u64::MAX) } else { self.room_under(self.cap) }
+    }
+
+    fn room_under(&self, cap: u64) -> Option<u64> {
         let SlabFigures { pinned, idle, in_flight, .. } = self.figures;
-        let room = self.cap.checked_sub(pinned - idle + in_flight);
-        if is_bounce { Some(u64::MAX) } else { room }
+        cap.checked_sub(pinned - idle + in_flight)
     }
 
     /// After the device has refused `growth`: returns the smallest growth, with all idle slabs unpinned.

@@ -98,7 +98,7 @@ fn take(slabs: &mut Slabs, model: &mut Model, units: u32, is_bounce: bool) -> Op
     if let Some(piece) = slabs.take(units, is_bounce) {
         return Some(piece);
     }
-    let Some(growth) = slabs.grow(units, is_bounce) else {
+    let Some(growth) = slabs.grow(units, is_bounce, u64::MAX) else {
         return slabs.take_any(units, is_bounce);
     };
     model.give_up(&growth.given_up);
@@ -185,7 +185,7 @@ fn taken(slabs: &mut Slabs, units: u32) -> (Piece, Vec<u32>) {
     if let Some(piece) = slabs.take(units, false) {
         return (piece, Vec::new());
     }
-    let growth = slabs.grow(units, false).unwrap();
+    let growth = slabs.grow(units, false, u64::MAX).unwrap();
     let slot = slabs.grown(&growth, growth.units).unwrap();
     (slabs.take_grown(slot, units).unwrap(), growth.given_up)
 }
@@ -215,7 +215,9 @@ fn take_or_pin(slabs: &mut Slabs, units: u32) -> Option<Piece> {
     if let Some(piece) = slabs.take(units, false) {
         return Some(piece);
     }
-    let Some(growth) = slabs.grow(units, false) else { return slabs.take_any(units, false) };
+    let Some(growth) = slabs.grow(units, false, u64::MAX) else {
+        return slabs.take_any(units, false);
+    };
     let slot = slabs.grown(&growth, growth.units)?;
     slabs.take_grown(slot, units)
 }

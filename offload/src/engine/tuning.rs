@@ -37,15 +37,14 @@ struct HostLimit {
 }
 
 impl PinLimit for HostLimit {
-    fn may_pin(&self, pinned_bytes: u64, more_bytes: u64) -> bool {
+    fn limit_bytes(&self, pinned_bytes: u64) -> u64 {
         // Relaxed: the value before serves as well.
         if self.is_set.load(Ordering::Relaxed) {
-            return true;
+            return u64::MAX;
         }
-        let Some(available_bytes) = self.memory.available_bytes() else { return true };
         // Neither an allocation nor an event: the pool is locked.
-        let limit_bytes = tune::host_limit_bytes(available_bytes, pinned_bytes);
-        pinned_bytes.saturating_add(more_bytes) <= limit_bytes
+        let available_bytes = self.memory.available_bytes();
+        available_bytes.map_or(u64::MAX, |bytes| tune::host_limit_bytes(bytes, pinned_bytes))
     }
 }
 

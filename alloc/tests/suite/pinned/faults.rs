@@ -149,8 +149,8 @@ fn invalid_settings_are_refused() {
 struct Room(AtomicU64);
 
 impl PinLimit for Room {
-    fn may_pin(&self, pinned_bytes: u64, more_bytes: u64) -> bool {
-        pinned_bytes + more_bytes <= self.0.load(Ordering::Relaxed)
+    fn limit_bytes(&self, _: u64) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -178,4 +178,35 @@ fn a_limit_is_asked_before_a_slab_is_pinned() {
     pool.free(again).unwrap();
     pool.set_cap(0);
     assert_eq!(pool.usage().pinned_bytes, 0);
+}
+
+/// One lack of memory costs the slabs that make up for it, not all that are idle.
+#[test]
+fn a_limit_below_what_is_pinned_unpins_no_more_than_it_asks_for() {
+    let (_, pool) = pool(64 * MIB);
+    let room = Arc::new(Room(AtomicU64::new(48 * MIB as u64)));
+    pool.limit_by(Arc::<Room>::clone(&room));
+    let buffers = [0; 6].map(|_| pool.allocate(8 * MIB, PinMode::Now).unwrap());
+    buffers.into_iter().for_each(|buffer| pool.free(buffer).unwrap());
+    assert_eq!(pool.usage().idle_bytes, 48 * MIB as u64);
+    room.0.store(47 * MIB as u64, Ordering::Relaxed);
+    let buffer = pool.allocate(9 * MIB, PinMode::Now).unwrap();
+    assert_eq!(pool.usage().pinned_bytes, 41 * MIB as u64, "two of six slabs, and the new one");
+    pool.free(buffer).unwrap();
+}
+
+/// P3: no slab is unpinned for one that the limit refuses, and a larger one serves instead.
+#[test]
+fn a_larger_idle_slab_serves_where_the_limit_allows_no_other() {
+    let (_, pool) = pool(64 * MIB);
+    let room = Arc::new(Room(AtomicU64::new(8 * MIB as u64)));
+    pool.limit_by(Arc::<Room>::clone(&room));
+    let first = pool.allocate(8 * MIB, PinMode::Now).unwrap();
+    pool.free(first).unwrap();
+    room.0.store(0, Ordering::Relaxed);
+    let refused = pool.allocate(9 * MIB, PinMode::Now);
+    assert!(matches!(refused, Err(PinnedError::Full { .. })), "{refused:?}");
+    let second = pool.allocate(5 * MIB, PinMode::Now).unwrap();
+    assert_eq!((second.start(), pool.usage().pinned_bytes), (first.start(), 8 * MIB as u64));
+    pool.free(second).unwrap();
 }
