@@ -9,8 +9,8 @@
 //!   one slab pinned in advance        ≤ high / 128                                    ≤ 0.8 %
 //!   open ranges of large slabs        opened only up to high / 256                    ≈ 0.4 %
 //! ```
-//! (In a step that rises from nothing, the last may reach half of the distance to the peak, except in the step after one
-//! to which the cap refused a request while such ranges were open.)
+//! (In a step that rises from nothing, the last may reach half of the distance to the peak. Not for the sizes of the step
+//! before, if a request was refused there while such ranges were open: at equal lengths they would be as open again.)
 //! Idle slabs do not count: they are unpinned before the peak exceeds `high` + 1/64.
 
 use super::UNIT_BYTES;
@@ -49,11 +49,14 @@ pub(super) struct UsageLevel {
     pub(super) high: u64,
     /// Units freed since the usage was last low.
     pub(super) given: u64,
-    /// A rise leaves no more open than any other use: before it the cap refused a request beside open ranges.
-    pub(super) is_tight: bool,
 }
 
 impl UsageLevel {
+    /// Returns the level as it is outside of a rise.
+    pub(super) fn settled(self) -> Self {
+        Self { given: self.high, ..self }
+    }
+
     /// Returns the level with `units` more in use.
     pub(super) fn plus(self, units: u32) -> Self {
         let used = self.used + u64::from(units);
@@ -90,8 +93,7 @@ impl UsageLevel {
     /// open, with `open` units already open in large slabs.
     pub(super) fn may_open(self, units: u32, rest: u32, open: u64) -> bool {
         let rest = u64::from(rest);
-        let is_missing = self.is_rising() && !self.is_tight;
-        let missing = if is_missing { self.high - self.used } else { 0 };
+        let missing = if self.is_rising() { self.high - self.used } else { 0 };
         let allowed = self.high / OPEN_DIVISOR + missing / MISSING_DIVISOR;
         rest <= u64::from(units) / TIGHT_DIVISOR || open + rest <= allowed
     }

@@ -12,8 +12,8 @@ mod testing;
 
 /// Limit of the ranges (pieces and free ranges) in all slabs.
 pub(super) const RANGES_MAX: u32 = 1 << 22;
-/// Number of remembered sizes of large requests that had to be pinned.
-const MISSES_REMEMBERED: usize = 16;
+/// Number of remembered sizes of large requests: about as many as a layer has.
+const SIZES_REMEMBERED: usize = 16;
 
 /// The requests that a slab in use serves: small pieces would keep large slabs from becoming idle. The value
 /// is the list of its open ranges.
@@ -46,6 +46,31 @@ pub(super) struct Piece {
     pub(super) range: u32,
     /// Distinguishes it from earlier pieces with the same range.
     pub(super) serial: u64,
+}
+
+/// Sizes of large requests, the oldest of which are forgotten.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sizes {
+    /// 0: none yet.
+    units: [u32; SIZES_REMEMBERED],
+    /// Position of the next one.
+    next: usize,
+}
+
+impl Sizes {
+    fn has(&self, units: u32) -> bool {
+        self.units.contains(&units)
+    }
+
+    /// Returns false if the size was remembered already.
+    fn add(&mut self, units: u32) -> bool {
+        let is_new = !self.has(units);
+        if is_new {
+            self.units[self.next] = units;
+            self.next = (self.next + 1) % SIZES_REMEMBERED;
+        }
+        is_new
+    }
 }
 
 /// A slab to pin.
@@ -88,12 +113,15 @@ pub(super) struct Slabs {
     /// By `SlabKind`: free units in slabs in use, and the number of these slabs.
     open: [u64; 2],
     in_use: [u32; 2],
-    /// Since the usage was last low, the cap refused a slab to a large request although open ranges had its units.
+    /// Since the usage was last low, a large request was refused although open ranges had its units.
     is_short: bool,
+    /// Large sizes requested since then.
+    asked: Sizes,
+    /// Those of the rise before, if it was short. Requests of these sizes open no more than outside of a rise.
+    tight: Sizes,
     figures: SlabFigures,
-    /// Large sizes pinned recently, and the position of the next one.
-    misses: [u32; MISSES_REMEMBERED],
-    miss: usize,
+    /// Large sizes pinned recently.
+    misses: Sizes,
     /// A large size that was pinned twice, of which another slab is pinned in advance.
     repeated: Option<u32>,
 }
@@ -114,9 +142,10 @@ impl Slabs {
             open: [0; 2],
             in_use: [0; 2],
             is_short: false,
+            asked: Sizes::default(),
+            tight: Sizes::default(),
             figures: SlabFigures::default(),
-            misses: [0; MISSES_REMEMBERED],
-            miss: 0,
+            misses: Sizes::default(),
             repeated: None,
         }
     }
@@ -140,6 +169,9 @@ impl Slabs {
         let room = self.room(is_bounce)?;
         let level = self.level.plus(units);
         let kind = kind(level, units);
+        if kind == SlabKind::Large {
+            self.asked.add(units);
+        }
         let fit = Fit { units, align_units: 1 };
         if let Some(range) = self.ranges.find(kind as u32, fit) {
             return self.cut(range, units);
@@ -153,6 +185,7 @@ impl Slabs {
         if u64::from(slab_units) > room {
             return None;
         }
+        let level = if self.tight.has(units) { level.settled() } else { level };
         if kind == SlabKind::Large && !level.may_open(units, slab_units - units, open) {
             return None;
         }
@@ -161,6 +194,14 @@ impl Slabs {
 
     /// Takes a piece of any pinned slab. Searches all ranges, before a request is refused.
     pub(super) fn take_any(&mut self, units: u32, is_bounce: bool) -> Option<Piece> {
+        let piece = self.search_all(units, is_bounce);
+        let is_large = kind(self.level.plus(units), units) == SlabKind::Large;
+        let has_units = self.open[SlabKind::Large as usize] >= u64::from(units);
+        self.is_short |= piece.is_none() && is_large && has_units;
+        piece
+    }
+
+    fn search_all(&mut self, units: u32, is_bounce: bool) -> Option<Piece> {
         let room = self.room(is_bounce)?;
         let idle = self.idle.range((units, 0)..).next().copied();
         if let Some((_, slot)) = idle.filter(|&(slab_units, _)| u64::from(slab_units) <= room) {
@@ -189,15 +230,14 @@ impl Slabs {
         let cap = self.cap.min(limit);
         let room = self.room_under(cap).unwrap_or(0);
         if !is_bounce && u64::from(units) > room {
-            self.is_short |= !is_small && self.open[SlabKind::Large as usize] >= u64::from(units);
             return None;
         }
         let wanted = if is_small && self.keeps { level.slab_units() } else { units };
         // A slab for small requests is shortened to the cap.
         let cut = || u32::try_from(room).unwrap_or(u32::MAX).max(units);
         let new = if u64::from(wanted) <= room { wanted } else { cut() };
-        if !is_small {
-            self.note_miss(units);
+        if !is_small && !self.misses.add(units) {
+            self.repeated = Some(units);
         }
         let most = cap.min(level.pinned_units_max());
         let others = self.figures.in_flight + u64::from(new);
@@ -296,7 +336,8 @@ impl Slabs {
         self.level.given = if self.level.is_low() { 0 } else { self.level.given + units };
         if self.level.is_low() && !was_low {
             // The next rise begins.
-            self.level.is_tight = std::mem::take(&mut self.is_short);
+            let asked = std::mem::take(&mut self.asked);
+            self.tight = if std::mem::take(&mut self.is_short) { asked } else { Sizes::default() };
         }
         self.figures.pieces -= 1;
         self.open[kind] += units;
@@ -353,15 +394,6 @@ impl Slabs {
             given_up.push(slot);
         }
         given_up
-    }
-
-    fn note_miss(&mut self, units: u32) {
-        if self.misses.contains(&units) {
-            self.repeated = Some(units);
-        } else {
-            self.misses[self.miss] = units;
-            self.miss = (self.miss + 1) % MISSES_REMEMBERED;
-        }
     }
 
     fn take_from_idle(&mut self, slot: u32, units: u32, kind: SlabKind) -> Option<Piece> {

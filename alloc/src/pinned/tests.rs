@@ -210,32 +210,43 @@ const LAYERS: usize = 32;
 /// 80 GiB.
 const HOST_UNITS: u64 = (80 << 30) / UNIT_BYTES as u64;
 
-/// Takes a piece like the pool, on a device that never refuses. `None` where the pool refuses.
-fn take_or_pin(slabs: &mut Slabs, units: u32) -> Option<Piece> {
+/// Takes a piece like the pool, on a device that never refuses. Returns it and the units pinned for it. `None` where the
+/// pool refuses.
+fn take_or_pin(slabs: &mut Slabs, units: u32) -> Option<(Piece, u32)> {
     if let Some(piece) = slabs.take(units, false) {
-        return Some(piece);
+        return Some((piece, 0));
     }
     let Some(growth) = slabs.grow(units, false, u64::MAX) else {
-        return slabs.take_any(units, false);
+        return Some((slabs.take_any(units, false)?, 0));
     };
     let slot = slabs.grown(&growth, growth.units)?;
-    slabs.take_grown(slot, units)
+    Some((slabs.take_grown(slot, units)?, growth.units))
+}
+
+/// Shares of the cap in a step.
+struct Shares {
+    /// In use when the pool refused a request.
+    used: f64,
+    /// Pinned anew.
+    pinned: f64,
 }
 
 /// Simulates a step of `tokens` tokens. Allocates what each layer saves, until the pool refuses a request, then frees all
-/// of it. Returns the share of the cap that was in use at the refusal.
-fn filled(slabs: &mut Slabs, tokens: u64) -> f64 {
-    let mut pieces = Vec::new();
+/// of it.
+fn filled(slabs: &mut Slabs, tokens: u64) -> Shares {
+    let (mut pieces, mut pinned) = (Vec::new(), 0);
     let saved = SAVED_KIB.into_iter().cycle().take(LAYERS * SAVED_KIB.len());
     for kib in saved {
         let units = u32::try_from((kib * tokens * 1024).div_ceil(UNIT_BYTES as u64)).unwrap();
-        let Some(piece) = take_or_pin(slabs, units) else { break };
+        let Some((piece, new)) = take_or_pin(slabs, units) else { break };
         pieces.push(piece);
+        pinned += u64::from(new);
     }
-    let used = slabs.figures().used as f64 / HOST_UNITS as f64;
+    let share = |units: u64| units as f64 / HOST_UNITS as f64;
+    let shares = Shares { used: share(slabs.figures().used), pinned: share(pinned) };
     pieces.into_iter().rev().for_each(|piece| slabs.give(piece).unwrap());
     assert_eq!(slabs.check(), Ok(()));
-    used
+    shares
 }
 
 /// The lengths of a search for the longest prompt, each of them too long.
@@ -243,24 +254,53 @@ fn filled(slabs: &mut Slabs, tokens: u64) -> f64 {
 fn the_step_after_a_refusal_fills_the_cap() {
     let mut slabs = Slabs::new(HOST_UNITS, true, RANGES_MAX);
     for tokens in [28_200, 14_100, 21_150, 24_670, 26_400, 25_520, 25_960] {
-        let first = filled(&mut slabs, tokens);
-        let second = filled(&mut slabs, tokens);
+        let [first, second] = [(); 2].map(|()| filled(&mut slabs, tokens).used);
         assert!(second >= first && second > 0.99, "{tokens} tokens: {first}, then {second}");
     }
 }
 
-/// The rise after a refusal beside open ranges takes no larger slab, and the one after that does again.
+/// Each step asks for more than the cap, at a length of its own.
 #[test]
-fn one_rise_after_a_refusal_is_tight() {
+fn steps_of_other_lengths_pin_little_of_a_full_cap() {
+    let falling: Vec<u64> = (0..13).map(|at| 28_200 - 1100 * at).collect();
+    let mixed: Vec<u64> = (0..53).map(|at| 20_000 + 37 * (at * 21 % 53)).collect();
+    for lengths in [falling, mixed] {
+        let mut slabs = Slabs::new(HOST_UNITS, true, RANGES_MAX);
+        let steps = lengths.iter().map(|&tokens| filled(&mut slabs, tokens));
+        let pinned: Vec<f64> = steps.map(|shares| shares.pinned).skip(2).collect();
+        let mean = pinned.iter().sum::<f64>() / pinned.len() as f64;
+        assert!(mean < 0.25, "{mean} of the cap per step: {pinned:?}");
+    }
+}
+
+/// The rise after a refusal beside open ranges takes no larger slabs for the sizes of the one before.
+#[test]
+fn a_rise_after_a_refusal_is_tight_for_the_same_sizes() {
     let mut slabs = Slabs::new(100_000, true, RANGES_MAX);
     let mut pieces: Vec<Piece> = (0..10).map(|_| taken(&mut slabs, 10_000).0).collect();
-    for (units, is_tight) in [(9000, false), (8000, true), (7000, false)] {
+    for (units, is_tight) in [(9000, false), (9000, true), (8000, false), (7000, false)] {
         pieces.drain(..).for_each(|piece| slabs.give(piece).unwrap());
-        let first = slabs.take(units, false);
-        assert_eq!(first.is_none(), is_tight, "{units} units");
-        pieces.extend(first);
-        pieces.extend(std::iter::from_fn(|| take_or_pin(&mut slabs, units)));
+        let rise = std::iter::from_fn(|| take_or_pin(&mut slabs, units));
+        let (all, new): (Vec<Piece>, Vec<u32>) = rise.unzip();
+        pieces = all;
+        let pinned: u32 = new.iter().sum();
+        assert_eq!(pinned > 50_000, is_tight, "{pinned} pinned for {units} units each");
     }
+}
+
+/// A request that an idle slab serves in the end was not refused.
+#[test]
+fn no_rise_is_tight_without_a_refusal() {
+    let mut slabs = Slabs::new(100_000, true, RANGES_MAX);
+    let pieces = [40_000, 40_000, 20_000].map(|units| taken(&mut slabs, units).0);
+    pieces.into_iter().for_each(|piece| slabs.give(piece).unwrap());
+    // 10,000 units are open in each of two slabs.
+    let mut pieces = [30_000; 2].map(|units| slabs.take(units, false).unwrap()).to_vec();
+    assert_eq!(slabs.take(15_000, false), None);
+    assert_eq!(slabs.grow(15_000, false, 0), None, "nothing may be pinned");
+    pieces.push(slabs.take_any(15_000, false).unwrap());
+    pieces.into_iter().for_each(|piece| slabs.give(piece).unwrap());
+    assert!(slabs.take(30_000, false).is_some());
 }
 
 /// A larger idle slab serves a request in a rise, but not with random lifetimes.
