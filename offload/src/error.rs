@@ -165,6 +165,11 @@ impl OffloadError {
         }
     }
 
+    /// Returns true if host memory was refused.
+    pub(crate) const fn is_host_full(&self) -> bool {
+        matches!(self, Self::TierFull { tier: Tier::Host, .. })
+    }
+
     /// Returns true if device memory ran out, so that reclaim may help.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {

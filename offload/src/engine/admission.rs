@@ -1,7 +1,8 @@
 //! Admission queues for host memory: sleeps without a place yet, then promotions from the file.
 //!
 //! A plan may count on host memory that is free only once earlier regions have moved on. A queued
-//! region stays awake and holds nothing; reclaim may put it to sleep first.
+//! region stays awake and holds nothing; reclaim may put it to sleep first. It waits while its tier is full, by its
+//! budget or because others have taken the memory.
 
 use std::sync::Arc;
 
@@ -175,7 +176,10 @@ impl<D: Device> Engine<D> {
                 // As for reclaim: a region that its prefix needs by now is not taken.
                 match self.try_sleep(&[id], goal, &[], Initiator::Reclaim) {
                     Ok(outcome) => {
-                        is_full = outcome.without_place.iter().any(|place| place.is_for_now);
+                        // Its budget had room: a host tier that is full lacks memory, which others may free.
+                        let may_come =
+                            |place: &WithoutPlace| place.is_for_now || place.is_host_full;
+                        is_full = outcome.without_place.iter().any(may_come);
                     }
                     Err(e) => self.note_decline(id, &e),
                 }

@@ -52,6 +52,8 @@ pub(super) struct WithoutPlace {
     pub(super) id: RegionId,
     /// The tier may have a place later.
     pub(super) is_for_now: bool,
+    /// It is host memory that was refused.
+    pub(super) is_host_full: bool,
 }
 
 impl SleepOutcome {
@@ -198,7 +200,9 @@ impl<D: Device> Engine<D> {
                     Err(e) => {
                         self.decline(id, bytes, &e, &mut outcome);
                         let is_for_now = e.is_full_for_now();
-                        outcome.without_place.push(WithoutPlace { id, is_for_now });
+                        let is_host_full = e.is_host_full();
+                        let place = WithoutPlace { id, is_for_now, is_host_full };
+                        outcome.without_place.push(place);
                     }
                 },
             }

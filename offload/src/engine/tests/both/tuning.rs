@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 use crate::config::{Automatic, AvailableMemory};
 use crate::ids::Tier;
+use dormouse_residency::region::{RegionWait, SleepGoal};
 
 /// Memory that is available, as a test says.
 #[derive(Debug, Default)]
@@ -101,6 +102,37 @@ fn the_host_tier_takes_no_memory_that_is_gone() {
     fixture.engine.wait_awake(&[id]).unwrap();
     assert!(holds(address, BYTES, 1));
     fixture.engine.free(address, 0).unwrap();
+    fixture.assert_empty();
+}
+
+/// A region waits in line for host memory. By the time its tier has room, others have taken the memory.
+#[test]
+fn one_in_line_waits_for_memory_that_is_gone() {
+    const BYTES: usize = 4 * MIB;
+    let memory = Arc::new(Memory(AtomicU64::new(100 * MIB as u64)));
+    let config = EngineConfig { host_bytes_max: 6 * MIB as u64, ..automatic(&memory) };
+    let fixture = Plan { config, ..Plan::default() }.via_host().build();
+    let [(first, first_at), (second, second_at)] = [1, 2].map(|seed| fixture.region(BYTES, seed));
+    fixture.engine.sleep(&[first], Tier::Host, &[]).unwrap();
+    fixture.engine.wait_settled(&[first]).unwrap();
+    memory.0.store(0, Ordering::Relaxed);
+    fixture.engine.let_reclaim(&[second], &[]);
+    assert!(fixture.engine.sleep_when_admitted(&[second], Tier::Host));
+    fixture.engine.free(first_at, 0).unwrap();
+    fixture.engine.pump();
+    let waits = || {
+        let wait = fixture.engine.table.with(second, |entry| entry.region.wait);
+        matches!(wait, Some(RegionWait::Admission(SleepGoal::Host)))
+    };
+    // A pool that keeps memory has it from the first.
+    fixture.engine.wait_settled(&[second]).unwrap();
+    assert!(waits() || fixture.state(second) == RegionState::Host);
+    memory.0.store(100 * MIB as u64, Ordering::Relaxed);
+    fixture.engine.pump();
+    soon("it sleeps", || fixture.state(second) == RegionState::Host);
+    fixture.engine.wait_awake(&[second]).unwrap();
+    assert!(holds(second_at, BYTES, 2));
+    fixture.engine.free(second_at, 0).unwrap();
     fixture.assert_empty();
 }
 
