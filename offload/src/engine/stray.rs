@@ -5,9 +5,11 @@
 //! reclaim inside `malloc` does as well. None of these locks is held while a caller's memory is accessed. Should
 //! that ever be wrong, [`STRAY_WAIT_MAX`] ends the wait, and the process with it.
 //!
-//! Accesses are taken up at any time, and each is answered when its region is awake, however long others take.
+//! Accesses are taken up at any time, and each is answered when its region is awake, however long others take. The
+//! serving thread waits for nothing: a wake without room is handed to a second thread, which waits until others sleep.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -18,7 +20,6 @@ use dormouse_storage::sync::lock;
 use dormouse_timeline::Lane;
 
 use super::Engine;
-use super::wake::WakeAttempts;
 use crate::error::OffloadError;
 use crate::ids::RegionId;
 
@@ -71,18 +72,19 @@ impl StrayWakes {
     }
 }
 
-/// The thread that wakes what stray accesses need. A drop ends it; later stray accesses end the process.
+/// The threads that wake what stray accesses need. A drop ends them; later stray accesses end the process.
 #[derive(Debug)]
 pub struct Rescuer {
     stopper: Option<Stopper>,
-    thread: Option<JoinHandle<()>>,
+    /// The serving thread, and the one that wakes what lacks room, which ends behind it.
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Drop for Rescuer {
     fn drop(&mut self) {
         drop(self.stopper.take());
-        if let Some(thread) = self.thread.take() {
-            // Panics of a service are contained in the listener.
+        for thread in self.threads.drain(..) {
+            // A panic was answered: by the listener, or by the end of the channel.
             let _panicked = thread.join();
         }
     }
@@ -96,50 +98,76 @@ struct Rescue {
     number: u64,
     is_first_of_owner: bool,
     start_ns: u64,
-    attempts: WakeAttempts,
+    /// The end of the wake, if it lacked room and was handed over.
+    end: Option<Receiver<Result<(), OffloadError>>>,
     requests: Vec<Request>,
 }
 
+/// A region that has no room to wake.
+struct Shortage {
+    id: RegionId,
+    end: Sender<Result<(), OffloadError>>,
+}
+
 /// The wakes that are waited for.
-#[derive(Default)]
 struct Rescues {
     list: Vec<Rescue>,
     /// [`Counters::progress`](super::counters::Counters::progress) when it was last looked at.
     progress: u64,
+    shortages: Sender<Shortage>,
 }
 
 impl<D: Device> Engine<D> {
-    /// Starts the thread that wakes sleeping memory when a thread of the program accesses it. The handler of the
-    /// process must be [installed](guard::install). Without this thread such an access ends the process.
+    /// Starts the threads that wake sleeping memory when a thread of the program accesses it. The handler of the
+    /// process must be [installed](guard::install). Without these threads such an access ends the process.
     ///
     /// # Errors
-    /// `Argument` on a device whose accesses cannot be detected; `TooMany` if an engine of the process has such a
-    /// thread; `Thread`.
+    /// `Argument` on a device whose accesses cannot be detected; `TooMany` if an engine of the process has such
+    /// threads; `Thread`.
     pub fn rescue(self: &Arc<Self>) -> Result<Rescuer, OffloadError> {
+        self.rescue_within(STRAY_WAIT_MAX)
+    }
+
+    /// As [`Engine::rescue`], with another limit of the time without progress.
+    pub(crate) fn rescue_within(
+        self: &Arc<Self>,
+        wait_max: Duration,
+    ) -> Result<Rescuer, OffloadError> {
         if self.device.kind() != DeviceKind::Host {
             let seen = format!("{:?}", self.device.kind());
             return Err(OffloadError::argument("device of stray accesses", seen, "Host"));
         }
-        let listening = guard::listen(STRAY_WAIT_MAX);
+        let listening = guard::listen(wait_max);
         let too_many = OffloadError::TooMany { what: "rescuers", limit: 1 };
         let (listener, stopper) = listening.ok_or(too_many)?;
+        let (shortages, short) = channel();
         let engine = Arc::clone(self);
-        let name = "dormouse-rescue".to_owned();
-        let mut rescues = Rescues::default();
-        let serve = move || listener.serve(|requests| engine.rescue_all(requests, &mut rescues));
-        let builder = Builder::new().name(name.clone());
-        let spawned = with_signals_blocked(|| builder.spawn(serve));
-        let thread = spawned.map_err(|e| ThreadError { name, reason: e.to_string() })?;
-        Ok(Rescuer { stopper: Some(stopper), thread: Some(thread) })
+        let making_room = spawn("dormouse-room", move || engine.wake_short(&short))?;
+        let engine = Arc::clone(self);
+        let mut rescues = Rescues { list: Vec::new(), progress: 0, shortages };
+        let serving = spawn("dormouse-rescue", move || {
+            listener.serve(|requests| engine.rescue_all(requests, &mut rescues));
+        })?;
+        Ok(Rescuer { stopper: Some(stopper), threads: vec![serving, making_room] })
+    }
+
+    /// Wakes regions that lack room, one after the other.
+    fn wake_short(&self, shortages: &Receiver<Shortage>) {
+        let _own = guard::own_thread();
+        for Shortage { id, end } in shortages {
+            // Nobody waits for it if the service has panicked.
+            let _unheard = end.send(self.wake_with_room(&[id]));
+        }
     }
 
     /// Starts to wake the regions of new requests, all at once, and answers requests whose region is awake or does not
-    /// wake. Returns true if any are left. Waits for room only.
+    /// wake. Returns true if any are left.
     fn rescue_all(&self, requests: Vec<Request>, rescues: &mut Rescues) -> bool {
         // A panic drops all of them, which answers them.
         let mut under_way = std::mem::take(&mut rescues.list);
         self.take_up(requests, &mut under_way);
-        rescues.list = under_way.into_iter().filter_map(|rescue| self.go_on(rescue)).collect();
+        let go_on = |rescue| self.go_on(rescue, &rescues.shortages);
+        rescues.list = under_way.into_iter().filter_map(go_on).collect();
         let progress = self.counters.progress();
         if std::mem::replace(&mut rescues.progress, progress) != progress {
             guard::note_progress();
@@ -171,27 +199,28 @@ impl<D: Device> Engine<D> {
     }
 
     /// Answers the requests of a wake that is over, or returns it.
-    fn go_on(&self, mut rescue: Rescue) -> Option<Rescue> {
-        let unwoken = match self.settled(rescue.id) {
-            Ok(None) => return Some(rescue),
-            Ok(Some(None)) => Ok(()),
-            Ok(Some(Some(unwoken))) => match self.make_room_for(unwoken, &mut rescue.attempts) {
-                Ok(()) => {
-                    guard::note_progress();
-                    self.wake(&[rescue.id]);
+    fn go_on(&self, mut rescue: Rescue, shortages: &Sender<Shortage>) -> Option<Rescue> {
+        let woken = match &rescue.end {
+            Some(end) => match end.try_recv() {
+                Err(TryRecvError::Empty) => return Some(rescue),
+                Ok(woken) => woken,
+                Err(TryRecvError::Disconnected) => Err(OffloadError::Broken),
+            },
+            None => match self.settled(rescue.id) {
+                Ok(None) => return Some(rescue),
+                Ok(Some(None)) => Ok(()),
+                Ok(Some(Some(unwoken))) if unwoken.error.is_out_of_memory() => {
+                    let (end, result) = channel();
+                    // If that thread has panicked, `end` is dropped, which the next look sees.
+                    let _unheard = shortages.send(Shortage { id: rescue.id, end });
+                    rescue.end = Some(result);
                     return Some(rescue);
                 }
-                Err(OffloadError::WakeFailed { source, .. }) => match &*source {
-                    // It woke and was put to sleep again before this thread saw it. The access is repeated, and
-                    // comes back if it meets the region asleep.
-                    OffloadError::NotAwake { .. } => Ok(()),
-                    cause => Err(cause.clone()),
-                },
+                Ok(Some(Some(unwoken))) => Err(unwoken.error),
                 Err(error) => Err(error),
             },
-            Err(error) => Err(error),
         };
-        self.answer(rescue, unwoken);
+        self.answer(rescue, woken.or_else(unless_asleep_again));
         None
     }
 
@@ -239,9 +268,8 @@ impl<D: Device> Engine<D> {
             counts.stray.count
         };
         self.timeline.instant(Lane::Notice, self.names.stray, id.key());
-        let (start_ns, attempts) = (self.timeline.now_ns(), WakeAttempts::default());
-        let requests = vec![request];
-        Rescue { id, access, number, is_first_of_owner, start_ns, attempts, requests }
+        let (start_ns, requests) = (self.timeline.now_ns(), vec![request]);
+        Rescue { id, access, number, is_first_of_owner, start_ns, end: None, requests }
     }
 
     fn log_rescue(&self, rescue: &Rescue) {
@@ -253,4 +281,21 @@ impl<D: Device> Engine<D> {
             tracing::debug!(target: "offload", region, wakes, %access, "sleeping memory was accessed and woke");
         }
     }
+}
+
+/// Returns the cause of a failed wake. A region that woke and was put to sleep again before its end was seen did not
+/// fail: the access is repeated, and comes back if it meets the region asleep.
+fn unless_asleep_again(error: OffloadError) -> Result<(), OffloadError> {
+    let cause = match error {
+        OffloadError::WakeFailed { source, .. } => (*source).clone(),
+        cause => cause,
+    };
+    if matches!(cause, OffloadError::NotAwake { .. }) { Ok(()) } else { Err(cause) }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, OffloadError> {
+    let builder = Builder::new().name(name.to_owned());
+    let spawned = with_signals_blocked(|| builder.spawn(work));
+    let failed = |e: std::io::Error| ThreadError { name: name.to_owned(), reason: e.to_string() };
+    Ok(spawned.map_err(failed)?)
 }

@@ -29,12 +29,12 @@ pub struct Waited {
 pub(super) struct Unwoken {
     id: RegionId,
     bytes: u64,
-    error: OffloadError,
+    pub(super) error: OffloadError,
 }
 
 /// The attempts of a wait to wake its regions.
 #[derive(Debug, Default)]
-pub(super) struct WakeAttempts {
+struct WakeAttempts {
     count: u32,
     /// Those after which no room was made.
     fruitless: u32,
@@ -89,25 +89,31 @@ impl<D: Device> Engine<D> {
             return Ok(Waited::default());
         }
         let start_ns = self.timeline.now_ns();
-        let mut attempts = WakeAttempts::default();
-        let result = loop {
-            self.wake(ids);
-            let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids))? else {
-                break Ok(());
-            };
-            if let Err(error) = self.make_room_for(unwoken, &mut attempts) {
-                break Err(error);
-            }
-        };
+        let result = self.wake_with_room(ids);
         let waited = self.waited(start_ns, ids);
         result.map(|()| waited)
+    }
+
+    /// Wakes regions, makes room for those that have none, and blocks until all are awake. Records no wait.
+    ///
+    /// # Errors
+    /// As [`Engine::wait_awake`].
+    pub(super) fn wake_with_room(&self, ids: &[RegionId]) -> Result<(), OffloadError> {
+        let mut attempts = WakeAttempts::default();
+        loop {
+            self.wake(ids);
+            let Some(unwoken) = self.table.wait_for(|inner| settled_or_unwoken(inner, ids))? else {
+                return Ok(());
+            };
+            self.make_room_for(unwoken, &mut attempts)?;
+        }
     }
 
     /// Makes room for a region that did not wake. `Ok`: the wake is to be tried again.
     ///
     /// # Errors
     /// `WakeFailed` if room would not help, or was made too often.
-    pub(super) fn make_room_for(
+    fn make_room_for(
         &self,
         unwoken: Unwoken,
         attempts: &mut WakeAttempts,

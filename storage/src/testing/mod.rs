@@ -125,8 +125,8 @@ struct Plan {
     flipped_writes: u32,
     /// Bytes on the disk of which one bit is not what was written.
     spoiled: BTreeSet<u64>,
-    /// Requests that come late.
-    late: u32,
+    /// Requests that come late, and by how much.
+    late: (u32, Duration),
     /// Reads see the file end here.
     end: Option<u64>,
     hold_writes: bool,
@@ -228,7 +228,11 @@ impl Faults {
     }
 
     pub fn delay_next(&self, times: u32) {
-        self.set(|p| p.late = times);
+        self.delay_next_by(times, LATE);
+    }
+
+    pub fn delay_next_by(&self, times: u32, delay: Duration) {
+        self.set(|p| p.late = (times, delay));
     }
 
     pub fn end_at(&self, offset: u64) {
@@ -351,11 +355,12 @@ impl Faults {
     /// Returns the bytes of a request that are transferred, and those that are reported.
     fn decide(&self, request: &Request) -> io::Result<Fate> {
         let mut plan = lock(&self.plan.0);
-        if plan.late > 0 {
-            plan.late -= 1;
+        if let (left @ 1.., delay) = &mut plan.late {
+            *left -= 1;
+            let delay = *delay;
             plan.befell(Mishap::Late);
             drop(plan);
-            std::thread::sleep(LATE);
+            std::thread::sleep(delay);
             plan = lock(&self.plan.0);
         }
         if plan.interrupts > 0 {

@@ -3,6 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dormouse_device::AddressRange;
 use dormouse_device::host::guard;
@@ -14,6 +15,7 @@ use crate::engine::tests::{A_WHILE, MIB, fill, holds, peek, poke};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
 use dormouse_residency::region::RegionState;
+use dormouse_storage::{CHUNK_BYTES, IoEngine};
 
 /// A process has one rescuer: a test at a time.
 static TURN: Mutex<()> = Mutex::new(());
@@ -118,14 +120,9 @@ fn a_wake_in_flight_is_waited_for() {
 /// The second read of the file is under way while the first is.
 #[test]
 fn an_access_is_taken_up_while_another_waits() {
-    const SECONDS_MAX: u32 = 20;
-    if std::env::var_os(CHILD).is_none() {
-        let child = child_of("an_access_is_taken_up_while_another_waits");
-        assert!(child.status.success(), "{child:?}");
+    if is_parent_of("an_access_is_taken_up_while_another_waits") {
         return;
     }
-    // SAFETY: a plain system call.
-    unsafe { libc::alarm(SECONDS_MAX) };
     let fixture = Plan::default().build();
     let _rescuer = rescuer(&fixture);
     let [(_, first), (_, second)] = [1, 2].map(|seed| asleep(&fixture, MIB, seed, Tier::Nvme));
@@ -203,6 +200,61 @@ fn a_stray_access_without_room_makes_some() {
     free_all(&fixture, [first_at, second_at]);
 }
 
+/// A limit that no test reaches while its wakes go on.
+const SHORT: Duration = Duration::from_millis(1500);
+/// Requests, one at a time, whose delays are longer than that limit in all.
+const SLOW_CHUNKS: usize = 6;
+const SLOW: Duration = Duration::from_millis(400);
+
+/// A file whose requests come one at a time, and room for a region and a half of [`SLOW_CHUNKS`].
+fn slow_plan() -> Plan {
+    let budget_bytes = 3 * SLOW_CHUNKS * CHUNK_BYTES / 2;
+    Plan { budget_bytes, io_engine: IoEngine::Threads, ..Plan::default() }
+}
+
+/// The only progress is that of the writes which make room.
+#[test]
+fn a_wake_waits_for_room_while_others_are_written() {
+    const BYTES: usize = SLOW_CHUNKS * CHUNK_BYTES;
+    if is_parent_of("a_wake_waits_for_room_while_others_are_written") {
+        return;
+    }
+    let fixture = slow_plan().build();
+    let (_, address) = asleep(&fixture, BYTES, 1, Tier::Nvme);
+    let (displaced, displaced_at) = fixture.region(BYTES, 2);
+    fixture.engine.let_reclaim(&[displaced], &[]);
+    guard::install().unwrap();
+    let _rescuer = fixture.engine.rescue_within(SHORT).unwrap();
+    fixture.faults.delay_next_by(SLOW_CHUNKS as u32, SLOW);
+    assert!(holds(address, BYTES, 1));
+    assert_eq!(fixture.state(displaced), RegionState::Nvme);
+    free_all(&fixture, [address, displaced_at]);
+}
+
+/// The first region waits for room that is held up. The second fits beside it.
+#[test]
+fn an_access_is_taken_up_while_another_waits_for_room() {
+    if is_parent_of("an_access_is_taken_up_while_another_waits_for_room") {
+        return;
+    }
+    let fixture = Plan { budget_bytes: 6 * MIB, ..Plan::default() }.build();
+    let _rescuer = rescuer(&fixture);
+    let (_, large_at) = asleep(&fixture, 4 * MIB, 1, Tier::Nvme);
+    let (_, small_at) = asleep(&fixture, MIB, 2, Tier::Nvme);
+    let (displaced, displaced_at) = fixture.region(4 * MIB, 3);
+    fixture.engine.let_reclaim(&[displaced], &[]);
+    fixture.faults.hold(true, false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| holds(large_at, 4 * MIB, 1));
+        fixture.faults.wait_held(1);
+        assert!(holds(small_at, MIB, 2));
+        assert!(!reader.is_finished());
+        fixture.faults.hold(false, false);
+        assert!(reader.join().unwrap());
+    });
+    free_all(&fixture, [large_at, small_at, displaced_at]);
+}
+
 /// The thread that copies waits in the handler for a wake, which needs the table. Without an end it is killed.
 #[test]
 fn a_read_of_sleeping_memory_into_sleeping_memory_ends() {
@@ -270,7 +322,6 @@ fn a_process_has_one_rescuer_at_a_time() {
     drop(other.engine.rescue().unwrap());
 }
 
-/// Runs a test in a child process.
 /// Runs the test again in a child process, which must end well and is killed where it does not end. Returns false in
 /// the child.
 fn is_parent_of(test: &str) -> bool {
