@@ -278,35 +278,45 @@ fn an_access_does_not_wait_behind_another() {
     assert_survived(&output);
 }
 
-/// The limit is one of the time in which nothing goes on.
+/// A limit, and a delay of which two exceed it.
+const LIMIT: Duration = Duration::from_millis(1500);
+const DELAY: Duration = Duration::from_millis(900);
+
+/// The limit is one of the time in which nothing goes on: each answer is progress for the later ones.
 #[test]
-fn a_wait_goes_on_while_wakes_do() {
-    const LIMIT: Duration = Duration::from_secs(1);
-    let output = in_child("a_wait_goes_on_while_wakes_do", || {
+fn a_wait_goes_on_while_others_are_answered() {
+    let output = in_child("a_wait_goes_on_while_others_are_answered", || {
         let sleepers = Sleepers::new(3);
-        let [first, second, last] = [0, 1, 2].map(|at| sleepers.all[at].range.start);
-        let delay = move |address| match address {
-            it if it == first => Duration::from_millis(600),
-            it if it == second => Duration::from_millis(1300),
-            _ => Duration::from_millis(2400),
-        };
+        let starts = [0, 1, 2].map(|at| sleepers.all[at].range.start);
+        let delay =
+            move |address| DELAY * (1 + starts.iter().filter(|it| **it < address).count() as u32);
         let (stopper, listener) = serve_late(sleepers, LIMIT, delay);
-        let readers = [first, second]
-            .map(|address| std::thread::spawn(move || read(address) == byte_at(address)));
-        // The first answer is progress for the second, whose own is for the last. That also has progress of its own.
-        let noting = std::thread::spawn(|| {
-            for _ in 0..4 {
-                std::thread::sleep(Duration::from_millis(500));
-                guard::note_progress();
-            }
-        });
-        assert_eq!(read(last), byte_at(last));
+        let readers =
+            starts.map(|address| std::thread::spawn(move || read(address) == byte_at(address)));
         for thread in readers {
             assert!(thread.join().unwrap());
         }
-        noting.join().unwrap();
         drop(stopper);
         listener.join().unwrap();
+    });
+    assert_survived(&output);
+}
+
+/// A service notes that a wake goes on before it ends.
+#[test]
+fn a_wait_goes_on_while_progress_is_noted() {
+    let output = in_child("a_wait_goes_on_while_progress_is_noted", || {
+        let sleepers = Sleepers::new(1);
+        let start = sleepers.all[0].range.start;
+        let _listener = serve_late(sleepers, LIMIT, |_| 3 * DELAY);
+        let noting = std::thread::spawn(|| {
+            for _ in 0..2 {
+                std::thread::sleep(DELAY);
+                guard::note_progress();
+            }
+        });
+        assert_eq!(read(start), byte_at(start));
+        noting.join().unwrap();
     });
     assert_survived(&output);
 }

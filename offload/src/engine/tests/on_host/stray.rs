@@ -212,6 +212,22 @@ fn slow_plan() -> Plan {
     Plan { budget_bytes, io_engine: IoEngine::Threads, ..Plan::default() }
 }
 
+/// The only progress is that of the one wake that is waited for.
+#[test]
+fn a_slow_read_is_waited_for_while_its_requests_are_answered() {
+    const BYTES: usize = SLOW_CHUNKS * CHUNK_BYTES;
+    if is_parent_of("a_slow_read_is_waited_for_while_its_requests_are_answered") {
+        return;
+    }
+    let fixture = slow_plan().build();
+    let (_, address) = asleep(&fixture, BYTES, 1, Tier::Nvme);
+    guard::install().unwrap();
+    let _rescuer = fixture.engine.rescue_within(SHORT).unwrap();
+    fixture.faults.delay_next_by(SLOW_CHUNKS as u32, SLOW);
+    assert!(holds(address, BYTES, 1));
+    free_all(&fixture, [address]);
+}
+
 /// The only progress is that of the writes which make room.
 #[test]
 fn a_wake_waits_for_room_while_others_are_written() {
