@@ -47,7 +47,8 @@ fn alignments(file: &File) -> Option<[u32; 2]> {
     is_known.then_some([found.stx_dio_mem_align, found.stx_dio_offset_align])
 }
 
-/// Writes and reads the first unit. Errors other than a refusal decide nothing: later requests report them.
+/// Writes and reads the first unit of a file that was never written. Errors other than a refusal decide nothing: later
+/// requests report them.
 fn passes_trial(file: &File, file_bytes: u64) -> bool {
     // A longer file would end the process by a signal.
     if file::file_bytes_max() < UNIT_BYTES as u64 {
@@ -55,14 +56,21 @@ fn passes_trial(file: &File, file_bytes: u64) -> bool {
     }
     let Some(mut unit) = Aligned::zeroed(UNIT_BYTES) else { return true };
     let memory = unit.memory();
+    let was_cached = is_cached(file);
     let tried = file::write_at(file, 0, &memory).and_then(|_| file::read_at(file, 0, &memory));
     let is_refused = tried.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL));
-    let passes = !is_refused && !is_cached(file);
+    let is_direct = shows_direct_io(is_refused, was_cached, is_cached(file));
     if file_bytes == 0 {
         // After an error the file is a unit longer than it should be.
         let _ = file.set_len(0);
     }
-    passes
+    is_direct
+}
+
+/// Returns whether a trial shows direct I/O. Nothing is cached of a file that was never written: a system that says so
+/// (gVisor, of each mapped page) does not know, and then only a refusal decides.
+const fn shows_direct_io(is_refused: bool, was_cached: bool, is_cached: bool) -> bool {
+    !is_refused && (was_cached || !is_cached)
 }
 
 /// Returns whether the page cache has the first page of the file.
@@ -98,6 +106,20 @@ mod tests {
             ([65536, 512], false),
         ] {
             assert_eq!(takes_units(alignments), are_taken, "{alignments:?}");
+        }
+    }
+
+    #[test]
+    fn a_page_cache_that_knows_a_file_before_its_first_write_decides_nothing() {
+        for (is_refused, was_cached, is_cached, is_direct) in [
+            (false, false, false, true),
+            (false, false, true, false),
+            (false, true, true, true),
+            (true, false, false, false),
+            (true, true, true, false),
+        ] {
+            let seen = (is_refused, was_cached, is_cached);
+            assert_eq!(shows_direct_io(is_refused, was_cached, is_cached), is_direct, "{seen:?}");
         }
     }
 
