@@ -44,8 +44,8 @@ pub enum NvmeError {
         /// Its file system.
         filesystem: &'static str,
     },
-    /// The disk has no room for the file.
-    #[error("NVMe tier in {}: a file of {asked_bytes} bytes; accepted: at most {free_bytes}, the free bytes of the disk", dir.display())]
+    /// The disk has no room for the file, or a quota leaves none.
+    #[error("NVMe tier in {}: a file of {asked_bytes} bytes; accepted: at most {free_bytes}, the free bytes of the disk, and what a quota leaves", dir.display())]
     NoRoom {
         /// The directory given.
         dir: PathBuf,

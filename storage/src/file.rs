@@ -336,7 +336,7 @@ fn retry_while_full<T>(
         let DiskSpace { total_bytes, free_bytes } = space().map_err(|e| failed(&e))?;
         if bytes <= free_bytes {
             match create() {
-                Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {}
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
                 created => return created.map_err(|e| failed(&e)),
             }
         }
@@ -432,7 +432,8 @@ mod tests {
         assert_eq!(faulted_in(|memory| memory.part(7, UNIT_BYTES).fault_in()), 2);
     }
 
-    /// Runs on a disk of 100 bytes, of which `free` are free before each attempt. Returns the result and the pauses.
+    /// Runs on a disk of 100 bytes, of which `free` are free before each attempt. A quota refuses every other creation
+    /// that is refused. Returns the result and the pauses.
     fn with_free(bytes: u64, free: &[u64], refusals: u32) -> (Result<u32, NvmeError>, u32) {
         let (pauses, mut creations) = (std::cell::Cell::new(0), 0);
         let result = retry_while_full(
@@ -444,12 +445,9 @@ mod tests {
             },
             || {
                 creations += 1;
+                let code = if creations % 2 == 0 { libc::ENOSPC } else { libc::EDQUOT };
                 let is_refused = creations <= refusals;
-                if is_refused {
-                    Err(io::Error::from_raw_os_error(libc::ENOSPC))
-                } else {
-                    Ok(creations)
-                }
+                if is_refused { Err(io::Error::from_raw_os_error(code)) } else { Ok(creations) }
             },
             || pauses.set(pauses.get() + 1),
         );

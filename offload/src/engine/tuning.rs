@@ -286,6 +286,13 @@ mod tests {
         assert_eq!(on_disk(&[5 * GIB], 4), (Ok(4 * GIB), 1));
         assert_eq!(on_disk(&[3 * GIB], 4), (Ok(3 * GIB / 2), 2));
         assert_eq!(on_disk(&[3 * GIB, GIB, GIB], 4), (Ok(GIB / 2), 3));
+        // A quota that the figure of the free bytes does not show.
+        let created = with_room(4 * GIB, 4, |asked_bytes| {
+            let free_bytes = 100 * GIB;
+            let refused = NvmeError::NoRoom { dir: "/disk".into(), asked_bytes, free_bytes };
+            if asked_bytes <= GIB { Ok(asked_bytes) } else { Err(refused) }
+        });
+        assert_eq!(created, Ok(GIB));
         let (refused, attempts) = on_disk(&[0], 4);
         assert!(matches!(refused, Err(NvmeError::NoRoom { asked_bytes: 0x10_0000, .. })));
         assert_eq!(attempts, 4);

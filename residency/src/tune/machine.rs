@@ -102,11 +102,11 @@ pub fn file_bytes(disk: &Disk) -> FileSize {
 /// Attempts to create a file of an automatic size.
 pub const FILE_ATTEMPTS_MAX: u32 = 4;
 
-/// Returns the size to try after a disk with `free_bytes` had no room for `refused_bytes`: others that start at the same
-/// time take what was free before.
+/// Returns the size to try after a disk with `free_bytes` had no room for `refused_bytes`: at most half of either. Others
+/// that start at the same time take what was free before, and a quota may allow less than the disk has.
 #[must_use]
 pub fn less_file_bytes(refused_bytes: u64, free_bytes: u64) -> u64 {
-    let bytes = refused_bytes.min(free_bytes / 2).max(FILE_BYTES_MIN);
+    let bytes = (refused_bytes.min(free_bytes) / 2).max(FILE_BYTES_MIN);
     bytes - bytes % FILE_UNIT_BYTES
 }
 

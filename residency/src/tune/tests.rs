@@ -43,9 +43,9 @@ fn a_file_begins_small_and_may_take_what_is_free() {
 }
 
 #[test]
-fn a_file_that_was_refused_is_tried_with_half_of_what_is_free() {
+fn a_file_that_was_refused_is_tried_with_half_of_it_or_of_what_is_free() {
     assert_eq!(less_file_bytes(4 * GIB, 3 * GIB), 1536 * MIB);
-    assert_eq!(less_file_bytes(GIB, 100 * GIB), GIB);
+    assert_eq!(less_file_bytes(4 * GIB, 100 * GIB), 2 * GIB);
     assert_eq!(less_file_bytes(GIB, 4 * MIB + 4097), 2 * MIB);
     assert_eq!(less_file_bytes(GIB, 0), MIB);
 }
