@@ -8,29 +8,43 @@ use crate::sync::{Mutex, lock};
 /// The file grows by at least this much, so that few extents wait for the file system.
 const GROW_BYTES_MIN: u64 = 1 << 30;
 
-/// Time after a refusal before the disk is asked to grow the file again. Others may have freed space by then, and a
-/// refusal costs two calls of the file system.
-const GROW_AGAIN_NS: u64 = 10_000_000_000;
+/// Time after which the disk is looked at again, also behind a refusal. Others may have freed or taken space by then, and
+/// a look costs a call of the file system.
+const LOOK_AGAIN_NS: u64 = 10_000_000_000;
 
-/// The last refusal of the disk to grow the file.
-#[derive(Debug, Default)]
-pub(super) struct GrowthRefused {
-    /// When the disk refused, and the length of the file then.
-    last: Option<(u64, u64)>,
+/// The length that the disk lets the file have, as last seen.
+#[derive(Debug)]
+pub(super) struct DiskLimit {
+    file_bytes_max: u64,
+    seen_ns: Option<u64>,
+    has_refused: bool,
 }
 
-impl GrowthRefused {
-    /// Notes a refusal. Returns true for the first.
-    pub(super) fn note(&mut self, now_ns: u64, file_bytes: u64) -> bool {
-        self.last.replace((now_ns, file_bytes)).is_none()
+impl Default for DiskLimit {
+    fn default() -> Self {
+        Self { file_bytes_max: u64::MAX, seen_ns: None, has_refused: false }
+    }
+}
+
+impl DiskLimit {
+    pub(super) const fn file_bytes_max(&self) -> u64 {
+        self.file_bytes_max
     }
 
-    /// Returns the length that the file may not exceed now.
-    pub(super) fn limit_bytes(&self, now_ns: u64) -> u64 {
-        match self.last {
-            Some((at_ns, file_bytes)) if now_ns.saturating_sub(at_ns) < GROW_AGAIN_NS => file_bytes,
-            _ => u64::MAX,
-        }
+    /// Returns true if the disk is to be looked at.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        self.seen_ns.is_none_or(|seen_ns| now_ns.saturating_sub(seen_ns) >= LOOK_AGAIN_NS)
+    }
+
+    /// Notes a look. Growth changes the limit little: what the file takes, the disk has less.
+    pub(super) const fn note(&mut self, now_ns: u64, file_bytes_max: u64) {
+        (self.file_bytes_max, self.seen_ns) = (file_bytes_max, Some(now_ns));
+    }
+
+    /// Notes that a file of `file_bytes` may not grow. Returns true for the first time.
+    pub(super) fn note_refusal(&mut self, now_ns: u64, file_bytes: u64) -> bool {
+        self.note(now_ns, file_bytes);
+        !std::mem::replace(&mut self.has_refused, true)
     }
 }
 
@@ -80,19 +94,43 @@ mod tests {
 
     const GIB: u64 = GROW_BYTES_MIN;
 
+    const MIB: u64 = 1 << 20;
+    /// A time.
+    const BEGIN_NS: u64 = 7;
+
     /// A disk with room for a file of `room_bytes`.
     #[derive(Debug)]
     struct Disk {
         room_bytes: Mutex<u64>,
         grown: Mutex<Vec<(u64, u64)>>,
         refused: Mutex<u64>,
+        /// The length of the file before it grows, if the disk says what it spares.
+        start_bytes: Option<u64>,
     }
 
     impl Disk {
+        /// It does not say what it spares, as one with a quota.
         fn new(room_bytes: u64) -> Self {
             let room_bytes = Mutex::new(room_bytes);
-            Self { room_bytes, grown: Mutex::default(), refused: Mutex::default() }
+            Self {
+                room_bytes,
+                grown: Mutex::default(),
+                refused: Mutex::default(),
+                start_bytes: None,
+            }
         }
+    }
+
+    /// A file of 2 MiB that may grow to 64.
+    fn growing(disk: &Arc<Disk>) -> Nvme {
+        Nvme {
+            reserved: Reserved::new(2 * MIB, 64 * MIB),
+            ..Nvme::with_storage(Arc::<Disk>::clone(disk), 64 * MIB, false)
+        }
+    }
+
+    fn is_full_of(full: &NvmeError, bytes: u64) -> bool {
+        matches!(full, NvmeError::Full { budget_bytes, .. } if *budget_bytes == bytes)
     }
 
     impl Storage for Disk {
@@ -113,6 +151,10 @@ mod tests {
             }
             lock(&self.grown).push((from_bytes, to_bytes));
             Ok(())
+        }
+        fn spare_bytes(&self) -> Option<u64> {
+            let file_bytes = lock(&self.grown).last().map(|grown| grown.1).or(self.start_bytes)?;
+            Some(lock(&self.room_bytes).saturating_sub(file_bytes))
         }
     }
 
@@ -146,22 +188,18 @@ mod tests {
 
     #[test]
     fn a_disk_that_was_full_is_asked_again_later() {
-        const MIB: u64 = 1 << 20;
         let disk = Arc::new(Disk::new(2 * MIB));
-        let nvme = Nvme {
-            reserved: Reserved::new(2 * MIB, 64 * MIB),
-            ..Nvme::with_storage(Arc::<Disk>::clone(&disk), 64 * MIB, false)
-        };
-        let begin_ns = 7;
+        let nvme = growing(&disk);
         let budget_bytes = |now_ns| nvme.usage_at(now_ns).budget_bytes;
-        let first = nvme.allocate_at(MIB, begin_ns).unwrap();
-        let full = nvme.allocate_at(4 * MIB, begin_ns).unwrap_err();
-        assert!(matches!(full, NvmeError::Full { budget_bytes, .. } if budget_bytes == 64 * MIB));
-        assert_eq!((budget_bytes(begin_ns), *lock(&disk.refused)), (2 * MIB, 2));
+        assert_eq!(budget_bytes(BEGIN_NS), 64 * MIB);
+        let first = nvme.allocate_at(MIB, BEGIN_NS).unwrap();
+        let full = nvme.allocate_at(4 * MIB, BEGIN_NS).unwrap_err();
+        assert!(is_full_of(&full, 2 * MIB), "{full}");
+        assert_eq!((budget_bytes(BEGIN_NS), *lock(&disk.refused)), (2 * MIB, 2));
         *lock(&disk.room_bytes) = u64::MAX;
-        let (before_ns, again_ns) = (begin_ns + GROW_AGAIN_NS - 1, begin_ns + GROW_AGAIN_NS);
+        let (before_ns, again_ns) = (BEGIN_NS + LOOK_AGAIN_NS - 1, BEGIN_NS + LOOK_AGAIN_NS);
         let full = nvme.allocate_at(4 * MIB, before_ns).unwrap_err();
-        assert!(matches!(full, NvmeError::Full { budget_bytes, .. } if budget_bytes == 2 * MIB));
+        assert!(is_full_of(&full, 2 * MIB), "{full}");
         // Space that the file already has is still allocated. A request beyond it does not ask the disk.
         nvme.release(first);
         nvme.release(nvme.allocate_at(MIB, before_ns).unwrap());
@@ -171,12 +209,35 @@ mod tests {
         assert_eq!((budget_bytes(again_ns), lock(&disk.grown).len()), (64 * MIB, 1));
     }
 
+    /// The limit of a file that grows may be a whole disk, most of which others have.
+    #[test]
+    fn a_file_has_what_it_reserved_and_what_the_disk_spares() {
+        let disk = Arc::new(Disk { start_bytes: Some(2 * MIB), ..Disk::new(2 * MIB) });
+        let nvme = growing(&disk);
+        let budget_bytes = |now_ns| nvme.usage_at(now_ns).budget_bytes;
+        let [soon_ns, later_ns, last_ns] = [1, 2, 3].map(|looks| BEGIN_NS + looks * LOOK_AGAIN_NS);
+        assert_eq!([BEGIN_NS, soon_ns].map(budget_bytes), [2 * MIB; 2]);
+        let full = nvme.allocate_at(4 * MIB, soon_ns).unwrap_err();
+        assert!(is_full_of(&full, 2 * MIB), "{full}");
+        assert_eq!(*lock(&disk.refused), 0, "it would not fit");
+        *lock(&disk.room_bytes) = 6 * MIB;
+        let grown = nvme.allocate_at(4 * MIB, later_ns).unwrap();
+        assert_eq!(
+            (budget_bytes(later_ns), lock(&disk.grown).clone()),
+            (6 * MIB, vec![(2 * MIB, 4 * MIB)])
+        );
+        // Others take the rest.
+        *lock(&disk.room_bytes) = 3 * MIB;
+        assert_eq!(budget_bytes(last_ns), 4 * MIB);
+        nvme.release(grown);
+    }
+
     #[test]
     fn only_the_first_refusal_is_news() {
-        let mut growth = GrowthRefused::default();
-        assert_eq!(growth.limit_bytes(0), u64::MAX);
-        assert!(growth.note(5, GIB));
-        assert!(!growth.note(5 + GROW_AGAIN_NS, GIB));
-        assert_eq!(growth.limit_bytes(5 + GROW_AGAIN_NS), GIB, "counted from the last one");
+        let mut disk = DiskLimit::default();
+        assert!(disk.is_due(0) && disk.file_bytes_max() == u64::MAX);
+        assert!(disk.note_refusal(5, GIB));
+        assert!(!disk.note_refusal(5 + LOOK_AGAIN_NS, GIB));
+        assert!(!disk.is_due(5 + LOOK_AGAIN_NS) && disk.file_bytes_max() == GIB, "of the last one");
     }
 }

@@ -85,7 +85,7 @@ use dormouse_alloc::core::Tlsf;
 
 use self::choice::Choice;
 use self::fallback::Fallback;
-use self::growth::{GrowthRefused, Reserved};
+use self::growth::{DiskLimit, Reserved};
 use self::uring::Buffers;
 use self::write_budget::WriteBudget;
 use crate::sync::{Mutex, lock};
@@ -123,7 +123,7 @@ pub struct NvmeUse {
     pub used_bytes: u64,
     /// Peak of `used_bytes` since the last reset.
     pub peak_bytes: u64,
-    /// Limit in bytes, at most what the file may grow to. For 10 s after the disk refused growth, what the file has.
+    /// Limit in bytes, at most what the file has and what the disk lets it grow by, as seen at most 10 s ago.
     pub budget_bytes: u64,
     /// Bytes written since creation, including failed transfers.
     pub written_bytes: u64,
@@ -147,15 +147,20 @@ struct FileSpace {
     used_bytes: u64,
     peak_bytes: u64,
     budget_bytes: u64,
-    growth: GrowthRefused,
+    disk: DiskLimit,
     writes: WriteBudget,
     stopped: Option<String>,
 }
 
 impl FileSpace {
     /// Returns the limit on bytes in use now.
-    fn budget_bytes(&self, now_ns: u64) -> u64 {
-        self.budget_bytes.min(self.growth.limit_bytes(now_ns))
+    fn budget_bytes(&self) -> u64 {
+        self.budget_bytes.min(self.disk.file_bytes_max())
+    }
+
+    fn full(&self, asked_bytes: u64) -> NvmeError {
+        let (used_bytes, budget_bytes) = (self.used_bytes, self.budget_bytes());
+        NvmeError::Full { asked_bytes, used_bytes, budget_bytes }
     }
 }
 
@@ -237,7 +242,7 @@ impl Nvme {
             used_bytes: 0,
             peak_bytes: 0,
             budget_bytes: u64::from(units) * UNIT_BYTES as u64,
-            growth: GrowthRefused::default(),
+            disk: DiskLimit::default(),
             writes: WriteBudget::default(),
             stopped: None,
         };
@@ -299,8 +304,8 @@ impl Nvme {
     }
 
     /// Allocates an extent of `bytes`, rounded up to whole units, and reserves as much of the write budget. A file
-    /// that is full grows first, if it may; the caller waits for the file system. After a refusal the disk is not asked
-    /// again for 10 s.
+    /// that is full grows first, if the disk has room; the caller waits for the file system. After a refusal the disk is
+    /// not asked again for 10 s.
     ///
     /// # Errors
     /// `Full`, also if the disk has no room for a file that would grow; `Spent`; `Stopped`.
@@ -309,50 +314,65 @@ impl Nvme {
     }
 
     fn allocate_at(&self, bytes: u64, now_ns: u64) -> Result<Extent, NvmeError> {
-        let (extent, limit_bytes, full) = self.take_place(bytes, now_ns)?;
+        self.look_at_disk(now_ns);
+        let (extent, file_bytes_max) = self.take_place(bytes, now_ns)?;
         let end_bytes = extent.offset() + extent.whole_bytes();
-        if end_bytes > limit_bytes {
+        if end_bytes > file_bytes_max {
             self.release(extent);
-            return Err(full);
+            return Err(lock(&self.space).full(bytes));
         }
         if let Err(refusal) = self.reserved.cover(&*self.storage, end_bytes) {
             self.release(extent);
             let file_bytes = self.reserved.bytes();
-            let is_first = lock(&self.space).growth.note(now_ns, file_bytes);
-            let free_bytes = self.storage.disk_free_bytes();
+            let (is_first, full) = {
+                let mut space = lock(&self.space);
+                (space.disk.note_refusal(now_ns, file_bytes), space.full(bytes))
+            };
+            let spare_bytes = self.storage.spare_bytes();
             if is_first {
-                tracing::warn!(target: "storage", end_bytes, file_bytes, free_bytes, reason = %refusal, "the file does not grow; the disk is asked again later");
+                tracing::warn!(target: "storage", end_bytes, file_bytes, spare_bytes, reason = %refusal, "the file does not grow; the disk is asked again later");
             } else {
-                tracing::debug!(target: "storage", end_bytes, file_bytes, free_bytes, reason = %refusal, "the file does not grow yet");
+                tracing::debug!(target: "storage", end_bytes, file_bytes, spare_bytes, reason = %refusal, "the file does not grow yet");
             }
             return Err(full);
         }
         Ok(extent)
     }
 
+    /// Looks at what the disk spares, if the last look is old.
+    fn look_at_disk(&self, now_ns: u64) {
+        if !lock(&self.space).disk.is_due(now_ns) {
+            return;
+        }
+        // Not under the lock, which a release takes.
+        let spare_bytes = self.storage.spare_bytes();
+        let file_bytes_max =
+            spare_bytes.map_or(u64::MAX, |bytes| self.reserved.bytes().saturating_add(bytes));
+        lock(&self.space).disk.note(now_ns, file_bytes_max);
+    }
+
     /// Takes a place in the file, which may be longer than the file is yet. Also returns the limit of the file's length
-    /// for now, and the error if the place is beyond what the file has.
-    fn take_place(&self, bytes: u64, now_ns: u64) -> Result<(Extent, u64, NvmeError), NvmeError> {
+    /// for now.
+    fn take_place(&self, bytes: u64, now_ns: u64) -> Result<(Extent, u64), NvmeError> {
         let mut space = lock(&self.space);
         if let Some(reason) = &space.stopped {
             return Err(NvmeError::Stopped { reason: reason.clone() });
         }
-        let budget_bytes = space.budget_bytes(now_ns);
-        let used_bytes = space.used_bytes;
-        let full = NvmeError::Full { asked_bytes: bytes, used_bytes, budget_bytes };
-        let Ok(units) = u32::try_from(bytes.div_ceil(UNIT_BYTES as u64)) else { return Err(full) };
+        let Ok(units) = u32::try_from(bytes.div_ceil(UNIT_BYTES as u64)) else {
+            return Err(space.full(bytes));
+        };
         let whole_bytes = u64::from(units) * UNIT_BYTES as u64;
-        if used_bytes + whole_bytes > budget_bytes {
-            return Err(full);
+        if space.used_bytes + whole_bytes > space.budget_bytes() {
+            return Err(space.full(bytes));
         }
         space.writes.reserve(whole_bytes, now_ns)?;
         let Some(piece) = space.tlsf.allocate(units, 1) else {
             space.writes.give_back(whole_bytes, now_ns);
-            return Err(full);
+            return Err(space.full(bytes));
         };
         space.used_bytes += whole_bytes;
         space.peak_bytes = space.peak_bytes.max(space.used_bytes);
-        Ok((Extent::new(piece, bytes), space.growth.limit_bytes(now_ns), full))
+        Ok((Extent::new(piece, bytes), space.disk.file_bytes_max()))
     }
 
     /// Counts bytes written into an extent, including failed writes.
@@ -435,6 +455,7 @@ impl Nvme {
     }
 
     fn usage_at(&self, now_ns: u64) -> NvmeUse {
+        self.look_at_disk(now_ns);
         let mut space = lock(&self.space);
         NvmeUse {
             written_bytes: space.writes.written_bytes(),
@@ -442,7 +463,7 @@ impl Nvme {
             write_left_bytes: space.writes.left_bytes(now_ns),
             used_bytes: space.used_bytes,
             peak_bytes: space.peak_bytes,
-            budget_bytes: space.budget_bytes(now_ns),
+            budget_bytes: space.budget_bytes(),
             stopped: space.stopped.clone(),
             buffered: self.storage.is_buffered(),
             io_engine: self.io_engine,

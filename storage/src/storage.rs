@@ -36,8 +36,8 @@ pub trait Storage: Send + Sync + Debug {
         let _fixed = (from_bytes, to_bytes);
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Returns the free bytes of the disk, if they are known.
-    fn disk_free_bytes(&self) -> Option<u64> {
+    /// Returns the bytes that the disk lets the file grow by, if they are known.
+    fn spare_bytes(&self) -> Option<u64> {
         None
     }
 }
@@ -172,8 +172,8 @@ impl Storage for DirectFile {
             .or_else(|e| file.set_len(from_bytes).and(Err(e)))
     }
 
-    fn disk_free_bytes(&self) -> Option<u64> {
-        DiskSpace::of_file(self.file.get().ok()?).ok().map(|space| space.free_bytes)
+    fn spare_bytes(&self) -> Option<u64> {
+        DiskSpace::of_file(self.file.get().ok()?).ok().map(|space| space.spare_bytes())
     }
 }
 

@@ -68,9 +68,9 @@ pub struct FileSize {
 /// Part of a disk that a file which grows leaves free: 1/16.
 const SPARE_DIVISOR: u64 = 16;
 
-/// Returns the size of a file on `disk`: 4 GiB that grow to what is free now, less the part that growth leaves to others:
-/// plans count on the limit. With less than 4 GiB free it is half of that, and the limit is the disk: the file of a
-/// process that was killed may still be going.
+/// Returns the size of a file on `disk`: 4 GiB that grow to what is free now, less the part that growth leaves to others.
+/// With less than 4 GiB free it is half of that, and the limit is the disk: the file of a process that was killed may
+/// still be going.
 #[must_use]
 pub fn file_bytes(disk: &Disk) -> FileSize {
     let Disk { free_bytes, total_bytes, file_bytes_max, .. } = *disk;
