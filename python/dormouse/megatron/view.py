@@ -63,6 +63,10 @@ class GPTView(ModelView):
 
     def forget(self):
         self.hidden.returned = None
+        for module in self.model.modules():
+            dispatcher = getattr(module, "token_dispatcher", None)
+            if dispatcher is not None:
+                _drop_graph(dispatcher)
 
     def run_dense(self, tokens, **arguments):
         with self.own_mixers.dense():
@@ -116,3 +120,11 @@ def _config_of(gpt: GPTModel) -> SimpleNamespace:
     is_learned = gpt.position_embedding_type == "learned_absolute"
     positions = gpt.max_sequence_length if is_learned else None
     return SimpleNamespace(**vars(gpt.config) | {"max_position_embeddings": positions})
+
+
+def _drop_graph(dispatcher) -> None:
+    """Drops what a dispatcher of tokens to experts keeps of the last forward: the next one writes
+    it anew. Probabilities have the graph of the layers below."""
+    for name, value in list(vars(dispatcher).items()):
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            setattr(dispatcher, name, None)
