@@ -1,7 +1,8 @@
 //! The search for the number of chunks and the admission rule with the smallest bubble that fits.
 //!
 //! A list that no stage has too little room for wins over one that exceeds it. If none fits, the search starts
-//! over with half as many groups or microbatches in flight, whichever hold more on the stage that lacks most.
+//! over with half as many groups or microbatches in flight, whichever hold more on the stage that lacks most and
+//! are several there.
 
 use std::collections::BTreeSet;
 
@@ -198,20 +199,26 @@ impl Pipeline {
     }
 }
 
-/// Returns bounds with half as many groups or microbatches in flight as at a peak, at least one, whichever hold
-/// more and may be fewer; `None` if bounds are one of each.
+/// Returns bounds with half as many groups or microbatches in flight as at a peak, whichever hold more of those that
+/// are several. If none are, one of each on all stages, which may change the order of parts; `None` if bounds are that.
 fn halved(bounds: MemoryBounds, peak: &StagePeak) -> Option<MemoryBounds> {
-    let half =
-        |seen: u32, most: u32| Some((seen / 2).max(1)).filter(|fewer| most == 0 || *fewer < most);
-    let groups = half(peak.live_groups, bounds.live_groups_max)
-        .map(|live_groups_max| MemoryBounds { live_groups_max, ..bounds });
-    let microbatches = half(peak.in_flight, bounds.in_flight_max)
-        .map(|in_flight_max| MemoryBounds { in_flight_max, ..bounds });
-    if peak.boundary_bytes.saturating_add(peak.prefix_bytes) > peak.microbatch_bytes {
-        groups.or(microbatches)
-    } else {
-        microbatches.or(groups)
-    }
+    let larger = |groups: Option<u32>, microbatches: Option<u32>| {
+        let groups = groups.map(|live_groups_max| MemoryBounds { live_groups_max, ..bounds });
+        let microbatches =
+            microbatches.map(|in_flight_max| MemoryBounds { in_flight_max, ..bounds });
+        if peak.boundary_bytes.saturating_add(peak.prefix_bytes) > peak.microbatch_bytes {
+            groups.or(microbatches)
+        } else {
+            microbatches.or(groups)
+        }
+    };
+    let MemoryBounds { live_groups_max, in_flight_max } = bounds;
+    let half = |seen: u32, most: u32| {
+        (seen > 1).then_some(seen / 2).filter(|fewer| most == 0 || *fewer < most)
+    };
+    let one = |most: u32| (most != 1).then_some(1);
+    larger(half(peak.live_groups, live_groups_max), half(peak.in_flight, in_flight_max))
+        .or_else(|| larger(one(live_groups_max), one(in_flight_max)))
 }
 
 /// Compares by room, then time, then memory. Fewer chunks win if the time is nearly equal: small kernels have

@@ -262,3 +262,34 @@ fn lists_with_logits_fit_the_device() {
     let refused = PipelineError::Room { stage: 1, needed_bytes, room_bytes };
     assert_eq!(tight.plan().unwrap_err(), refused);
 }
+
+/// The last stage has one microbatch in flight at a time, whose logits are most of what it holds. It lacks room for
+/// the prefix of a second group: fewer microbatches in flight would free nothing there and cost the overlap.
+#[test]
+fn one_microbatch_in_flight_is_not_halved() {
+    let microbatch = PipelineMicrobatch { rows: 10, forward_ns: 1_000, backward_ns: 2_000 };
+    let linear = |linear_ns| StageShare { linear_ns, ..StageShare::default() };
+    let group = PipelineGroup {
+        prefix_rows: 10,
+        forward: linear(100),
+        backward: linear(200),
+        microbatches: vec![microbatch; 8],
+    };
+    let first = StageBytes { prefix_saved: 1, microbatch_saved: 1, ..StageBytes::default() };
+    let last = StageBytes { microbatch_logits: 100, ..first };
+    let case = Pipeline {
+        stages: 2,
+        virtual_stages: 1,
+        chunks: 1,
+        groups: vec![group; 2],
+        rates: PipelineRates { transfer_latency_ns: 5_000, ..PipelineRates::default() },
+        stage_bytes: vec![first, last],
+        stage_room_bytes: vec![60, 1_020],
+        ..Pipeline::default()
+    };
+    let bounds = MemoryBounds { live_groups_max: 1, in_flight_max: 0 };
+    let one_group = Pipeline { bounds, ..case.clone() }.plan().unwrap();
+    let found = case.plan().unwrap();
+    assert_eq!(peaks(&found), peaks(&one_group));
+    assert!(found.report.makespan_ns <= one_group.report.makespan_ns, "{:?}", found.report);
+}
