@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use arrow_array::builder::{ListBuilder, PrimitiveBuilder};
 use arrow_array::types::{Float64Type, Int64Type};
 use arrow_array::{ArrayRef, ListArray, PrimitiveArray, RecordBatch, StringArray};
 use arrow_ipc::{CompressionType, root_as_footer, root_as_message};
-use common::Folder;
 use common::tables::{Way, ways, write};
+use common::{Folder, dormouse};
 use dormouse_cli::read::{Names, read};
 use dormouse_cli::{ReadError, Sequences};
 
@@ -182,6 +182,17 @@ fn refusal(here: &Folder, bytes: &[u8]) -> String {
     refused.replace(&path.display().to_string(), "hostile")
 }
 
+/// Returns the error of the file `hostile` to a command with few KiB of addresses.
+fn refusal_within(here: &Folder, limit_kib: u32, command: &str) -> String {
+    let script = format!("ulimit -v {limit_kib} && exec \"$0\" {command} hostile");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).arg(env!("CARGO_BIN_EXE_dormouse")).current_dir(here.path());
+    let output = shell.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    said
+}
+
 /// A compressed buffer states its decompressed length, which the reader allocates at once.
 #[test]
 fn refuses_a_false_decompressed_length() {
@@ -225,14 +236,7 @@ fn lack_of_memory_is_an_error() {
     assert!(lie > 300 << 20, "{lie}");
     bytes[at..at + 8].copy_from_slice(&lie.to_le_bytes());
     fs::write(&path, bytes).unwrap();
-    let output = Command::new("sh")
-        .args(["-c", "ulimit -v 300000 && exec \"$0\" plan hostile"])
-        .arg(env!("CARGO_BIN_EXE_dormouse"))
-        .current_dir(here.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = refusal_within(&here, 300_000, "plan");
     assert!(said.ends_with(&format!(" needs {lie} bytes, more than available memory\n")), "{said}");
 }
 
@@ -367,4 +371,55 @@ fn an_error_names_the_line_and_the_character() {
     let group = format!("{{\"ids\": [1], \"group\": \"{}\"}}", "x".repeat(5000));
     let wanted = "hostile, line 1: group is a string of 5000 bytes; accepted: at most 4096 bytes";
     assert_eq!(refusal(&here, group.as_bytes()), wanted);
+}
+
+/// Comments of a trace in LZMA2, as `testdata/write_hostile.py` writes them: a chunk and the end.
+const COMMENTS: &[u8] = include_bytes!("testdata/comments.lzma2");
+const CHUNK_HEADER_BYTES: usize = 6;
+
+/// The `.xz` stream of a chunk and `repeats` more of the same content, up to the index. Its dictionary is the largest,
+/// 4 GiB.
+fn xz_of_comments(repeats: usize) -> Vec<u8> {
+    let with_crc = |bytes: &[u8]| [bytes, &crc32fast::hash(bytes).to_le_bytes()].concat();
+    let (chunk, end) = COMMENTS.split_at(COMMENTS.len() - 1);
+    let (header, content) = chunk.split_at(CHUNK_HEADER_BYTES);
+    // Its state is reset; its dictionary and properties go on.
+    let repeat = [&[header[0] & 0x1f | 0xa0], &header[1..CHUNK_HEADER_BYTES - 1], content].concat();
+    let block_header = [2, 0, 0x21, 1, 40, 0, 0, 0];
+    let head = [b"\xfd7zXZ\0", &with_crc(&[0, 0])[..], &with_crc(&block_header)].concat();
+    [head, chunk.to_vec(), repeat.repeat(repeats), end.to_vec()].concat()
+}
+
+/// 380 kB that stand for 2 GB.
+#[test]
+fn a_long_trace_is_refused_before_it_takes_memory() {
+    let here = Folder::new();
+    here.put("hostile", xz_of_comments(1000));
+    let said = refusal_within(&here, 1 << 20, "replay");
+    assert_eq!(said, "dormouse: hostile is longer than 268435456 bytes; accepted: at most that\n");
+}
+
+#[test]
+fn damaged_traces_are_refused() {
+    let here = Folder::new();
+    let trace =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/traces/stream_rotation.csv.xz");
+    let whole = fs::read(trace).unwrap();
+    let refused = |bytes: &[u8], what: &str| {
+        here.put("hostile", bytes);
+        let output = dormouse(here.path(), &["replay", "hostile"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{what}: {said}");
+        assert!(said.starts_with("dormouse: hostile"), "{what}: {said}");
+    };
+    let last = whole.len() - 1;
+    // Inside the headers, the block, the index and the footer.
+    for end in [7, 13, 30, whole.len() / 2, last - 20, last] {
+        refused(&whole[..end], &format!("until {end}"));
+    }
+    for at in [7, 13, 30, whole.len() / 2, last - 20, last] {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x11;
+        refused(&changed, &format!("changed at {at}"));
+    }
 }

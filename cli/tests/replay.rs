@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::fs;
-use std::io::pipe;
+use std::fs::File;
+use std::io::{Read as _, pipe};
 use std::path::Path;
 use std::process::Stdio;
 
 use common::{Folder, dormouse, program};
+use lzma_rust2::XzReader;
 use serde_json::Value;
 
 /// 1 MiB, 4 MiB freed again, 1 MiB.
@@ -74,8 +75,8 @@ fn compressed_traces_and_standard_input_are_the_same() {
     // docs/traces.md: 6,146.2 MiB.
     assert_eq!(from_xz["requested_peak_bytes"].as_u64().unwrap() >> 20, 6146);
     let mut text = Vec::new();
-    lzma_rs::xz_decompress(&mut fs::read(&trace).unwrap().as_slice(), &mut text).unwrap();
-    let input = fs::File::open(here.put("trace.csv", &text)).unwrap();
+    XzReader::new(File::open(&trace).unwrap(), true).read_to_end(&mut text).unwrap();
+    let input = File::open(here.put("trace.csv", &text)).unwrap();
     let output =
         program(here.path()).args(["replay", "-", "--json"]).stdin(input).output().unwrap();
     let from_input: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -7,7 +7,9 @@
 use crate::common::random::Random;
 use crate::common::{PAGE, key, pages_of, uncounted};
 use dormouse_alloc::{AllocError, Config, Freed, Margin, Request};
+use lzma_rust2::XzReader;
 use std::collections::HashMap;
+use std::io::{BufReader, Read as _};
 use std::path::PathBuf;
 
 /// Sizes of traces are divided by this: their 2 MiB pages are the 4 KiB pages of the device.
@@ -37,9 +39,8 @@ pub(crate) enum Call {
 /// Reads a committed trace.
 fn read(path: &PathBuf) -> Vec<Call> {
     let file = std::fs::File::open(path).unwrap();
-    let mut text = Vec::new();
-    lzma_rs::xz_decompress(&mut std::io::BufReader::new(file), &mut text).unwrap();
-    let text = String::from_utf8(text).unwrap();
+    let mut text = String::new();
+    XzReader::new(BufReader::new(file), true).read_to_string(&mut text).unwrap();
     let lines = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
     let call = |line: &str| {
         let fields: Vec<&str> = line.split(',').collect();

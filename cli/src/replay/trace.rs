@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use lzma_rust2::XzReader;
+
 use super::ReplayError;
 use crate::read::STANDARD_INPUT;
 
@@ -49,12 +51,7 @@ pub(super) fn read(file: &Path) -> Result<Trace, ReplayError> {
     let parsed = if is_gzip {
         parse(BufReader::new(flate2::bufread::MultiGzDecoder::new(source)), TRACE_BYTES_MAX)
     } else if is_xz {
-        let mut text = Bounded::default();
-        match lzma_rs::xz_decompress(&mut source, &mut text) {
-            _ if text.is_longer => Err(Refused::Length),
-            Err(error) => Err(Refused::Io(io::Error::other(format!("{error:?}")))),
-            Ok(()) => parse(text.bytes.as_slice(), TRACE_BYTES_MAX),
-        }
+        parse(BufReader::new(XzReader::new(source, true)), TRACE_BYTES_MAX)
     } else {
         parse(source, TRACE_BYTES_MAX)
     };
@@ -65,28 +62,6 @@ pub(super) fn read(file: &Path) -> Result<Trace, ReplayError> {
             ReplayError::Line { file: file.to_owned(), line, seen, accepted }
         }
     })
-}
-
-/// Decompressed bytes, up to a limit.
-#[derive(Default)]
-struct Bounded {
-    bytes: Vec<u8>,
-    is_longer: bool,
-}
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.is_longer |= (self.bytes.len() + bytes.len()) as u64 > TRACE_BYTES_MAX;
-        if self.is_longer {
-            return Err(io::Error::other("too long"));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Why a trace is refused.

@@ -1,5 +1,7 @@
-"""Writes the Parquet files beside it that lie: ids of one row, run-length encoded, so that a few bytes stand for many."""
+"""Writes the files beside it in which a few bytes stand for many: Parquet files that lie, with run-length encoded ids of one
+row, and a chunk of LZMA2."""
 
+import lzma
 import struct
 from pathlib import Path
 
@@ -90,3 +92,7 @@ file("one_page.parquet", [2**31 - 1])
 file("two_pages.parquet", [1000, 2**27])
 file("fewer_rows.parquet", [1000], rows=5)
 file("large_dictionary.parquet", [1000], in_dictionary=2**31 - 1)
+
+# Comments of a trace, nearly 2 MiB of them, as one chunk of LZMA2 and its end.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 22, "lc": 3, "lp": 0, "pb": 2}]
+(here / "comments.lzma2").write_bytes(lzma.compress((b"#" * 255 + b"\n") * 8191, lzma.FORMAT_RAW, filters=FILTERS))
