@@ -502,3 +502,67 @@ fn equal_runs_print_equal_bytes() {
     assert!(once.status.success());
     assert_eq!(dormouse(here.path(), &arguments).stdout, once.stdout);
 }
+
+/// A `.safetensors` file with this header.
+fn safetensors(header: &str) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
+}
+
+/// Without a dtype in its configuration transformers takes that of the first tensor of a floating type, by name, of the
+/// first shard.
+#[test]
+fn a_missing_dtype_is_that_of_the_weights() {
+    let here = Folder::new();
+    example(&here);
+    here.put(
+        "config.json",
+        r#"{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "vocab_size": 65536}"#,
+    );
+    let arguments = ["lengths.jsonl", "-m", "config.json"];
+    let seen = || {
+        let model = here.report(&arguments).model.unwrap();
+        (model.shape.dtype_bytes, model.assumed_dtype)
+    };
+    let assumed = (4, Some("float32".to_owned()));
+    assert_eq!(seen(), assumed);
+    // Only the index was downloaded, then the shards.
+    here.put(
+        "model.safetensors.index.json",
+        r#"{"metadata": {}, "weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors"}}"#,
+    );
+    assert_eq!(seen(), assumed);
+    here.put("model-2.safetensors", safetensors(r#"{"a": {"dtype": "F32"}}"#));
+    here.put("model-1.safetensors", safetensors(r#"{"b": {"dtype": "F64"}}"#));
+    assert_eq!(seen(), (8, None));
+    for (header, wanted) in [
+        (
+            r#"{"__metadata__": {"format": "pt"}, "a": {"dtype": "U8"}, "c": {"dtype": "F32"},
+                "b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}"#,
+            (2, None),
+        ),
+        (r#"{"a": {"dtype": "F8_E4M3"}, "b": {"dtype": "F16"}}"#, (2, None)),
+        (r#"{"a": {"dtype": "I64"}}"#, assumed),
+    ] {
+        here.put("model.safetensors", safetensors(header));
+        assert_eq!(seen(), wanted, "{header}");
+    }
+    let otherwise = "or a dtype in the config.json\n";
+    for (bytes, wanted) in [
+        (
+            &b"version https://git-lfs.github.com/spec/v1\n"[..],
+            "the length of its header is 2336927755350992246; accepted: at most 33554432 bytes, ",
+        ),
+        (b"\0\0", "failed to fill whole buffer; accepted: the weights of the config.json, "),
+        (
+            &safetensors("{}")[..9],
+            "EOF while parsing an object at line 1 column 1; accepted: the header of a .safetensors file, ",
+        ),
+    ] {
+        here.put("model.safetensors", bytes);
+        assert_eq!(
+            here.refusal(&arguments),
+            format!("dormouse: model.safetensors: {wanted}{otherwise}")
+        );
+    }
+}

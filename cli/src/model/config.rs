@@ -1,8 +1,9 @@
 //! A Hugging Face `config.json` as a shape.
 //!
 //! Figures of a layer are means over all layers, which may differ. With hidden size h and b bytes per element
-//! (`dtype` or `torch_dtype`; without one, as transformers loads the weights: bfloat16 for `gpt_oss` and weights in
-//! `mxfp4`, float32 for others); weights of attention and MLPs in the modules of that name:
+//! (`dtype` or `torch_dtype`; without one, the type of the weights beside the file, which transformers takes; without
+//! those, assumed: bfloat16 for `gpt_oss` and weights in `mxfp4`, float32 for others); weights of attention and MLPs in
+//! the modules of that name:
 //!
 //! | field of a shape | value |
 //! |---|---|
@@ -16,13 +17,15 @@
 //! element, for their norms; experts a row of h in and out for each that a token meets, and the router's scores
 //! twice in FP32. The sliding attention of `gpt_oss` is counted as full: pairs, K and V are upper bounds.
 
+use std::path::Path;
+
 use dormouse_schedule::{LAYERS_MAX, ModelShape};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::attention::Attention;
 use super::mlp::Mlps;
-use super::{Model, Parameters, refuse};
+use super::{Model, Parameters, refuse, weights};
 use crate::DescriptionError;
 use crate::sequences::VOCAB_MAX;
 
@@ -149,9 +152,13 @@ impl Family {
     }
 }
 
-/// Returns the model of a `config.json`.
-pub(super) fn model(name: String, object: Map<String, Value>) -> Result<Model, DescriptionError> {
-    parse(&name, object)?.model(name)
+/// Returns the model of a `config.json`, whose weights may be in `folder`.
+pub(super) fn model(
+    name: String,
+    object: Map<String, Value>,
+    folder: Option<&Path>,
+) -> Result<Model, DescriptionError> {
+    parse(&name, object)?.model(name, folder)
 }
 
 fn parse(file: &str, object: Map<String, Value>) -> Result<Config, DescriptionError> {
@@ -204,7 +211,7 @@ impl Config {
         Err(refuse(name, what, seen, format!("1 to {DIMENSION_MAX}")))
     }
 
-    fn model(&self, name: String) -> Result<Model, DescriptionError> {
+    fn model(&self, name: String, folder: Option<&Path>) -> Result<Model, DescriptionError> {
         if self.use_sliding_window {
             return Err(refuse(&name, "use_sliding_window", true, "false"));
         }
@@ -219,7 +226,7 @@ impl Config {
         let hidden = self.dimension(&name, "hidden_size", self.hidden_size)?;
         let layers = few("num_hidden_layers", self.num_hidden_layers, LAYERS_MAX)?;
         let vocab = few("vocab_size", self.vocab_size, VOCAB_MAX)?;
-        let (element, assumed_dtype) = self.element(&name)?;
+        let (element, assumed_dtype) = self.element(&name, folder)?;
         let attention = Attention::of(self, &name)?;
         let mlps = Mlps::of(self, &name, layers)?;
         let too_large = || refuse(&name, "the number of parameters", "too large", "64 bits");
@@ -261,9 +268,17 @@ impl Config {
         })
     }
 
-    /// Returns the bytes of an element, and its type if the config does not say it.
-    fn element(&self, name: &str) -> Result<(u64, Option<&'static str>), DescriptionError> {
-        match self.dtype.as_deref() {
+    /// Returns the bytes of an element, and its type if it is assumed: neither the config nor weights in `folder` say it.
+    fn element(
+        &self,
+        name: &str,
+        folder: Option<&Path>,
+    ) -> Result<(u64, Option<&'static str>), DescriptionError> {
+        let said = match &self.dtype {
+            Some(dtype) => Some(dtype.as_str()),
+            None => folder.map_or(Ok(None), weights::dtype)?,
+        };
+        match said {
             Some("bfloat16" | "float16") => Ok((2, None)),
             Some("float32") => Ok((4, None)),
             Some("float64") => Ok((8, None)),
@@ -288,7 +303,7 @@ mod tests {
 
     fn model_of(config: Value) -> Result<Model, DescriptionError> {
         let Value::Object(object) = config else { panic!("{config} is no object") };
-        model("f".to_owned(), object)
+        model("f".to_owned(), object, None)
     }
 
     fn small(family: &str) -> Value {
@@ -324,10 +339,10 @@ mod tests {
         assert_eq!((shape.kv_heads, shape.head_dim, shape.dtype_bytes), (4, 3, 4));
     }
 
-    /// The published `config.json` of gpt-oss has no `dtype`: its experts are in MXFP4, and transformers loads
-    /// bfloat16.
+    /// The published `config.json` of gpt-oss has no `dtype`: its experts are in MXFP4, and all else in bfloat16.
     #[test]
-    fn a_missing_dtype_is_what_transformers_loads() {
+    fn without_dtype_and_weights_one_is_assumed() {
+        let assumed = |text: &str| format!("{text} assumed; transformers takes the weights' own");
         let without_dtype = |preset: &str, more: Value| {
             let mut config: Value = serde_json::from_str(preset).unwrap();
             let fields = config.as_object_mut().unwrap();
@@ -341,21 +356,20 @@ mod tests {
         for more in [quantized.clone(), json!({})] {
             let model = without_dtype(gpt_oss, more);
             assert_eq!(model.shape, published.shape);
-            assert!(model.described().ends_with(" active, bfloat16 assumed"), "{model:?}");
+            assert!(model.described().ends_with(&assumed(" active, bfloat16")), "{model:?}");
         }
         assert!(published.described().ends_with(" active"), "{published:?}");
         let llama = include_str!("presets/llama3-8b.json");
-        for (more, bytes, wanted) in [
-            (quantized, 2, "f, 8.03 B parameters, bfloat16 assumed"),
-            (
-                json!({"quantization_config": {"quant_method": 4}}),
-                4,
-                "f, 8.03 B parameters, float32 assumed",
-            ),
-            (json!({"quantization_config": null}), 4, "f, 8.03 B parameters, float32 assumed"),
+        let other_quantized = json!({"quantization_config": {"quant_method": 4}});
+        let not_quantized = json!({"quantization_config": null});
+        for (more, bytes, dtype) in [
+            (quantized, 2, "bfloat16"),
+            (other_quantized, 4, "float32"),
+            (not_quantized, 4, "float32"),
         ] {
             let model = without_dtype(llama, more);
-            assert_eq!((model.shape.dtype_bytes, &*model.described()), (bytes, wanted));
+            let wanted = assumed(&format!("f, 8.03 B parameters, {dtype}"));
+            assert_eq!((model.shape.dtype_bytes, model.described()), (bytes, wanted));
         }
     }
 

@@ -3,6 +3,7 @@
 mod attention;
 mod config;
 mod mlp;
+mod weights;
 
 use std::path::Path;
 
@@ -25,7 +26,7 @@ pub struct Model {
     /// Its parameters; `None` for a file of a shape.
     #[serde(default)]
     pub parameters: Option<Parameters>,
-    /// The type of elements that is assumed; `None` if the file says it.
+    /// The type of elements that is assumed; `None` if the file says it, or the weights beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assumed_dtype: Option<String>,
 }
@@ -85,12 +86,14 @@ impl Model {
     pub fn find(path: &Path) -> Result<Self, DescriptionError> {
         let name = path.display().to_string();
         let otherwise = format!("{}, or a file", names().collect::<Vec<_>>().join(", "));
-        let object = match PRESETS.iter().find(|(known, _)| name == *known) {
+        let preset = PRESETS.iter().find(|(known, _)| name == *known);
+        let object = match preset {
             Some((_, text)) => parsed(&name, text.as_bytes(), &otherwise)?,
             None => object(path, &otherwise)?,
         };
         if object.contains_key("hidden_size") || object.contains_key("model_type") {
-            return config::model(name, object);
+            let folder = path.parent().filter(|_| preset.is_none());
+            return config::model(name, object, folder);
         }
         let file = fields(path, object, &ShapeFile::default())?;
         if !(1..=VOCAB_MAX).contains(&file.vocab) {
@@ -124,7 +127,9 @@ impl Model {
         };
         match &self.assumed_dtype {
             None => counted,
-            Some(dtype) => format!("{counted}, {dtype} assumed"),
+            Some(dtype) => {
+                format!("{counted}, {dtype} assumed; transformers takes the weights' own")
+            }
         }
     }
 }
