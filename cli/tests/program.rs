@@ -280,9 +280,9 @@ fn writes_the_output_files() {
     assert!(texts[9].matches("stage ").count() >= 3);
 }
 
-/// A rank would take the plan of an earlier batch for its own. Files of others stay.
+/// A rank would take the plan of an earlier batch for its own. All other files stay, also of names that runs write.
 #[test]
-fn files_of_an_earlier_run_are_removed() {
+fn plans_of_an_earlier_run_are_removed() {
     let here = Folder::new();
     example(&here);
     let names = || {
@@ -292,28 +292,47 @@ fn files_of_an_earlier_run_are_removed() {
         names.sort();
         names
     };
-    let shared = ["lengths.jsonl", "-m", "config.json", "-o", "out"];
-    here.report(
-        &[&shared[..], &["-M", "machine.json", "-b", "2048", "-r", "4", "-s", "2"]].concat(),
-    );
-    let first = names();
-    for name in ["rank-2.plan", "rank-3.plan", "memory.svg", "stages.html", "stages.svg"] {
-        assert!(first.iter().any(|it| it == name), "{name} of {first:?}");
-    }
-    let foreign = ["notes.txt", "rank-02.plan", "rank-7.plan.bak", "rank-x.plan", "rank-.plan"];
+    let shared = ["plan", "lengths.jsonl", "-m", "config.json", "-o", "out"];
+    let run = |more: &[&str]| {
+        let output = dormouse(here.path(), &[&shared[..], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    fs::create_dir(here.path().join("out")).unwrap();
+    let foreign = [
+        "memory.svg",
+        "notes.txt",
+        "rank-.plan",
+        "rank-02.plan",
+        "rank-7.plan.bak",
+        "rank-x.plan",
+        "stages.json",
+    ];
     for name in foreign {
-        here.put(&format!("out/{name}"), "");
+        here.put(&format!("out/{name}"), "another's");
     }
     fs::create_dir(here.path().join("out/rank-9.plan")).unwrap();
-    here.report(&[&shared[..], &["-r", "2"]].concat());
+    run(&["-r", "4"]);
+    assert!(names().iter().any(|name| name == "rank-3.plan"), "{:?}", names());
+    here.put("out/rank-7.plan", "of a run with more ranks");
+    let said = run(&["-r", "2"]);
+    let removed = ["rank-2.plan", "rank-3.plan", "rank-7.plan"]
+        .map(|name| format!("removed out/{name} of an earlier run\n"));
+    let wanted =
+        format!("\nwrote out\n{}next: open out/page.html in a browser\n", removed.concat());
+    assert!(said.ends_with(&wanted), "{said}");
     let ours =
         ["page.html", "plan.json", "rank-0.plan", "rank-1.plan", "report.json", "shares.json"];
     let mut wanted = [&ours[..], &foreign, &["rank-9.plan"]].concat();
     wanted.sort_unstable();
     assert_eq!(names(), wanted);
-    here.report(&shared);
-    assert!(names().iter().all(|name| name != "shares.json" && name != "rank-1.plan"));
-    assert!(names().iter().any(|name| name == "rank-0.plan"));
+    for name in foreign {
+        let text = fs::read_to_string(here.path().join("out").join(name)).unwrap();
+        assert_eq!(text, "another's", "{name}");
+    }
+    run(&[]);
+    wanted.retain(|name| *name != "rank-1.plan");
+    assert_eq!(names(), wanted);
 }
 
 /// Each rank has its sequences, with the user's names and the checksums of their tokens.

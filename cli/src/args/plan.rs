@@ -141,7 +141,8 @@ pub struct PlanArgs {
     /// Directory for report.json, plan.json, page.html, SVG
     /// pictures, a file rank-N.plan for each rank, which
     /// dormouse.RankPlan.load reads, and, with ranks and
-    /// stages, shares.json and stages.json.
+    /// stages, shares.json and stages.json. Plans of ranks that
+    /// this run does not have are removed.
     #[arg(short, long, value_name = "DIR", requires = "model", help_heading = OUTPUT)]
     #[arg(verbatim_doc_comment)]
     pub out: Option<PathBuf>,

@@ -81,14 +81,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<String, Error> {
     let mut text =
         if args.json { as_json(&made.report)? } else { figures::table(&made.report, &made.trees) };
     if let Some(folder) = &args.out {
-        let page = out::write(folder, &made)?;
+        let out::Written { page, removed } = out::write(folder, &made)?;
         if !args.json {
-            let next = format!(
-                "\nwrote {}\nnext: open {} in a browser\n",
-                folder.display(),
-                page.display()
-            );
-            text.push_str(&next);
+            text.push_str(&format!("\nwrote {}\n", folder.display()));
+            for file in removed {
+                text.push_str(&format!("removed {} of an earlier run\n", file.display()));
+            }
+            text.push_str(&format!("next: open {} in a browser\n", page.display()));
         }
     }
     Ok(text)

@@ -15,27 +15,26 @@ use crate::text::as_json;
 
 /// Name of the page for a browser.
 const PAGE: &str = "page.html";
-/// Names of all other files but those of ranks.
-const FILES: &[&str] = &[
-    "report.json",
-    "plan.json",
-    "shares.json",
-    "memory.svg",
-    "stages.json",
-    "stages.svg",
-    "stages.html",
-];
 
 /// Returns the name of a rank's plan file.
 fn rank_file(rank: u32) -> String {
     format!("rank-{rank}.plan")
 }
 
-/// Returns whether a run may write a file of this name.
-fn is_ours(name: &str) -> bool {
+/// Returns whether a plan file of a rank has this name.
+fn is_rank_file(name: &str) -> bool {
     let rank = || name.strip_prefix("rank-")?.strip_suffix(".plan")?.parse().ok();
     // Not other spellings of a number.
-    name == PAGE || FILES.contains(&name) || rank().is_some_and(|rank| name == rank_file(rank))
+    rank().is_some_and(|rank| name == rank_file(rank))
+}
+
+/// What was written.
+#[derive(Debug)]
+pub(super) struct Written {
+    /// The page for a browser.
+    pub(super) page: PathBuf,
+    /// Plan files of an earlier run that were removed.
+    pub(super) removed: Vec<PathBuf>,
 }
 
 impl Made {
@@ -71,15 +70,12 @@ impl Made {
     }
 }
 
-/// Writes all files into `folder`, which is created if missing; existing files are replaced. Files that an earlier
-/// run wrote and this one does not are removed: a rank would take the plan of another batch for its own. Returns the
-/// page for a browser.
-pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
+/// Writes all files into `folder`, which is created if missing; existing files are replaced. Plan files of ranks that
+/// this run has not are removed: a rank would take the plan of another batch for its own.
+pub(super) fn write(folder: &Path, made: &Made) -> Result<Written, Error> {
     let in_folder = |source| Error::Write { file: folder.to_owned(), source };
     fs::create_dir_all(folder).map_err(in_folder)?;
-    let mut written = BTreeSet::new();
-    let mut put = |name: &str, text: &str| {
-        written.insert(name.to_owned());
+    let put = |name: &str, text: &str| {
         let file = folder.join(name);
         fs::write(&file, text).map_err(|source| Error::Write { file, source })
     };
@@ -91,8 +87,11 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
     if let Some(ranks) = &made.ranks {
         put("shares.json", &as_json(&ranks.shares)?)?;
     }
+    let mut rank_files = BTreeSet::new();
     for file in made.files() {
-        put(&rank_file(file.rank), &file.to_text())?;
+        let name = rank_file(file.rank);
+        put(&name, &file.to_text())?;
+        rank_files.insert(name);
     }
     if let Some(memory) = &made.memory {
         put("memory.svg", memory)?;
@@ -115,23 +114,24 @@ pub(super) fn write(folder: &Path, made: &Made) -> Result<PathBuf, Error> {
         section.figures.into_iter().map(label)
     });
     put(PAGE, &page("dormouse plan", &labelled.collect::<Vec<_>>(), &pictures))?;
-    let earlier = earlier_files(folder, &written).map_err(in_folder)?;
-    for file in earlier {
-        fs::remove_file(&file).map_err(|source| Error::Write { file, source })?;
+    let removed = earlier_plans(folder, &rank_files).map_err(in_folder)?;
+    for file in &removed {
+        fs::remove_file(file).map_err(|source| Error::Write { file: file.clone(), source })?;
     }
-    Ok(folder.join(PAGE))
+    Ok(Written { page: folder.join(PAGE), removed })
 }
 
-/// Returns the files in `folder` that runs write and this one did not.
-fn earlier_files(folder: &Path, written: &BTreeSet<String>) -> io::Result<Vec<PathBuf>> {
+/// Returns the plan files of ranks in `folder` that this run has not written, by name.
+fn earlier_plans(folder: &Path, written: &BTreeSet<String>) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        if is_ours(name) && !written.contains(name) && !entry.file_type()?.is_dir() {
+        if is_rank_file(name) && !written.contains(name) && !entry.file_type()?.is_dir() {
             files.push(entry.path());
         }
     }
+    files.sort_unstable();
     Ok(files)
 }
