@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Folder, dormouse};
-use dormouse_timeline::live::{DEFAULT_DIR, Figures, LivePage, TagFigures, default_prefix};
+use dormouse_timeline::live::{DEFAULT_DIR, Figures, LivePage, default_prefix};
 use dormouse_timeline::{Process, now_ns};
 use serde_json::Value;
 
@@ -109,61 +109,6 @@ fn json_has_rates_between_two_updates() {
     assert!((state["stall_share"].as_f64().unwrap() - 0.5).abs() < 1e-3, "{state}");
     assert!(state["links"]["nvme_read"]["bytes_per_s"].as_f64().unwrap() > 0.0);
     assert_eq!(state["links"]["nvme_write"]["bytes_per_s"], 0.0);
-}
-
-/// Every word of an update is the same number; so must be what is read.
-#[test]
-fn a_page_that_is_being_written_is_read_whole() {
-    let here = Folder::new();
-    let mut page = page(&here.path().join("page"), 0, 0);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for number in 0.. {
-                let tag = TagFigures {
-                    name: format!("tag {number}"),
-                    resident_bytes: number,
-                    asleep_bytes: number,
-                };
-                let all = Figures {
-                    tags: vec![tag],
-                    asleep_bytes: number,
-                    cached_bytes: number,
-                    alloc_failures: number,
-                    ..figures(number)
-                };
-                assert!(page.publish(&all));
-                if is_over.load(Ordering::Relaxed) {
-                    return;
-                }
-                // A reader's three calls take longer than an update, and a trainer rests for 0.1 s.
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        });
-        let _ending = Ending(&is_over);
-        for _ in 0..5 {
-            let (_, text) = top(&here, &["page", "--json"]);
-            let state: Value = serde_json::from_str(&text).unwrap();
-            let state = &state["processes"][0];
-            for word in ["asleep_bytes", "cached_bytes", "alloc_failures"] {
-                assert_eq!(state[word], state["tiers"]["device"]["used_bytes"], "{state}");
-            }
-            let (tag, number) = (&state["tags"][0], &state["asleep_bytes"]);
-            if *number != 0 {
-                assert_eq!(tag["name"], format!("tag {number}"), "{state}");
-                assert_eq!([&tag["resident_bytes"], &tag["asleep_bytes"]], [number; 2]);
-            }
-        }
-    });
-}
-
-/// Ends the writer, also where the reader's assertions fail.
-struct Ending<'a>(&'a AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]
