@@ -1,6 +1,7 @@
 //! Where dumps go: the directory, their names, and how one is written.
 
 use std::ffi::CString;
+use std::hint::black_box;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,10 +20,14 @@ const BYTES_PER_EVENT: usize = 512;
 /// Checks that there is memory for a dump of `timeline`: Rust ends a process that has none for a value.
 pub(crate) fn check_room(timeline: &Timeline) -> Result<(), Fault> {
     let room_bytes = timeline.capacity_events() * BYTES_PER_EVENT;
-    Vec::<u8>::new().try_reserve_exact(room_bytes).map_err(|_| {
+    let mut room = Vec::<u8>::new();
+    room.try_reserve_exact(room_bytes).map_err(|_| {
         let message = format!("there are no {room_bytes} bytes of memory to write it");
         Fault::new(status::DORMOUSE_ERR_OUT_OF_MEMORY, message)
-    })
+    })?;
+    // An optimiser may remove an allocation that nothing uses, and with it the check.
+    black_box(room);
+    Ok(())
 }
 
 /// A device, by kind and ordinal.
