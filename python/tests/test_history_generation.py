@@ -19,7 +19,7 @@ from transformers import (
 
 import dormouse
 from dormouse.history import History
-from dormouse.history.generation import HistoryCandidates, generate
+from dormouse.history.generation import _OTHER_WAYS, HistoryCandidates, generate
 
 VOCAB = 40
 SIZES = {
@@ -283,6 +283,20 @@ def test_the_model_stays_as_it_is_also_after_an_error(llama, history):
 def test_options_that_decode_in_another_way_are_refused_by_name(llama, history, options, message):
     with pytest.raises(dormouse.ArgumentError, match=message):
         generate(llama, PROMPT, history, max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize("name", _OTHER_WAYS)
+def test_another_way_of_the_models_own_config_is_refused(llama, history, monkeypatch, name):
+    monkeypatch.setattr(llama.generation_config, name, "another", raising=False)
+    config = GenerationConfig(max_new_tokens=4)
+    with pytest.raises(dormouse.ArgumentError, match=f"^{name} is 'another'"):
+        generate(llama, PROMPT, history, generation_config=config)
+
+
+def test_an_option_takes_back_that_of_the_models_own_config(llama, history, monkeypatch):
+    wanted = response(plain(llama))
+    monkeypatch.setattr(llama.generation_config, "guidance_scale", 1.5)
+    assert response(drafted(llama, history, guidance_scale=None)) == wanted
 
 
 def test_other_models_shapes_and_vocabularies_are_refused(llama, history):

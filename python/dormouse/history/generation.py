@@ -120,10 +120,10 @@ def generate(
     The model is not modified. Threads may share it as far as they may share ``model.generate``.
 
     Raises :class:`dormouse.ArgumentError` for another shape, for ids outside the history's
-    vocabulary, and for options that decode in another way: assistant models, beams, several
-    sequences, static caches, guidance, watermarks, stopping criteria of the caller's; for an
-    encoder-decoder model, and for one without transformers' ``generate``. transformers refuses a
-    model that cannot go back in its cache with ``ValueError``.
+    vocabulary, and for options, passed or of the model's generation config, that decode in another
+    way: assistant models, beams, several sequences, static caches, guidance, watermarks, stopping
+    criteria of the caller's; for an encoder-decoder model, and for one without transformers'
+    ``generate``. transformers refuses a model that cannot go back in its cache with ``ValueError``.
     """
     if not isinstance(model, GenerationMixin):
         raise ArgumentError(
@@ -138,7 +138,7 @@ def generate(
         raise ArgumentError(
             f"input_ids are {list(input_ids.shape)}; accepted: [1, prompt_tokens], one sequence"
         )
-    _check(options, options.get("generation_config") or model.generation_config)
+    _check(options, model.generation_config)
     assisted = _with_candidates(model, history)
     # What selects assisted generation; the candidates are the history's.
     options["prompt_lookup_num_tokens"] = WINDOW_TOKENS_MAX
@@ -175,9 +175,13 @@ def _with_candidates(model: GenerationMixin, history: History) -> GenerationMixi
     return assisted
 
 
-def _check(options: dict[str, Any], config: GenerationConfig) -> None:
+def _check(options: dict[str, Any], of_model: GenerationConfig) -> None:
+    passed = options.get("generation_config")
     for name, accepted in _OTHER_WAYS.items():
-        value = options.get(name, getattr(config, name, None))
+        # transformers takes from the model's config what a passed one leaves at None.
+        configured = (getattr(config, name, None) for config in (passed, of_model))
+        value = next((each for each in configured if each is not None), None)
+        value = options.get(name, value)
         if not any(value is each or value == each for each in accepted):
             shown = ", ".join(map(repr, accepted))
             raise ArgumentError(
