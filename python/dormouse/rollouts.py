@@ -22,12 +22,15 @@ docs/queries/rollout_assign.md and its neighbours have the rules. No function he
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .errors import ArgumentError
 from .queries import query
 
+# About 0.8 KB each at four steps of 16 responses.
+_PROMPTS_KEPT = 1 << 18
 # Steps that have ended and can still be reported.
 _ENDED_STEPS_KEPT = 8
 # Of migrations; the tail is a tenth, as published.
@@ -111,7 +114,8 @@ class Rollouts:
     prediction.
     ``tail_permille``, ``growth_permille``, ``batch_max``, ``recompute_permille``,
     ``late_permille``, ``next_step``: of migrations, which docs/queries/rollout_migrate.md
-    describes; a ``tail_permille`` of 0 migrates nothing. ``history``: that of an earlier run,
+    describes; a ``tail_permille`` of 0 migrates nothing. ``prompts_kept``: most prompts whose
+    lengths are kept, those of the last steps. ``history``: that of an earlier run,
     :attr:`history`.
     """
 
@@ -131,10 +135,14 @@ class Rollouts:
         recompute_permille: int = 10,
         late_permille: int = _LATE_PERMILLE,
         next_step: bool = False,
+        prompts_kept: int = _PROMPTS_KEPT,
         history: Sequence[dict] = (),
     ):
-        if workers < 1 or steps < 1:
-            raise ArgumentError(f"workers is {workers}, steps {steps}; accepted: 1 or more")
+        if min(workers, steps, prompts_kept) < 1:
+            raise ArgumentError(
+                f"workers is {workers}, steps {steps}, prompts_kept {prompts_kept}; "
+                "accepted: 1 or more"
+            )
         self.workers = workers
         self._curve = curve
         self._groups = groups
@@ -158,7 +166,11 @@ class Rollouts:
             "next_step": next_step,
             "predictor": self._predictor,
         }
-        self._history = {each["prompt"]: [list(step) for step in each["steps"]] for each in history}
+        self._prompts_kept = prompts_kept
+        # By prompt; those of the last steps come last.
+        self._history: OrderedDict[int, list[list[int]]] = OrderedDict()
+        for each in history:
+            self._keep(each["prompt"], [list(step) for step in each["steps"]])
         self._steps: dict[int, _Step] = {}
         self._deferred: list[tuple[dict, Piece]] = []
         self._next = 1
@@ -388,7 +400,12 @@ class Rollouts:
             del self._steps[number]
 
     def _remember(self, prompt: int, lengths: list[int]) -> None:
-        steps = self._history.setdefault(prompt, [])
-        steps.append(lengths)
         # Trials hold one step out.
-        del steps[: -(self._predictor["last_steps"] + 1)]
+        earlier = self._history.get(prompt, [])[-self._predictor["last_steps"] :]
+        self._keep(prompt, [*earlier, lengths])
+
+    def _keep(self, prompt: int, steps: list[list[int]]) -> None:
+        self._history[prompt] = steps
+        self._history.move_to_end(prompt)
+        if len(self._history) > self._prompts_kept:
+            self._history.popitem(last=False)

@@ -70,6 +70,18 @@ def test_lengths_of_a_step_that_has_ended_become_history():
     assert report["workers"] == [None] * 4, "no worker has taken a share"
 
 
+def test_the_lengths_of_the_last_prompts_are_kept():
+    rollouts = Rollouts(4, prompts_kept=100, history=HISTORY)
+    for begin in range(1000, 1640, 64):
+        step = rollouts.assign(Prompt(prompt, 50) for prompt in [1, *range(begin, begin + 63)])
+        rollouts.progress(step, [(request, 0, request + 1, True) for request in range(64)])
+    kept = {each["prompt"]: each["steps"] for each in rollouts.history}
+    assert len(kept) == 100 and kept[1] == [[1]] * 4, "it was in each step"
+    assert all(kept[begin + number] == [[number + 2]] for number in range(63))
+    with_fewer = Rollouts(4, prompts_kept=2, history=HISTORY)
+    assert with_fewer.history == HISTORY[-2:]
+
+
 def test_a_deferred_rollout_goes_on_in_the_next_step():
     rollouts = after_a_step(next_step=True)
     step = rollouts.assign(prompts())
