@@ -18,7 +18,7 @@ const MAGIC: [u8; 8] = *b"dmdialog";
 pub(crate) const LOG_VERSION: u32 = 1;
 const ENTRY: u32 = 1;
 const FORGET: u32 = 2;
-const HEAD_BYTES: usize = 12;
+pub(crate) const HEAD_BYTES: usize = 12;
 const SUM_BYTES: usize = 4;
 /// Bytes of a record beside its texts and its embedding.
 const ENTRY_OVERHEAD_BYTES: usize = HEAD_BYTES + 28 + SUM_BYTES;
@@ -146,18 +146,15 @@ impl Unsound {
         Self { reason: reason.into(), end }
     }
 
-    /// Returns whether `bytes`, which begin with it, may be one record that was not written to its end, or places of
-    /// records that were not written at all: zeros. With a sound record behind it, it was.
+    /// Returns whether `bytes`, which begin with it, may be one record that was not written to its end. Behind it may
+    /// be zeros, places that were not written at all. With a sound record behind it, it was written.
     fn is_last(&self, bytes: &[u8]) -> bool {
+        let written = bytes.iter().rposition(|it| *it != 0).map_or(0, |last| last + 1);
         match self.end {
-            _ if bytes.iter().all(|it| *it == 0) => true,
-            Some(end) => end >= bytes.len(),
+            Some(end) => end >= written,
             None => {
-                let behind = 1..bytes.len();
-                bytes.len() <= LOG_RECORD_BYTES_MAX + HEAD_BYTES + SUM_BYTES
-                    && !behind
-                        .into_iter()
-                        .any(|at| bytes.get(at..).is_some_and(|it| next(it).is_ok()))
+                written <= LOG_RECORD_BYTES_MAX + HEAD_BYTES + SUM_BYTES
+                    && !(1..written).any(|at| bytes.get(at..).is_some_and(|it| next(it).is_ok()))
             }
         }
     }

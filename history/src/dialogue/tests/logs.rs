@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::{DIMENSION, embedding, options, record_one};
 use crate::HistoryError;
 use crate::dialogue::log::{LOG_NAME, Log, Storage};
-use crate::dialogue::record::decode;
+use crate::dialogue::record::{HEAD_BYTES, decode};
 use crate::dialogue::{Dialogue, DialogueOptions, Entry, NewEntry};
 use crate::tests::Dir;
 
@@ -221,9 +221,17 @@ fn a_call_of_several_entries_is_cut_at_any_byte() {
     let bytes = fs::read(path(&dir)).unwrap();
     let one = (bytes.len() - whole) / 5;
     for cut in whole..=bytes.len() {
-        let contents = decode(&bytes[..cut], DIMENSION).unwrap();
-        assert_eq!(contents.entries.len(), 1 + (cut - whole) / one, "{cut}");
-        assert_eq!(contents.torn.is_some(), !(cut - whole).is_multiple_of(one));
+        // Alone, and with places behind it that were not written: to the log's length, or more than a record may have.
+        let longest = if cut - whole < HEAD_BYTES { 5 << 20 } else { 0 };
+        for zeros in [0, bytes.len() - cut, longest] {
+            let contents = decode(&[&bytes[..cut], &vec![0; zeros]].concat(), DIMENSION).unwrap();
+            // The last bytes of a record may be zeros themselves.
+            let equal = bytes[cut..].iter().take(zeros).take_while(|it| **it == 0).count();
+            let records = (cut + equal - whole) / one;
+            assert_eq!(contents.entries.len(), 1 + records, "{cut} {zeros}");
+            let is_torn = whole + records * one < cut + zeros;
+            assert_eq!(contents.torn.is_some(), is_torn, "{cut} {zeros}");
+        }
     }
 }
 
