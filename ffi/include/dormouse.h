@@ -2090,8 +2090,8 @@ dormouse_status_t dormouse_history_feedback(struct dormouse_history_t *history,
 /// Saves everything into the directory of the history, in the place of what is there, as a whole or not at all.
 ///
 /// Any-thread. Other threads may record during the save; the file holds each prompt as it was at some moment of the save.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold prompt cannot
-/// be read.
+/// A cold prompt that cannot be read is forgotten, with a count, and the others are saved. Errors: `NULL`, `HANDLE`,
+/// `STALE`, `STATE` for a history without a directory, `IO`.
 dormouse_status_t dormouse_history_save(struct dormouse_history_t *history);
 
 /// Moves the least recently used prompts out of memory until at most `bytes` are in use, once.

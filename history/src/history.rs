@@ -259,13 +259,10 @@ impl History {
         all.into_iter().map(|(_, digest)| digest).collect()
     }
 
-    /// Returns a prompt, which stays where it is and counts as unused; `None` if it is forgotten.
-    pub(crate) fn read(&self, digest: Digest) -> Result<Option<Arc<Prompt>>, HistoryError> {
-        match self.places.read().prompts.get(&digest).map(|it| &it.stored) {
-            Some(Stored::Memory(prompt)) => Ok(Some(Arc::clone(prompt))),
-            Some(Stored::File { cold, .. }) => Ok(Some(Arc::new(self.read_cold(cold)?))),
-            None => Ok(None),
-        }
+    /// Returns a prompt, which stays where it is and counts as unused; `None` if it is forgotten, as one is that cannot
+    /// be read.
+    pub(crate) fn read(&self, digest: Digest) -> Option<Arc<Prompt>> {
+        self.look_up(digest, |_| {}).map(|(prompt, _)| prompt)
     }
 
     /// Inserts a prompt, in memory or in the file. Returns `false`, and inserts nothing, if it is there.
@@ -314,37 +311,42 @@ impl History {
 
     /// Returns a prompt, in memory from now on if its budget allows.
     fn find(&self, digest: Digest) -> Option<Arc<Prompt>> {
-        let (read, own) = {
+        let use_now = |place: &Place| place.used.store(self.tick(), Ordering::Relaxed);
+        let (prompt, moved) = self.look_up(digest, use_now)?;
+        if moved.is_some() {
+            let mut places = self.places.write();
+            // It leaves the file once there is room, so nothing is forgotten for a draft.
+            if places.moved(digest) == moved && self.make_room(&mut places, prompt.bytes()) {
+                self.remove(&mut places, digest);
+                self.put(&mut places, digest, Arc::clone(&prompt));
+            }
+        }
+        Some(prompt)
+    }
+
+    /// Returns a prompt and, if it is in the file, when it came there. One that cannot be read is forgotten.
+    fn look_up(&self, digest: Digest, mark: impl Fn(&Place)) -> Option<(Arc<Prompt>, Option<u64>)> {
+        loop {
             let places = self.places.read();
             let place = places.prompts.get(&digest)?;
-            place.used.store(self.tick(), Ordering::Relaxed);
-            match &place.stored {
-                Stored::Memory(prompt) => return Some(Arc::clone(prompt)),
-                // Other drafts go on while the disk reads.
-                Stored::File { cold, moved } => (self.read_cold(cold), *moved),
+            mark(place);
+            // Other drafts go on while the disk reads.
+            let (read, moved) = match &place.stored {
+                Stored::Memory(prompt) => return Some((Arc::clone(prompt), None)),
+                Stored::File { cold, moved } => (self.read_cold(cold), Some(*moved)),
+            };
+            drop(places);
+            let failure = match read {
+                Ok(prompt) => return Some((Arc::new(prompt), moved)),
+                Err(failure) => failure,
+            };
+            let mut places = self.places.write();
+            if places.moved(digest) == moved {
+                self.remove(&mut places, digest);
+                places.lose(&failure);
+                return None;
             }
-        };
-        let mut places = self.places.write();
-        let is_same =
-            |it: &Place| matches!(&it.stored, Stored::File { moved, .. } if *moved == own);
-        let is_there = places.prompts.get(&digest).is_some_and(is_same);
-        match read {
-            Ok(prompt) => {
-                let prompt = Arc::new(prompt);
-                // It leaves the file once there is room, so nothing is forgotten for a draft.
-                if is_there && self.make_room(&mut places, prompt.bytes()) {
-                    self.remove(&mut places, digest);
-                    self.put(&mut places, digest, Arc::clone(&prompt));
-                }
-                Some(prompt)
-            }
-            Err(e) => {
-                if is_there {
-                    self.remove(&mut places, digest);
-                    places.lose(&e);
-                }
-                None
-            }
+            // Meanwhile it came into memory, or to another place.
         }
     }
 
@@ -466,6 +468,14 @@ enum Full {
 }
 
 impl Places {
+    /// Returns when a prompt came into the file, if it is there.
+    fn moved(&self, digest: Digest) -> Option<u64> {
+        match self.prompts.get(&digest)?.stored {
+            Stored::File { moved, .. } => Some(moved),
+            Stored::Memory(_) => None,
+        }
+    }
+
     /// Counts a prompt that was forgotten because the file failed.
     fn lose(&mut self, reason: &HistoryError) {
         self.forgotten += 1;

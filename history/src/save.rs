@@ -34,10 +34,10 @@ const SUMMED_BYTES: usize = 1 << 16;
 impl History {
     /// Saves everything. The file at `path` is replaced as a whole, or stays as it is. Other threads
     /// may record during the save; the file holds each prompt as it was at some moment of the save. Saves of one history
-    /// wait for each other.
+    /// wait for each other. A cold prompt that cannot be read is forgotten, and the others are saved.
     ///
     /// # Errors
-    /// `File`; `Cold` and `Damaged` if a cold prompt cannot be read.
+    /// `File`.
     pub fn save(&self, path: &Path) -> Result<(), HistoryError> {
         const ACTION: &str = "saving";
         let failed = HistoryError::file(path, ACTION);
@@ -57,7 +57,7 @@ impl History {
         let (mut count, mut bytes, mut sum) = (0_u64, 0, 0);
         let mut record = Vec::new();
         for digest in self.by_use() {
-            let Some(prompt) = self.read(digest)? else { continue };
+            let Some(prompt) = self.read(digest) else { continue };
             record.clear();
             record.extend_from_slice(&digest.0.to_le_bytes());
             record.extend_from_slice(&[0; size_of::<u64>()]);

@@ -224,8 +224,8 @@ pub unsafe extern "C" fn dormouse_history_feedback(
 /// Saves everything into the directory of the history, in the place of what is there, as a whole or not at all.
 ///
 /// Any-thread. Other threads may record during the save; the file holds each prompt as it was at some moment of the save.
-/// Errors: `NULL`, `HANDLE`, `STALE`, `STATE` for a history without a directory, `IO`, `CORRUPT` if a cold prompt cannot
-/// be read.
+/// A cold prompt that cannot be read is forgotten, with a count, and the others are saved. Errors: `NULL`, `HANDLE`,
+/// `STALE`, `STATE` for a history without a directory, `IO`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_history_save(
     history: *mut dormouse_history_t,

@@ -130,6 +130,24 @@ fn a_prompt_that_cannot_be_read_is_forgotten() {
 }
 
 #[test]
+fn a_save_forgets_a_prompt_that_cannot_be_read_and_saves_the_rest() {
+    const EIO: i32 = 5;
+    let dir = Dir::new();
+    let path = dir.0.join("saved");
+    let faults = Arc::new(Faults::in_memory(FILE_BYTES));
+    let history = with_faults(&faults, 0);
+    record(&history, 3);
+    faults.fail_next_reads(1, EIO);
+    history.save(&path).unwrap();
+    assert_eq!((history.stats().forgotten_prompts, history.stats().cold_prompts), (1, 2));
+    assert!(history.cold_failure().is_some());
+    let loaded = super::history();
+    loaded.load(&path).unwrap();
+    assert_eq!(loaded.stats().prompts, 2);
+    assert!(is_drafted(&loaded, 1) && is_drafted(&loaded, 2), "the first one was read first");
+}
+
+#[test]
 fn a_draft_forgets_nothing_when_the_disk_is_full() {
     const ENOSPC: i32 = 28;
     let faults = Arc::new(Faults::in_memory(FILE_BYTES));
