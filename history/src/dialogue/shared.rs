@@ -271,11 +271,13 @@ impl Dialogue {
         now_s: f64,
         count: usize,
     ) -> Result<Vec<Found>, HistoryError> {
-        let mut query = self.query(embedding, now_s, count, CHAIN_ENTRIES_MAX)?;
+        let mut sum = self.query(embedding, now_s, count, CHAIN_ENTRIES_MAX)?;
         let state = self.state.read();
         let by_relevance = Weighing { alpha: 1.0, ..self.options.weighing() };
         let (mut chain, mut ids): (Vec<Scored>, Vec<u64>) = (Vec::new(), Vec::new());
         while chain.len() < count {
+            let mut query = sum.clone();
+            normalise(&mut query);
             let scanned = self.options.scanned_entries;
             let search = Search { query: &query, now_s, count: 1, scanned, without: &ids };
             let best = state.search(by_relevance, search);
@@ -285,8 +287,7 @@ impl Dialogue {
             let Some(row) = state.index.get(best.id) else { break };
             chain.push(self.options.weighing().score(&query, now_s, row));
             ids.push(best.id);
-            query.iter_mut().zip(row.embedding).for_each(|(own, it)| *own += it);
-            normalise(&mut query);
+            sum.iter_mut().zip(row.embedding).for_each(|(own, it)| *own += it);
         }
         Ok(state.found(&chain))
     }
