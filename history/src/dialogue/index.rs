@@ -9,6 +9,9 @@ use super::vectors::dot;
 const LEVELS_ENTRIES_MIN: usize = 1024;
 /// Entries of a summary on average.
 const SUMMARY_ENTRIES: usize = 64;
+/// Most summaries of a category, over those of one on average: of entries that are all alike, which are one category,
+/// levels would take time quadratic in them.
+const SUMMARIES_OVER_MEAN_MAX: usize = 4;
 /// Categories among whose summaries an entry's is chosen.
 const CATEGORIES_OF_ENTRY: usize = 6;
 /// Of the categories, the share whose summaries are looked at.
@@ -122,11 +125,13 @@ impl Index {
         let mut rows: Vec<Row<'_>> = self.rows().collect();
         rows.sort_unstable_by_key(|row| row.id);
         let summaries = rows.len() / SUMMARY_ENTRIES;
-        let groups = grouped(&rows, summaries.isqrt());
+        let categories = summaries.isqrt();
+        let most = SUMMARIES_OVER_MEAN_MAX * categories;
+        let groups = grouped(&rows, categories);
         new.categories = groups
             .into_iter()
             .map(|(centroid, members)| {
-                let own = grouped(&members, members.len() / SUMMARY_ENTRIES);
+                let own = grouped(&members, (members.len() / SUMMARY_ENTRIES).min(most));
                 let summary = |(centroid, _)| Summary { centroid, ..Summary::default() };
                 Category { centroid, summaries: own.into_iter().map(summary).collect() }
             })

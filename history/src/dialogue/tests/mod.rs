@@ -1,6 +1,7 @@
 //! Tests of dialogues: retrieval beside a naive model, the log cut and damaged at every place.
 
 mod chains;
+mod levels;
 mod logs;
 mod model;
 mod threads;
