@@ -2140,7 +2140,7 @@ dormouse_status_t dormouse_dialogue_destroy(struct dormouse_dialogue_t *dialogue
 ///
 /// Any-thread; retrievals go on. The arrays are not kept. Errors: `NULL`, `HANDLE`, `STALE`; `ARGUMENT` for
 /// an embedding of another dimension or with numbers that are not finite, a text of more than 2²⁰ bytes, more than
-/// 4096 turns, or a time that is not finite; `IO` if the log could not be written.
+/// 4096 turns, or a time that is not finite; `LIMIT` after 2⁶³ turns; `IO` if the log could not be written.
 dormouse_status_t dormouse_dialogue_record(struct dormouse_dialogue_t *dialogue,
                                            const struct dormouse_turn_t *turns,
                                            uint64_t count,

@@ -58,16 +58,25 @@ impl Prompt {
 
     /// Refuses what no [`Prompt::record`] makes, as far as lookups depend on it.
     fn check(&self, vocab: u32) -> Result<(), String> {
-        if self.tokens.iter().any(|&id| id >= vocab && id != NO_TOKEN) {
-            return Err(format!("a token id beyond the vocabulary of {vocab}"));
-        }
+        let check_ids = |ids: &[u32]| match ids.iter().all(|&id| id < vocab) {
+            true => Ok(()),
+            false => Err(format!("a token id beyond the vocabulary of {vocab}")),
+        };
+        let unfilled = self.tail.iter().take_while(|&&id| id == NO_TOKEN).count();
+        check_ids(&self.tail[unfilled..])?;
         let mut at = 0;
         for it in &self.responses {
-            let begin = it.begin as usize;
-            if begin != at + CONTEXT_TOKENS || it.end < it.begin || !it.reward.is_finite() {
-                return Err(format!("a response from {} to {}", it.begin, it.end));
+            let (begin, end) = (it.begin as usize, it.end as usize);
+            let own = self.tokens.get(begin..end);
+            let Some(own) = own.filter(|_| begin == at + CONTEXT_TOKENS && it.reward.is_finite())
+            else {
+                return Err(format!("a response from {begin} to {end}"));
+            };
+            check_ids(own)?;
+            if self.tokens.get(at..begin) != Some(self.tail.as_slice()) {
+                return Err(format!("the tail of another prompt before {begin}"));
             }
-            at = it.end as usize;
+            at = end;
         }
         if at != self.tokens.len() {
             return Err(format!("responses end at {at} of {} tokens", self.tokens.len()));

@@ -34,6 +34,8 @@ pub const PROMPTS_MAX: usize = 1 << 24;
 pub const DIMENSION_MAX: usize = 4096;
 /// Most entries of a dialogue.
 pub const ENTRIES_MAX: usize = 1 << 20;
+/// Most entries that a dialogue ever has. Their ids are below this.
+pub const ENTRY_IDS_MAX: u64 = 1 << 63;
 /// Most entries that one call records.
 pub const RECORDED_ENTRIES_MAX: usize = 1 << 12;
 /// Most bytes of an entry's query, of its passage and of its response.

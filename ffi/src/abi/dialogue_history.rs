@@ -76,7 +76,7 @@ pub unsafe extern "C" fn dormouse_dialogue_destroy(
 ///
 /// Any-thread; retrievals go on. The arrays are not kept. Errors: `NULL`, `HANDLE`, `STALE`; `ARGUMENT` for
 /// an embedding of another dimension or with numbers that are not finite, a text of more than 2²⁰ bytes, more than
-/// 4096 turns, or a time that is not finite; `IO` if the log could not be written.
+/// 4096 turns, or a time that is not finite; `LIMIT` after 2⁶³ turns; `IO` if the log could not be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dormouse_dialogue_record(
     dialogue: *mut dormouse_dialogue_t,

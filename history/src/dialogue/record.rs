@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use super::entry::Entry;
 use crate::bytes::take;
-use crate::limits::{LOG_RECORD_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::limits::{ENTRY_IDS_MAX, LOG_RECORD_BYTES_MAX, TEXT_BYTES_MAX};
 
 const MAGIC: [u8; 8] = *b"dmdialog";
 /// Version of the format. It counts up with every change.
@@ -114,6 +114,9 @@ fn header(rest: &mut &[u8], dimension: usize) -> Result<u64, String> {
     if u32::from_le_bytes(take(rest)?) != crc32c::crc32c(covered) {
         return Err("the checksum of its head is wrong".into());
     }
+    if next_id > ENTRY_IDS_MAX {
+        return Err(format!("its first free id is {next_id}"));
+    }
     match own == dimension {
         true => Ok(next_id),
         false => Err(format!("its embeddings have {own} numbers, and this dialogue's {dimension}")),
@@ -194,7 +197,10 @@ impl Contents {
                 if self.entries.last_key_value().is_some_and(|(last, _)| entry.id <= *last) {
                     return Err(format!("entry {} comes late", entry.id));
                 }
-                self.next_id = self.next_id.max(entry.id.saturating_add(1));
+                if entry.id >= ENTRY_IDS_MAX {
+                    return Err(format!("entry {}, an id that no record gives", entry.id));
+                }
+                self.next_id = self.next_id.max(entry.id + 1);
                 self.entries.insert(entry.id, (entry, embedding));
             }
             FORGET => {

@@ -14,8 +14,8 @@ use super::vectors::normalise;
 use crate::dir::HistoryDir;
 use crate::error::HistoryError;
 use crate::limits::{
-    CHAIN_ENTRIES_MAX, CHAIN_RELEVANCE_MIN, DIMENSION_MAX, ENTRIES_MAX, RECORDED_ENTRIES_MAX,
-    RETRIEVED_MAX,
+    CHAIN_ENTRIES_MAX, CHAIN_RELEVANCE_MIN, DIMENSION_MAX, ENTRIES_MAX, ENTRY_IDS_MAX,
+    RECORDED_ENTRIES_MAX, RETRIEVED_MAX,
 };
 
 /// Entries that are inserted while retrievals wait.
@@ -186,7 +186,7 @@ impl Dialogue {
     /// the earlier ones of equal weight first. Now and then it rebuilds the levels, in twice the memory.
     ///
     /// # Errors
-    /// `Length`, `Number`, `File`. Nothing is recorded then.
+    /// `Length`, `Number`, `Limit`, `File`. Nothing is recorded then.
     pub fn record(&self, entries: &[NewEntry<'_>]) -> Result<u64, HistoryError> {
         if entries.len() > RECORDED_ENTRIES_MAX {
             return Err(HistoryError::Length {
@@ -200,6 +200,10 @@ impl Dialogue {
         entries.iter().try_for_each(|it| it.check(self.options.dimension))?;
         let mut writer = self.writer.lock();
         let first = writer.next_id;
+        let next_id = first + entries.len() as u64;
+        if next_id > ENTRY_IDS_MAX {
+            return Err(HistoryError::Limit { what: "entries ever recorded", max: ENTRY_IDS_MAX });
+        }
         let mut new = Vec::with_capacity(entries.len());
         for (id, it) in (first..).zip(entries) {
             let mut embedding = it.embedding.to_vec();
@@ -219,7 +223,7 @@ impl Dialogue {
             log.append(&new, &forgotten)?;
             unlogged.clear();
         }
-        writer.next_id += new.len() as u64;
+        writer.next_id = next_id;
         let mut new = new.into_iter().peekable();
         while new.peek().is_some() {
             // Retrievals go on between these.
@@ -234,7 +238,6 @@ impl Dialogue {
         if let Some(index) = rebuilt {
             self.state.write().index = index;
         }
-        let next_id = writer.next_id;
         if let Some(log) = &mut writer.log {
             log.shorten(&self.state.read(), next_id, self.options.dimension);
         }

@@ -5,7 +5,8 @@ use std::{fs, thread};
 use proptest::prelude::*;
 
 use super::{Dir, VOCAB, history};
-use crate::prompt::Prompt;
+use crate::limits::CONTEXT_TOKENS;
+use crate::prompt::{NO_TOKEN, Prompt};
 use crate::{Digest, History, HistoryDir, HistoryError, Options};
 
 fn filled() -> History {
@@ -200,6 +201,31 @@ fn a_prompt_twice_and_an_id_beyond_the_vocabulary_are_refused() {
     assert!(said.contains("bytes after its prompts"), "{said}");
     fs::write(&path, &bytes).unwrap();
     super::history().load(&path).unwrap();
+}
+
+#[test]
+fn tokens_that_no_record_makes_are_refused() {
+    let (tail_at, tokens_at) = (0, CONTEXT_TOKENS + 3);
+    let mut prompt = Prompt::new(&[1, 2]);
+    prompt.record(&[3, 4], 0.0, 0, 0).unwrap();
+    let mut bytes = Vec::new();
+    prompt.encode(&mut bytes);
+    let changed = |words: &[(usize, u32)]| {
+        let mut bytes = bytes.clone();
+        for &(word, value) in words {
+            bytes[4 * word..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+        Prompt::decode(&bytes, VOCAB)
+    };
+    assert!(changed(&[]).is_ok());
+    let both = |place, value| [(tail_at + place, value), (tokens_at + place, value)];
+    assert!(changed(&both(6, 3)).is_ok(), "another prompt");
+    // A response with no token, tails beyond the vocabulary, with a gap, and unlike the prompt's.
+    assert!(changed(&[(tokens_at + CONTEXT_TOKENS + 1, NO_TOKEN)]).is_err());
+    assert!(changed(&both(6, VOCAB)).is_err());
+    assert!(changed(&both(6, NO_TOKEN)).is_err());
+    assert!(changed(&[(tail_at + 6, 3)]).is_err());
+    assert!(changed(&[(tokens_at + 6, 3)]).is_err());
 }
 
 #[test]

@@ -11,8 +11,9 @@ use proptest::prelude::*;
 use super::{DIMENSION, embedding, options, record_one};
 use crate::HistoryError;
 use crate::dialogue::log::{LOG_NAME, Log, Storage};
-use crate::dialogue::record::{HEAD_BYTES, decode};
+use crate::dialogue::record::{HEAD_BYTES, decode, encode_entry, encode_header};
 use crate::dialogue::{Dialogue, DialogueOptions, Entry, NewEntry};
+use crate::limits::ENTRY_IDS_MAX;
 use crate::tests::Dir;
 
 fn open(dir: &Path) -> Result<Dialogue, HistoryError> {
@@ -233,6 +234,34 @@ fn a_call_of_several_entries_is_cut_at_any_byte() {
             assert_eq!(contents.torn.is_some(), is_torn, "{cut} {zeros}");
         }
     }
+}
+
+#[test]
+fn ids_that_would_run_out_are_refused() {
+    let dir = Dir::new();
+    let made = |next_id| {
+        fs::write(path(&dir), encode_header(DIMENSION, next_id)).unwrap();
+        open(&dir.0)
+    };
+    for next_id in [ENTRY_IDS_MAX + 1, u64::MAX] {
+        let refused = made(next_id).unwrap_err();
+        assert!(matches!(refused, HistoryError::Damaged { .. }), "{refused}");
+    }
+    let entry =
+        |id| Entry { id, query: [].into(), passage: [].into(), response: [].into(), time_s: 0.0 };
+    let mut bytes = encode_header(DIMENSION, 0);
+    encode_entry(&entry(ENTRY_IDS_MAX), &[0.0; DIMENSION], &mut bytes);
+    assert!(decode(&bytes, DIMENSION).unwrap_err().contains("entry 9223372036854775808"));
+
+    let dialogue = made(ENTRY_IDS_MAX - 1).unwrap();
+    let own = embedding(1);
+    let new = NewEntry { embedding: &own, query: b"", passage: b"", response: b"", time_s: 0.0 };
+    assert!(matches!(dialogue.record(&[new; 2]), Err(HistoryError::Limit { .. })));
+    assert_eq!(dialogue.record(&[new]).unwrap(), ENTRY_IDS_MAX - 1);
+    drop(dialogue);
+    let dialogue = open(&dir.0).unwrap();
+    assert!(matches!(dialogue.record(&[new]), Err(HistoryError::Limit { .. })));
+    assert_eq!(dialogue.stats().entries, 1);
 }
 
 /// Bytes in memory, the last of which are not written once there is no room.
