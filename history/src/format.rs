@@ -26,6 +26,13 @@ impl Prompt {
         }
     }
 
+    /// Returns the bytes that [`Prompt::encode`] appends.
+    pub(crate) fn encoded_bytes(&self) -> u64 {
+        let runs: usize = self.runs.iter().map(|run| 1 + run.len()).sum();
+        let words = CONTEXT_TOKENS + 3 + self.tokens.len() + 4 * self.responses.len() + runs;
+        4 * words as u64
+    }
+
     /// Reads what [`Prompt::encode`] wrote. The error says what is wrong.
     pub(crate) fn decode(bytes: &[u8], vocab: u32) -> Result<Self, String> {
         let mut words = Words { bytes };
@@ -39,7 +46,9 @@ impl Prompt {
             return Err(format!("{tokens} tokens of a prompt"));
         }
         prompt.tokens = words.many(tokens, "tokens")?;
-        for words in words.many(responses.saturating_mul(4), "responses")?.chunks_exact(4) {
+        let each = words.many(responses.saturating_mul(4), "responses")?;
+        prompt.responses.reserve_exact(each.len() / 4);
+        for words in each.chunks_exact(4) {
             let [begin, end, epoch, reward] = [words[0], words[1], words[2], words[3]];
             let reward = f32::from_bits(reward);
             prompt.responses.push(Response { begin, end, epoch, reward });

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dormouse_storage::{NvmeError, UNIT_BYTES};
 use parking_lot::{Mutex, RwLock};
 
 use crate::cold::{Cold, ColdPrompt};
@@ -315,13 +316,49 @@ impl History {
         let (prompt, moved) = self.look_up(digest, use_now)?;
         if moved.is_some() {
             let mut places = self.places.write();
-            // It leaves the file once there is room, so nothing is forgotten for a draft.
-            if places.moved(digest) == moved && self.make_room(&mut places, prompt.bytes()) {
-                self.remove(&mut places, digest);
-                self.put(&mut places, digest, Arc::clone(&prompt));
+            if places.moved(digest) == moved {
+                self.bring_in(&mut places, digest, &prompt);
             }
         }
         Some(prompt)
+    }
+
+    /// Moves a prompt of the file into memory if there is room, so nothing is forgotten for a draft.
+    fn bring_in(&self, places: &mut Places, digest: Digest, prompt: &Arc<Prompt>) {
+        let leaving = match self.make_room(places, prompt.bytes()) {
+            Room::Enough => Vec::new(),
+            Room::FileFull => match self.exchanged_for(places, prompt) {
+                Some(leaving) => leaving,
+                None => return,
+            },
+            Room::None => return,
+        };
+        self.remove(places, digest);
+        self.put(places, digest, Arc::clone(prompt));
+        for other in leaving {
+            // What the disk does not take stays, and memory is beyond its budget until the next record.
+            let _ = self.move_out(places, other);
+        }
+    }
+
+    /// Returns the prompts that go into the place that one leaves in a full file, the least recently used first, if
+    /// memory has room for it without them.
+    fn exchanged_for(&self, places: &Places, prompt: &Prompt) -> Option<Vec<Digest>> {
+        let (mut units, mut leaving) = (file_units(prompt), Vec::new());
+        let mut surplus = (places.bytes + prompt.bytes()).saturating_sub(self.options.budget_bytes);
+        let mut in_memory: Vec<(u64, Digest, &Prompt)> = places.in_memory().collect();
+        in_memory.sort_unstable_by_key(|&(used, digest, _)| (used, digest));
+        for (_, digest, other) in in_memory {
+            if surplus == 0 {
+                break;
+            }
+            if let Some(left) = units.checked_sub(file_units(other)) {
+                units = left;
+                surplus = surplus.saturating_sub(other.bytes());
+                leaving.push(digest);
+            }
+        }
+        (surplus == 0).then_some(leaving)
     }
 
     /// Returns a prompt and, if it is in the file, when it came there. One that cannot be read is forgotten.
@@ -401,43 +438,37 @@ impl History {
         }
     }
 
-    /// Returns whether memory has room for `bytes` more, after moves of what was used less recently.
-    fn make_room(&self, places: &mut Places, bytes: u64) -> bool {
+    /// Makes room in memory for `bytes` more by moves of what was used less recently.
+    fn make_room(&self, places: &mut Places, bytes: u64) -> Room {
         let budget = self.options.budget_bytes;
-        let Some(room) = budget.checked_sub(bytes) else { return false };
-        places.bytes <= room
-            || self.shrink(places, room.saturating_sub(budget / FREED_SHARE), Full::Keep)
+        let Some(room) = budget.checked_sub(bytes) else { return Room::None };
+        if places.bytes <= room {
+            return Room::Enough;
+        }
+        self.shrink(places, room.saturating_sub(budget / FREED_SHARE), Full::Keep)
     }
 
     /// Moves prompts to the file until at most `bytes` are in use: those first that are larger, then the least recently
-    /// used ones. Returns whether so few are in use.
-    fn shrink(&self, places: &mut Places, bytes: u64, full: Full) -> bool {
+    /// used ones.
+    fn shrink(&self, places: &mut Places, bytes: u64, full: Full) -> Room {
         if places.bytes <= bytes {
-            return true;
+            return Room::Enough;
         }
-        let mut order: Vec<(bool, u64, Digest)> = (places.prompts.iter())
-            .filter_map(|(digest, place)| match &place.stored {
-                Stored::Memory(prompt) => {
-                    Some((prompt.bytes() <= bytes, place.used.load(Ordering::Relaxed), *digest))
-                }
-                Stored::File { .. } => None,
-            })
+        let mut order: Vec<(bool, u64, Digest)> = (places.in_memory())
+            .map(|(used, digest, prompt)| (prompt.bytes() <= bytes, used, digest))
             .collect();
         order.sort_unstable();
         for (_, _, digest) in order {
             if places.bytes <= bytes {
                 break;
             }
-            let Some(place) = places.prompts.get_mut(&digest) else { continue };
-            let Stored::Memory(prompt) = &place.stored else { continue };
-            let freed = prompt.bytes();
-            match (self.spill(prompt), full) {
-                (Ok(Some(cold)), _) => {
-                    place.stored = Stored::File { cold, moved: self.tick() };
-                    places.bytes -= freed;
+            match (self.move_out(places, digest), full) {
+                (Ok(true), _) => {}
+                (Err(HistoryError::Cold(NvmeError::Full { .. })), Full::Keep) => {
+                    return Room::FileFull;
                 }
-                (Ok(None) | Err(_), Full::Keep) => return false,
-                (Ok(None), Full::Forget) => {
+                (Ok(false) | Err(_), Full::Keep) => return Room::None,
+                (Ok(false), Full::Forget) => {
                     self.remove(places, digest);
                     places.forgotten += 1;
                 }
@@ -447,7 +478,18 @@ impl History {
                 }
             }
         }
-        places.bytes <= bytes
+        if places.bytes <= bytes { Room::Enough } else { Room::None }
+    }
+
+    /// Moves a prompt to the file. Returns `false` if there is no file; on an error it stays in memory.
+    fn move_out(&self, places: &mut Places, digest: Digest) -> Result<bool, HistoryError> {
+        let Some(place) = places.prompts.get_mut(&digest) else { return Ok(true) };
+        let Stored::Memory(prompt) = &place.stored else { return Ok(true) };
+        let freed = prompt.bytes();
+        let Some(cold) = self.spill(prompt)? else { return Ok(false) };
+        place.stored = Stored::File { cold, moved: self.tick() };
+        places.bytes -= freed;
+        Ok(true)
     }
 
     fn spill(&self, prompt: &Prompt) -> Result<Option<ColdPrompt>, HistoryError> {
@@ -456,6 +498,16 @@ impl History {
         prompt.encode(&mut bytes);
         Ok(Some(cold.lock().put(&bytes)?))
     }
+}
+
+/// Room in memory, after moves to the file.
+#[derive(Clone, Copy)]
+enum Room {
+    Enough,
+    /// The file is full.
+    FileFull,
+    /// There never is so much, there is no file, or it fails.
+    None,
 }
 
 /// What happens to prompts that the file has no room for, or that it fails to write.
@@ -467,7 +519,22 @@ enum Full {
     Keep,
 }
 
+/// Returns the units of the file that a prompt takes.
+fn file_units(prompt: &Prompt) -> u64 {
+    prompt.encoded_bytes().div_ceil(UNIT_BYTES as u64)
+}
+
 impl Places {
+    /// Returns the prompts in memory, in no order, and when they were used.
+    fn in_memory(&self) -> impl Iterator<Item = (u64, Digest, &Prompt)> {
+        self.prompts.iter().filter_map(|(digest, place)| match &place.stored {
+            Stored::Memory(prompt) => {
+                Some((place.used.load(Ordering::Relaxed), *digest, prompt.as_ref()))
+            }
+            Stored::File { .. } => None,
+        })
+    }
+
     /// Returns when a prompt came into the file, if it is there.
     fn moved(&self, digest: Digest) -> Option<u64> {
         match self.prompts.get(&digest)?.stored {

@@ -148,6 +148,58 @@ fn a_save_forgets_a_prompt_that_cannot_be_read_and_saves_the_rest() {
 }
 
 #[test]
+fn a_cold_prompt_takes_the_place_of_another_in_a_full_file() {
+    const FILE_BYTES: u64 = 2 << 12;
+    let faults = Arc::new(Faults::in_memory(FILE_BYTES));
+    let nvme = Nvme::with_storage(Arc::<Faults>::clone(&faults), FILE_BYTES, true);
+    let one = {
+        let history = super::history();
+        record(&history, 1);
+        history.stats().bytes
+    };
+    let options = Options { budget_bytes: one, ..Options::of_vocab(VOCAB) };
+    let history = History::over(options, Some(Cold::over(nvme)));
+    record(&history, 3);
+    for prompt in [0, 1, 2, 0] {
+        assert!(is_drafted(&history, prompt));
+        let (reads, _) = faults.counts();
+        assert!(is_drafted(&history, prompt));
+        assert_eq!(faults.counts().0, reads, "prompt {prompt} is read again");
+    }
+    let stats = history.stats();
+    assert_eq!((stats.prompts, stats.cold_prompts, stats.forgotten_prompts), (1, 2, 0));
+    assert_eq!(stats.bytes, one);
+}
+
+/// A disk that fails just then takes nothing away either: memory is beyond its budget until the next record.
+#[test]
+fn a_prompt_that_cannot_take_the_place_of_another_is_kept() {
+    const EIO: i32 = 5;
+    const FILE_BYTES: u64 = 2 << 12;
+    let faults = Arc::new(Faults::in_memory(FILE_BYTES));
+    let nvme = Nvme::with_storage(Arc::<Faults>::clone(&faults), FILE_BYTES, true);
+    let options = Options { budget_bytes: 2000, ..Options::of_vocab(VOCAB) };
+    let history = History::over(options, Some(Cold::over(nvme)));
+    let long: Vec<u32> = (0..180).map(|it| it % VOCAB).collect();
+    for prompt in 0..3 {
+        history.record(&[prompt], &long, 0.0, 0).unwrap();
+    }
+    let drafted =
+        |prompt| history.draft(Digest::of(&[prompt]), &[5, 6, 7], 1).unwrap().tokens == [8];
+    faults.fail_writes_after(0, EIO);
+    for prompt in [0, 1, 2, 1, 0] {
+        assert!(drafted(prompt), "{prompt}");
+    }
+    let stats = history.stats();
+    assert_eq!((stats.prompts + stats.cold_prompts, stats.forgotten_prompts), (3, 0));
+    assert_eq!(stats.prompts, 2, "one more than memory has room for");
+    faults.heal();
+    history.record(&[2], &[1, 2, 3], 0.0, 0).unwrap();
+    assert!(history.stats().bytes <= 2000 && history.stats().forgotten_prompts == 0);
+    assert!([0, 1, 2].into_iter().all(drafted));
+}
+
+#[test]
 fn a_draft_forgets_nothing_when_the_disk_is_full() {
     const ENOSPC: i32 = 28;
     let faults = Arc::new(Faults::in_memory(FILE_BYTES));

@@ -253,6 +253,7 @@ proptest! {
         }
         let mut bytes = Vec::new();
         prompt.encode(&mut bytes);
+        prop_assert_eq!(bytes.len() as u64, prompt.encoded_bytes());
         prop_assert_eq!(Prompt::decode(&bytes, VOCAB), Ok(prompt));
         for (at, value) in flips {
             let at = at.index(bytes.len());
