@@ -486,6 +486,42 @@ def test_gradients_of_some_layers_first(runtime, in_place):
     assert left(runtime) == 0
 
 
+class EarlyExit(Net):
+    """Returns the output of a block in the middle too."""
+
+    def forward(self, x):
+        for at, block in enumerate(self.blocks):
+            x = block(x)
+            if at == 3:
+                early = x
+        return x, early
+
+
+@WAYS
+def test_the_loss_of_an_early_exit_first(runtime, in_place):
+    """Its backward begins in the middle; the second one reads the layers above."""
+    model = seeded(EarlyExit, layers=12)
+
+    def run(between=lambda: None):
+        torch.manual_seed(3)
+        out, early = model(rows())
+        loss, aside = out.square().mean(), early.square().mean()
+        del out, early
+        between()
+        aside.backward(retain_graph=True)
+        loss.backward()
+        return gradients(model)
+
+    plain = run()
+    with dormouse.offload(model, runtime, in_place=in_place) as off:
+        assert same(run(), plain)
+        if in_place:
+            most_bytes = off.report().prefix["dormant_bytes"]
+            assert same(run(lambda: sleep_until(runtime, most_bytes)), plain)
+    assert off.report().stray_wakes == 0
+    assert left(runtime) == 0
+
+
 @WAYS
 def test_gradients_of_gradients(runtime, in_place):
     model = seeded(layers=LAYERS)

@@ -103,6 +103,24 @@ def test_a_layer_that_reads_on_two_streams():
 
 
 @alone()
+def test_a_loss_of_a_layer_in_the_middle_first():
+    """Its backward leaves out the layers above, which the second one reads."""
+    runtime = dormouse.install().runtime
+    model, ids = model_and_ids()
+    early = []
+    model.model.layers[1].register_forward_hook(lambda module, args, out: early.append(out))
+    watch = Watch(runtime)
+    with dormouse.offload(model, runtime):
+        loss = loss_of(model, ids)
+        aside = early.pop().square().mean()
+        watch.wait_until_asleep()
+        aside.backward(retain_graph=True)
+        loss.backward()
+    assert watch.bytes() > 8 << 20
+    assert watch.checked == watch.wanted.keys(), "some were never woken for their layer"
+
+
+@alone()
 def test_outputs_that_the_trainer_holds_stay_awake():
     runtime = dormouse.install().runtime
     model, ids = model_and_ids()

@@ -151,8 +151,9 @@ class InPlace(Pass):
             self._phase = native.Phase.B
 
     def reach(self, call: int) -> None:
-        """Waits until what ``call`` saved is awake, on a GPU in the order of this thread's current
-        stream. Backward calls it in falling order."""
+        """Waits until what ``call`` and later ones saved is awake, on a GPU in the order of this
+        thread's current stream. Backward calls it in falling order, but may leave calls out, which
+        a later backward of the same graph reads."""
         if call >= self._reached:
             self._order_streams()
             return
@@ -164,9 +165,12 @@ class InPlace(Pass):
                 self._allow_in_forward()
                 return
             self._begin_backward()
-            self._close_mark(native.Edge.BACKWARD_END)
-            self._prefix.mark(native.Edge.BACKWARD_BEGIN, call)
-            self._open = self._reached = call
+            # What was woken for another stream stays ordered before all that is read from here on.
+            self._order_streams()
+            for reached in range(self._reached - 1, call - 1, -1):
+                self._close_mark(native.Edge.BACKWARD_END)
+                self._prefix.mark(native.Edge.BACKWARD_BEGIN, reached)
+                self._open = self._reached = reached
             if self._device.type == "cuda":
                 self._woken_on = torch.cuda.current_stream(self._device)
         before = None if self._before is None else self._before()
