@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _native as native
-from .errors import DormouseError, StateError, StorageError
+from .errors import DormouseError, MemoryTierError, StorageError
 
 if TYPE_CHECKING:
     from .schedule import Plan
@@ -28,24 +28,43 @@ if TYPE_CHECKING:
 # Of a path that the library returns.
 _PATH_BYTES_MAX = 4096
 
-# Handles of runtimes that were collected while tags, prefixes or stash ids of theirs existed: in
-# one cycle of references the runtime may be finalized first. Few: a device has at most one.
+# Handles of collected objects that could not be destroyed yet. Runtimes of which tags, prefixes or
+# stash ids existed: in one cycle of references the runtime may be finalized first. Tags whose
+# memory could not wake, say for want of room. Few: a device has at most one runtime.
 _left_runtimes: list[ctypes.c_void_p] = []
+_left_tags: list[ctypes.c_void_p] = []
 
 
 def destroy_left_runtimes() -> None:
     """Destroys the collected runtimes of which nothing exists any more. Any-thread."""
-    for _ in range(len(_left_runtimes)):
+    _destroy_left(_left_runtimes, "runtime_destroy")
+
+
+def _destroy_left_tags() -> None:
+    """Destroys the collected tags whose memory can wake by now. Any-thread."""
+    _destroy_left(_left_tags, "tag_destroy")
+
+
+def _destroy_left(left: list[ctypes.c_void_p], destroy: str) -> None:
+    for _ in range(len(left)):
         try:
             # Taken off the list first: another thread may do the same.
-            handle = _left_runtimes.pop(0)
+            handle = left.pop(0)
         except IndexError:
             return
-        if native.library().dormouse_runtime_destroy(handle) == native.ERR_BUSY:
-            _left_runtimes.append(handle)
-        else:
-            # The finalized object has the same handle.
-            handle.value = None
+        try:
+            native.call(destroy, handle)
+        except DormouseError as error:
+            if _can_go_later(error):
+                left.append(handle)
+                continue
+        # The finalized object has the same handle.
+        handle.value = None
+
+
+def _can_go_later(error: DormouseError) -> bool:
+    """Whether what could not be destroyed exists still, and another attempt may succeed."""
+    return error.status == native.ERR_BUSY or isinstance(error, (MemoryTierError, StorageError))
 
 
 class _Handle:
@@ -53,6 +72,8 @@ class _Handle:
 
     _destroy: str
     _handle = None
+    # Where collection leaves a handle that can be destroyed later, if there is such.
+    _left: list[ctypes.c_void_p] | None = None
 
     def __enter__(self):
         return self
@@ -62,14 +83,19 @@ class _Handle:
             self.close()
         except DormouseError:
             # The error in flight is more specific. Collection tries again; a runtime that is then
-            # still in use is destroyed after what uses it.
+            # still in use, or a tag whose memory cannot wake, is destroyed by a later call.
             if error is None:
                 raise
 
     def __del__(self, suppress=contextlib.suppress):
         # At interpreter exit the library and this module's names may be gone already.
         with suppress(Exception):
-            self.close()
+            try:
+                self.close()
+            except DormouseError as error:
+                # No finalizer runs twice.
+                if self._left is not None and _can_go_later(error):
+                    self._left.append(self._handle)
 
     def close(self) -> None:
         """Destroys the handle. Idempotent."""
@@ -99,6 +125,7 @@ class Runtime(_Handle):
     """
 
     _destroy = "runtime_destroy"
+    _left = _left_runtimes
 
     def __init__(
         self,
@@ -130,18 +157,15 @@ class Runtime(_Handle):
             checksum=0 if checksum is None else (1 if checksum else -1),
         )
         self.device = torch.device("cpu") if device == "host" else torch.device(device, ordinal)
+        _destroy_left_tags()
         destroy_left_runtimes()
         native.create(self, "runtime_create", ctypes.byref(options))
 
-    def __del__(self, suppress=contextlib.suppress):
-        # At interpreter exit the library and this module's names may be gone already.
-        with suppress(Exception):
-            try:
-                self.close()
-            except StateError as error:
-                # No finalizer runs twice.
-                if error.status == native.ERR_BUSY:
-                    _left_runtimes.append(self._handle)
+    def close(self) -> None:
+        """Waits for copies and destroys the runtime. Idempotent. Raises :class:`StateError` while
+        tags, prefixes or saved tensors of it exist; collected tags wake and end first."""
+        _destroy_left_tags()
+        super().close()
 
     def stream(self) -> int | None:
         """Returns this thread's current CUDA stream of the device; None on the host."""
@@ -269,6 +293,7 @@ class Runtime(_Handle):
 
     def tag(self, name: str, *, backup: bool = True) -> Tag:
         """Creates a tag. Without ``backup``, bytes are dropped on sleep and zero after wake."""
+        _destroy_left_tags()
         return Tag(self, name, backup=backup)
 
 
@@ -290,10 +315,12 @@ class Tag(_Handle):
     """A named set of blocks that sleep and wake together. Any-thread.
 
     ``with tag.collect():`` tags the blocks this thread allocates; :meth:`add` tags the block of an
-    existing tensor.
+    existing tensor. A tag that ends wakes its memory. One that is collected while there is no room
+    ends with the next ``Runtime.tag()`` or ``Runtime.close()`` that finds some.
     """
 
     _destroy = "tag_destroy"
+    _left = _left_tags
 
     def __init__(self, runtime: Runtime, name: str, *, backup: bool = True):
         flags = 0 if backup else native.TAG_WITHOUT_BACKUP

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from conftest import a_runtime
+from conftest import NVME_DIR, a_runtime
 from hooked import alone
 
 import dormouse
@@ -199,6 +199,32 @@ def test_a_name_is_used_again_once_it_is_free(runtime):
         # A tag that ends wakes what sleeps.
         assert state(runtime, block) == "awake"
         assert torch.equal(block, a_block(4))
+
+
+@alone
+def test_a_tag_that_is_lost_asleep_without_room_ends_once_there_is_some():
+    """An error while memory is full loses the only handle of a tag that sleeps."""
+    mib = 1 << 20
+    settings = {"nvme_file_bytes": 256 * mib, "alloc_budget_bytes": 96 * mib}
+    NVME_DIR.mkdir(parents=True, exist_ok=True)
+    with dormouse.Runtime(nvme_dir=NVME_DIR, **settings) as runtime:
+        for end_with in (lambda: runtime.tag("weights").close(), runtime.close):
+            tag = runtime.tag("weights")
+            with tag.collect():
+                block = torch.arange(60 * mib // 8)
+            assert tag.sleep() is None
+            other = torch.zeros(70 * mib, dtype=torch.uint8)
+            with pytest.raises(ZeroDivisionError), tag:
+                raise ZeroDivisionError
+            del tag
+            del other
+            assert state(runtime, block) == "nvme"
+            end_with()
+            if end_with != runtime.close:
+                assert state(runtime, block) == "awake"
+                assert runtime.stats()["stray_wakes"] == 0
+            assert torch.equal(block[::512], torch.arange(0, len(block), 512))
+            del block
 
 
 def test_a_block_has_one_tag(runtime):
