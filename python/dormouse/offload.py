@@ -39,7 +39,8 @@ def offload(
     forwards and backwards, in any order: accumulation, several forwards for one loss, evaluation
     under ``torch.no_grad()``, in which nothing sleeps. Backward may also run after the context. An
     exception between forward and backward leaves nothing behind. The context can be entered again,
-    by the next step.
+    by the next step, and inside that of another model. Hooks for saved tensors that are entered
+    inside take precedence.
 
     ``model``: on the runtime's device; of any library, in DistributedDataParallel or not, with
     gradient checkpointing or not (then the inputs of layers sleep). ``runtime``: whose tiers hold
@@ -101,14 +102,15 @@ class Offload(Forwards):
         self._report = replace(ended.report, forwards=self._report.forwards + 1)
         # A forward with more calls of layers than expected tells the next one how many.
         if ended.report.layer_calls <= ended.calls_expected:
-            self._warn_if_awake()
+            self._warn_if_awake(ended)
 
-    def _warn_if_awake(self) -> None:
+    def _warn_if_awake(self, ended: Pass) -> None:
         report = self._report
-        has_saved = report.saved_bytes > 0 or report.layer_calls == 0
+        # Layers may save parameters alone.
+        is_telling = report.saved_bytes > 0 or report.layer_calls == 0 or not ended.has_saves
         # Backward may have begun before anything was written.
         came_late = report.prefix.get("dormant_bytes") and not report.prefix["declined"]
-        if self._has_warned or report.asleep_bytes or came_late or not has_saved:
+        if self._has_warned or report.asleep_bytes or came_late or not is_telling:
             return
         self._has_warned = True
         reason = why_no_tier(self._runtime) or why_awake(report, self._window_layers)

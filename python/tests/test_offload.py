@@ -214,6 +214,28 @@ def test_several_forwards_and_backwards_in_one_context(runtime, in_place):
 
 
 @WAYS
+def test_two_models_in_two_contexts(runtime, in_place):
+    actor, critic = seeded(), seeded()
+
+    def both():
+        torch.manual_seed(3)
+        (actor(rows()) - critic(rows(4))).square().mean().backward()
+        return [*gradients(actor), *gradients(critic)]
+
+    plain = both()
+    with (
+        dormouse.offload(actor, runtime, in_place=in_place) as a,
+        dormouse.offload(critic, runtime, in_place=in_place) as c,
+    ):
+        assert same(both(), plain)
+    for report in (a.report(), c.report()):
+        assert (report.forwards, report.layer_calls) == (1, LAYERS)
+        assert share(report) >= 0.8
+        assert report.stray_wakes == 0
+    assert left(runtime) == 0
+
+
+@WAYS
 def test_nothing_sleeps_without_a_graph(runtime, in_place):
     model = seeded()
     before = runtime.stats()["copies"]
@@ -303,6 +325,7 @@ def test_checkpointed_layers_have_their_inputs_asleep(runtime, use_reentrant, in
     assert left(runtime) == 0
 
 
+@pytest.mark.filterwarnings("ignore:dormouse.offload")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_checkpoint_around_the_model_is_run_again_awake(runtime, use_reentrant):
     """Backward follows at once. Only the first run of it has a graph, or none."""
@@ -629,6 +652,17 @@ def test_nothing_that_can_sleep_is_one_warning_that_says_why(runtime):
     finally:
         runtime.set_budget("nvme", info["nvme_file_bytes"])
         runtime.set_budget("host", info["host_budget_bytes"])
+
+    model = seeded()
+    with (
+        pytest.warns(RuntimeWarning, match="hooks entered inside, .* enter hooks") as caught,
+        dormouse.offload(model, runtime),
+        torch.autograd.graph.save_on_cpu(),
+    ):
+        step(model)
+        step(model)
+        gc.collect()
+    assert len(caught) == 1
 
     class Around(nn.Module):
         """Reaches its layers by their ``forward``, so that no hook sees them."""

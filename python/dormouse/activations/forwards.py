@@ -20,6 +20,16 @@ from .report import BY_COPY, OffloadReport
 _managed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
+class _Open(threading.local):
+    """The open contexts of a thread, the innermost last."""
+
+    def __init__(self):
+        self.contexts: list[Forwards] = []
+
+
+_open = _Open()
+
+
 def are_managed(layers: Sequence[torch.nn.Module]) -> bool:
     """Returns whether an open context manages one of the layers."""
     return not _managed.isdisjoint(layers)
@@ -74,8 +84,9 @@ class Forwards:
                 self._hook(stack, module, self._begin, self._end)
             for layer in self._layers:
                 self._hook(stack, layer, self._begin_layer, self._end_layer)
-            hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _restore)
-            stack.enter_context(hooks)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_save, _restore))
+            _open.contexts.append(self)
+            stack.callback(_open.contexts.remove, self)
             stack.callback(self._leave)
             self._exit = stack.pop_all()
         return self
@@ -160,8 +171,14 @@ class Forwards:
             self._layer = None
             self._pass.end_layer()
 
-    def _save(self, tensor: torch.Tensor):
-        return Awake.of(tensor) if self._pass is None else self._pass.save(tensor)
+
+def _save(tensor: torch.Tensor):
+    """Torch calls the hooks of the innermost context alone, whose model may not be the one that
+    runs."""
+    for context in reversed(_open.contexts):
+        if context._pass is not None:
+            return context._pass.save(tensor)
+    return Awake.of(tensor)
 
 
 def _restore(kept) -> torch.Tensor:

@@ -42,6 +42,8 @@ class Pass:
         """``calls``: expected calls of layers, of which the last ``window_layers`` stay awake."""
         self.report = report
         self.calls_expected = calls
+        # Whether what a layer saved came here, and not to hooks that were entered later.
+        self.has_saves = False
         self._device = runtime.device
         # The first call whose saved tensors stay awake.
         self._awake_from = max(0, calls - window_layers)
@@ -75,7 +77,10 @@ class Pass:
 
     def save(self, tensor: torch.Tensor):
         """Returns what the graph holds for a saved tensor: ``restore()`` returns the tensor."""
-        if self._graph is None or self._call < 0 or not self._may_leave(tensor):
+        if self._graph is None or self._call < 0:
+            return Awake.of(tensor)
+        self.has_saves = True
+        if not self._may_leave(tensor):
             return Awake.of(tensor)
         return self._keep(tensor, self._storage_of(tensor))
 

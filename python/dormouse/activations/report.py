@@ -43,6 +43,12 @@ def why_awake(report: OffloadReport, window_layers: int) -> str:
     """Returns why nothing slept in a forward, although a tier is open, and what helps."""
     if report.layer_calls == 0:
         return "no layer ran in a call of the model; call the model itself, or pass layers=[...]"
+    if report.saved_bytes == 0:
+        return (
+            f"{report.layer_calls} layers ran, and nothing that they saved came to dormouse: they "
+            "saved nothing, or it went to hooks entered inside, such as those of save_on_cpu or of "
+            "a checkpoint around the model; enter hooks outside, and checkpoint single layers"
+        )
     if report.saved_bytes == report.window_bytes:
         return (
             f"{report.layer_calls} layers ran and saved {report.saved_bytes} bytes, and the last "
