@@ -63,6 +63,23 @@ def test_a_pool_that_finds_no_place_for_all_of_it_stays_awake_whole():
 
 
 @alone()
+def test_a_pool_that_is_refused_before_anything_sleeps_is_awake():
+    installed = dormouse.install(mode="pool")
+    pool = installed.pool("weights")
+    with pool.use():
+        inside = random_bytes(4 * MIB).cuda()
+    with pytest.raises(dormouse.MemoryTierError, match="closed"):
+        pool.sleep("nvme")
+    assert not pool.is_asleep
+    with pytest.raises(dormouse.ArgumentError, match="accepted"):
+        pool.sleep("disk")
+    assert not pool.is_asleep
+    with pool.use():
+        assert is_ours(random_bytes(MIB).cuda())
+    assert torch.equal(inside.cpu(), random_bytes(4 * MIB))
+
+
+@alone()
 def test_two_pools_sleep_apart():
     installed = dormouse.install(mode="pool")
     pools = [installed.pool(name) for name in ("weights", "optimizer")]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..errors import MemoryTierError, StateError
+from ..errors import DormouseError, MemoryTierError, StateError
 from ..runtime import Runtime
 from .allocator import pluggable
 
@@ -67,11 +67,17 @@ class Pool:
 
         All or nothing: if the tiers have no room for some part, the rest is woken again. Returns
         the reason the pool stays awake, or None. Until :meth:`wake`, an access to the pool's
-        memory ends the process; freeing its tensors is allowed.
+        memory ends the process; freeing its tensors is allowed. Raises as :meth:`Tag.sleep` does;
+        the pool is awake then too.
         """
         # Set until all parts are known to be awake: torch would hand out parts that are not.
         self._asleep = True
-        declined = self._tag.sleep(tier)
+        try:
+            declined = self._tag.sleep(tier)
+        except DormouseError:
+            # Some parts may sleep, or none, say for a tier that is closed.
+            self.wake()
+            raise
         if declined is not None:
             self.wake()
         return declined
