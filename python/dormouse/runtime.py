@@ -276,9 +276,17 @@ class Runtime(_Handle):
         """Returns a copy on the CPU of a tensor that sleeps; the tensor stays asleep, in its tier.
 
         Synchronizes the GPU first. Do not free the tensor during the call. Raises
-        :class:`StateError` for a tensor that is awake, wakes during the call, or has no backup, and
-        :class:`StorageError` if the file lost or changed bytes.
+        :class:`ArgumentError` for a tensor that its bytes alone do not define: quantized, nested,
+        not strided, of a subclass; :class:`StateError` for one that is awake, wakes during the
+        call, or has no backup; and :class:`StorageError` if the file lost or changed bytes.
         """
+        # A parameter is read as its data.
+        if not is_defined_by_bytes(tensor.detach()):
+            seen = f"{type(tensor).__name__}, layout {tensor.layout}, dtype {tensor.dtype}"
+            raise native.refused(
+                f"a tensor of class {seen}; accepted: a strided Tensor or Parameter, not nested or "
+                "quantized"
+            )
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         source = tensor.untyped_storage()
@@ -289,6 +297,7 @@ class Runtime(_Handle):
             native.call("mem_read", self._handle, address, nbytes, destination, self.stream())
         copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
         copy.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        copy = torch._neg_view(copy) if tensor.is_neg() else copy
         return copy.conj() if tensor.is_conj() else copy
 
     def tag(self, name: str, *, backup: bool = True) -> Tag:
@@ -511,6 +520,16 @@ def _text(function: str, *arguments: ctypes.c_void_p | None) -> str:
     buffer = ctypes.create_string_buffer(count.value + _TEXT_SPARE_BYTES)
     native.call(function, *arguments, buffer, len(buffer), ctypes.byref(count))
     return buffer.value.decode()
+
+
+def is_defined_by_bytes(tensor: torch.Tensor) -> bool:
+    """Whether dtype, offset, size, stride and the bits of conjugation and sign define the tensor on
+    its storage."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor())
+    )
 
 
 class _CudaArray:

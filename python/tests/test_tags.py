@@ -64,6 +64,45 @@ def test_what_sleeps_is_read_and_stays_asleep(runtime, tier):
         assert torch.equal(block, a_block())
 
 
+def test_what_is_read_has_the_sign_and_the_conjugation_of_the_tensor(runtime):
+    with runtime.tag("weights") as tag:
+        with tag.collect():
+            numbers = torch.complex(a_block(1), a_block(2))
+        views = {
+            "conjugate": numbers.conj(),
+            "negative": numbers.conj().imag,
+            "both": torch._neg_view(numbers).conj(),
+        }
+        assert views["negative"].is_neg() and views["both"].is_neg() and views["both"].is_conj()
+        wanted = {name: view.resolve_conj().resolve_neg() for name, view in views.items()}
+        assert tag.sleep() is None
+        for name, view in views.items():
+            assert torch.equal(runtime.read(view), wanted[name]), name
+
+
+class Marked(torch.Tensor):
+    """A subclass, which may mean anything by its bytes."""
+
+
+NOT_PLAIN = {
+    "qint8": lambda block: torch.quantize_per_tensor(block, 0.1, 0, torch.qint8),
+    "Marked": lambda block: block.as_subclass(Marked),
+    "sparse": lambda block: block.to_sparse(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_what_bytes_alone_do_not_define_is_not_read(runtime, name):
+    with runtime.tag("weights") as tag:
+        with tag.collect():
+            tensor = NOT_PLAIN[name](a_block())
+        tag.sleep()
+        with pytest.raises(dormouse.ArgumentError, match=f"{name}.* accepted: "):
+            runtime.read(tensor)
+        tag.wake()
+
+
 @pytest.mark.parametrize("tier", ["host", "nvme"])
 def test_weights_and_optimizer_state_sleep_between_steps(runtime, tier):
     """Steps around a sleep give the bits of steps without one, at unchanged addresses."""

@@ -25,7 +25,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _native as native
 from ..errors import MemoryTierError, StateError
-from ..runtime import Runtime, destroy_left_runtimes
+from ..runtime import Runtime, destroy_left_runtimes, is_defined_by_bytes
 
 # Default of ``min_bytes``: moving smaller storages costs more time than their memory is worth.
 MIN_BYTES = 1 << 20
@@ -346,12 +346,7 @@ class SavedTensorOffload:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether dtype, offset, size and stride define the tensor on its storage."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized)
-        and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
-    )
+    return is_defined_by_bytes(tensor) and not (tensor.is_conj() or tensor.is_neg())
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
