@@ -6,6 +6,7 @@ Kernels do nothing on the stand-in; the bytes of what sleeps are put there by co
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -167,6 +168,22 @@ def test_a_backward_inside_the_forward_is_refused():
         pytest.raises(dormouse.StateError, match="a backward inside the forward"),
     ):
         loss_of(model, ids)
+
+
+@alone()
+def test_another_model_after_an_error_that_was_caught_inside():
+    runtime = dormouse.install().runtime
+    model, ids = model_and_ids()
+    other, _ = model_and_ids()
+
+    def broken(module, args, output):
+        raise ZeroDivisionError("a bug in a layer")
+
+    model.model.layers[4].mlp.register_forward_hook(broken)
+    with dormouse.offload(model, runtime):
+        with contextlib.suppress(ZeroDivisionError):
+            loss_of(model, ids)
+        loss_of(other, ids).backward()
 
 
 @alone()

@@ -115,7 +115,8 @@ class Forwards:
 
     def _hook(self, stack, module: torch.nn.Module, before: Callable, after: Callable) -> None:
         """Calls ``before(module)`` and ``after(module)`` around each forward of a module in this
-        thread, but not where backward computes it again."""
+        thread, but not where backward computes it again. ``after`` also if the forward raises an
+        ``Exception``; not after an interrupt."""
 
         def is_own() -> bool:
             is_forward = torch._C._current_graph_task_id() == -1
@@ -130,12 +131,12 @@ class Forwards:
                 after(module)
 
         stack.callback(module.register_forward_pre_hook(pre_hook, prepend=True).remove)
-        stack.callback(module.register_forward_hook(hook).remove)
+        stack.callback(module.register_forward_hook(hook, always_call=True).remove)
 
     def _begin(self, module: torch.nn.Module) -> None:
         if self._pass is not None and module is not self._root:
             return
-        # A call that an error ended.
+        # A call that an interrupt ended.
         self._leave()
         if not torch.is_grad_enabled() or is_capturing(self._runtime.device):
             return

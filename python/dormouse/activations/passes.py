@@ -62,10 +62,11 @@ class Pass:
         self.report.layer_calls += 1
 
     def end_layer(self) -> None:
-        """Called after a layer's forward, unless it raised."""
+        """Called after a layer's forward, unless it was interrupted."""
 
     def end(self) -> None:
-        """Called after the forward; if it raised, before the next one or when the context ends."""
+        """Called after the forward; if it was interrupted, before the next one or when the context
+        ends."""
         self._graph = None
         self._storages.clear()
 
