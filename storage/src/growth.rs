@@ -217,6 +217,7 @@ mod tests {
         let budget_bytes = |now_ns| nvme.usage_at(now_ns).budget_bytes;
         let [soon_ns, later_ns, last_ns] = [1, 2, 3].map(|looks| BEGIN_NS + looks * LOOK_AGAIN_NS);
         assert_eq!([BEGIN_NS, soon_ns].map(budget_bytes), [2 * MIB; 2]);
+        assert_eq!(nvme.usage_at(soon_ns).limit_bytes, 64 * MIB);
         let full = nvme.allocate_at(4 * MIB, soon_ns).unwrap_err();
         assert!(is_full_of(&full, 2 * MIB), "{full}");
         assert_eq!(*lock(&disk.refused), 0, "it would not fit");

@@ -125,6 +125,8 @@ pub struct NvmeUse {
     pub peak_bytes: u64,
     /// Limit in bytes, at most what the file has and what the disk lets it grow by, as seen at most 10 s ago.
     pub budget_bytes: u64,
+    /// Limit in bytes on a disk that gives all of it: the one that was set, or what the file may grow to.
+    pub limit_bytes: u64,
     /// Bytes written since creation, including failed transfers.
     pub written_bytes: u64,
     /// Write budget in bytes per 24 hours; 0 if unlimited.
@@ -464,6 +466,7 @@ impl Nvme {
             used_bytes: space.used_bytes,
             peak_bytes: space.peak_bytes,
             budget_bytes: space.budget_bytes(),
+            limit_bytes: space.budget_bytes,
             stopped: space.stopped.clone(),
             buffered: self.storage.is_buffered(),
             io_engine: self.io_engine,

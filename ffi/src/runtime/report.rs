@@ -52,7 +52,7 @@ impl Runtime {
             instance_id: instance_id(),
             alloc_budget_bytes: allocator.stats().budget_bytes,
             host_budget_bytes: host.budget_bytes,
-            nvme_file_bytes: nvme.budget_bytes,
+            nvme_file_bytes: stats.nvme_limit_bytes,
             heap_min_bytes: self.heap.min_bytes(),
             nvme_write_bytes_per_s: rates.device_to_nvme_bytes_per_s,
             nvme_read_bytes_per_s: rates.nvme_to_device_bytes_per_s,

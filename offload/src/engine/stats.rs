@@ -88,6 +88,8 @@ pub struct Stats {
     pub waits: u64,
     /// Wakes by stray accesses, of all regions.
     pub stray: StrayWakes,
+    /// Limit of the NVMe tier that is set, or what its file may grow to. The budget of the tier is what the disk gives of it.
+    pub nvme_limit_bytes: u64,
     /// Bytes written to the file since its creation, including failed transfers.
     pub nvme_written_bytes: u64,
     /// Write budget in bytes per 24 hours; 0 if unlimited.
@@ -145,6 +147,7 @@ impl<D: Device> Engine<D> {
             tier.used_bytes = usage.used_bytes;
             tier.peak_bytes = usage.peak_bytes;
             tier.budget_bytes = usage.budget_bytes;
+            stats.nvme_limit_bytes = usage.limit_bytes;
             stats.nvme_written_bytes = usage.written_bytes;
             stats.nvme_write_budget_bytes = usage.write_budget_bytes;
             stats.nvme_write_left_bytes = usage.write_left_bytes;
