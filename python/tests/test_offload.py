@@ -272,6 +272,23 @@ def test_an_error_between_forward_and_backward_leaves_nothing(runtime, in_place)
     assert left(runtime) == 0
 
 
+@WAYS
+def test_an_error_in_a_layer_that_is_caught_inside(runtime, in_place):
+    """Else the forward would have what another model saves afterwards."""
+    model, other = seeded(), seeded()
+    with torch.random.fork_rng():
+        plain = step(other)
+    model.blocks[4].drop.register_forward_hook(_raise_once())
+    with dormouse.offload(model, runtime, in_place=in_place) as off:
+        try:
+            step(model)
+        except ZeroDivisionError:
+            assert off._pass is None and off._layer is None
+        assert same(step(other), plain)
+    assert off.report().layer_calls == 5
+    assert left(runtime) == 0
+
+
 def _raise_once():
     def hook(module, args, output):
         hook.calls += 1
