@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -287,6 +289,26 @@ def test_an_error_in_a_layer_that_is_caught_inside(runtime, in_place):
         assert same(step(other), plain)
     assert off.report().layer_calls == 5
     assert left(runtime) == 0
+
+
+@WAYS
+def test_copies_of_a_model_in_its_context_have_no_part_in_it(runtime, in_place, tmp_path):
+    """A reference model, or one of averages, outlives the context and the model."""
+    model = seeded()
+    plain = step(model)
+    with dormouse.offload(model, runtime, in_place=in_place) as off:
+        twin = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+        assert same(step(twin), plain) and same(step(loaded), plain)
+        assert off._pass is None and off.report().forwards == 0
+        assert same(step(model), plain)
+    assert same(step(twin), plain)
+    assert off.report().forwards == 1
+    gone = weakref.ref(model)
+    del off, model
+    gc.collect()
+    assert gone() is None
 
 
 def _raise_once():

@@ -81,9 +81,9 @@ class Forwards:
             _managed.update(self._layers)
             stack.callback(_managed.difference_update, self._layers)
             for module in self._around:
-                self._hook(stack, module, self._begin, self._end)
+                self._hook(stack, module, Forwards._begin, Forwards._end)
             for layer in self._layers:
-                self._hook(stack, layer, self._begin_layer, self._end_layer)
+                self._hook(stack, layer, Forwards._begin_layer, Forwards._end_layer)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_save, _restore))
             _open.contexts.append(self)
             stack.callback(_open.contexts.remove, self)
@@ -114,24 +114,11 @@ class Forwards:
         """Called when the report of a forward is complete."""
 
     def _hook(self, stack, module: torch.nn.Module, before: Callable, after: Callable) -> None:
-        """Calls ``before(module)`` and ``after(module)`` around each forward of a module in this
-        thread, but not where backward computes it again. ``after`` also if the forward raises an
-        ``Exception``; not after an interrupt."""
-
-        def is_own() -> bool:
-            is_forward = torch._C._current_graph_task_id() == -1
-            return is_forward and threading.get_ident() == self._thread
-
-        def pre_hook(module, args) -> None:
-            if is_own():
-                before(module)
-
-        def hook(module, args, output) -> None:
-            if is_own():
-                after(module)
-
-        stack.callback(module.register_forward_pre_hook(pre_hook, prepend=True).remove)
-        stack.callback(module.register_forward_hook(hook, always_call=True).remove)
+        """Calls ``before`` and ``after`` around each forward of a module in this thread. ``after``
+        also if the forward raises an ``Exception``; not after an interrupt."""
+        before, after = (_Hook(self, module, each) for each in (before, after))
+        stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
+        stack.callback(module.register_forward_hook(after, always_call=True).remove)
 
     def _begin(self, module: torch.nn.Module) -> None:
         if self._pass is not None and module is not self._root:
@@ -171,6 +158,34 @@ class Forwards:
         if self._pass is not None and self._layer is layer:
             self._layer = None
             self._pass.end_layer()
+
+
+class _Hook:
+    """Calls a method of a context at each forward of one module in the context's thread, but not
+    where backward computes it again. Copies do nothing: a model that is copied or pickled inside
+    has the hooks too, and must not refer to the context."""
+
+    def __init__(self, context: Forwards, module: torch.nn.Module, method: Callable):
+        self._context, self._module = weakref.ref(context), weakref.ref(module)
+        self._method = method
+
+    def __call__(self, module: torch.nn.Module, *args) -> None:
+        context = self._context()
+        if context is None or module is not self._module():
+            return
+        is_forward = torch._C._current_graph_task_id() == -1
+        if is_forward and threading.get_ident() == context._thread:
+            self._method(context, module)
+
+    def __reduce__(self):
+        return _NoHook, ()
+
+
+class _NoHook:
+    """A copy of a hook."""
+
+    def __call__(self, *args) -> None:
+        pass
 
 
 def _save(tensor: torch.Tensor):
