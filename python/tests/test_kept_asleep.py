@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 from models import distance, take_gradients, tiny
-from test_offload import left, share, sleep_until
+from test_offload import Net, left, same, seeded, share, sleep_until, step
 from test_sleep import WIDE
 from test_token_scores import dense, padded
 
@@ -17,6 +17,7 @@ from dormouse.activations.passes import InPlace
 from dormouse.hf import SharedPrefix, scored_model
 from dormouse.hf.held_step import HeldStep
 from dormouse.hf.scored_model import ScoredModel
+from dormouse.offload import in_place
 
 LAYERS = 6
 MICROBATCH_TOKENS = 160
@@ -165,6 +166,24 @@ def test_what_is_small_beside_the_gradients_stays_awake(warm, monkeypatch):
     (awake, wanted), (asleep, got) = found
     assert (awake, asleep) == (0, 1)
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+def test_layers_that_are_called_more_often_than_expected(runtime, reports):
+    """What the last expected call has made is read by one without marks."""
+    model = seeded(Net, layers=4, order=[0, 1, 2, 3] * 2)
+    plain = step(model)
+    with in_place(model, runtime, list(model.blocks)) as asleep:
+        for _ in range(2):
+
+            def wait(out):
+                saved = [each._prefix.report()["dormant_bytes"] for each in asleep._ended]
+                sleep_until(runtime, sum(saved))
+
+            assert same(step(model, between=wait), plain)
+            asleep.finish()
+    assert [each.layer_calls for each in reports] == [8, 8]
+    assert [each.stray_wakes for each in reports] == [0, 0]
+    assert left(runtime) == 0
 
 
 def test_calls_that_wait_for_their_backward_are_small_together(warm, monkeypatch):

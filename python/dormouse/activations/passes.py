@@ -120,7 +120,7 @@ class InPlace(Pass):
         window_layers: int,
         before: Pass | None,
     ):
-        """What calls after the expected ones save stays awake: they have no marks. ``before``: the
+        """What calls after the expected ones make stays awake: they have no marks. ``before``: the
         forward before, whose backward may follow."""
         super().__init__(runtime, report, calls, window_layers)
         self._before = None if before is None else weakref.ref(before)
@@ -160,6 +160,8 @@ class InPlace(Pass):
         """Waits until what ``call`` and later ones saved is awake, on a GPU in the order of this
         thread's current stream. Backward calls it in falling order, but may leave calls out, which
         a later backward of the same graph reads."""
+        # A call beyond the expected ones has no marks, but the last of them made its input.
+        call = min(call, self.calls_expected - 1)
         if call >= self._reached:
             self._order_streams()
             return
