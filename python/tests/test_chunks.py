@@ -106,9 +106,9 @@ def test_chunks_beside_a_window_are_refused():
     x, module = torch.randn(1, 2, 6, 4), torch.nn.Identity()
     with registry.use(lambda call: call.value):
         with pytest.raises(UnsupportedModelError, match="window of 2 tokens and a mask of chunks"):
-            registry.attention(module, x, x, x, masks.Chunk(3), sliding_window=2)
+            registry.attention(module, x, x, x, masks.ChunkMask(3), sliding_window=2)
         with pytest.raises(UnsupportedModelError, match="chunks of 0 tokens.*at least 1"):
-            registry.attention(module, x, x, x, masks.Chunk(0))
+            registry.attention(module, x, x, x, masks.ChunkMask(0))
 
 
 def test_layers_sleep(runtime):

@@ -9,7 +9,7 @@ from models import group, loss_fn
 from test_recurrent import error
 
 from dormouse.hf import SharedPrefix, UnsupportedModelError, Way, attention, mixers, registry
-from dormouse.hf.masks import Window
+from dormouse.hf.masks import WindowMask
 
 
 def test_a_window_longer_than_every_sequence_but_one(runtime):
@@ -33,10 +33,10 @@ def test_a_window_in_place_of_a_mask(passed):
 
     module = torch.nn.Identity()
     with registry.use(attend):
-        registry.attention(module, x, x, x, Window(3), sliding_window=passed)
+        registry.attention(module, x, x, x, WindowMask(3), sliding_window=passed)
         with pytest.raises(UnsupportedModelError, match="window of 3 tokens and a mask of 2"):
-            registry.attention(module, x, x, x, Window(2), sliding_window=3)
-        for nothing in ({"sliding_window": 0}, {"attention_mask": Window(0)}):
+            registry.attention(module, x, x, x, WindowMask(2), sliding_window=3)
+        for nothing in ({"sliding_window": 0}, {"attention_mask": WindowMask(0)}):
             with pytest.raises(UnsupportedModelError, match="window of 0 tokens.*at least 1"):
                 registry.attention(module, x, x, x, **({"attention_mask": None} | nothing))
     assert calls[0].rules == attention.Rules(0.5, 3)
