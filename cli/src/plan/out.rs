@@ -71,7 +71,7 @@ impl Made {
 }
 
 /// Writes all files into `folder`, which is created if missing; existing files are replaced. Plan files of ranks that
-/// this run has not are removed: a rank would take the plan of another batch for its own.
+/// this run does not have are removed: a rank would take the plan of another batch for its own.
 pub(super) fn write(folder: &Path, made: &Made) -> Result<Written, Error> {
     let in_folder = |source| Error::Write { file: folder.to_owned(), source };
     fs::create_dir_all(folder).map_err(in_folder)?;

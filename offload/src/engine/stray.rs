@@ -155,7 +155,7 @@ impl<D: Device> Engine<D> {
     fn wake_short(&self, shortages: &Receiver<Shortage>) {
         let _own = guard::own_thread();
         for Shortage { id, end } in shortages {
-            // Nobody waits for it if the service has panicked.
+            // Fails if the serving thread has panicked: it answered the accesses then.
             let _unheard = end.send(self.wake_with_room(&[id]));
         }
     }

@@ -212,6 +212,14 @@ fn slow_plan() -> Plan {
     Plan { budget_bytes, io_engine: IoEngine::Threads, ..Plan::default() }
 }
 
+/// An access to a sleeping region of seed 1 is served, although the requests are slower in all than the limit.
+fn assert_is_waited_for(fixture: &Fixture, address: usize, bytes: usize) {
+    guard::install().unwrap();
+    let _rescuer = fixture.engine.rescue_within(SHORT).unwrap();
+    fixture.faults.delay_next_by(SLOW_CHUNKS as u32, SLOW);
+    assert!(holds(address, bytes, 1));
+}
+
 /// The only progress is that of the one wake that is waited for.
 #[test]
 fn a_slow_read_is_waited_for_while_its_requests_are_answered() {
@@ -221,10 +229,7 @@ fn a_slow_read_is_waited_for_while_its_requests_are_answered() {
     }
     let fixture = slow_plan().build();
     let (_, address) = asleep(&fixture, BYTES, 1, Tier::Nvme);
-    guard::install().unwrap();
-    let _rescuer = fixture.engine.rescue_within(SHORT).unwrap();
-    fixture.faults.delay_next_by(SLOW_CHUNKS as u32, SLOW);
-    assert!(holds(address, BYTES, 1));
+    assert_is_waited_for(&fixture, address, BYTES);
     free_all(&fixture, [address]);
 }
 
@@ -239,10 +244,7 @@ fn a_wake_waits_for_room_while_others_are_written() {
     let (_, address) = asleep(&fixture, BYTES, 1, Tier::Nvme);
     let (displaced, displaced_at) = fixture.region(BYTES, 2);
     fixture.engine.let_reclaim(&[displaced], &[]);
-    guard::install().unwrap();
-    let _rescuer = fixture.engine.rescue_within(SHORT).unwrap();
-    fixture.faults.delay_next_by(SLOW_CHUNKS as u32, SLOW);
-    assert!(holds(address, BYTES, 1));
+    assert_is_waited_for(&fixture, address, BYTES);
     assert_eq!(fixture.state(displaced), RegionState::Nvme);
     free_all(&fixture, [address, displaced_at]);
 }
