@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -217,6 +218,48 @@ def test_register_of_a_module_that_is_imported(runtime, monkeypatch):
     monkeypatch.setitem(sys.modules, MODULE, module)
     dormouse.nemo_rl.register(runtime=runtime, graphs="twice")
     assert getattr(module, FUNCTION).sharing.rows == 0
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package with NeMo-RL's two modules, of which the worker alone imports the other."""
+    for name, text in (
+        (MODULE, "from nemo_rl_stand_in import *\n"),
+        (WORKER, f"from {MODULE} import {FUNCTION}\n"),
+    ):
+        *packages, file = name.split(".")
+        for depth in range(len(packages)):
+            folder = tmp_path.joinpath(*packages[: depth + 1])
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").touch()
+        tmp_path.joinpath(*packages, f"{file}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    yield tmp_path
+    for name in [each for each in sys.modules if each.split(".")[0] == "nemo_rl"]:
+        del sys.modules[name]
+
+
+def test_a_worker_that_imports_the_module_shares(package, runtime):
+    finders = list(sys.meta_path)
+    dormouse.nemo_rl.register(runtime=runtime)
+    assert MODULE not in sys.modules
+    worker = importlib.import_module(WORKER)
+    assert sys.meta_path == finders
+    computed(getattr(worker, FUNCTION), tiny(), a_batch(), 0.7)
+    assert getattr(worker, FUNCTION).sharing.rows == 6
+
+
+def test_an_import_that_failed_shares_when_it_is_repeated(package, runtime):
+    module = package.joinpath(*MODULE.split(".")).with_suffix(".py")
+    text = module.read_text()
+    module.write_text("raise RuntimeError\n")
+    dormouse.nemo_rl.register(runtime=runtime)
+    with pytest.raises(RuntimeError):
+        importlib.import_module(WORKER)
+    module.write_text(text)
+    importlib.invalidate_caches()
+    assert getattr(importlib.import_module(WORKER), FUNCTION).sharing.rows == 0
 
 
 @pytest.mark.slow

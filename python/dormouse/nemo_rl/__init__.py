@@ -46,15 +46,16 @@ def share(module: ModuleType, **options) -> SharedForward:
     The returned function's ``sharing`` counts what was shared: :class:`Sharing`. Not thread-safe.
     """
     check_module(module)
-    if WORKER in sys.modules:
-        raise UnsupportedTrainerError(
-            f"{WORKER} was imported earlier and still refers to NeMo-RL's own function; accepted: "
-            "share() before that import"
-        )
     own = getattr(module, FUNCTION)
     if isinstance(own, SharedForward):
         raise UnsupportedTrainerError(
             f"{module.__name__} shares prompts already; accepted: one share(), or restore() first"
+        )
+    # A worker whose import has only begun has no name for it yet: it gets the new one.
+    if getattr(sys.modules.get(WORKER), FUNCTION, None) is own:
+        raise UnsupportedTrainerError(
+            f"{WORKER} was imported earlier and still refers to NeMo-RL's own function; accepted: "
+            "share() before that import"
         )
     found = Options.of(options)
     shared = SharedForward(module, own, found.runtime or runtime_beside_ipc(), found)

@@ -13,7 +13,7 @@ def when_imported(name: str, then: Callable[[ModuleType], object]) -> None:
     """Calls ``then(module)`` now, or at the end of the first import of module ``name``.
 
     Nothing is imported by it, so that CUDA's devices are not looked at before Ray has assigned
-    them.
+    them. An import that fails, or whose ``then`` raises, is repeated by the next import.
     """
     if name in sys.modules:
         then(sys.modules[name])
@@ -35,8 +35,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._then(module)
+            try:
+                execute(module)
+                self._then(module)
+            except BaseException:
+                # The module is not imported: the call is still due.
+                sys.meta_path.insert(0, self)
+                raise
 
         spec.loader.exec_module = exec_module
         return spec
