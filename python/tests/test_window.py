@@ -39,6 +39,20 @@ def test_gradients_are_those_of_dense_microbatches(graphs, order, runtime):
         window.part(PARTS[0], is_last=False)
 
 
+def test_a_loss_overwrites_values_of_any_part(runtime):
+    model = tiny()
+    ids, mask, keep = a_batch()
+    values, _ = dense(model, ids, mask, keep, 1.0)
+    (values**2 * (mask[:, -keep:] != 0)).sum().backward()
+    wanted = take_gradients(model)
+    window = SharedPrefix(model, runtime).window(ids, mask, keep=keep)
+    for rows in PARTS:
+        values = window.part(rows, is_last=rows == PARTS[-1]).log_probabilities
+        values.masked_fill_(mask[rows, -keep:] == 0, 0)
+        (values**2).sum().backward()
+    assert distance(take_gradients(model), wanted) < 1e-10
+
+
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_parts_that_no_loss_reads_have_no_gradient(graphs, runtime):
     """Of entropies that are only logged, and of microbatches that the trainer leaves out."""

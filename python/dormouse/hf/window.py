@@ -43,7 +43,8 @@ class Window:
         if self._values is None:
             raise RuntimeError("a part of a window after its last; accepted: a new window")
         if not is_last:
-            return self._waiting.mapped(lambda each: each[rows])
+            # Copies, as of the last part: a loss may overwrite them.
+            return self._waiting.mapped(lambda each: each[rows].clone())
         own, self._values = self._values, None
         if not own[0].requires_grad:
             return self.scores.mapped(lambda each: each[rows])
