@@ -41,3 +41,34 @@ def test_parameters_on_another_device_than_the_values(factor):
     other = pytest.raises(UnsupportedTrainerError, match="distance of 1 ")
     with torch.no_grad(), nullcontext() if factor == 1 else other:
         probe.compare(tiny(dtype=torch.float32).to("meta"), shared, own, ours)
+
+
+@pytest.mark.parametrize("changed", [None, (0, 0), (2, 4), (5, 1)])
+def test_gradients_are_compared_in_blocks(changed, monkeypatch):
+    """A norm of some blocks misses the change, or sees more than it."""
+    monkeypatch.setattr(probe, "BLOCK_NUMEL", 4)
+    generator = torch.Generator().manual_seed(3)
+    wanted = [torch.randn(6, 5, generator=generator), torch.randn(3, generator=generator)]
+    got = [each.clone() for each in wanted]
+    expected = 0.0
+    if changed is not None:
+        got[0][changed] += 2
+        expected = 2 / float(torch.cat([each.flatten() for each in wanted]).double().norm())
+    assert probe._distance(got, wanted) == pytest.approx(expected, rel=1e-6)
+
+
+def test_own_gradients_are_kept_in_host_memory_if_a_device_is_full(monkeypatch):
+    """A tensor that notes where it goes stands for those of a GPU."""
+    moved = []
+
+    class Noted(torch.Tensor):
+        def cpu(self):
+            moved.append(self.shape)
+            return torch.zeros(self.shape)
+
+    own = [torch.zeros(2, 3).as_subclass(Noted), torch.zeros(4).as_subclass(Noted)]
+    monkeypatch.setattr(probe, "_is_plain", lambda tensor: True)
+    for room, wanted in ((True, []), (False, [each.shape for each in own])):
+        monkeypatch.setattr(probe, "has_room", lambda tensors, room=room: room)
+        probe._aside(own)
+        assert moved == wanted

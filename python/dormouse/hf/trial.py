@@ -77,7 +77,7 @@ class Trial:
         # A module that kept a parameter elsewhere computes with the parameter itself.
         used = {p: name for name, p in self._own.items()}
         used |= {p: name for name, p in self._model.named_parameters()}
-        to_host = kept and not _has_room([p.grad for p in used if p.grad is not None])
+        to_host = kept and not has_room([p.grad for p in used if p.grad is not None])
         for parameter, name in used.items():
             if parameter.grad is not None:
                 grad = self._local(parameter.grad)
@@ -143,8 +143,8 @@ def _values() -> torch.Tensor:
     return torch.randn(ZEROS_VALUES, generator=generator, dtype=torch.float32, device="cpu")
 
 
-def _has_room(grads: list[torch.Tensor]) -> bool:
-    """Returns whether gradients can stay where they are."""
+def has_room(grads: list[torch.Tensor]) -> bool:
+    """Returns whether gradients can stay where they are while as many more are computed."""
     needed_bytes = KEPT_ROOM * sum(grad.nbytes for grad in grads)
     return not grads or needed_bytes <= free_bytes(grads[0].device)
 

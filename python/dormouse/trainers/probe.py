@@ -15,6 +15,7 @@ import torch
 from ..hf import SharedPrefix, checkpointing, sharding
 from ..hf.check import undisturbed
 from ..hf.dropout import NoDropout
+from ..hf.trial import has_room
 from .refusals import UnsupportedTrainerError
 
 # Two prompts, the shorter one padded on the left, and responses of several lengths.
@@ -26,6 +27,9 @@ TOLERANCE = 1e-4
 # Below FP32, or under autocast: log-probabilities and entropies, and gradients.
 TOLERANCE_LOW = 0.03
 TOLERANCE_LOW_GRADIENTS = 0.1
+
+# Of a comparison in FP64: an embedding's gradient would take several GB.
+BLOCK_NUMEL = 1 << 24
 
 Values = tuple[torch.Tensor, torch.Tensor | None]
 Scores = Callable[..., Values]
@@ -51,6 +55,8 @@ def compare(
     with undisturbed(device), torch.set_grad_enabled(has_graph), NoDropout():
         with checkpointing.use(model, None):
             wanted = _computed(own, batch, model, has_graph)
+        # A window of passes may wait beside: there is room for one set of gradients.
+        wanted = {name: _aside(tensors) for name, tensors in wanted.items()}
         with shared.unreduced():
             got = _computed(ours, batch, model, has_graph)
     for name, value in wanted.items():
@@ -110,10 +116,32 @@ def _computed(scores: Scores, batch, model, has_graph: bool) -> dict[str, list[t
     return found
 
 
+def _aside(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the tensors in host memory if their device has little room beside as many more.
+    Those that are sharded stay."""
+    if not all(map(_is_plain, tensors)) or has_room(tensors):
+        return tensors
+    return [each.cpu() for each in tensors]
+
+
 def _distance(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     """Returns the relative distance of all tensors as a whole."""
     errors, norms = 0.0, 0.0
-    for ours, own in zip(got, wanted, strict=True):
-        errors += float((ours.double() - own.double()).norm()) ** 2
-        norms += float(own.double().norm()) ** 2
+    for whole, own_whole in zip(got, wanted, strict=True):
+        for ours, own in zip(_blocks(whole), _blocks(own_whole), strict=True):
+            own = own.to(ours.device).double()
+            errors += float((ours.double() - own).norm()) ** 2
+            norms += float(own.norm()) ** 2
     return math.sqrt(errors / norms) if norms else math.sqrt(errors)
+
+
+def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns parts of a tensor that are small in FP64; a sharded one as a whole."""
+    if not _is_plain(tensor):
+        return (tensor,)
+    return tensor.reshape(-1).split(BLOCK_NUMEL)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether it is no DTensor."""
+    return type(tensor) is torch.Tensor
