@@ -56,7 +56,8 @@ def bound(operator, args, kwargs) -> types.SimpleNamespace:
 
 class CudnnOperators:
     """Keeps a plan per sizes and strides of query, key and value, as torch does: in a later
-    backward it reads the output and its gradient by the strides that they had in the first."""
+    backward it reads the output and its gradient by the strides that they had in the first.
+    Gradients are NaN where those of cuDNN 9.25 on Hopper are."""
 
     def __init__(self, has_column: bool = True):
         """``has_column``: log-sum-exps are ``[batch, heads, rows, 1]``."""
@@ -90,7 +91,13 @@ class CudnnOperators:
             for x, stride in zip((a.out, a.grad_out), strides, strict=True)
         )
         self.backwards += 1
-        return attend_backward(grad, a.query, a.key, a.value, out, lse, a.is_causal, a.scale)
+        grads = attend_backward(grad, a.query, a.key, a.value, out, lse, a.is_causal, a.scale)
+        overflows = (lse < -88.7).unsqueeze(-1)
+        if not a.is_causal and a.max_k % 128 == 64:
+            grads[0].masked_fill_(overflows, torch.nan)
+        if not a.is_causal and a.max_q == 1 and overflows.any():
+            grads[1:] = (each.fill_(torch.nan) for each in grads[1:])
+        return grads
 
 
 class FlashOperators:

@@ -20,7 +20,9 @@ EQUAL, UNEQUAL = (5, 5, 5), (5, 5, 1, 9)
 
 @pytest.fixture(autouse=True)
 def cudnn_9(monkeypatch):
-    monkeypatch.setattr(cuda_kernels, "_cudnn_version", lambda: 91_000)
+    """The oldest cuDNN accepted, on Hopper."""
+    monkeypatch.setattr(cuda_kernels, "_cudnn_version", lambda: 91_501)
+    monkeypatch.setattr(cuda_kernels, "_capability", lambda device: (9, 0))
 
 
 @pytest.fixture
@@ -45,11 +47,12 @@ def kernel(name: str):
     return type(one)()
 
 
-def serve_all(monkeypatch, name: str) -> measured.Measured:
-    """Makes a kernel serve all attention, after its measurements; returns its choices."""
-    kernels = measured.Measured([kernel(name)], lambda run, device: 1.0)
-    type_ = type(kernels._candidates[0])
-    monkeypatch.setattr(type_, "is_enabled", staticmethod(lambda: True))
+def serve_all(monkeypatch, *names: str) -> measured.Measured:
+    """Makes kernels serve all attention, after their measurements, the first named as the fastest;
+    returns their choices."""
+    kernels = measured.Measured([kernel(name) for name in names], lambda run, device: 1.0)
+    for each in kernels._candidates:
+        monkeypatch.setattr(type(each), "is_enabled", staticmethod(lambda: True))
     monkeypatch.setattr(attention, "kernel_for", lambda *_: kernels)
     return kernels
 
@@ -57,6 +60,11 @@ def serve_all(monkeypatch, name: str) -> measured.Measured:
 def accepted(kernels: measured.Measured) -> set[str]:
     """Forms of calls that no kernel refused."""
     return {kind.form for kind, choice in kernels.choices.known().items() if not choice.refused}
+
+
+def servers(kernels: measured.Measured) -> list[str]:
+    """Names of the kernels that serve each kind, in order of choice."""
+    return [choice.ranked[0].name for choice in kernels.choices.known().values()]
 
 
 @pytest.mark.parametrize("lengths", [EQUAL, UNEQUAL, (7,), (1, 1), (1, 2)])
@@ -259,15 +267,81 @@ def test_torchs_operators_accept_the_calls(name, causal):
     assert [(x.shape, x.dtype) for x in grads] == [(s, torch.bfloat16) for s in shapes]
 
 
-@pytest.mark.parametrize("version", [0, 1, 8_907, 89_999])
+@pytest.mark.parametrize("version", [0, 1, 8_907, 90_000, 91_500])
 def test_an_old_cudnn_is_refused_before_it_runs(version, operators, monkeypatch):
     monkeypatch.setattr(cuda_kernels, "_cudnn_version", lambda: version)
-    kernels = serve_all(monkeypatch, CUDNN)
+    kernels = serve_all(monkeypatch, CUDNN, FLASH2)
     check(*both(13, EQUAL, attention.Rules(0.7)))
     assert operators.backwards == 0
+    assert servers(kernels) == 2 * [FLASH2]
     assert [choice.refused for choice in kernels.choices.known().values()] == 2 * [
-        {CUDNN: f"NotImplementedError: cuDNN {version}; accepted: at least 90000"}
+        {CUDNN: f"NotImplementedError: cuDNN {version}; accepted: at least 91501"}
     ]
+
+
+def of_low_scores(rows: int, keys: int) -> list[torch.Tensor]:
+    """Gradient, query, key and value of scores about -120 under a scale of 1."""
+    shapes = [(1, 4, rows, 8), (1, 4, rows, 8), (1, 2, keys, 8), (1, 2, keys, 8)]
+    grad, query, key, value = (0.1 * draw(*s, seed=i) for i, s in enumerate(shapes))
+    query[..., 0], key[..., 0] = 1.0, -120.0
+    return [grad, query, key, value]
+
+
+def test_a_prefix_whose_keys_end_in_half_a_tile_is_not_cudnns_on_hopper(operators, monkeypatch):
+    """Of two prefixes that round to one kind, the other stays cuDNN's."""
+    kernels, scores = serve_all(monkeypatch, CUDNN, FLASH2), Scores(1.0)
+    for keys, by_cudnn in ((128, True), (64, False), (192, False), (128, True), (96, True)):
+        grad, *tensors = of_low_scores(20, keys)
+        wanted, wanted_lse = PlainPieces.forward(*tensors, False, scores)
+        assert wanted_lse.max() < -88.7
+        ran = operators.backwards
+        out, lse = kernels.forward(*tensors, False, scores)
+        got = kernels.backward(grad, *tensors, out, lse, False, scores)
+        for a, b in zip(
+            (out, *got),
+            (wanted, *PlainPieces.backward(grad, *tensors, wanted, wanted_lse, False, scores)),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        assert (operators.backwards > ran) is by_cudnn, keys
+    assert servers(kernels) == [CUDNN, FLASH2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "serves"),
+    [
+        ({}, False),
+        ({"version": 92_599}, False),
+        ({"version": 92_600}, True),
+        ({"capability": (8, 9)}, True),
+        ({"capability": (10, 0)}, True),
+        ({"causal": True}, True),
+        ({"keys": 704}, False),
+        ({"keys": 640}, True),
+        ({"keys": 65}, True),
+        ({"rows": 1, "keys": 128, "version": 92_600}, False),
+        ({"keys": 1, "capability": (10, 0), "version": 92_600}, False),
+    ],
+)
+def test_which_calls_cudnn_serves(changes, serves, monkeypatch):
+    call = {"rows": 20, "keys": 64, "causal": False, "version": 91_501, "capability": (9, 0)}
+    call |= changes
+    monkeypatch.setattr(cuda_kernels, "_cudnn_version", lambda: call["version"])
+    monkeypatch.setattr(cuda_kernels, "_capability", lambda device: call["capability"])
+    query, key = (torch.empty(1, 2, call[name], 8) for name in ("rows", "keys"))
+    assert kernel(CUDNN).serves(query, key, call["causal"]) is serves
+    assert all(kernel(name).serves(query, key, call["causal"]) for name in NAMES if name != CUDNN)
+
+
+def test_a_cudnn_of_another_build_is_refused_with_its_reason(operators, monkeypatch):
+    def version():
+        raise RuntimeError("cuDNN version incompatibility")
+
+    monkeypatch.setattr(cuda_kernels, "_cudnn_version", version)
+    kernels, scores = serve_all(monkeypatch, CUDNN, FLASH2), Scores(1.0)
+    kernels.forward(*of_low_scores(20, 64)[1:], False, scores)
+    (choice,) = kernels.choices.known().values()
+    assert choice.refused == {CUDNN: "RuntimeError: cuDNN version incompatibility"}
 
 
 def test_flash_3_is_deterministic_where_torch_is(operators):

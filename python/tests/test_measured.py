@@ -29,6 +29,9 @@ class Fake:
     def is_enabled(self) -> bool:
         return True
 
+    def serves(self, query, key, causal) -> bool:
+        return True
+
     def forward(self, *args):
         self.calls.append("forward")
         return self._changes.get("forward", lambda *x: x)(*PlainPieces.forward(*args))
@@ -294,6 +297,19 @@ def test_a_kernel_that_is_switched_off_serves_nothing():
     one.is_enabled = lambda: False
     kernels.forward(*tensors(), True, SCORES)
     assert other.calls[-1] == "forward"
+
+
+def test_calls_that_a_kernel_does_not_serve_are_a_kind_of_their_own():
+    one, other = Fake("one"), Fake("other")
+    one.serves = lambda query, key, causal: causal or key.shape[2] % 2 == 0
+    kernels = one_of(one, other)
+    for keys, causal, server in ((8, False, one), (7, False, other), (8, False, one)):
+        query, key, value = tensors(8, keys)
+        calls = len(server.calls)
+        out, lse = kernels.forward(query, key, value, causal, SCORES)
+        kernels.backward(out, query, key, value, out, lse, causal, SCORES)
+        assert server.calls[calls:][-2:] == ["forward", "backward"], keys
+    assert [kind.candidates for kind in kernels.choices.known()] == [("one", "other"), ("other",)]
 
 
 def test_choices_are_reported(monkeypatch):

@@ -1,8 +1,9 @@
 """The attention kernels of a GPU for BF16 and FP16: cuDNN's, and FlashAttention 2, 3 and 4.
 
 Protocol and shapes are those of :mod:`.kernels`; the log-sum-exp of all four is natural, in FP32.
-None has a soft cap or a mask. A kernel raises for what it does not compute, whatever its reason;
-:mod:`.measured` chooses among those that do not.
+None has a soft cap or a mask. A kernel raises for what it does not compute, whatever its reason,
+and ``serves`` is False for calls of which it computes some wrongly; :mod:`.measured` chooses among
+the others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from .kernels import Causal, Pieces, Scores, narrowed, of_one_width
 
 _aten = torch.ops.aten
 
-# As cuDNN counts: 9.0.
-CUDNN_VERSION_MIN = 90_000
+# As cuDNN counts: 9.15.1. Earlier ones read past the end of sequences whose length is no multiple
+# of 128 (pytorch#169849).
+CUDNN_VERSION_MIN = 91_501
+# 9.26, the first with correct gradients on Hopper where the last tile of keys is half full.
+CUDNN_VERSION_OF_HALF_TILES = 92_600
+KEY_TILE = 128
+HOPPER = 9
 
 
 class Cudnn:
@@ -39,9 +45,27 @@ class Cudnn:
     def is_enabled() -> bool:
         return torch.backends.cuda.cudnn_sdp_enabled()
 
+    @staticmethod
+    def serves(query, key, causal: Causal) -> bool:
+        """Returns False for calls of which this version of cuDNN computes some wrongly. It depends
+        on their values: a measurement does not see it, and a direct call goes past torch's checks.
+
+        One row or key: gradients of keys and values may be NaN (cudnn-frontend#1072), and outputs
+        wrong (pytorch#193893). Hopper, where the keys fill half of the last tile: gradients of
+        queries are NaN if a log-sum-exp is below -88.7 (pytorch#196678).
+        """
+        keys = key.shape[2]
+        if query.shape[2] == 1 or keys == 1:
+            return False
+        if causal or keys % KEY_TILE != KEY_TILE // 2 or _capability(query.device)[0] != HOPPER:
+            return True
+        try:
+            return _cudnn_version() >= CUDNN_VERSION_OF_HALF_TILES
+        except RuntimeError:
+            return True  # forward says why it cannot run
+
     def forward(self, query, key, value, causal: Causal, scores: Scores):
         _refuse_pieces(causal)
-        # Raises too if the library is not the one that torch was built for.
         version = _cudnn_version()
         if version < CUDNN_VERSION_MIN:
             raise NotImplementedError(f"cuDNN {version}; accepted: at least {CUDNN_VERSION_MIN}")
@@ -81,6 +105,11 @@ class _Flash:
     They take ``[batch, rows, heads, width]``, or ``[rows, heads, width]`` with the first row of
     each piece; and return log-sum-exps ``[batch, heads, rows]`` or ``[heads, rows]``.
     """
+
+    @staticmethod
+    def serves(query, key, causal: Causal) -> bool:
+        """Returns True: no call is computed wrongly."""
+        return True
 
     def forward(self, query, key, value, causal: Causal, scores: Scores):
         wide = (_tokens_first(x, causal) for x in of_one_width(query, key, value))
@@ -269,7 +298,12 @@ def in_layout_of(query: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _cudnn_version() -> int:
+    """Raises RuntimeError if the library is not the one that torch was built for."""
     return torch.backends.cudnn.version() or 0
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _refuse_pieces(causal: Causal) -> None:

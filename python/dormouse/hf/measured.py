@@ -9,8 +9,8 @@ The choice holds for the process and for all calls of a :class:`Kind`, so forwar
 checkpointing computes again meet one kernel, and so do a step and a score. It depends on times, so
 two processes may choose differently; under ``torch.use_deterministic_algorithms`` nothing is timed,
 and the first deterministic kernel listed serves. torch's switches
-(``torch.nn.attention.sdpa_kernel``) take candidates away. No measurement holds a collective: ranks
-choose on their own.
+(``torch.nn.attention.sdpa_kernel``) take candidates away, and calls that a kernel does not serve
+are kinds of their own. No measurement holds a collective: ranks choose on their own.
 """
 
 from __future__ import annotations
@@ -111,11 +111,14 @@ class Measured:
         )
 
     def _run(self, tensors, causal: Causal, call):
+        query, key, _ = tensors
         ordered = torch.are_deterministic_algorithms_enabled()
         candidates = [
             each
             for each in self._candidates
-            if each.is_enabled() and (each.is_deterministic or not ordered)
+            if each.is_enabled()
+            and (each.is_deterministic or not ordered)
+            and each.serves(query, key, causal)
         ]
         kind = kind_of(*tensors, causal, tuple(each.name for each in candidates))
 
