@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from attention_operators import bound
 
@@ -61,6 +62,23 @@ def compare(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 def test_the_plain_kernel(monkeypatch):
     wanted = run(kernels.CpuFlash, monkeypatch)
     compare(run(kernels.Plain, monkeypatch), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_matrix_products_are_the_same_under_autocast(dtype):
+    """As are those of a soft cap below FP32: rounded once, at the end."""
+    (query, key, value, *_), _ = microbatch()
+    query, key, value = (x.to(dtype) for x in (query, key, value))
+    scores = SCORES._replace(softcap=2.0)
+
+    def results() -> list[torch.Tensor]:
+        out, lse = kernels.Plain.forward(query, key, value, True, scores)
+        assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+        return [out, lse, *kernels.Plain.backward(out, query, key, value, out, lse, True, scores)]
+
+    wanted = results()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, results(), wanted))
 
 
 class EfficientLike:

@@ -209,6 +209,31 @@ def test_a_state_is_the_kernels_own(dtype):
     torch.testing.assert_close(got.float(), found, rtol=0.02, atol=0)
 
 
+def test_what_a_state_adds_is_the_same_under_autocast():
+    """Of FP32 tensors, as of those of mamba_ssm's kernel, which computes in their dtype."""
+    function, args, kwargs = selective_scan(12)
+    args = [each.float().requires_grad_() for each in args]
+    kwargs = {
+        name: each.float() if isinstance(each, torch.Tensor) else each
+        for name, each in kwargs.items()
+    }
+    start = draw(2, 6, 5, seed=9).float().requires_grad_()
+
+    def kernel(columns, *args, **options):
+        return torch.zeros_like(columns)
+
+    call = calls.FunctionCall(None, 0, function.__name__, kernel, tuple(args), kwargs)
+
+    def results() -> list[torch.Tensor]:
+        out, _ = _RECURRENCES[function.__name__].run(call, start, wants_state=False)
+        read = [args[1], args[2], args[4], start]
+        return [out, *torch.autograd.grad(out, read, torch.ones_like(out))]
+
+    wanted = results()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, results(), wanted))
+
+
 def test_a_scan_of_responses_has_their_tokens_alone(runtime, monkeypatch):
     own, lengths = jamba.mamba_selective_scan, []
 

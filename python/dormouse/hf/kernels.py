@@ -16,9 +16,10 @@ On the CPU, for FP32 and FP64, and under a mask one kernel serves. For BF16 and 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -142,10 +143,23 @@ class CudaEfficient:
         return grad_query, _per_key_head(grad_key, key), _per_key_head(grad_value, value)
 
 
+def _outside_autocast(run: Callable) -> Callable:
+    """Autocast would round FP32 products; its context also holds inside autograd functions."""
+
+    @functools.wraps(run)
+    def own(first: torch.Tensor, *others):
+        with torch.autocast(first.device.type, enabled=False):
+            return run(first, *others)
+
+    return own
+
+
 class Plain:
-    """Everything, by matrix products, in blocks of rows whose scores take SCORES_BYTES_MAX."""
+    """Everything, by matrix products, in blocks of rows whose scores take SCORES_BYTES_MAX. The
+    same under autocast."""
 
     @staticmethod
+    @_outside_autocast
     def forward(query, key, value, causal: bool, scores: Scores, mask=None):
         value = _per_query_head(value, query)
         outs, lses = [], []
@@ -157,6 +171,7 @@ class Plain:
         return torch.cat(outs, 2), torch.cat(lses, 2)
 
     @staticmethod
+    @_outside_autocast
     def backward(grad, query, key, value, out, lse, causal: bool, scores: Scores, mask=None):
         # Below FP32 the products are rounded once, at the end.
         wide = lse.dtype

@@ -109,7 +109,8 @@ class _SelectiveScan:
         if call.kwargs.get("delta_softplus"):
             steps = softplus(steps)
         left = start.unsqueeze(2) * (rates[:, None] * steps.cumsum(-1)[..., None]).exp()
-        read = torch.einsum("rctw,rwt->rct", left, readers.to(left.dtype))
+        # Not by a matrix product, which autocast would round, in backward too.
+        read = (left * readers.to(left.dtype).transpose(1, 2)[:, None]).sum(-1)
         if call.kwargs.get("z") is not None:
             read = read * silu(call.kwargs["z"])
         return out + read.to(out.dtype), None if end is None else end + left[:, :, -1]
