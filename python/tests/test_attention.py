@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dormouse.hf import attention, kernels
 
@@ -237,6 +238,60 @@ def test_parts_whose_scores_lie_far_apart(dtype, apart):
     ):
         allowed = 2.5 * float((densely.double() - true).norm()) + 1e-6 * float(true.norm())
         assert float((ours.double() - true).norm()) <= allowed
+
+
+class _OfShapes:
+    """Computes nothing."""
+
+    @staticmethod
+    def forward(query, key, value, causal, scores, mask=None):
+        assert mask is None or (mask.device, mask.dtype) == (query.device, query.dtype)
+        return query.new_empty(*query.shape[:3], value.shape[3]), query.new_empty(query.shape[:3])
+
+    @staticmethod
+    def backward(grad, query, key, value, out, lse, causal, scores, mask=None):
+        assert mask is None or (mask.device, mask.dtype) == (query.device, query.dtype)
+        return tuple(map(torch.empty_like, (query, key, value)))
+
+
+class _HostCopies(TorchDispatchMode):
+    """Counts the bytes of each tensor that leaves host memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **kwargs or {})
+        sources = (x for x in args if isinstance(x, torch.Tensor) and x.device.type == "cpu")
+        if isinstance(out, torch.Tensor) and out.device.type != "cpu":
+            self.sizes += (x.nbytes for x in sources)
+        return out
+
+
+@pytest.mark.parametrize("rules", [attention.Rules(1.0, 30), attention.Rules(1.0, chunk=30)])
+def test_layers_of_a_microbatch_copy_no_mask_from_the_host(rules, monkeypatch):
+    """A copy waits for the GPU: the positions from which rows read go there, once."""
+    monkeypatch.setattr(attention, "kernel_for", lambda *_: _OfShapes)
+    monkeypatch.setattr(attention, "BLOCK_ROWS_MIN", 4)
+    packed = attention.Packed.of([(0, 40), (40, 80), (80, 95)])
+    shapes = [(HEADS, 95), (KV_HEADS, 95), (KV_HEADS, 95)]
+    past = tuple(
+        tuple(torch.empty(1, KV_HEADS, 20, WIDTH, device="meta") for _ in range(2))
+        for _ in range(2)
+    )
+    monkeypatch.setattr(attention, "JOINED_TOKENS_MAX", 1)
+    layers = 3
+    with _HostCopies() as copies:
+        for _ in range(layers):
+            leaves = [
+                torch.empty(1, *shape, WIDTH, device="meta", requires_grad=True)
+                for shape in shapes
+            ]
+            out = attention.PackedAttention.apply(*leaves, None, packed, rules, past, None)
+            out.sum().backward()
+    # One for each prefix of the path.
+    assert copies.sizes == 2 * [packed.offsets.nbytes]
 
 
 class _Stored:

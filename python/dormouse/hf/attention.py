@@ -232,7 +232,7 @@ def _own_backward(
             part.rows(lse),
             part.causal,
             rules.scores,
-            part.mask_of(query),
+            part.mask,
         )
         part.rows(grad_query).add_(own[0])
         part.keys(grad_key).add_(own[1])
@@ -348,7 +348,7 @@ def _own_forward(query, key, value, parts: Iterator[Part | UnequalPart], rules: 
     def run(part: Part | UnequalPart):
         forward = kernel_for(query, rules.scores, part.mask).forward
         own = part.rows(query), part.keys(key), part.keys(value)
-        return forward(*own, part.causal, rules.scores, part.mask_of(query))
+        return forward(*own, part.causal, rules.scores, part.mask)
 
     first, *others = parts
     part_out, part_lse = run(first)
@@ -386,7 +386,7 @@ def _merged(outs: list[torch.Tensor], weights: Weights) -> torch.Tensor:
 def past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
     """Attention of every row over a prefix's keys; returns out and log-sum-exp, which is -inf for
     rows that see none."""
-    first, mask = packed.past_mask(place, rules)
+    first, mask = packed.past_mask(place, rules, query)
     key, value = key[:, :, first:], value[:, :, first:]
     if key.shape[2] == 0:
         out = value.new_zeros(*query.shape[:3], value.shape[3])
@@ -398,12 +398,12 @@ def past_forward(query, key, value, place: Place, packed: Packed, rules: Rules):
     grouped = _Grouped(query, key)
     rows = grouped.together(query)
     if mask is not None:
-        mask = grouped.mask(mask.to(query))
+        mask = grouped.mask(mask)
     out, lse = map(
         grouped.apart, kernel.forward(rows, key, value, False, rules.scores, mask)
     )
     if mask is not None:
-        blind = packed.blind(place, rules).to(query.device)
+        blind = packed.blind(place, rules, query.device)
         out = out.masked_fill(blind.view(1, 1, -1, 1), 0)
         lse = lse.masked_fill(blind.view(1, 1, -1), -math.inf)
     return out, lse
@@ -413,7 +413,7 @@ def past_backward(
     grad, query, key, value, out, lse, place: Place, packed: Packed, rules: Rules
 ):
     """Returns the gradients of query, key and value of :func:`past_forward`."""
-    first, mask = packed.past_mask(place, rules)
+    first, mask = packed.past_mask(place, rules, query)
     if first == key.shape[2]:
         return tuple(x.new_zeros(x.shape) for x in (query, key, value))
     kernel = kernel_for(query, rules.scores, mask)
@@ -445,7 +445,7 @@ def _grouped_backward(kernel, grad, query, key, value, out, lse, rules: Rules, m
         return grouped.together(x)[0].unflatten(1, (parts, -1)).transpose(0, 1)
 
     if mask is not None:
-        mask = grouped.mask(mask.to(query)).unflatten(2, (parts, -1)).flatten(0, 1)
+        mask = grouped.mask(mask).unflatten(2, (parts, -1)).flatten(0, 1)
         mask = mask.transpose(0, 1)
     grad_query, grad_key, grad_value = kernel.backward(
         split(grad),
@@ -502,7 +502,8 @@ class Part(NamedTuple):
     key: int
     key_end: int
     mask: torch.Tensor | None
-    """Additive, ``[rows, keys]``; None: causal, with as many keys as rows."""
+    """Additive, in the query's dtype and place, ``[1, 1, rows, keys]``; None: causal, with as many
+    keys as rows."""
 
     @property
     def causal(self) -> bool:
@@ -518,10 +519,6 @@ class Part(NamedTuple):
     def joined(self, out: torch.Tensor) -> torch.Tensor:
         """Reverses :meth:`rows`, of a part that has all rows; stored tokens-first."""
         return _tokens_first(out.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2))
-
-    def mask_of(self, query: torch.Tensor) -> torch.Tensor | None:
-        """Returns the mask in the query's dtype and place, ``[1, 1, rows, keys]``."""
-        return None if self.mask is None else self.mask.to(query)[None, None]
 
 
 class UnequalPart(NamedTuple):
@@ -540,9 +537,6 @@ class UnequalPart(NamedTuple):
     def joined(self, out: torch.Tensor) -> torch.Tensor:
         """Reverses :meth:`rows`, of a part that has all rows; stored tokens-first."""
         return _tokens_first(out)
-
-    def mask_of(self, query: torch.Tensor) -> None:
-        """Returns None: it has no mask."""
 
 
 @dataclass(frozen=True)
@@ -574,7 +568,7 @@ class Run:
         is_whole = rules.window is None or rules.window >= self.length
         return [self.length] if is_whole else None
 
-    def parts(self, rules: Rules, start: int) -> Iterator[Part]:
+    def parts(self, query: torch.Tensor, rules: Rules, start: int) -> Iterator[Part]:
         """Yields blocks of rows with the keys they see, so that a window costs no more than its
         keys. ``start``: as for :meth:`pieces`."""
         pieces = self.pieces(rules, start)
@@ -583,13 +577,17 @@ class Run:
                 yield Part(self, row_end - rows, row_end, row_end - rows, row_end, None)
             return
         window = rules.window
-        block = max(window, BLOCK_ROWS_MIN)
+        block = min(max(window, BLOCK_ROWS_MIN), self.length)
+        # Of the first row's window and the block: which keys a row sees does not depend on where
+        # the block is.
+        rows = torch.arange(block, device=query.device).unsqueeze(1)
+        keys = torch.arange(1 - window, block, device=query.device)
+        mask = _additive((keys > rows) | (keys <= rows - window), query)[None, None]
         for row in range(0, self.length, block):
-            row_end, key = min(row + block, self.length), max(0, row - window + 1)
-            queries = torch.arange(row, row_end, device="cpu").unsqueeze(1)
-            keys = torch.arange(key, row_end, device="cpu")
-            seen = (keys <= queries) & (keys > queries - window)
-            yield Part(self, row, row_end, key, row_end, _additive(seen))
+            row_end, first = min(row + block, self.length), row - window + 1
+            key = max(0, first)
+            own = mask[:, :, : row_end - row, key - first : row_end - first]
+            yield Part(self, row, row_end, key, row_end, own)
 
 
 @dataclass(frozen=True)
@@ -599,7 +597,7 @@ class Packed:
     runs: tuple[Run, ...]
     offsets: torch.Tensor
     """Offset of each row in its response."""
-    _masks: dict = field(default_factory=dict, compare=False)
+    _lowest: dict = field(default_factory=dict, compare=False)
     _pieces: dict = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -625,7 +623,7 @@ class Packed:
             is_one = len(runs) == 1 and len(pieces[runs[0]] or ()) == 1
             if is_masked or is_one or not together:
                 for run in runs:
-                    yield from run.parts(rules, start)
+                    yield from run.parts(query, rules, start)
                 continue
             lengths = itertools.chain.from_iterable(run.count * pieces[run] for run in runs)
             yield UnequalPart(runs[0].start, self._pieces_of(tuple(lengths)))
@@ -634,33 +632,43 @@ class Packed:
         """Returns the same object for the same lengths: its tensors are made once."""
         return self._pieces.setdefault(lengths, Pieces(lengths))
 
-    def past_mask(self, place: Place, rules: Rules) -> tuple[int, torch.Tensor | None]:
+    def past_mask(
+        self, place: Place, rules: Rules, query: torch.Tensor
+    ) -> tuple[int, torch.Tensor | None]:
         """Returns the first key of a prefix that a row sees, and an additive mask ``[rows, keys]``
-        over the keys from there on, or None if every row sees all."""
+        over the keys from there on, in the query's dtype and place, or None if every row sees
+        all. It is made anew: kept, it would take memory between the layers that read it, and one
+        from the host would wait for the GPU."""
         if not rules.limits:
             return 0, None
-        key = place, rules.window, rules.chunk
-        if key not in self._masks:
-            lowest = self._lowest(place, rules)
-            first = min(max(place.first, int(lowest.min())), place.end)
-            mask = None
-            if int(lowest.max()) > first:
-                keys = torch.arange(first, place.end, device="cpu")
-                mask = _additive(keys >= lowest.unsqueeze(1))
-            self._masks[key] = first - place.first, mask
-        return self._masks[key]
+        first, is_cut, lowest = self._lowest_of(place, rules, query.device)
+        mask = None
+        if is_cut:
+            keys = torch.arange(first, place.end, device=query.device)
+            mask = _additive(keys < lowest.unsqueeze(1), query)
+        return first - place.first, mask
 
-    def blind(self, place: Place, rules: Rules) -> torch.Tensor:
+    def blind(self, place: Place, rules: Rules, device: torch.device) -> torch.Tensor:
         """Returns which rows see no key of a prefix."""
-        return self._lowest(place, rules) >= place.end
+        return self._lowest_of(place, rules, device)[2] >= place.end
 
-    def _lowest(self, place: Place, rules: Rules) -> torch.Tensor:
-        """Returns the lowest position that each row reads."""
-        return rules.lowest(place.rows + self.offsets)
+    def _lowest_of(
+        self, place: Place, rules: Rules, device: torch.device
+    ) -> tuple[int, bool, torch.Tensor]:
+        """Returns the lowest position in a prefix that any row reads, whether other rows begin
+        behind it, and the lowest position that each row reads. Copied to a device once."""
+        key = place, rules.window, rules.chunk, device
+        if key not in self._lowest:
+            lowest = rules.lowest(place.rows + self.offsets)
+            first = min(max(place.first, int(lowest.min())), place.end)
+            is_cut = int(lowest.max()) > first
+            self._lowest[key] = first, is_cut, lowest.to(device, non_blocking=True)
+        return self._lowest[key]
 
 
-def _additive(seen: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -math.inf)
+def _additive(hidden: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Returns a mask in the query's dtype."""
+    return torch.where(hidden, -math.inf, query.new_zeros(()))
 
 
 def runs_of(segments: Sequence[tuple[int, int]]) -> list[Run]:
