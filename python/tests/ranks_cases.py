@@ -183,6 +183,9 @@ EXCHANGES = {
     "recurrent layers": Case(
         ((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), spread="ddp", kind="qwen3_next", **COMMON
     ),
+    "convolutions": Case(
+        ((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), spread="ddp", kind="lfm2", **COMMON
+    ),
     "scans": Case(((BRANCH,), (OTHER_BRANCH,)), spread="plain", kind="mamba2", **COMMON),
     "keys that select others": Case(
         ((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), spread="ddp", kind="deepseek_v32", **COMMON

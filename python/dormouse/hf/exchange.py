@@ -316,6 +316,11 @@ class Exchange:
             work.wait()
 
     def _receive(self, tensor: torch.Tensor, rank: int):
+        # NCCL writes rows in a contiguous order, whatever the strides.
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"a tensor of strides {tensor.stride()} to receive; accepted: a contiguous one"
+            )
         return dist.irecv(tensor, self._peer(rank), group=self._group)
 
     def _peer(self, rank: int) -> int:

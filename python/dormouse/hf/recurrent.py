@@ -191,7 +191,8 @@ class State(NamedTuple):
     """In phase A's graph."""
     leaf: torch.Tensor
     """Its value for phase B, in FP32 or wider, so that its ``.grad`` sums in FP32. In memory of its
-    own: ``live`` may be part of what falls asleep."""
+    own: ``live`` may be part of what falls asleep. Contiguous, so its ``.grad`` is too: ranks
+    exchange both."""
 
 
 class States:
@@ -255,7 +256,8 @@ class States:
             wide = torch.promote_types(end.dtype, torch.float32)
             # Without a graph, a second forward finds out whether it needs a gradient.
             needed = end.requires_grad or not torch.is_grad_enabled()
-            leaf = end.detach().to(wide, copy=True).requires_grad_(needed)
+            leaf = end.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
+            leaf.requires_grad_(needed)
             self._states[place] = State(layer(), end, leaf)
             return recurrence.returned(out)
 
