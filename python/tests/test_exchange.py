@@ -10,6 +10,7 @@ import torch
 from dormouse import exchange
 from dormouse import _native as native
 from dormouse.exchange import Stem
+from dormouse.hf.exchange import Exchange
 from dormouse.schedule import Machine
 
 VOCAB = 5
@@ -102,3 +103,8 @@ def test_rows_are_owned_evenly():
     stems = [[Stem(torch.tensor([i, i + 1, 3]), None) for i in range(4)] for _ in range(2)]
     owners = [node.owner for node in exchange.plan(stems, VOCAB)]
     assert sorted(owners) == [0, 0, 1, 1]
+
+
+def test_a_receive_needs_a_contiguous_tensor():
+    with pytest.raises(ValueError, match=r"strides \(1, 3\) to receive; accepted: a contiguous"):
+        Exchange._receive(None, torch.empty(2, 3).T, 0)

@@ -54,6 +54,13 @@ _active = threading.local()
 _lock = threading.Lock()
 # By file and name: the function that is there outside, and the number of contexts inside.
 _replaced: dict[tuple[int, str], tuple[Callable, int]] = {}
+# By the identity of what is there inside: the function. Both live on.
+_functions: dict[int, Callable] = {}
+
+
+def outside(value):
+    """Returns the function that is outside where ``value`` is inside; another value as it is."""
+    return _functions.get(id(value), value)
 
 
 def callers(modules: Iterable[torch.nn.Module], names: frozenset[str]) -> list[Caller]:
@@ -183,4 +190,5 @@ def _dispatching(name: str, function: Callable) -> Callable:
         chosen = in_torch if getattr(_active, "in_torch", False) else function
         return calls.handle(name, chosen, args, kwargs)
 
+    _functions[id(dispatch)] = function
     return dispatch

@@ -18,7 +18,8 @@ TOKENS = 3
 _active = threading.local()
 _lock = threading.Lock()
 _users: dict[tuple[type, str], int] = {}
-_ABSENT = object()
+ABSENT = object()
+"""In place of an attribute that a class does not have."""
 
 
 class _OfThread:
@@ -46,11 +47,15 @@ class _OfThread:
 
     def _of_class(self, kind: type):
         for each in kind.__mro__:
-            found = vars(each).get(self.name, _ABSENT)
-            found = found.own if isinstance(found, _OfThread) else found
-            if found is not _ABSENT:
+            found = outside(vars(each).get(self.name, ABSENT))
+            if found is not ABSENT:
                 return found
         raise AttributeError(f"{kind.__name__!r} object has no attribute {self.name!r}")
+
+
+def outside(value):
+    """Returns what a class has outside where ``value`` is inside; another value as it is."""
+    return value.own if isinstance(value, _OfThread) else value
 
 
 class use:
@@ -79,7 +84,7 @@ class use:
         with _lock:
             for kind, name in self._places:
                 _users[kind, name] = _users.get((kind, name), 0) + 1
-                own = vars(kind).get(name, _ABSENT)
+                own = vars(kind).get(name, ABSENT)
                 if not isinstance(own, _OfThread):
                     setattr(kind, name, _OfThread(name, own))
 
@@ -91,7 +96,7 @@ class use:
                     continue
                 del _users[kind, name]
                 own = vars(kind)[name].own
-                if own is _ABSENT:
+                if own is ABSENT:
                     delattr(kind, name)
                 else:
                     setattr(kind, name, own)

@@ -14,6 +14,8 @@ from torch.nn.modules import module as torch_module
 from transformers import masking_utils
 from transformers.utils.generic import GeneralInterface
 
+from . import calls, short_windows
+
 # Dicts of a module whose entries, not only whose identities, are compared.
 _MODULE_DICTS = (
     "_parameters",
@@ -60,7 +62,7 @@ class Source(NamedTuple):
     """The entries of a dict that are compared; None: all."""
 
     def view(self) -> Collection:
-        """Returns a live view of the entries."""
+        """Returns a live view of the entries, as they are at the moment."""
         if self.keys is not None:
             return _Picked(self.container, self.keys)
         if isinstance(self.container, tuple):
@@ -68,11 +70,17 @@ class Source(NamedTuple):
         return self.container if isinstance(self.container, list) else self.container.values()
 
     def entries(self) -> dict:
-        """Returns the entries by key."""
+        """Returns the entries by key, as they are without what passes of any model on any thread
+        put in their place."""
         if isinstance(self.container, (list, tuple)):
             return dict(enumerate(self.view()))
-        keys = self.container if self.keys is None else self.keys
-        return {key: self.container.get(key) for key in keys}
+        if self.keys is None:
+            # A copy at once: another thread may add entries.
+            found = dict(self.container)
+        else:
+            found = {key: self.container.get(key) for key in self.keys}
+        own = {key: short_windows.outside(calls.outside(each)) for key, each in found.items()}
+        return {key: each for key, each in own.items() if each is not short_windows.ABSENT}
 
 
 class _Picked:
