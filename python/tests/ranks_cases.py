@@ -175,6 +175,10 @@ EXCHANGES = {
     "an exchange, asleep": Case(
         ((WIDE_GROUP,), (WIDE_GROUP, SHORT)), spread="ddp", sleep=BOTH_ASLEEP, model=WIDE, **COMMON
     ),
+    "an exchange that stays awake": Case(
+        ((WIDE_GROUP,), (WIDE_GROUP,)), spread="ddp", sleep=BOTH_ASLEEP, model=WIDE,
+        altered="layers stay awake", **COMMON,
+    ),
     "an exchange of shards": Case(((BRANCH, SAME), (OTHER_BRANCH, SAME_LONG)), **COMMON),
     "an exchange of shards, one empty": Case(((SAME,), ()), **COMMON),
     "an exchange of adapters": Case(

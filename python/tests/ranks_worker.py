@@ -24,8 +24,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.nn.parallel import DistributedDataParallel
 
 from dormouse import Prefix, ranks
-from dormouse.hf import SharedPrefix, check, exchange, sharding
+from dormouse.hf import SharedPrefix, check, compiled_layers, exchange, sharding
 from dormouse.hf.exchange import Exchange, ReceivedForward
+from dormouse.hf.probe import Probe
 from dormouse.hf.step import LivePrefix
 
 NVME_FILE_BYTES = 64 << 20
@@ -202,6 +203,9 @@ class Run:
             stack.enter_context(mock.patch.object(Exchange, "_forward", dying))
         if how == "rank 1 dies in backward" and self.rank == 1:
             stack.enter_context(mock.patch.object(LivePrefix, "backward", dying))
+        if how == "layers stay awake":
+            stack.enter_context(mock.patch.object(Probe, "awake", lambda self, layer, saved: None))
+            stack.enter_context(mock.patch.object(compiled_layers, "why_awake", lambda *saved: how))
         if how == "sends zeros":
             sent = ReceivedForward.gradients
             zeros = lambda self: [torch.zeros_like(each) for each in sent(self)]

@@ -80,6 +80,23 @@ def test_exchanged_prefixes_sleep(two):
         )
 
 
+def test_layers_of_exchanged_prefixes_that_stay_awake_are_noted(two):
+    for result in two.steps("an exchange that stays awake"):
+        report = result["report"].exchange
+        noted = [note.split(": ")[1] for note in report.notes]
+        layers = ranks_cases.SMALL["num_hidden_layers"]
+        assert noted == ["layers stay awake"] * layers * (report.computed_tokens > 0)
+
+
+def test_reports_of_groups_say_what_was_exchanged(two):
+    for result in two.steps("the same prompt"):
+        (report,) = result["report"].groups
+        assert report.exchanged_prefixes == 1 and "exchanged: 1 prefix, " in str(report)
+        assert "no prefix was shared" not in str(report)
+    for result in two.steps("nothing in common"):
+        assert result["report"].groups[0].exchanged_prefixes == 0
+
+
 @pytest.mark.parametrize("name", EXCHANGE_MUTANTS)
 def test_mutants_are_seen(name, two):
     wanted = ranks_cases.dense_gradients(EXCHANGE_MUTANTS[name])

@@ -108,6 +108,14 @@ def test_a_step_without_a_shared_prefix_says_so():
     ]
 
 
+def test_a_step_all_of_whose_prefixes_were_exchanged_says_so():
+    text = str(report(exchanged_prefixes=2))
+    assert "tokens of no prefix of its own, " in text
+    assert "exchanged: 2 prefixes, computed by this rank or received from another" in text
+    assert advice(report(exchanged_prefixes=2)) == []
+    assert "1 shared prefix, " in str(report(prefix(), exchanged_prefixes=1))
+
+
 def test_scalars_sum_over_prefixes_and_take_the_largest_peak():
     scalars = report(prefix(), prefix(phase_peak_bytes={"A": 1, "B": 6 * GIB, "C": 7})).scalars()
     assert scalars["dormouse/stall_s"] == 2.4

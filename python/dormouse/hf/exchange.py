@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -46,8 +46,10 @@ class ExchangeReport:
     """Prefix tokens that another rank computed."""
     sent_bytes: int = 0
     """K, V, states, indexers' keys and gradients that this rank sent."""
-    prefixes: list[dict] | None = None
+    prefixes: list[dict] = field(default_factory=list)
     """The runtime's report of each computed prefix, in the order of their backwards."""
+    notes: list[str] = field(default_factory=list)
+    """One sentence per layer of a computed prefix that stayed awake, with the reason."""
 
 
 class Layout:
@@ -172,7 +174,7 @@ class Exchange:
         self._sends: dict[int, list[tuple[object, torch.Tensor]]] = {}
         self.error: Exception | None = None
         """What failed on this rank."""
-        self.report = ExchangeReport(prefixes=[])
+        self.report = ExchangeReport()
 
     def __enter__(self) -> Exchange:
         return self
@@ -274,6 +276,7 @@ class Exchange:
         tokens = node.tokens[node.rows.start : node.rows.stop].to(self._runtime.device)
         forward.forward(tokens, node.rows.start)
         self.report.computed_tokens += len(node.rows)
+        self.report.notes += forward.notes
         handle.enter(native.Phase.B)
 
     def _send_boundary(self, at: int, node: ExchangedNode) -> None:

@@ -107,7 +107,7 @@ class Step:
         self._phase = ""
         # Summed on the device, and read once after the last phase.
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._report = StepReport(0.0)
+        self._report = StepReport(0.0, exchanged_prefixes=len(self._exchanged))
         self.choose: Choose | None = None
         """Chooses the kept tokens of a group's responses; None: all are kept."""
         self.filter_reports: list[FilterReport] = []

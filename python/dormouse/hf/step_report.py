@@ -41,6 +41,9 @@ class StepReport:
     prefixes: list[dict] = field(default_factory=list)
     """The report of each prefix, in the order of their backwards: bytes per tier, stall and its
     bound in ns, why it declined to sleep."""
+    exchanged_prefixes: int = 0
+    """Number of prefixes that an exchange ran: this rank or another, of whom ``RanksReport.exchange``
+    reports. No figure here counts them."""
     notes: list[str] = field(default_factory=list)
     """One sentence per layer that stayed awake, with the reason."""
     checked: Checked | None = None
@@ -73,7 +76,8 @@ class StepReport:
         return {prefix + name: float(value) for name, value in figures.items()}
 
     def __str__(self) -> str:
-        lines = [self._ran(), *self._memory(), *self._waited(), *self._stayed_awake()]
+        lines = [self._ran(), *self._exchanged(), *self._memory(), *self._waited()]
+        lines += self._stayed_awake()
         advice = list(self._advice())
         if advice:
             lines += ["what to change:", *(f"- {each}" for each in advice)]
@@ -95,11 +99,18 @@ class StepReport:
     def _ran(self) -> str:
         counts = self.counts
         tokens = counts["prefix_tokens"] + counts["recomputed_tokens"]
-        shared = f"{len(self.prefixes)} shared prefix{'es' if len(self.prefixes) > 1 else ''}"
+        shared = "no prefix of its own" if self.exchanged_prefixes else "no prefix"
+        if self.prefixes:
+            shared = _prefixes(len(self.prefixes), "shared ")
         return (
-            f"loss {self.loss:.6g}; {tokens} tokens of {shared if self.prefixes else 'no prefix'}, "
+            f"loss {self.loss:.6g}; {tokens} tokens of {shared}, "
             f"{counts['microbatch_tokens']} of responses in {counts['microbatches']} microbatches"
         )
+
+    def _exchanged(self) -> Iterator[str]:
+        if self.exchanged_prefixes:
+            count = _prefixes(self.exchanged_prefixes)
+            yield f"exchanged: {count}, computed by this rank or received from another"
 
     def _memory(self) -> Iterator[str]:
         phase = self._peak_phase()
@@ -133,7 +144,8 @@ class StepReport:
 
     def _advice(self) -> Iterator[str]:
         if not self.prefixes:
-            yield "no prefix was shared, so the step cost what a dense one does: group by prompt"
+            if not self.exchanged_prefixes:
+                yield "no prefix was shared, so the step cost what a dense one does: group by prompt"
             return
         phase = self._peak_phase()
         if phase is not None:
@@ -167,6 +179,10 @@ class StepReport:
             f"the step waited {_seconds(stall_ns)} for copies from host memory: "
             "DORMOUSE_OFFLOAD_RESIDENCY=fit keeps awake what the budget has room for"
         )
+
+
+def _prefixes(count: int, kind: str = "") -> str:
+    return f"{count} {kind}prefix{'es' if count > 1 else ''}"
 
 
 def in_units(size_bytes: float) -> str:
