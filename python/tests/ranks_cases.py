@@ -71,6 +71,7 @@ STEPS = {
     "five microbatches against one": Case(((LONG,), (TINY,)), microbatch_tokens=(1, 1)),
     "one empty share": Case(((LONG, SHORT), ())),
     "no groups at all": Case(((), ())),
+    "a group without weights": Case(((LONG,), (("weightless",),))),
     "two steps": Case(UNEQUAL, altered="two steps"),
     "after an error of the loss": Case(UNEQUAL, altered="loss fails first"),
     "after an error within a layer": Case(UNEQUAL, altered="a layer fails first"),
@@ -296,6 +297,8 @@ def _batch(prompt, *more):
     if prompt == "stem":
         tree = _branches(0, first_label=15)
         return Group(tree.conversations[0].tokens[:12], [[1, 2], [3]], [0.5, -1.0])
+    if prompt == "weightless":
+        return models.group(14, (3, 5), weights=[0.0, 0.0])
     if prompt == "tree":
         return Tree(models.conversations(*more))
     lengths, seed = more

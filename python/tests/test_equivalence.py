@@ -193,3 +193,37 @@ def test_a_hundred_updates_end_at_the_same_parameters(runtime):
             optimizer.zero_grad()
         ends.append({n: p.detach().clone() for n, p in model.named_parameters()})
     assert distance(ends[1], ends[0]) <= 1e-8
+
+
+def refused(*arguments):
+    raise AssertionError("a loss of weight 0 was asked for")
+
+
+def test_a_group_without_weights_runs_nothing(runtime):
+    model, case = tiny(), group(weights=[0.0] * 4)
+    shared, phases = SharedPrefix(model, runtime), []
+    report = shared.backward(case, refused, on_phase=phases.append)
+    assert report.loss == 0.0 and not any(report.counts.values()) and phases == ["end"]
+    assert take_gradients(model) == {}
+    assert shared.predict(case)["reason"] == "no token carries loss"
+
+
+def test_a_group_without_weights_has_the_loss_of_its_prompt(runtime):
+    model, case = tiny(), group(weights=[0.0] * 4)
+    logits = model(input_ids=case.prompt[None], use_cache=False).logits[0, :-1]
+    loss_fn(logits, case.prompt[1:], 0).backward()
+    dense = take_gradients(model)
+    report = SharedPrefix(model, runtime).backward(
+        case, refused, prompt_loss_fn=lambda logits, labels: loss_fn(logits, labels, 0)
+    )
+    assert distance(take_gradients(model), dense) <= FP64_BOUND
+    assert report.counts["microbatch_tokens"] == 0
+
+
+def test_ranks_run_a_group_without_weights_with_zeros_for_its_losses(runtime):
+    model = tiny()
+    report = SharedPrefix(model, runtime).step([group(weights=[0.0] * 4)], refused)
+    gradients = take_gradients(model)
+    assert set(gradients) == {name for name, _ in model.named_parameters()}
+    assert not any(gradient.any() for gradient in gradients.values())
+    assert report.loss == 0.0 and report.dummy_microbatches == 1

@@ -98,8 +98,9 @@ class GroupBatch:
 
     def __init__(self, group: Group, losses: Losses = Losses()):
         kept = [i for i, weight in enumerate(group.weights) if weight != 0.0]
-        # A group without weights runs all the same: other ranks may wait for its passes.
-        self.numbers = kept or list(range(len(group.responses)))
+        # Other ranks may wait for the passes of a group without weights. One response stands there,
+        # of which none runs.
+        self.numbers = kept or [0]
         """The place of each sequence among the responses."""
         self.group = Group(
             group.prompt,
@@ -111,10 +112,9 @@ class GroupBatch:
         self._losses = losses
         self._experts = _Experts(self.group.routed_experts)
         self.request = losses.request
-        self.has_loss = losses.loss_fn is not None
+        self.has_loss = losses.loss_fn is not None and bool(kept)
+        self.is_empty = not kept and not self.request.has_prompt_loss
         self.longest_tokens = len(group.prompt) + max(map(len, self.group.responses))
-
-    is_empty = False
 
     def longest_rows(self, microbatch_tokens):
         responses = sum(map(len, self.group.responses))

@@ -22,6 +22,7 @@ from .batch import (
     PromptLossFn,
     Sample,
     TokenLossFn,
+    TreeBatch,
     batch_of,
     tree_of,
 )
@@ -125,11 +126,13 @@ class SharedPrefix(ScoredModel):
         ``loss_fn(logits, labels, i, positions)`` receives some labels of conversation ``i``, those
         of one node, at ``positions`` of the conversation, and returns the loss of each,
         ``[len(labels)]``. The total loss is ``Σ weight · Σ losses``: a mean over a conversation is
-        in its weight. Tokens after a conversation's last label are not run. A tree in which no
-        token carries loss runs nothing: its loss is 0, and gradients stay as they are. With
-        ``outputs`` the loss function receives an :class:`Output` of its labels' rows. A tree has no
-        prompt of its own: ``prompt_loss_fn`` and ``prompt_outputs`` are refused, labels on a
-        prompt's tokens say the same.
+        in its weight. Tokens after a conversation's last label are not run. With ``outputs`` the
+        loss function receives an :class:`Output` of its labels' rows. A tree has no prompt of its
+        own: ``prompt_loss_fn`` and ``prompt_outputs`` are refused, labels on a prompt's tokens say
+        the same.
+
+        A group or a tree in which no token carries loss runs nothing: its loss is 0, and gradients
+        stay as they are.
 
         ``microbatch_tokens``: rows per microbatch; None: 512 on the CPU, 4,096 on a GPU. The
         activations of one microbatch are in memory at a time. ``on_phase`` is called with ``"A"``, ``"B"``,
@@ -385,7 +388,7 @@ class SharedPrefix(ScoredModel):
                     )
             batches = [batch_of(each, losses.of_group(g)) for g, each in enumerate(groups)]
             for index, batch in enumerate(batches):
-                if batch.is_empty:
+                if batch.is_empty and isinstance(batch, TreeBatch):
                     raise ArgumentError(
                         f"groups[{index}] has no token that carries loss; accepted: at least 1"
                     )
