@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 
 import pytest
@@ -259,6 +260,24 @@ def test_a_group_and_its_tree_are_equal(runtime):
     )
     shared.backward(tree, each)
     assert distance(take_gradients(model), group) <= FP64_BOUND
+
+
+def test_which_rows_have_labels_goes_to_the_device_once_per_microbatch(runtime, monkeypatch):
+    """Without a wait for the device: a tensor is made on the CPU, and copied."""
+    own, made = torch.tensor, []
+
+    def tensor(*arguments, **options):
+        if sys._getframe(1).f_globals["__name__"] == step_module.__name__:
+            made.append(options.get("device"))
+        return own(*arguments, **options)
+
+    shared = SharedPrefix(tiny(), runtime)
+    conversations = [turns(seed, 9, 4, 3, 2, scored=(1, 3)) for seed in (1, 2)]
+    shared.backward(conversations, token_losses, microbatch_tokens=8)
+    monkeypatch.setattr(torch, "tensor", tensor)
+    report = shared.backward(conversations, token_losses, microbatch_tokens=8)
+    assert report.counts["microbatches"] > 1
+    assert made == ["cpu"] * report.counts["microbatches"]
 
 
 def test_labels_as_a_mask():

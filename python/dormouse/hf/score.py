@@ -127,7 +127,7 @@ class _Forwards:
     ) -> None:
         forward = self.live[number] = PrefixForward(self._view, self._weights, path)
         tokens = batch.tokens(node.sequence, node.rows)
-        kept = self._kept(scores, len(tokens))
+        kept = self._kept(scores, tokens)
 
         def read(rows: PromptRows) -> None:
             output = replace(rows.output(), logits=rows.take_logits())
@@ -138,7 +138,7 @@ class _Forwards:
             node.rows.start,
             batch.request.of_labels if scores else batch.request,
             read if scores else None,
-            logits_rows=kept.index(tokens.device),
+            logits_rows=kept.index,
             experts=batch.experts(node.sequence, node.rows),
         )
         self.counts["prefix_tokens"] += len(tokens)
@@ -147,16 +147,15 @@ class _Forwards:
         self, batch: GroupBatch | TreeBatch, op: Op, path: list[PrefixForward]
     ) -> None:
         pack = pack_members(batch, op.members)
-        kept = self._kept(op.scores, len(pack.tokens))
-        index = kept.index(pack.tokens.device)
-        output = microbatch_output(self._view, path, pack, batch.request, index)
+        kept = self._kept(op.scores, pack.tokens)
+        output = microbatch_output(self._view, path, pack, batch.request, kept.index)
         prompt = path[-1].rows.output() if batch.request.prompt else None
         self._values(batch, op.scores, kept, output, prompt)
         self.counts["microbatch_tokens"] += len(pack.tokens)
         self.counts["microbatches"] += 1
 
-    def _kept(self, scores: Sequence[Score], rows: int) -> KeptRows:
-        return KeptRows(scores, rows if self._view.selects_logits else None)
+    def _kept(self, scores: Sequence[Score], tokens: torch.Tensor) -> KeptRows:
+        return KeptRows(scores, tokens, selects=self._view.selects_logits)
 
     def _values(
         self,

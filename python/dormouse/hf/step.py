@@ -240,7 +240,7 @@ class Step:
         at = self._nodes[node]
         tokens = self._batch.tokens(at.sequence, at.rows)
         scores = self._scores.get(node, ()) if request.has_prompt_loss else ()
-        kept = self._kept(scores, len(tokens))
+        kept = self._kept(scores, tokens)
 
         def read(rows: PromptRows) -> None:
             if scores:
@@ -254,7 +254,7 @@ class Step:
                 at.rows.start,
                 request,
                 read,
-                logits_rows=kept.index(tokens.device),
+                logits_rows=kept.index,
                 experts=self._batch.experts(at.sequence, at.rows),
             )
 
@@ -339,9 +339,8 @@ class Step:
     def _packed_output(self, op: Op) -> tuple[Output, KeptRows]:
         """Runs the forward of a microbatch."""
         pack = pack_members(self._batch, op.members)
-        kept = self._kept(op.scores, len(pack.tokens))
-        index = kept.index(pack.tokens.device)
-        output = self._output(op.reads, pack, self._batch.request, index)
+        kept = self._kept(op.scores, pack.tokens)
+        output = self._output(op.reads, pack, self._batch.request, kept.index)
         self._report.counts["microbatch_tokens"] += len(pack.tokens)
         self._report.counts["microbatches"] += 1
         return output, kept
@@ -370,8 +369,8 @@ class Step:
         """Returns the rows of the prompt that losses of responses read."""
         return self._live[node].forward.rows.output() if self._batch.request.prompt else None
 
-    def _kept(self, scores: Sequence[Score], rows: int) -> KeptRows:
-        return KeptRows(scores, rows if self._selects_logits else None)
+    def _kept(self, scores: Sequence[Score], tokens: torch.Tensor) -> KeptRows:
+        return KeptRows(scores, tokens, selects=self._selects_logits)
 
     def _losses(
         self,
@@ -479,34 +478,31 @@ def scores_of_prefixes(plan: Plan) -> dict[int, list[Score]]:
 class KeptRows:
     """The rows of an op whose logits are computed: those with labels, if the model can select."""
 
-    def __init__(self, scores: Sequence[Score], rows: int | None):
-        """``rows``: number of rows of the op; None: the model cannot select."""
-        self._kept = None
-        self._expected = None
-        if rows is not None:
-            scored = sorted({row for score in scores for row in score.rows})
-            if 0 < len(scored) < rows:
-                self._kept, self._expected = scored, len(scored)
-                self._places = {row: place for place, row in enumerate(scored)}
-
-    def index(self, device: torch.device) -> torch.Tensor | None:
-        """Returns the rows, or None for all."""
-        return None if self._kept is None else torch.tensor(self._kept, device=device)
+    def __init__(self, scores: Sequence[Score], tokens: torch.Tensor, *, selects: bool):
+        """``tokens``: of the op's rows. ``selects``: whether the model can select."""
+        self.index: torch.Tensor | None = None
+        """The rows, where ``tokens`` are; None for all."""
+        scored = sorted({row for score in scores for row in score.rows}) if selects else []
+        if 0 < len(scored) < len(tokens):
+            self._places = {row: place for place, row in enumerate(scored)}
+            # The copy does not wait for the device.
+            index = torch.tensor(scored, device="cpu")
+            self.index = index.to(tokens.device, non_blocking=True)
 
     def check(self, logits: torch.Tensor) -> None:
         """Raises :class:`UnsupportedModelError` if the model computed other rows."""
-        if self._expected not in (None, len(logits)):
+        if self.index is not None and len(self.index) != len(logits):
             raise support.UnsupportedModelError(
-                f"the model returns logits of {len(logits)} rows, and {self._expected} were "
+                f"the model returns logits of {len(logits)} rows, and {len(self.index)} were "
                 f"selected by {support.LOGITS_ROWS}; accepted: as many"
             )
 
     def of(self, output: Output) -> Output:
         """Returns an output of the kept rows, of whose fields the logits alone were selected."""
-        if self._kept is None:
+        if self.index is None:
             return output
-        rows = self.index(output.logits.device)
-        return replace(output.without_logits().mapped(lambda x: x[rows]), logits=output.logits)
+        kept = output.without_logits().mapped(lambda x: x[self.index])
+        return replace(kept, logits=output.logits)
 
     def parts(self, output: Output, scores: Sequence[Score]) -> Sequence[Output]:
         """Returns the rows of each score in what the model computed. A loss may change its own
@@ -517,7 +513,7 @@ class KeptRows:
 
     def place(self, rows: range) -> range:
         """Returns where consecutive rows with labels are among those that are kept."""
-        if self._kept is None:
+        if self.index is None:
             return rows
         start = self._places[rows.start]
         return range(start, start + len(rows))
