@@ -7,6 +7,7 @@ ranks need is exchanged: one rank computes it, forward and backward, for all.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class ExchangedNode(NamedTuple):
 
 def packed(stems: Sequence[Stem]) -> torch.Tensor:
     """Returns stems as numbers, each once."""
-    distinct = {(stem.label, stem.tokens.numpy().tobytes()): stem for stem in stems}.values()
+    distinct = {(stem.label, as_bytes(stem.tokens)): stem for stem in stems}.values()
     head = [len(distinct)]
     for stem in distinct:
         head += [len(stem.tokens), _NO_LABEL if stem.label is None else stem.label]
@@ -105,6 +106,36 @@ def plan(
             ranks = tuple(sorted(holders[number]))
             found.append(ExchangedNode(tokens, rows, place[node.parent], ranks, ranks[0]))
     return _owned(found)
+
+
+class Beginnings:
+    """Finds the nodes that a stem begins with, without a comparison with each node."""
+
+    def __init__(self, nodes: Sequence[tuple[int, ExchangedNode]]):
+        """``nodes``: with their places in the plan; their parents are among them."""
+        tokens = {at: as_bytes(node.tokens) for at, node in nodes}
+        self._parents = {at: node.parent for at, node in nodes}
+        self._places = sorted(tokens, key=tokens.get)
+        self._tokens = tokens
+        self._sorted = [tokens[at] for at in self._places]
+
+    def of(self, stem: torch.Tensor) -> list[int]:
+        """Returns the places of the nodes."""
+        own = as_bytes(stem)
+        # What the stem begins with is in order before it, and begins all that is in between.
+        last = bisect.bisect_right(self._sorted, own) - 1
+        at = self._places[last] if last >= 0 else None
+        found = []
+        while at is not None:
+            if own.startswith(self._tokens[at]):
+                found.append(at)
+            at = self._parents[at]
+        return found
+
+
+def as_bytes(tokens: torch.Tensor) -> bytes:
+    """Returns tokens in host memory as bytes, of which equal tokens have equal ones."""
+    return tokens.numpy().tobytes()
 
 
 def _owned(prefixes: list[ExchangedNode]) -> list[ExchangedNode]:

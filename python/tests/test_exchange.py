@@ -89,6 +89,33 @@ def test_stems_survive_a_message_each_once(seed):
             assert stem.label == back.label and torch.equal(stem.tokens, back.tokens)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_nodes_that_a_stem_begins_with(seed):
+    stems = drawn(seed)
+    nodes = exchange.plan(stems, VOCAB)
+    for rank, own in enumerate(stems):
+        beginnings = exchange.Beginnings(
+            [(at, node) for at, node in enumerate(nodes) if rank in node.ranks]
+        )
+        for stem in own:
+            wanted = [
+                at
+                for at, node in enumerate(nodes)
+                if torch.equal(node.tokens, stem.tokens[: len(node.tokens)])
+            ]
+            assert sorted(beginnings.of(stem.tokens)) == wanted
+
+
+def test_tokens_of_each_node_are_read_once_for_all_stems(monkeypatch):
+    read, own = [], exchange.as_bytes
+    monkeypatch.setattr(exchange, "as_bytes", lambda tokens: read.append(tokens) or own(tokens))
+    stems = [[Stem(torch.tensor([i % 4, i, 3]), None) for i in range(40)] for _ in range(2)]
+    nodes = exchange.plan(stems, 40)
+    beginnings = exchange.Beginnings(list(enumerate(nodes)))
+    assert sum(len(beginnings.of(stem.tokens)) for stem in stems[0]) >= 40
+    assert len(read) == len(nodes) + 40
+
+
 def test_what_is_computed_sooner_is_not_exchanged():
     stems = [[Stem(torch.arange(4), None)], [Stem(torch.arange(4), None)]]
     rates = {"flops_per_s": 10**9, "link_bytes_per_s": 10**9}

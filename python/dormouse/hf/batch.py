@@ -42,8 +42,8 @@ class Batch(Protocol):
         microbatch_tokens: int,
         cuts: Sequence[torch.Tensor] = (),
     ) -> Plan:
-        """Creates the plan of the sequences. ``cuts``: beginnings of stems, in host memory; a node
-        ends where each of them does. Raises :class:`dormouse.ArgumentError`."""
+        """Creates the plan of the sequences. ``cuts``: beginnings of its stems, in host memory; a
+        node ends where each of them does. Raises :class:`dormouse.ArgumentError`."""
 
     def dense_runs(self) -> list[tuple[int, int]]:
         """Returns the rows that a dense run of each sequence has, and those of them with logits."""
@@ -134,7 +134,7 @@ class GroupBatch:
     def plan(self, model, microbatch_tokens, cuts=()):
         return Plan.of_group(
             self.group,
-            cuts=[len(cut) for cut in cuts if is_beginning(cut, self.group.prompt)],
+            cuts=list(map(len, cuts)),
             microbatch_rows=microbatch_tokens,
             model=model,
             last_layer_dead=not self.request.runs_prompt_to_end,
@@ -265,8 +265,6 @@ class TreeBatch:
             )
 
     def _forest(self, sequences: Sequence[torch.Tensor], vocab: int, cuts) -> Forest:
-        stems = [stem.tokens for stem in self.stems()]
-        cuts = [cut for cut in cuts if any(is_beginning(cut, stem) for stem in stems)]
         if not cuts:
             return Forest.from_ids(sequences, vocab=vocab)
         # An id of its own after each cut ends a node there.
@@ -330,11 +328,6 @@ class _Experts:
         if not self._recorded:
             return None
         return self._recorded[sequence][positions.start : positions.stop]
-
-
-def is_beginning(tokens: torch.Tensor, of: torch.Tensor) -> bool:
-    """Returns whether ``of`` begins with ``tokens``."""
-    return len(tokens) <= len(of) and torch.equal(tokens, of[: len(tokens)])
 
 
 def batch_of(

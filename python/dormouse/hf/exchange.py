@@ -11,7 +11,7 @@ step, where the error raises on every rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from .. import _native as native
 from .. import ranks
-from ..exchange import ExchangedNode
+from ..exchange import Beginnings, ExchangedNode, as_bytes
 from ..runtime import Prefix, Runtime
 from ..schedule import Plan
 from . import graph, support
@@ -160,14 +160,16 @@ class Exchange:
         self._nodes = [(at, node) for at, node in enumerate(nodes) if self._rank in node.ranks]
         self._all = nodes
         self._batches = batches
-        cuts = [node.tokens for _, node in self._nodes]
-        self._plans = [
-            plans.enter_context(each.plan(batches.model, batches.microbatch_tokens, cuts))
-            for each in batches.batches
-        ]
-        pairs = zip(self._plans, batches.batches, strict=True)
+        beginnings = Beginnings(self._nodes)
+        self._plans: list[Plan] = []
         # By batch: places of exchanged nodes, by node of its plan.
-        self._places = [places(*pair, nodes) for pair in pairs]
+        self._places: list[dict[int, int]] = []
+        for batch in batches.batches:
+            own = {at: nodes[at] for stem in batch.stems() for at in beginnings.of(stem.tokens)}
+            cuts = [node.tokens for node in own.values()]
+            plan = batch.plan(batches.model, batches.microbatch_tokens, cuts)
+            self._plans.append(plans.enter_context(plan))
+            self._places.append(places(plan, batch, own))
         self._layout = Layout(view, weights, runtime.device) if self._nodes else None
         self._live: dict[int, LivePrefix | Received] = {}
         # By place of the prefix. Tensors in flight are kept until they have arrived.
@@ -330,15 +332,16 @@ class Exchange:
         return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
 
-def places(plan: Plan, batch: Batch, nodes: Sequence[ExchangedNode]) -> dict[int, int]:
-    """Returns which nodes of a plan are exchanged, as places in ``nodes``."""
-    known = {(node.rows, node.tokens.numpy().tobytes()): at for at, node in enumerate(nodes)}
-    rows = {node.rows for node in nodes}
+def places(plan: Plan, batch: Batch, nodes: Mapping[int, ExchangedNode]) -> dict[int, int]:
+    """Returns which nodes of a plan are exchanged, as places. ``nodes``: by place, those that the
+    batch begins with."""
+    known = {(node.rows, as_bytes(node.tokens)): at for at, node in nodes.items()}
+    rows = {node.rows for node in nodes.values()}
     found = {}
     for number, node in enumerate(plan.nodes()):
         if node.rows in rows:
             tokens = batch.beginning(node.sequence, node.rows.stop + 1)
-            at = known.get((node.rows, tokens.numpy().tobytes()))
+            at = known.get((node.rows, as_bytes(tokens)))
             if at is not None:
                 found[number] = at
     return found

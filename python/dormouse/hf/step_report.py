@@ -42,8 +42,8 @@ class StepReport:
     """The report of each prefix, in the order of their backwards: bytes per tier, stall and its
     bound in ns, why it declined to sleep."""
     exchanged_prefixes: int = 0
-    """Number of prefixes that an exchange ran: this rank or another, of whom ``RanksReport.exchange``
-    reports. No figure here counts them."""
+    """Number of prefixes that this rank or another ran in an exchange. ``RanksReport.exchange``
+    reports of them, and no other figure here counts them."""
     notes: list[str] = field(default_factory=list)
     """One sentence per layer that stayed awake, with the reason."""
     checked: Checked | None = None
@@ -145,7 +145,9 @@ class StepReport:
     def _advice(self) -> Iterator[str]:
         if not self.prefixes:
             if not self.exchanged_prefixes:
-                yield "no prefix was shared, so the step cost what a dense one does: group by prompt"
+                yield (
+                    "no prefix was shared, so the step cost what a dense one does: group by prompt"
+                )
             return
         phase = self._peak_phase()
         if phase is not None:
