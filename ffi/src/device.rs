@@ -73,6 +73,14 @@ macro_rules! either {
 }
 
 impl AnyDevice {
+    /// Lets the GPU `peer` access this one's pages. On the host there is nothing to do.
+    pub(crate) fn add_peer(&self, peer: &Self) -> Result<(), DeviceError> {
+        match (self, peer) {
+            (Any::Cuda(device), Any::Cuda(peer)) => device.add_peer(peer),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether a GPU's stream is being captured into a graph.
     pub(crate) fn is_captured(&self, stream: &AnyStream) -> Result<bool, DeviceError> {
         match (self, stream) {

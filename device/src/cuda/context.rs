@@ -42,31 +42,26 @@ thread_local! {
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) entries: &'static Entries,
-    device: i32,
+    pub(super) device: i32,
     handle: Handle,
-    /// Other GPUs with access to our memory.
-    peers: Vec<i32>,
     is_rdma_capable: bool,
 }
 
 impl Context {
     /// Retains the primary context of GPU `ordinal`, which the whole process shares.
-    pub(super) fn retain(ordinal: u32, peers: &[u32]) -> Result<Self, Unavailable> {
+    pub(super) fn retain(ordinal: u32) -> Result<Self, Unavailable> {
         let entries = Entries::get()?;
         let refused = |code: Code| code.error(entries, Operation::Reserve, AddressRange::default());
         // SAFETY: it writes one number.
         let count = read(|count| unsafe { (entries.device_count)(count) }).map_err(refused)?;
-        let find = |ordinal: u32| {
-            let asked = i32::try_from(ordinal).unwrap_or(i32::MAX);
-            if asked >= count {
-                let count = u32::try_from(count).unwrap_or(0);
-                return Err(Unavailable::NoDevice { ordinal, count });
-            }
-            // SAFETY: it writes one number.
-            Ok(read(|device| unsafe { (entries.device_get)(device, asked) }).map_err(refused)?)
-        };
-        let device = find(ordinal)?;
-        let peers = peers.iter().map(|peer| find(*peer)).collect::<Result<_, _>>()?;
+        let asked = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        if asked >= count {
+            let count = u32::try_from(count).unwrap_or(0);
+            return Err(Unavailable::NoDevice { ordinal, count });
+        }
+        // SAFETY: it writes one number.
+        let device = read(|device| unsafe { (entries.device_get)(device, asked) });
+        let device = device.map_err(refused)?;
         let has = |attribute: CUdevice_attribute| {
             // SAFETY: it writes one number. An unknown attribute counts as absent.
             read(|value| unsafe { (entries.device_attribute)(value, attribute as i32, device) })
@@ -81,7 +76,7 @@ impl Context {
         // SAFETY: it writes one handle, released on drop.
         let handle = read(|handle| unsafe { (entries.context_retain)(handle, device) });
         let handle = handle.map_err(refused)?;
-        Ok(Self { entries, device, handle, peers, is_rdma_capable })
+        Ok(Self { entries, device, handle, is_rdma_capable })
     }
 
     /// Runs `call` with the context current.
@@ -119,6 +114,13 @@ impl Context {
     fn exchange_capture_mode(&self, mode: &mut i32) -> Result<(), Code> {
         // SAFETY: it reads and writes one number.
         check(unsafe { (self.entries.capture_mode_exchange)(mode) })
+    }
+
+    /// Whether GPU `peer` can access this one's memory.
+    pub(super) fn is_accessible_from(&self, peer: i32) -> Result<bool, Code> {
+        let query = self.entries.device_can_access;
+        // SAFETY: it writes one number.
+        read(|can| unsafe { query(can, peer, self.device) }).map(|can| can != 0)
     }
 
     /// Returns the NUMA node nearest to the GPU, if the driver knows it.
@@ -291,12 +293,11 @@ impl Gpu<'_> {
         self.paging(|| unsafe { unmap(range.start as u64, range.bytes) })
     }
 
-    /// Grants this GPU and its peers access to a wholly mapped `range`.
-    pub(super) fn open(&self, range: AddressRange) -> Result<(), Code> {
+    /// Grants GPUs access to a wholly mapped `range`.
+    pub(super) fn open(&self, range: AddressRange, devices: &[i32]) -> Result<(), Code> {
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let devices = std::iter::once(&self.context.device).chain(&self.context.peers);
-        let access: Vec<_> =
-            devices.map(|device| CUmemAccessDesc { location: location(*device), flags }).collect();
+        let access = |device: &i32| CUmemAccessDesc { location: location(*device), flags };
+        let access: Vec<_> = devices.iter().map(access).collect();
         let set_access = self.entries().memory_set_access;
         // SAFETY: it reads these structs; access is only added.
         self.paging(|| unsafe {

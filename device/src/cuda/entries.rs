@@ -57,6 +57,7 @@ entry_points! {
     device_count = "cuDeviceGetCount"(*mut i32);
     device_get = "cuDeviceGet"(*mut i32, i32);
     device_attribute = "cuDeviceGetAttribute"(*mut i32, i32, i32);
+    device_can_access = "cuDeviceCanAccessPeer"(*mut i32, i32, i32);
     device_total_memory = "cuDeviceTotalMem_v2"(*mut usize, i32);
     context_retain = "cuDevicePrimaryCtxRetain"(*mut Handle, i32);
     context_release = "cuDevicePrimaryCtxRelease_v2"(i32);

@@ -49,6 +49,7 @@ impl Code {
     pub(super) const NOT_INITIALIZED: Self = Self(3);
     pub(super) const DEINITIALIZED: Self = Self(4);
     pub(super) const INVALID_CONTEXT: Self = Self(201);
+    pub(super) const PEER_ACCESS_UNSUPPORTED: Self = Self(217);
     pub(super) const NOT_READY: Self = Self(600);
     pub(super) const CAPTURE_UNSUPPORTED: Self = Self(900);
     pub(super) const CAPTURE_IMPLICIT: Self = Self(906);

@@ -57,8 +57,6 @@ pub struct CudaConfig {
     /// Bytes of a large page: a power of two, at least the page; 0: 16 MiB, or the page if that
     /// is larger.
     pub large_page_bytes: usize,
-    /// Ordinals of GPUs with access to this one's memory.
-    pub peers: Vec<u32>,
 }
 
 impl CudaConfig {
@@ -114,6 +112,15 @@ impl CudaDevice {
     /// [`Unavailable`], with the reason.
     pub fn new(config: &CudaConfig) -> Result<Self, Unavailable> {
         Ok(Self { space: Arc::new(Space::new(config)?), kernels: Mutex::default() })
+    }
+
+    /// Lets `peer` access the pages of this GPU, those mapped now and later. From then on the access of every page that
+    /// is mapped costs the driver as much again. Any-thread.
+    ///
+    /// # Errors
+    /// `Refused`, with `CUDA_ERROR_PEER_ACCESS_UNSUPPORTED` if the GPUs have no way to each other's memory; `DeviceLost`.
+    pub fn add_peer(&self, peer: &Self) -> Result<(), DeviceError> {
+        self.space.add_peer(peer.space.context.device)
     }
 
     /// Refuses an access to an unmapped page of ours: it would lose the GPU's context.

@@ -5,11 +5,13 @@
 //! one call may unmap several adjacent handles, so this is tested once.
 //!
 //! - **P1** A handle is mapped at exactly one place, or parked, or held by one call.
-//! - **P2** The lock is not held during driver calls.
+//! - **P2** The lock of the handles is not held during driver calls.
 //! - **P3** A large page is mapped at a multiple of its size.
+//! - **P4** Every GPU in `users` has access to every mapped page.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use super::context::Gpu;
 use super::error::Code;
@@ -43,6 +45,9 @@ pub(super) struct Physical {
     large_bytes: usize,
     /// Whether one call unmaps any number of adjacent handles.
     unmaps_runs: bool,
+    /// The GPUs with access. Held for reading while pages are mapped or unmapped: another GPU gets access to all of them
+    /// (P4).
+    users: RwLock<Vec<i32>>,
     inner: Mutex<Inner>,
     /// Relaxed: a count.
     parked_bytes: AtomicU64,
@@ -56,9 +61,10 @@ struct Inner {
 }
 
 impl Physical {
-    /// Nothing is mapped in `space` yet, which starts at a multiple of `large_bytes`.
+    /// Nothing is mapped in `space` yet, which starts at a multiple of `large_bytes`. Its GPU is `device`.
     pub(super) fn new(
         gpu: &Gpu<'_>,
+        device: i32,
         space: AddressRange,
         page_bytes: usize,
         large_bytes: usize,
@@ -66,11 +72,28 @@ impl Physical {
         let inner = Inner { behind: HashMap::new(), parked: Parked::new(page_bytes, large_bytes) };
         let unmaps_runs = unmaps_runs(gpu, space, page_bytes);
         let (inner, parked_bytes) = (Mutex::new(inner), AtomicU64::new(0));
-        Self { page_bytes, large_bytes, unmaps_runs, inner, parked_bytes }
+        let users = RwLock::new(vec![device]);
+        Self { page_bytes, large_bytes, unmaps_runs, users, inner, parked_bytes }
     }
 
     pub(super) fn parked_bytes(&self) -> u64 {
         self.parked_bytes.load(Ordering::Relaxed)
+    }
+
+    fn users(&self) -> RwLockReadGuard<'_, Vec<i32>> {
+        self.users.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives GPU `peer` access to all pages. After an error it may have access to some.
+    pub(super) fn add_peer(&self, gpu: &Gpu<'_>, peer: i32) -> Result<(), Code> {
+        let mut users = self.users.write().unwrap_or_else(PoisonError::into_inner);
+        if users.contains(&peer) {
+            return Ok(());
+        }
+        let places: Vec<AddressRange> = self.inner.lock().places().collect();
+        places.into_iter().try_for_each(|place| gpu.open(place, &[peer]))?;
+        users.push(peer);
+        Ok(())
     }
 
     /// Returns the places of handles that make up `range`: large pages where they lie wholly in `large`.
@@ -136,7 +159,8 @@ impl Physical {
                 }
             }
         }
-        self.map_and_open(gpu, range, &pieces)?;
+        let users = self.users();
+        self.map_and_open(gpu, range, &pieces, &users)?;
         self.put(pieces);
         Ok(())
     }
@@ -149,12 +173,13 @@ impl Physical {
         }
     }
 
-    /// Maps `pieces`, which make up `range`, with access. After an error they are parked.
+    /// Maps `pieces`, which make up `range`, with access of `users`. After an error they are parked.
     fn map_and_open(
         &self,
         gpu: &Gpu<'_>,
         range: AddressRange,
         pieces: &[Piece],
+        users: &[i32],
     ) -> Result<(), Failed> {
         let mut mapped = 0;
         let mut outcome = Ok(());
@@ -165,7 +190,7 @@ impl Physical {
             }
             mapped += 1;
         }
-        let Err(code) = outcome.and_then(|()| gpu.open(range)) else { return Ok(()) };
+        let Err(code) = outcome.and_then(|()| gpu.open(range, users)) else { return Ok(()) };
         let mut free = pieces[mapped..].to_vec();
         let mut is_undone = true;
         for piece in &pieces[..mapped] {
@@ -184,6 +209,7 @@ impl Physical {
     /// # Safety
     /// No work that uses `range` is queued or running, and its contents are no longer needed.
     pub(super) unsafe fn detach(&self, gpu: &Gpu<'_>, range: AddressRange) -> Result<(), Failed> {
+        let users = self.users();
         let mut pieces = self.take(range);
         let runs: Vec<AddressRange> = if self.unmaps_runs {
             vec![range]
@@ -194,7 +220,7 @@ impl Physical {
             // SAFETY: the caller's contract; the run consists of mappings of ours.
             if let Err(code) = unsafe { gpu.unmap(run) } {
                 let left = pieces.split_off(unmapped);
-                return Err(self.attach_again(gpu, pieces, left, code));
+                return Err(self.attach_again(gpu, pieces, left, &users, code));
             }
         }
         self.park(pieces);
@@ -207,13 +233,19 @@ impl Physical {
         gpu: &Gpu<'_>,
         unmapped: Vec<Piece>,
         left: Vec<Piece>,
+        users: &[i32],
         code: Code,
     ) -> Failed {
         self.put(left);
         let again = match (unmapped.first(), unmapped.last()) {
             (Some(first), Some(last)) => {
                 let bytes = last.range.end() - first.range.start;
-                self.map_and_open(gpu, AddressRange::new(first.range.start, bytes), &unmapped)
+                self.map_and_open(
+                    gpu,
+                    AddressRange::new(first.range.start, bytes),
+                    &unmapped,
+                    users,
+                )
             }
             _ => Ok(()),
         };
@@ -245,9 +277,8 @@ impl Physical {
     pub(super) fn take_all(&self) -> (Vec<AddressRange>, Vec<u64>) {
         let mut inner = self.inner.lock();
         let (mut handles, _) = inner.parked.take_beyond(0);
-        let behind = std::mem::take(&mut inner.behind);
-        handles.extend(behind.values().map(|(handle, _)| handle));
-        let places = behind.iter().map(|(at, (_, bytes))| AddressRange::new(*at, *bytes)).collect();
+        let places = inner.places().collect();
+        handles.extend(std::mem::take(&mut inner.behind).values().map(|(handle, _)| handle));
         (places, handles)
     }
 
@@ -296,6 +327,11 @@ impl Physical {
 }
 
 impl Inner {
+    /// Returns the addresses of all mapped handles.
+    fn places(&self) -> impl Iterator<Item = AddressRange> {
+        self.behind.iter().map(|(at, (_, bytes))| AddressRange::new(*at, *bytes))
+    }
+
     /// Returns the start of the large page around page `at`.
     fn large_around(&self, at: usize, large_bytes: usize) -> Option<usize> {
         let start = at / large_bytes * large_bytes;

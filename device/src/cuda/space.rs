@@ -36,7 +36,7 @@ pub(super) struct Space {
 impl Space {
     pub(super) fn new(config: &CudaConfig) -> Result<Self, Unavailable> {
         const OPERATION: Operation = Operation::Reserve;
-        let context = Context::retain(config.ordinal, &config.peers)?;
+        let context = Context::retain(config.ordinal)?;
         let gpu = context.enter(OPERATION)?;
         let refused = |code| context.error(code, OPERATION, AddressRange::default());
         let granularity_bytes = gpu.granularity_bytes().map_err(refused)?;
@@ -58,7 +58,7 @@ impl Space {
             destroy_stream();
             let _ = gpu.unreserve(range);
         })?;
-        let physical = Physical::new(&gpu, range, page_bytes, large_page_bytes);
+        let physical = Physical::new(&gpu, context.device, range, page_bytes, large_page_bytes);
         drop(gpu);
         Ok(Self {
             range,
@@ -213,6 +213,18 @@ impl Space {
             }
         }
         refused
+    }
+
+    /// `CudaDevice::add_peer`.
+    pub(super) fn add_peer(&self, peer: i32) -> Result<(), DeviceError> {
+        const OPERATION: Operation = Operation::Map;
+        let gpu = self.context.enter_paging(OPERATION)?;
+        let added = match self.context.is_accessible_from(peer) {
+            Ok(true) => self.physical.add_peer(&gpu, peer),
+            Ok(false) => Err(Code::PEER_ACCESS_UNSUPPORTED),
+            Err(code) => Err(code),
+        };
+        added.map_err(|code| self.context.error(code, OPERATION, self.range))
     }
 
     /// `Device::limit_parked`.

@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 use std::sync::mpsc::channel;
 
 use dormouse_device::cuda::{CudaConfig, CudaDevice, Unavailable};
-use dormouse_device::{Device, DeviceError, DeviceKind, Fill, Operation, SpanLabel};
+use dormouse_device::{AddressRange, Device, DeviceError, DeviceKind, Fill, Operation, SpanLabel};
 
 use super::super::{CAPACITY_PAGES, PAGE_BYTES};
 use super::super::{device, driver, holds, mapped, range};
@@ -22,8 +22,6 @@ fn missing_devices_are_reported() {
     let driver = driver();
     let none = CudaConfig { ordinal: 7, ..CudaConfig::default() };
     assert_eq!(unavailable(&none), Unavailable::NoDevice { ordinal: 7, count: 1 });
-    let peers = CudaConfig { peers: vec![1], ..CudaConfig::default() };
-    assert_eq!(unavailable(&peers), Unavailable::NoDevice { ordinal: 1, count: 1 });
     for page_bytes in [PAGE_BYTES / 2, 3 * PAGE_BYTES] {
         let config = CudaConfig { page_bytes, ..CudaConfig::default() };
         match unavailable(&config) {
@@ -48,12 +46,68 @@ fn the_default_capacity_is_the_memory_of_the_gpu() {
     driver.assert_nothing_left();
 }
 
+/// Pages that are mapped, that are mapped later and that were parked: torch's copies between GPUs touch any of them.
+#[test]
+fn a_peer_has_access_to_all_pages() {
+    standin::run_on_two_devices("a_peer_has_access_to_all_pages", || {
+        let driver = driver();
+        let [first, second] = [0, 1].map(|ordinal| {
+            let config = CudaConfig { ordinal, ..CudaConfig::default() };
+            CudaDevice::new(&config).unwrap()
+        });
+        let before = mapped(&first, 0, 3, 1);
+        first.unmap(mapped(&first, 8, 4, 1)).unwrap();
+        assert!(!driver.is_accessible(1, before.start));
+        first.add_peer(&second).unwrap();
+        first.add_peer(&second).unwrap();
+        let after = mapped(&first, 8, 8, 2);
+        let pages = |range: AddressRange| (range.start..range.end()).step_by(PAGE_BYTES);
+        for start in pages(before).chain(pages(after)) {
+            let users = [0, 1].map(|ordinal| driver.is_accessible(ordinal, start));
+            assert_eq!(users, [true; 2], "{start:#x}");
+        }
+        let own = mapped(&second, 0, 1, 3);
+        assert!(!driver.is_accessible(0, own.start), "one direction");
+        // Copies of either GPU.
+        assert!(holds(&first, before, 1) && holds(&first, after, 2) && holds(&second, own, 3));
+        let stream = second.create_stream("peer").unwrap();
+        // SAFETY: mapped pages of both; waited for.
+        unsafe { second.copy(own.start, after.start, PAGE_BYTES, &stream) }.unwrap();
+        second.synchronize(&second.record(&stream).unwrap()).unwrap();
+        assert!(holds(&second, own, 2));
+        drop((stream, first, second));
+        driver.assert_nothing_left();
+    });
+}
+
+#[test]
+fn a_peer_that_is_refused_costs_later_pages_nothing() {
+    standin::run_on_two_devices("a_peer_that_is_refused_costs_later_pages_nothing", || {
+        let driver = driver();
+        let [first, second] = [0, 1].map(|ordinal| {
+            let config = CudaConfig { ordinal, ..CudaConfig::default() };
+            CudaDevice::new(&config).unwrap()
+        });
+        mapped(&first, 0, 3, 1);
+        driver.fail("cuMemSetAccess", 2, 1, OUT_OF_MEMORY);
+        assert!(matches!(
+            first.add_peer(&second),
+            Err(DeviceError::Refused { code: OUT_OF_MEMORY, .. })
+        ));
+        assert!(matches!(first.add_peer(&first), Err(DeviceError::Refused { code: 217, .. })));
+        let after = mapped(&first, 8, 8, 2);
+        assert!(!driver.is_accessible(1, after.start));
+        first.add_peer(&second).unwrap();
+        assert!(driver.is_accessible(1, after.start));
+    });
+}
+
 #[test]
 fn larger_pages_are_single_handles() {
     let driver = driver();
     let config = CudaConfig { page_bytes: 4 * PAGE_BYTES, ..CudaConfig::default() };
     let device = CudaDevice::new(&config).unwrap();
-    let range = dormouse_device::AddressRange::new(device.address_space().start, 8 * PAGE_BYTES);
+    let range = AddressRange::new(device.address_space().start, 8 * PAGE_BYTES);
     device.map(range, Fill::Zero).unwrap();
     assert_eq!(driver.live(Live::Handles), 2);
     assert!(holds(&device, range, 0));

@@ -98,6 +98,11 @@ impl Heap {
         };
         get_or_create(place, &CREATING_GPU, || {
             let heap = gpu(ordinal, config)?;
+            // Before it is published: torch may copy to its first block.
+            for other in Self::gpus() {
+                open(other, &heap);
+                open(&heap, other);
+            }
             dumps::watch(config, heap.dumped());
             allocation_log::watch(config, &heap.dumped(), heap.allocator());
             Ok(heap)
@@ -203,6 +208,17 @@ fn gpu(ordinal: u32, config: &Config) -> Result<Heap, Fault> {
         ..CudaConfig::default()
     };
     with_device(Any::Cuda(CudaDevice::new(&settings)?), ordinal, config)
+}
+
+/// Lets GPU `peer` access the pages of GPU `heap`. PyTorch's copies between the two need that, and take it as given.
+fn open(heap: &Heap, peer: &Heap) {
+    if let Err(error) = heap.allocator.device().add_peer(peer.allocator.device()) {
+        let (gpu, peer) = (heap.ordinal, peer.ordinal);
+        tracing::warn!(
+            target: "ffi", gpu, peer, %error,
+            "a GPU cannot access the memory of another: copies between their tensors fail in mode allocator"
+        );
+    }
 }
 
 /// Memory that the host's heap may hold beyond the most ever in use, and without a runtime beyond what is in use:

@@ -7,6 +7,29 @@ const PAGE_BYTES: usize = 2 << 20;
 const TOTAL_BYTES: u64 = 256 << 20;
 const GPU: i32 = 0;
 
+/// PyTorch has one allocator for all GPUs of a process, and copies between them with kernels.
+#[test]
+fn gpus_of_a_process_access_each_others_memory() {
+    standin::run_on_two_devices("gpus_of_a_process_access_each_others_memory", || {
+        let standin = standin::load_with(PAGE_BYTES, TOTAL_BYTES);
+        let _turn = standin.exclusive();
+        let block = |gpu| {
+            let heap = Heap::gpu(gpu).unwrap();
+            // SAFETY: NULL is the default stream.
+            let _known = heap.stream(unsafe { RawStream::new(std::ptr::null_mut()) }).unwrap();
+            heap.allocate(3 * PAGE_BYTES, 1, 0, Fill::Any).unwrap().range.start
+        };
+        let blocks = [block(0), block(1), block(0)];
+        for gpu in 0..2 {
+            assert_eq!(
+                blocks.map(|start| standin.is_accessible(gpu, start)),
+                [true; 3],
+                "GPU {gpu}"
+            );
+        }
+    });
+}
+
 /// A thread in a layer and a tag of a GPU allocates host memory too: under the preload library all of it.
 #[test]
 fn a_block_belongs_to_layers_and_tags_of_its_own_device() {

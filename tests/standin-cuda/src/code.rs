@@ -44,6 +44,7 @@ codes! {
     INVALID_DEVICE = CUDA_ERROR_INVALID_DEVICE: "invalid device ordinal";
     INVALID_IMAGE = CUDA_ERROR_INVALID_IMAGE: "device kernel image is invalid";
     INVALID_CONTEXT = CUDA_ERROR_INVALID_CONTEXT: "invalid device context";
+    PEER_ACCESS_UNSUPPORTED = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: "peer access is not supported between these two devices";
     MAP_FAILED = CUDA_ERROR_MAP_FAILED: "mapping of buffer object failed";
     UNMAP_FAILED = CUDA_ERROR_UNMAP_FAILED: "unmapping of buffer object failed";
     NO_BINARY_FOR_GPU = CUDA_ERROR_NO_BINARY_FOR_GPU: "no kernel image is available";

@@ -1,4 +1,4 @@
-//! The device's primary context, the only one there is.
+//! The devices' primary contexts, the only ones there are.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
@@ -6,52 +6,70 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::capture;
 use crate::code::Code;
-use crate::device_info::check_device;
+use crate::device_info::{DEVICES_MAX, check_device};
 use crate::entry::{Out, entry};
 use crate::state::driver;
 use crate::streams;
 
-/// The context's handle. Never dereferenced.
-pub(crate) const CONTEXT: usize = 0xc0de_c0de_0000;
+/// The handle of the first device's context. Never dereferenced.
+const CONTEXT: usize = 0xc0de_c0de_0000;
+/// Bits of a thread's stack of contexts for each entry.
+const ENTRY_BITS: u32 = 4;
 /// What streams may ask for: a lower number goes first.
 pub(crate) const LEAST_PRIORITY: c_int = 0;
 /// The other end of it.
 pub(crate) const GREATEST_PRIORITY: c_int = -5;
 
 thread_local! {
-    /// How deep this thread's stack of contexts is: with one context, that says it all.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// This thread's stack of contexts, the current one in the lowest bits: its device plus 1. Deeper ones than
+    /// fit are forgotten. No destructor, so that it costs nothing at exit.
+    static STACK: Cell<u128> = const { Cell::new(0) };
 }
 
-/// Retains that were not released. Relaxed: it guards no other memory.
-static RETAINED: AtomicU64 = AtomicU64::new(0);
+/// Retains that were not released, of each device. Relaxed: they guard no other memory.
+static RETAINED: [AtomicU64; DEVICES_MAX] = [const { AtomicU64::new(0) }; DEVICES_MAX];
 
-/// Whether this thread has a current context.
-pub(crate) fn is_current() -> bool {
-    DEPTH.get() > 0
+/// The device of this thread's current context.
+pub(crate) fn current() -> Option<usize> {
+    let lowest = STACK.get() & ((1 << ENTRY_BITS) - 1);
+    (lowest as usize).checked_sub(1)
 }
 
 /// Retains that were not released.
 pub(crate) fn retained() -> u64 {
-    RETAINED.load(Ordering::Relaxed)
+    RETAINED.iter().map(|retained| retained.load(Ordering::Relaxed)).sum()
 }
 
-/// The context stays usable after the last release, so that only a handle never given is refused.
-fn check_context(context: usize) -> Result<(), Code> {
-    if context == CONTEXT { Ok(()) } else { Err(Code::INVALID_CONTEXT) }
+/// The handle of a device's context.
+pub(crate) fn handle(device: usize) -> usize {
+    CONTEXT + device
+}
+
+/// The device of a context, which stays usable after the last release: only a handle never given is refused.
+fn check_context(context: usize) -> Result<usize, Code> {
+    let device = (0..driver()?.devices).find(|device| handle(*device) == context);
+    device.ok_or(Code::INVALID_CONTEXT)
+}
+
+fn push(device: usize) {
+    STACK.set(STACK.get() << ENTRY_BITS | (device as u128 + 1));
+}
+
+fn pop() {
+    STACK.set(STACK.get() >> ENTRY_BITS);
 }
 
 entry! { Init, fn cuDevicePrimaryCtxRetain(context: Out<usize>, device: c_int) {
-    check_device(device)?;
-    context.put(CONTEXT)?;
-    RETAINED.fetch_add(1, Ordering::Relaxed);
+    let device = check_device(device)?;
+    context.put(handle(device))?;
+    RETAINED[device].fetch_add(1, Ordering::Relaxed);
     Ok(())
 }}
 
 entry! { Init, fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
-    check_device(device)?;
+    let device = check_device(device)?;
     let release = |count: u64| count.checked_sub(1);
-    RETAINED
+    RETAINED[device]
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, release)
         .map(|_| ())
         .map_err(|_| Code::INVALID_CONTEXT)
@@ -62,39 +80,40 @@ entry! { Init, fn cuDevicePrimaryCtxGetState(
     flags: Out<c_uint>,
     active: Out<c_int>,
 ) {
-    check_device(device)?;
+    let device = check_device(device)?;
     flags.put(0)?;
-    active.put(c_int::from(retained() > 0))
+    active.put(c_int::from(RETAINED[device].load(Ordering::Relaxed) > 0))
 }}
 
 entry! { Init, fn cuCtxGetCurrent(context: Out<usize>) {
-    context.put(if is_current() { CONTEXT } else { 0 })
+    context.put(current().map_or(0, handle))
 }}
 
 entry! { Init, fn cuCtxSetCurrent(context: usize) {
     if context == 0 {
-        DEPTH.set(DEPTH.get().saturating_sub(1));
+        pop();
         return Ok(());
     }
-    check_context(context)?;
-    DEPTH.set(DEPTH.get().max(1));
+    let device = check_context(context)?;
+    pop();
+    push(device);
     Ok(())
 }}
 
 entry! { Init, fn cuCtxPushCurrent_v2(context: usize) {
-    check_context(context)?;
-    DEPTH.set(DEPTH.get().saturating_add(1));
+    push(check_context(context)?);
     Ok(())
 }}
 
 entry! { Context, fn cuCtxPopCurrent_v2(context: Out<usize>) {
-    DEPTH.set(DEPTH.get().saturating_sub(1));
-    context.put_if_asked(CONTEXT);
+    let popped = current().map_or(0, handle);
+    pop();
+    context.put_if_asked(popped);
     Ok(())
 }}
 
 entry! { Context, fn cuCtxGetDevice(device: Out<c_int>) {
-    device.put(0)
+    device.put(current().map_or(0, |device| device as c_int))
 }}
 
 entry! { Context, fn cuCtxSynchronize() {

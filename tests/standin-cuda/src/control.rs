@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::code::Code;
+use crate::space::Access;
 use crate::{capture, context, cost, faults, hold, modules, runs, state};
 
 /// The string at `text`, or none that names anything.
@@ -64,6 +65,15 @@ pub extern "C" fn standin_calls_total() -> u64 {
 pub unsafe extern "C" fn standin_launches(kernel: *const c_char) -> u64 {
     // SAFETY: the caller's.
     modules::launches(unsafe { name(kernel) })
+}
+
+/// 1 if a device may write at an address now, else 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_is_accessible(device: usize, address: usize) -> c_int {
+    let may_write = |driver: &state::Driver| {
+        driver.memory().is_accessible(device, address, 1, Access::ReadWrite)
+    };
+    c_int::from(state::driver().is_ok_and(may_write))
 }
 
 /// Not zero: events recorded from now on complete only after the hold. Zero: the hold ends.

@@ -5,12 +5,12 @@
 
 use std::ffi::{c_uchar, c_uint};
 
-use crate::capture;
 use crate::code::Code;
 use crate::entry::entry;
 use crate::space::{Access, Space, around};
 use crate::state::{Driver, check_not_lost, driver, lose};
 use crate::streams::{self, Stream};
+use crate::{capture, context};
 
 /// One end of a copy.
 #[derive(Clone, Copy)]
@@ -18,6 +18,8 @@ struct End {
     start: usize,
     bytes: usize,
     place: Place,
+    /// The device that copies.
+    device: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,7 +55,7 @@ impl End {
         } else {
             return Err(Code::INVALID_VALUE);
         };
-        Ok(Self { start, bytes, place })
+        Ok(Self { start, bytes, place, device: context::current().unwrap_or(0) })
     }
 
     /// An end that a caller gave as a device address.
@@ -64,7 +66,7 @@ impl End {
 
     fn is_accessible(&self, memory: &Space, access: Access) -> bool {
         match self.place {
-            Place::Device => memory.is_accessible(self.start, self.bytes, access),
+            Place::Device => memory.is_accessible(self.device, self.start, self.bytes, access),
             Place::Pinned => memory.is_pinned(self.start, self.bytes),
             Place::Pageable => true,
         }

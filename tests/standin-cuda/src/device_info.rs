@@ -1,4 +1,4 @@
-//! What the one device says about itself.
+//! What a device says about itself.
 
 use std::ffi::{c_char, c_int};
 
@@ -8,11 +8,13 @@ use crate::code::Code;
 use crate::entry::{Out, entry};
 use crate::state::driver;
 
-/// The device's name, with its zero.
+/// Limit of the devices.
+pub(crate) const DEVICES_MAX: usize = 8;
+/// The name of every device, with its zero.
 const NAME: &std::ffi::CStr = c"dormouse stand-in";
 /// The driver version: a runtime of CUDA 13 takes none before 13.0.
 const DRIVER_VERSION: c_int = 13_000;
-/// One device, and nothing like it elsewhere.
+/// The first device's, and nothing like it elsewhere. The last byte of others is higher.
 const UUID: [u8; 16] = *b"dormouse-standin";
 /// The first number that names no attribute in that version.
 const ATTRIBUTES_END: c_int = 148;
@@ -66,9 +68,10 @@ const ATTRIBUTES: &[(Attribute, c_int)] = &[
     (Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 1),
 ];
 
-/// Refuses any device but the first.
-pub(crate) fn check_device(device: c_int) -> Result<(), Code> {
-    if device == 0 { Ok(()) } else { Err(Code::INVALID_DEVICE) }
+/// The number of a device that exists.
+pub(crate) fn check_device(device: c_int) -> Result<usize, Code> {
+    let devices = driver()?.devices;
+    usize::try_from(device).ok().filter(|it| *it < devices).ok_or(Code::INVALID_DEVICE)
 }
 
 entry! { Nothing, fn cuDriverGetVersion(version: Out<c_int>) {
@@ -77,11 +80,11 @@ entry! { Nothing, fn cuDriverGetVersion(version: Out<c_int>) {
 
 entry! { Init, fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) {
     check_device(ordinal)?;
-    device.put(0)
+    device.put(ordinal)
 }}
 
 entry! { Init, fn cuDeviceGetCount(count: Out<c_int>) {
-    count.put(1)
+    count.put(driver()?.devices as c_int)
 }}
 
 entry! { Init, fn cuDeviceGetName(name: Out<c_char>, bytes: c_int, device: c_int) {
@@ -97,8 +100,9 @@ entry! { Init, fn cuDeviceGetName(name: Out<c_char>, bytes: c_int, device: c_int
 }}
 
 entry! { Init, fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) {
-    check_device(device)?;
-    uuid.put(UUID)
+    let mut own = UUID;
+    own[UUID.len() - 1] += check_device(device)? as u8;
+    uuid.put(own)
 }}
 
 entry! { Init, fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: c_int) {
@@ -119,5 +123,5 @@ entry! { Init, fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_
     check_device(device)?;
     check_device(peer)?;
     // A device is no peer of itself.
-    can.put(0)
+    can.put(c_int::from(device != peer))
 }}

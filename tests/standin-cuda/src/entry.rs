@@ -68,7 +68,7 @@ fn admit(needs: Needs) -> Result<(), Code> {
         state::driver()?;
     }
     state::check_not_lost()?;
-    if needs == Needs::Context && !context::is_current() {
+    if needs == Needs::Context && context::current().is_none() {
         return Err(Code::INVALID_CONTEXT);
     }
     Ok(())

@@ -30,7 +30,7 @@
 //!
 //! # Environment
 //! `STANDIN_CUDA_GRANULARITY_BYTES` (2 MiB unless set), `STANDIN_CUDA_TOTAL_BYTES` (8 GiB unless
-//! set), `STANDIN_CUDA_RUN_AHEAD` (0 unless set: works by which the host is ahead of the GPU, see `ahead`),
+//! set), `STANDIN_CUDA_DEVICES` (1 unless set; further ones share the total and the legacy stream, and have no `cuMemAlloc`), `STANDIN_CUDA_RUN_AHEAD` (0 unless set: works by which the host is ahead of the GPU, see `ahead`),
 //! `STANDIN_CUDA_EXACT` (0 unless set; 1: the same answers in every run, see `ahead`),
 //! `STANDIN_CUDA_WORK_NS` (0 unless set: what each work takes), `STANDIN_CUDA_COST_NS` (0 unless set: what calls that change the device's memory spin for),
 //! `STANDIN_CUDA_COSTS` (a file: what such calls add to a virtual clock, see `cost`),

@@ -1,8 +1,9 @@
 //! Memory by `cuMemAlloc`, and what is left.
 
-use crate::capture;
+use crate::code::Code;
 use crate::entry::{Out, entry};
 use crate::state::driver;
+use crate::{capture, context};
 
 entry! { Context, fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
     let driver = driver()?;
@@ -13,6 +14,9 @@ entry! { Context, fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
 entry! { Context, fn cuMemAlloc_v2(address: Out<usize>, bytes: usize) {
     capture::refuse_unsafe()?;
     address.check()?;
+    if context::current() != Some(0) {
+        return Err(Code::NOT_SUPPORTED);
+    }
     let driver = driver()?;
     driver.costs.spin();
     address.put(driver.memory_mut().allocate(bytes)?)

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use cudarc::driver::sys::CUmemorytype_enum as MemoryType;
 
 use crate::code::Code;
-use crate::context::CONTEXT;
+use crate::context;
 use crate::entry::{In, Out, entry};
 use crate::space::{Space, around};
 use crate::state::driver;
@@ -55,6 +55,7 @@ struct Found {
     is_mapped: bool,
     is_rdma_capable: bool,
     handle_types: u32,
+    device: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -87,6 +88,7 @@ fn find(memory: &Space, address: usize) -> Option<Found> {
         is_mapped: true,
         is_rdma_capable: kind == Kind::Allocated,
         handle_types: 0,
+        device: 0,
     };
     if let Some((start, bytes)) = around(&memory.allocations, address, |bytes| *bytes) {
         return Some(whole(Kind::Allocated, start, bytes));
@@ -104,6 +106,7 @@ fn find(memory: &Space, address: usize) -> Option<Found> {
         is_mapped: mapping.is_some(),
         is_rdma_capable: handle.is_some_and(|handle| handle.traits.is_rdma_capable),
         handle_types: handle.map_or(0, |handle| handle.traits.handle_types),
+        device: handle.map_or(0, |handle| handle.traits.device),
     })
 }
 
@@ -115,13 +118,13 @@ fn value(found: &Found, attribute: c_int, address: usize) -> Result<Value, Code>
     match attribute {
         // Memory of `cuMemCreate` belongs to no context.
         attribute::CONTEXT if found.kind == Kind::Reserved => word(0),
-        attribute::CONTEXT => word(CONTEXT),
+        attribute::CONTEXT => word(context::handle(found.device)),
         attribute::MEMORY_TYPE if is_device => Ok(Value::Int(TYPE_DEVICE)),
         attribute::MEMORY_TYPE => Ok(Value::Int(TYPE_HOST)),
         attribute::DEVICE_POINTER => word(address),
         attribute::HOST_POINTER if !is_device => word(address),
         attribute::SYNC_MEMOPS | attribute::IS_MANAGED | attribute::IS_LEGACY_IPC => flag(false),
-        attribute::DEVICE_ORDINAL => Ok(Value::Int(0)),
+        attribute::DEVICE_ORDINAL => Ok(Value::Int(found.device as c_int)),
         attribute::RANGE_START => word(found.start),
         attribute::RANGE_SIZE => word(found.bytes),
         attribute::MAPPED => flag(found.is_mapped),

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::code::Code;
+use crate::device_info::DEVICES_MAX;
 use crate::runs::{self, Runs};
 use crate::system;
 
@@ -33,6 +34,7 @@ pub(crate) struct Handle {
 /// What a handle was created to be good for.
 #[derive(Clone, Copy)]
 pub(crate) struct Traits {
+    pub(crate) device: usize,
     pub(crate) is_rdma_capable: bool,
     /// `CUmemAllocationHandleType`: how other processes were to get it.
     pub(crate) handle_types: u32,
@@ -43,7 +45,8 @@ pub(crate) struct Traits {
 pub(crate) struct Mapping {
     pub(crate) bytes: usize,
     pub(crate) handle: u64,
-    pub(crate) access: Access,
+    /// Of each device.
+    pub(crate) access: [Access; DEVICES_MAX],
 }
 
 /// Host memory the device knows.
@@ -219,7 +222,7 @@ impl Space {
         // SAFETY: the range lies in a reservation, where nothing is mapped.
         unsafe { self.backing.map(start, bytes, place)? };
         self.held(handle)?.mappings += 1;
-        self.mappings.insert(start, Mapping { bytes, handle, access: Access::None });
+        self.mappings.insert(start, Mapping { bytes, handle, access: [Access::None; DEVICES_MAX] });
         Ok(())
     }
 
@@ -250,17 +253,25 @@ impl Space {
         &mut self,
         start: usize,
         bytes: usize,
-        access: Access,
+        accesses: &[(usize, Access)],
     ) -> Result<(), Code> {
         let starts = self.whole_mappings(start, bytes)?;
-        let protection = match access {
+        let mut changed = Vec::new();
+        for start in starts {
+            let mut access = self.mappings.get(&start).ok_or(Code::INVALID_VALUE)?.access;
+            accesses.iter().for_each(|&(device, given)| access[device] = given);
+            changed.push((start, access));
+        }
+        // The process cannot tell devices apart: its own protection is that of the one that may do most.
+        let most = changed.iter().flat_map(|(_, access)| access).max();
+        let protection = match most.unwrap_or(&Access::None) {
             Access::None => libc::PROT_NONE,
             Access::Read => libc::PROT_READ,
             Access::ReadWrite => system::READ_WRITE,
         };
         // SAFETY: the range is whole mappings of the arena, and copies hold the lock for reading.
         unsafe { self.backing.protect(start, bytes, protection)? };
-        for start in starts {
+        for (start, access) in changed {
             if let Some(mapping) = self.mappings.get_mut(&start) {
                 mapping.access = access;
             }
@@ -328,8 +339,14 @@ impl Space {
         Ok(())
     }
 
-    /// Whether the device may use all of a range of the arena that way now. Never where nothing is.
-    pub(crate) fn is_accessible(&self, start: usize, bytes: usize, access: Access) -> bool {
+    /// Whether a device may use all of a range of the arena that way now. Never where nothing is.
+    pub(crate) fn is_accessible(
+        &self,
+        device: usize,
+        start: usize,
+        bytes: usize,
+        access: Access,
+    ) -> bool {
         let Some(end) = start.checked_add(bytes).filter(|_| self.backing.is_there()) else {
             return false;
         };
@@ -339,7 +356,7 @@ impl Space {
         let mut reached = start;
         while reached < end {
             match self.mapping_around(reached) {
-                Some((first, mapping)) if mapping.access >= access => {
+                Some((first, mapping)) if mapping.access[device] >= access => {
                     reached = first + mapping.bytes;
                 }
                 _ => return false,

@@ -14,6 +14,7 @@ use crate::ahead::{Ahead, RUN_AHEAD_MAX};
 use crate::capture::Captures;
 use crate::code::Code;
 use crate::cost::{COST_NS_MAX, Costs};
+use crate::device_info::DEVICES_MAX;
 use crate::entry::entry;
 use crate::events::Event;
 use crate::faults;
@@ -23,6 +24,7 @@ use crate::space::Space;
 use crate::streams::Streams;
 
 const GRANULARITY_VARIABLE: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
+const DEVICES_VARIABLE: &str = "STANDIN_CUDA_DEVICES";
 const TOTAL_VARIABLE: &str = "STANDIN_CUDA_TOTAL_BYTES";
 /// Whether there are bytes at device addresses.
 const RUN_AHEAD_VARIABLE: &str = "STANDIN_CUDA_RUN_AHEAD";
@@ -42,6 +44,7 @@ const TOTAL_BYTES_MAX: usize = 1 << 46;
 /// Everything behind the entry points.
 pub(crate) struct Driver {
     pub(crate) granularity: usize,
+    pub(crate) devices: usize,
     pub(crate) total_bytes: usize,
     pub(crate) costs: Costs,
     pub(crate) ahead: Ahead,
@@ -109,6 +112,9 @@ impl Driver {
         let total_bytes = read(TOTAL_VARIABLE, TOTAL_BYTES, "1 byte to 64 TiB", |bytes| {
             (1..=TOTAL_BYTES_MAX).contains(&bytes)
         })?;
+        let devices = read(DEVICES_VARIABLE, 1, "1 to 8 devices", |devices| {
+            (1..=DEVICES_MAX).contains(&devices)
+        })?;
         let cost_ns = read(COST_VARIABLE, 0, "0 to 1000000000 ns", |ns| ns as u64 <= COST_NS_MAX)?;
         let mut costs = Costs::new(Duration::from_nanos(cost_ns as u64));
         if let Some(path) = std::env::var_os(COSTS_VARIABLE) {
@@ -128,6 +134,7 @@ impl Driver {
             .map_err(|_| Code::OPERATING_SYSTEM)?;
         Ok(Self {
             granularity,
+            devices,
             total_bytes,
             costs,
             ahead: Ahead::new(works as u64, Duration::from_nanos(work_ns as u64), is_exact),

@@ -10,7 +10,7 @@ use dormouse_device::{Device, DeviceError};
 
 use crate::capture;
 use crate::code::Code;
-use crate::context::{CONTEXT, GREATEST_PRIORITY, LEAST_PRIORITY};
+use crate::context::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
 use crate::entry::{Out, entry, in_host_function};
 use crate::events;
 use crate::legacy;
@@ -27,6 +27,8 @@ const NON_BLOCKING: c_uint = 1;
 pub(crate) struct Stream {
     pub(crate) handle: usize,
     pub(crate) host: HostStream,
+    /// Of the context it was created in.
+    device: usize,
     pub(crate) flags: c_uint,
     priority: c_int,
     /// Number of queued works. Counted when they are in the queue: a reader of the count records behind all
@@ -50,6 +52,7 @@ impl Stream {
         Ok(Self {
             handle,
             host: host.create_stream("standin").map_err(refused)?,
+            device: context::current().unwrap_or(0),
             flags,
             priority,
             given: AtomicU64::new(0),
@@ -287,8 +290,9 @@ entry! { Context, fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uin
 }}
 
 entry! { Context, fn cuStreamGetCtx(stream: usize, context: Out<usize>) {
-    driver()?.streams.find(stream)?;
-    context.put(CONTEXT)
+    let stream = driver()?.streams.find(stream)?;
+    let device = if stream.is_legacy() { context::current().unwrap_or(0) } else { stream.device };
+    context.put(context::handle(device))
 }}
 
 entry! { Context, fn cuStreamGetPriority(stream: usize, priority: Out<c_int>) {

@@ -58,7 +58,7 @@ const READ_WRITE: c_uint = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ
 const GRANULARITY_RECOMMENDED: c_uint = 1;
 
 impl Location {
-    fn check(self) -> Result<(), Code> {
+    fn check(self) -> Result<usize, Code> {
         if self.kind != LOCATION_DEVICE {
             return Err(Code::INVALID_VALUE);
         }
@@ -67,7 +67,8 @@ impl Location {
 }
 
 impl Properties {
-    fn check(&self) -> Result<(), Code> {
+    /// The device whose memory it is.
+    fn check(&self) -> Result<usize, Code> {
         if self.kind != PINNED || self.usage != 0 || self.reserved != [0; 4] || self.windows != 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -108,8 +109,8 @@ entry! { Context, fn cuMemCreate(
     check_no_flags(flags)?;
     handle.check()?;
     let properties = properties.get()?;
-    properties.check()?;
     let traits = Traits {
+        device: properties.check()?,
         is_rdma_capable: properties.is_rdma_capable != 0,
         handle_types: properties.handle_types,
     };
@@ -158,30 +159,31 @@ entry! { Context, fn cuMemSetAccess(
     descriptions: In<AccessDescription>,
     count: usize,
 ) {
-    // One device: what the last description says holds.
-    let mut access = None;
+    let mut accesses = Vec::new();
     for index in 0..count {
         let description = descriptions.get_at(index)?;
-        description.location.check()?;
-        access = Some(match description.flags {
+        let access = match description.flags {
             0 => Access::None,
             READ => Access::Read,
             READ_WRITE => Access::ReadWrite,
             _ => return Err(Code::INVALID_VALUE),
-        });
+        };
+        accesses.push((description.location.check()?, access));
     }
-    let access = access.ok_or(Code::INVALID_VALUE)?;
+    if accesses.is_empty() {
+        return Err(Code::INVALID_VALUE);
+    }
     let driver = driver()?;
     let handles = driver.memory().count_mappings(address, bytes);
     driver.costs.charge(Call::SetAccess, handles, bytes);
-    driver.memory_mut().set_access(address, bytes, access)
+    driver.memory_mut().set_access(address, bytes, &accesses)
 }}
 
 entry! { Context, fn cuMemGetAccess(flags: Out<u64>, location: In<Location>, address: usize) {
-    location.get()?.check()?;
+    let device = location.get()?.check()?;
     let memory = driver()?.memory();
     let (_, mapping) = memory.mapping_around(address).ok_or(Code::INVALID_VALUE)?;
-    flags.put(match mapping.access {
+    flags.put(match mapping.access[device] {
         Access::None => 0,
         Access::Read => u64::from(READ),
         Access::ReadWrite => u64::from(READ_WRITE),
@@ -214,7 +216,7 @@ entry! { Context, fn cuMemGetAllocationPropertiesFromHandle(
     properties.put(Properties {
         kind: PINNED,
         handle_types: traits.handle_types,
-        location: Location { kind: LOCATION_DEVICE, id: 0 },
+        location: Location { kind: LOCATION_DEVICE, id: traits.device as c_int },
         windows: 0,
         compression: 0,
         is_rdma_capable: u8::from(traits.is_rdma_capable),

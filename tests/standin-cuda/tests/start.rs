@@ -16,6 +16,7 @@ use standin::Standin;
 
 const GRANULARITY: &str = "STANDIN_CUDA_GRANULARITY_BYTES";
 const TOTAL_BYTES: &str = "STANDIN_CUDA_TOTAL_BYTES";
+const DEVICES: &str = "STANDIN_CUDA_DEVICES";
 const COST_NS: &str = "STANDIN_CUDA_COST_NS";
 const COSTS: &str = "STANDIN_CUDA_COSTS";
 const RUN_AHEAD: &str = "STANDIN_CUDA_RUN_AHEAD";
@@ -44,6 +45,7 @@ const CASES: &[Case] = &[
     ("a GPU that a test moves on", &[(RUN_AHEAD, "1000"), (EXACT, "1")], works_end_as_told),
     ("work that takes time", &[(WORK_NS, "3000000")], work_takes_time),
     ("the peak, and the sum of all calls", &[], the_peak_and_all_calls),
+    ("two devices", &[(DEVICES, "2")], two_devices),
     ("addresses that are numbers", &[(BACKED, "0"), (TOTAL_BYTES, TOO_MUCH)], numbers),
     ("faults of the environment", &[(FAIL, "cuDeviceGetCount:2:2:999,cuInit:1:1:100")], faults),
     ("a granule that is no power of two", &[(GRANULARITY, "12288")], is_refused),
@@ -58,6 +60,7 @@ const CASES: &[Case] = &[
     ("half exact", &[(EXACT, "2")], is_refused),
     ("work of more than a second", &[(WORK_NS, "1000000001")], is_refused),
     ("half a backing", &[(BACKED, "2")], is_refused),
+    ("no device", &[(DEVICES, "0")], is_refused),
     ("no memory", &[(TOTAL_BYTES, "0")], is_refused),
     ("a fault with a part missing", &[(FAIL, "cuMemMap:1:1")], is_refused),
     ("a fault of an unknown entry point", &[(FAIL, "cuNothing:1:1:1")], is_refused),
@@ -365,6 +368,53 @@ fn the_peak_and_all_calls() {
     ok(cu.cuMemFree_v2(other));
     assert_eq!(standin.peak_bytes(), (2 << 20) + 4096, "both at once, and never more");
     assert_eq!(standin.calls_total() - before, 6);
+}
+
+fn two_devices() {
+    let cu = plain();
+    ok(cu.cuInit(0));
+    assert_eq!(get::<i32>(|count| cu.cuDeviceGetCount(count)), 2);
+    assert_eq!(get::<i32>(|device| cu.cuDeviceGet(device, 1)), 1);
+    assert_eq!(cu.cuDeviceGet(&mut 0, 2), INVALID_DEVICE);
+    let uuids = [0, 1].map(|device| get::<[u8; 16]>(|uuid| cu.cuDeviceGetUuid_v2(uuid, device)));
+    assert_ne!(uuids[0], uuids[1]);
+    let peers = [(0, 1), (1, 0), (1, 1)];
+    let can = peers.map(|(from, to)| get::<i32>(|can| cu.cuDeviceCanAccessPeer(can, from, to)));
+    assert_eq!(can, [1, 1, 0]);
+    // Each has a context: a thread has a stack of both.
+    let contexts = [0, 1].map(|device| get::<usize>(|it| cu.cuDevicePrimaryCtxRetain(it, device)));
+    let now = || {
+        let context = get::<usize>(|context| cu.cuCtxGetCurrent(context));
+        (context, get::<i32>(|device| cu.cuCtxGetDevice(device)))
+    };
+    ok(cu.cuCtxSetCurrent(contexts[0]));
+    ok(cu.cuCtxPushCurrent_v2(contexts[1]));
+    assert_eq!(now(), (contexts[1], 1));
+    assert_eq!(cu.cuMemAlloc_v2(&mut 0, 1), NOT_SUPPORTED);
+    let stream = get::<usize>(|stream| cu.cuStreamCreate(stream, NON_BLOCKING));
+    assert_eq!(get::<usize>(|context| cu.cuCtxPopCurrent_v2(context)), contexts[1]);
+    assert_eq!(now(), (contexts[0], 0));
+    assert_eq!(get::<usize>(|context| cu.cuStreamGetCtx(stream, context)), contexts[1]);
+    // Memory of the second, which each device may touch only where it was told so.
+    let bytes = 2 << 20;
+    let on_second = Properties { location: [1, 1], ..PINNED_ON_DEVICE };
+    let range = get::<usize>(|range| cu.cuMemAddressReserve(range, bytes, 0, 0, 0));
+    let handle = get::<u64>(|handle| cu.cuMemCreate(handle, bytes, &raw const on_second, 0));
+    ok(cu.cuMemMap(range, bytes, 0, handle, 0));
+    let access = || {
+        [[1, 0], [1, 1]]
+            .map(|place| get::<u64>(|it| cu.cuMemGetAccess(it, &raw const place, range)))
+    };
+    let allow = |device: i32, flags: u32| {
+        let description: Description = [1, device, flags as i32];
+        ok(cu.cuMemSetAccess(range, bytes, &raw const description, 1));
+        access()
+    };
+    assert_eq!(allow(1, READ_WRITE), [0, 3]);
+    assert_eq!(allow(0, READ_WRITE), [3, 3]);
+    ok(cu.cuMemsetD8_v2(range, 1, bytes));
+    assert_eq!(allow(0, 0), [0, 3]);
+    assert_eq!(cu.cuMemsetD8_v2(range, 1, bytes), ILLEGAL_ADDRESS, "the first may not");
 }
 
 fn numbers() {

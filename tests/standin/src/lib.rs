@@ -1,7 +1,7 @@
 //! Loads the stand-in driver into a test's process, and is its control.
 //!
 //! The stand-in (`tests/standin-cuda`) is a library of the driver's own name. Once [`load`] has put
-//! it into the process, a `dlopen` of `libcuda.so.1` returns it, with one device.
+//! it into the process, a `dlopen` of `libcuda.so.1` returns it, with one device unless [`run_on_two_devices`] says two.
 //!
 //! What is set through [`Standin`] is the whole process's: tests that set anything, and tests that
 //! would notice, hold [`Standin::exclusive`] meanwhile.
@@ -12,11 +12,11 @@
     reason = "a helper of tests: a test fails by panicking"
 )]
 
-mod ahead;
+mod again;
 pub mod events;
 mod library;
 
-pub use ahead::run_again_ahead;
+pub use again::{run_again_ahead, run_on_two_devices};
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -116,6 +116,7 @@ doors! {
     calls = "standin_calls"(*const c_char) -> u64;
     calls_total = "standin_calls_total"() -> u64;
     launches = "standin_launches"(*const c_char) -> u64;
+    is_accessible = "standin_is_accessible"(usize, usize) -> c_int;
     hold_events = "standin_hold_events"(c_int);
     capture_at_record = "standin_capture_at_record"(usize);
     unmap_runs = "standin_unmap_runs"(c_int) -> c_int;
@@ -238,6 +239,13 @@ impl Standin {
         let name = text(kernel);
         // SAFETY: a string with its zero.
         unsafe { (self.doors.launches)(name.as_ptr()) }
+    }
+
+    /// Whether a device may write at an address now.
+    #[must_use]
+    pub fn is_accessible(&self, device: u32, address: usize) -> bool {
+        // SAFETY: any time, from any thread.
+        unsafe { (self.doors.is_accessible)(device as usize, address) == 1 }
     }
 
     /// Events recorded while this is set complete only when it is not set any more.
