@@ -154,7 +154,7 @@ pub enum DeviceError {
 }
 
 /// `CUDA_ERROR_INVALID_HANDLE`.
-const INVALID_HANDLE: i32 = 400;
+pub(crate) const INVALID_HANDLE: i32 = 400;
 
 impl DeviceError {
     /// Whether the driver does not know the stream or event: it was destroyed.

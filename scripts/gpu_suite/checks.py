@@ -23,6 +23,14 @@ def conformance(found: dict) -> list[dict]:
     return [row("device conformance", "held", 1, bar=1, how=how)]
 
 
+def streams(found: dict) -> list[dict]:
+    """A destroyed stream must not count as a lost GPU."""
+    codes = ", ".join(f"{call} {code}" for call, code in found["destroyed"].items())
+    how = f"the driver's codes: {codes}; ours: {found['said']}"
+    name = "a destroyed stream is an unknown one"
+    return [row(name, "held", int(found["is_unknown"]), bar=1, how=how)]
+
+
 def sleep(found: dict) -> list[dict]:
     """Every byte was compared, or the part would have failed."""
     size = found["bytes"]

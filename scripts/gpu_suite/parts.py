@@ -48,6 +48,8 @@ PARTS = (
     Part(PLACE, "what this machine is, and what cannot run on it", 60, commands.place),
     Part("conformance", "the device's contract, case by case", 60,
          commands.gpu_check("conformance"), DRIVER, checks.conformance),
+    Part("streams", "what the driver says of a destroyed stream", 60,
+         commands.gpu_check("streams"), DRIVER, checks.streams),
     Part("kernels", "kernels against their CPU twins", 60,
          commands.gpu_check("kernels"), (*DRIVER, "computes", "kernels"), checks.kernels),
     Part("mapping", "create, map, access, unmap and release, idle and beside kernels", 120,

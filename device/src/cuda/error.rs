@@ -1,6 +1,7 @@
 //! Driver errors.
 
 use super::entries::Entries;
+use crate::error::INVALID_HANDLE;
 use crate::{AddressRange, DeviceError, Operation};
 
 /// Why no `cuda` device is available.
@@ -50,7 +51,9 @@ impl Code {
     pub(super) const DEINITIALIZED: Self = Self(4);
     pub(super) const INVALID_CONTEXT: Self = Self(201);
     pub(super) const PEER_ACCESS_UNSUPPORTED: Self = Self(217);
+    pub(super) const INVALID_HANDLE: Self = Self(INVALID_HANDLE);
     pub(super) const NOT_READY: Self = Self(600);
+    pub(super) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(super) const CAPTURE_UNSUPPORTED: Self = Self(900);
     pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
 
@@ -62,7 +65,6 @@ impl Code {
         const CONTAINED: i32 = 226;
         const ILLEGAL_ADDRESS: i32 = 700;
         const LAUNCH_TIMEOUT: i32 = 702;
-        const CONTEXT_IS_DESTROYED: i32 = 709;
         const ASSERT: i32 = 710;
         const HARDWARE_STACK_ERROR_TO_LAUNCH_FAILED: std::ops::RangeInclusive<i32> = 714..=719;
         const TENSOR_MEMORY_LEAK: i32 = 721;
@@ -75,12 +77,11 @@ impl Code {
                 | CONTAINED
                 | ILLEGAL_ADDRESS
                 | LAUNCH_TIMEOUT
-                | CONTEXT_IS_DESTROYED
                 | ASSERT
                 | TENSOR_MEMORY_LEAK
                 | MPS_CLIENT_TERMINATED
                 | EXTERNAL_DEVICE
-        ) || self == Self::DEINITIALIZED
+        ) || matches!(self, Self::DEINITIALIZED | Self::CONTEXT_IS_DESTROYED)
             || HARDWARE_STACK_ERROR_TO_LAUNCH_FAILED.contains(&self.0)
     }
 

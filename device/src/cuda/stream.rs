@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::entries::{Entries, Handle, read};
+use super::entries::{Entries, Handle, is_complete, read};
 use super::error::Code;
 use super::event::Event;
 use super::space::Space;
@@ -71,6 +71,18 @@ impl Stream {
         Ok(status != NOT_CAPTURING)
     }
 
+    /// Returns the code that a refused call on this stream stands for. Of a stream that was destroyed the driver may say that
+    /// its context was; the context lives if a stream of ours is known.
+    fn refusal(&self, code: Code) -> Code {
+        let space = &self.0.space;
+        if code != Code::CONTEXT_IS_DESTROYED || self.0.is_owned {
+            return code;
+        }
+        // SAFETY: a live stream of ours; nothing is queued.
+        let answer = unsafe { (space.context.entries.stream_query)(space.idle_stream) };
+        if is_complete(answer).is_ok() { Code::INVALID_HANDLE } else { code }
+    }
+
     /// Runs `work` on the callback thread after `event` of this stream.
     pub(super) fn call_after(&self, event: Event, work: Callback) -> Result<(), DeviceError> {
         let callbacks = {
@@ -111,7 +123,7 @@ impl super::CudaDevice {
         self.space.context.call(Operation::Event, range, |_| match stream.is_captured() {
             // The legacy stream is never captured: a stream ordered with it is.
             Err(Code::CAPTURE_IMPLICIT) => Ok(false),
-            answer => answer,
+            answer => answer.map_err(|code| stream.refusal(code)),
         })
     }
 }
@@ -126,9 +138,13 @@ impl Space {
         range: AddressRange,
         queue: impl FnOnce() -> Result<T, Code>,
     ) -> Result<T, DeviceError> {
-        self.context.call(operation, range, |_| match stream.is_captured()? {
-            true => Err(Code::CAPTURE_UNSUPPORTED),
-            false => queue(),
+        self.context.call(operation, range, |_| {
+            let queued = match stream.is_captured() {
+                Ok(true) => Err(Code::CAPTURE_UNSUPPORTED),
+                Ok(false) => queue(),
+                Err(code) => Err(code),
+            };
+            queued.map_err(|code| stream.refusal(code))
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use dormouse_device::cuda::{CudaDevice, Stream};
 use dormouse_device::{Device, DeviceError, SpanLabel};
 use standin::Standin;
 
@@ -81,16 +82,15 @@ fn the_callers_context_is_left_as_it_was() {
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 
-/// A stream that is captured in the strictest mode.
-struct Capture {
+/// A stream of the caller's.
+struct Foreign {
     driver: Standin,
-    stream: usize,
+    handle: usize,
 }
 
-impl Capture {
-    fn begin(driver: Standin, flags: u32) -> Self {
-        const GLOBAL: i32 = 0; // every thread's calls count
-        let (mut context, mut stream) = (0, 0);
+impl Foreign {
+    fn create(driver: Standin, flags: u32) -> Self {
+        let (mut context, mut handle) = (0, 0);
         // SAFETY: these are the entry points' types; each writes one handle, or takes one.
         unsafe {
             type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
@@ -98,33 +98,52 @@ impl Capture {
             let set: unsafe extern "C" fn(usize) -> i32 = entry(driver, "cuCtxSetCurrent");
             type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
             let create: Create = entry(driver, "cuStreamCreate");
-            type Begin = unsafe extern "C" fn(usize, i32) -> i32;
-            let begin: Begin = entry(driver, "cuStreamBeginCapture_v2");
             assert_eq!(retain(&raw mut context, 0), 0);
             assert_eq!(set(context), 0);
-            assert_eq!(create(&raw mut stream, flags), 0);
-            assert_eq!(begin(stream, GLOBAL), 0);
+            assert_eq!(create(&raw mut handle, flags), 0);
         }
-        Self { driver, stream }
+        Self { driver, handle }
+    }
+
+    /// A stream that is captured in the strictest mode.
+    fn captured(driver: Standin, flags: u32) -> Self {
+        const GLOBAL: i32 = 0; // every thread's calls count
+        let foreign = Self::create(driver, flags);
+        // SAFETY: the entry point's type; it takes one handle.
+        unsafe {
+            type Begin = unsafe extern "C" fn(usize, i32) -> i32;
+            let begin: Begin = entry(driver, "cuStreamBeginCapture_v2");
+            assert_eq!(begin(foreign.handle, GLOBAL), 0);
+        }
+        foreign
+    }
+
+    /// The device's handle of it. It is used after `destroy` only where the stand-in refuses that.
+    fn stream(&self, device: &CudaDevice) -> Stream {
+        // SAFETY: a live stream.
+        unsafe { device.foreign_stream(self.handle as *mut c_void) }.unwrap()
     }
 
     /// What the driver says of the capture at its end.
-    fn end(self) -> i32 {
+    fn end_capture(&self) -> i32 {
         let mut graph = 0;
-        // SAFETY: these are the entry points' types; the stream is that of `begin`.
+        // SAFETY: the entry point's type; it takes one handle and writes one.
         unsafe {
             type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
             let end: End = entry(self.driver, "cuStreamEndCapture");
+            end(self.handle, &raw mut graph)
+        }
+    }
+
+    fn destroy(self) {
+        // SAFETY: these are the entry points' types; what `create` did is undone.
+        unsafe {
             type Destroy = unsafe extern "C" fn(usize) -> i32;
             let destroy: Destroy = entry(self.driver, "cuStreamDestroy_v2");
             let set: unsafe extern "C" fn(usize) -> i32 = entry(self.driver, "cuCtxSetCurrent");
             type Release = unsafe extern "C" fn(i32) -> i32;
             let release: Release = entry(self.driver, "cuDevicePrimaryCtxRelease_v2");
-            let ended = end(self.stream, &raw mut graph);
-            assert_eq!(destroy(self.stream), 0);
-            assert_eq!(set(0), 0);
-            assert_eq!(release(0), 0);
-            ended
+            assert_eq!((destroy(self.handle), set(0), release(0)), (0, 0, 0));
         }
     }
 }
@@ -135,9 +154,8 @@ fn a_capture_is_neither_joined_nor_broken() {
     let device = device();
     let ours = device.create_stream("ours").unwrap();
     let before = device.record(&ours).unwrap();
-    let capture = Capture::begin(driver.standin, NON_BLOCKING);
-    // SAFETY: a live stream.
-    let captured = unsafe { device.foreign_stream(capture.stream as *mut c_void) }.unwrap();
+    let foreign = Foreign::captured(driver.standin, NON_BLOCKING);
+    let captured = foreign.stream(&device);
     let refused = |result: Result<(), DeviceError>| {
         assert!(matches!(result, Err(DeviceError::Refused { code: 900, .. })), "{result:?}");
     };
@@ -156,7 +174,38 @@ fn a_capture_is_neither_joined_nor_broken() {
     device.forget(span).unwrap();
     device.synchronize(&before).unwrap();
     assert_eq!(device.query(&before), Ok(true));
-    assert_eq!(capture.end(), 0, "the capture was invalidated");
+    assert_eq!(foreign.end_capture(), 0, "the capture was invalidated");
+    foreign.destroy();
+}
+
+/// The driver may name the context where only the stream is gone. A GPU that is lost answers no question at all.
+#[test]
+fn a_destroyed_stream_is_no_lost_device() {
+    let driver = driver();
+    let device = device();
+    let foreign = Foreign::create(driver.standin, NON_BLOCKING);
+    let (stream, ours) = (foreign.stream(&device), device.create_stream("ours").unwrap());
+    foreign.destroy();
+    let refusals = || {
+        [
+            device.record(&stream).map(drop),
+            device.is_idle(&stream).map(drop),
+            device.is_captured(&stream).map(drop),
+        ]
+    };
+    for code in [400, 709] {
+        driver.fail("cuStreamIsCapturing", 1, 3, code);
+        for refused in refusals() {
+            assert!(refused.as_ref().is_err_and(DeviceError::is_unknown_handle), "{refused:?}");
+        }
+    }
+    driver.fail("cuEventRecord", 1, 1, 709);
+    let refused = device.record(&ours);
+    assert!(matches!(refused, Err(DeviceError::DeviceLost { .. })), "{refused:?}");
+    driver.lose(709);
+    for refused in refusals() {
+        assert!(matches!(refused, Err(DeviceError::DeviceLost { .. })), "{refused:?}");
+    }
 }
 
 /// The driver refuses to say of the legacy stream, as a blocking one is being captured.
@@ -166,9 +215,10 @@ fn the_legacy_stream_is_never_captured() {
     let device = device();
     // SAFETY: NULL is the default stream.
     let null = unsafe { device.foreign_stream(std::ptr::null_mut()) }.unwrap();
-    let capture = Capture::begin(driver.standin, 0);
+    let foreign = Foreign::captured(driver.standin, 0);
     assert_eq!(device.is_captured(&null), Ok(false));
     let refused = device.record(&null).unwrap_err();
     assert!(matches!(refused, DeviceError::Refused { code: 906, .. }), "{refused}");
-    assert_eq!(capture.end(), 0);
+    assert_eq!(foreign.end_capture(), 0);
+    foreign.destroy();
 }

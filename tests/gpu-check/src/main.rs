@@ -2,7 +2,7 @@
 //! one. `scripts/gpu-suite` runs the parts; each prints one JSON object as its last line and ends
 //! with 0 where everything held, 1 where something did not, 2 where it could not run.
 //!
-//! Parts: `conformance`, `kernels`, `copies`, `mapping`, `sleep`.
+//! Parts: `conformance`, `kernels`, `copies`, `mapping`, `sleep`, `streams`.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -17,6 +17,7 @@ mod kernels;
 mod mapping;
 mod plain;
 mod sleep;
+mod streams;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -64,8 +65,11 @@ fn main() -> ExitCode {
         "copies" => copies::measure,
         "mapping" => mapping::measure,
         "sleep" => sleep::check,
+        "streams" => streams::check,
         _ => {
-            eprintln!("gpu-check conformance|kernels|copies|mapping|sleep [option=value ...]");
+            eprintln!(
+                "gpu-check conformance|kernels|copies|mapping|sleep|streams [option=value ...]"
+            );
             return ExitCode::from(2);
         }
     };
