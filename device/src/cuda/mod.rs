@@ -264,15 +264,11 @@ impl Device for CudaDevice {
     }
 
     fn record(&self, stream: &Stream) -> Result<Event, DeviceError> {
-        self.space.queue(stream, Operation::Event, AddressRange::default(), || {
-            Event::record(&self.space, stream.handle(), false)
-        })
+        self.space.record(stream, false)
     }
 
     fn record_timed(&self, stream: &Stream) -> Result<Event, DeviceError> {
-        self.space.queue(stream, Operation::Event, AddressRange::default(), || {
-            Event::record(&self.space, stream.handle(), true)
-        })
+        self.space.record(stream, true)
     }
 
     fn age(&self, event: &Event) -> Option<Duration> {

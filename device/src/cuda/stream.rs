@@ -147,4 +147,21 @@ impl Space {
             queued.map_err(|code| stream.refusal(code))
         })
     }
+
+    /// Records an event on `stream`, unless the stream is being captured into a graph.
+    pub(super) fn record(
+        self: &Arc<Self>,
+        stream: &Stream,
+        is_timed: bool,
+    ) -> Result<Event, DeviceError> {
+        self.queue(stream, Operation::Event, AddressRange::default(), || {
+            let event = Event::record(self, stream.handle(), is_timed)?;
+            // Another thread may have begun a capture before the record, which then is part of it: a query of the event would
+            // invalidate the capture.
+            match stream.is_captured() {
+                Ok(true) => Err(Code::CAPTURE_UNSUPPORTED),
+                _ => Ok(event),
+            }
+        })
+    }
 }

@@ -178,6 +178,26 @@ fn a_capture_is_neither_joined_nor_broken() {
     foreign.destroy();
 }
 
+/// Another thread begins to capture a stream between the question and the record. A query of that event breaks its capture.
+#[test]
+fn an_event_that_a_capture_took_is_not_returned() {
+    let driver = driver();
+    let device = device();
+    let foreign = Foreign::create(driver.standin, NON_BLOCKING);
+    let stream = foreign.stream(&device);
+    for is_timed in [false, true] {
+        driver.capture_at_record(foreign.handle);
+        let recorded = if is_timed { device.record_timed(&stream) } else { device.record(&stream) };
+        // As its users do.
+        let seen = recorded.and_then(|event| device.query(&event));
+        assert!(matches!(seen, Err(DeviceError::Refused { code: 900, .. })), "{seen:?}");
+        assert_eq!(foreign.end_capture(), 0, "the capture was invalidated");
+        let event = device.record(&stream).unwrap();
+        device.synchronize(&event).unwrap();
+    }
+    foreign.destroy();
+}
+
 /// The driver may name the context where only the stream is gone. A GPU that is lost answers no question at all.
 #[test]
 fn a_destroyed_stream_is_no_lost_device() {

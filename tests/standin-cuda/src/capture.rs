@@ -176,6 +176,14 @@ pub(crate) fn isolate(driver: &Driver, stream: &Stream) -> Code {
     Code::CAPTURE_ISOLATION
 }
 
+/// Refuses to look at a captured event, and invalidates its capture.
+pub(crate) fn refuse_mark(driver: &Driver, mark: &Mark) -> Code {
+    if let Some(capture) = lock(&driver.captures).active.get_mut(&mark.capture) {
+        capture.is_invalid = true;
+    }
+    Code::CAPTURED_EVENT
+}
+
 /// A stream waits for captured work: from then on it takes part in the capture.
 pub(crate) fn join(driver: &Driver, stream: &Stream, mark: &Mark) -> Result<(), Code> {
     let mut captures = lock(&driver.captures);

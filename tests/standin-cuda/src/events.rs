@@ -191,7 +191,7 @@ entry! { Context, fn cuEventQuery(event: usize) {
     let event = find(driver, event)?;
     capture::refuse_unsafe()?;
     match event.meaning() {
-        Meaning::Captured(_) => Err(Code::CAPTURED_EVENT),
+        Meaning::Captured(mark) => Err(capture::refuse_mark(driver, &mark)),
         Meaning::At(point) if !point.is_complete(driver) => {
             if point.gate.as_ref().is_none_or(|gate| gate.is_open()) {
                 driver.ahead.ask(point.work);
@@ -208,7 +208,7 @@ entry! { Context, fn cuEventSynchronize(event: usize) {
     let event = find(driver, event)?;
     capture::refuse_unsafe()?;
     match event.meaning() {
-        Meaning::Captured(_) => return Err(Code::CAPTURED_EVENT),
+        Meaning::Captured(mark) => return Err(capture::refuse_mark(driver, &mark)),
         Meaning::At(point) => point.wait(driver)?,
         Meaning::Never => {}
     }

@@ -121,6 +121,18 @@ fn unsafe_calls_are_refused_and_break_the_capture() {
     ok(cu.cuStreamBeginCapture_v2(stream, RELAXED));
     assert_eq!(cu.cuStreamQuery(stream), UNSUPPORTED);
     assert_eq!(end(&bench, stream), BROKEN);
+    // So does one at an event in it.
+    let looks: [&dyn Fn() -> i32; 2] =
+        [&|| cu.cuEventQuery(event), &|| cu.cuEventSynchronize(event)];
+    for look in looks {
+        ok(cu.cuStreamBeginCapture_v2(stream, RELAXED));
+        ok(cu.cuEventRecord(event, stream));
+        let mut mode = RELAXED;
+        ok(cu.cuThreadExchangeStreamCaptureMode(&raw mut mode));
+        assert_eq!(look(), CAPTURED_EVENT);
+        ok(cu.cuThreadExchangeStreamCaptureMode(&raw mut mode));
+        assert_eq!(end(&bench, stream), BROKEN);
+    }
     bench.give(more, GRANULE);
     bench.give(memory, GRANULE);
     ok(cu.cuEventDestroy_v2(event));

@@ -100,10 +100,10 @@ impl Bench {
         self.standin.calls("cuStreamIsCapturing")
     }
 
-    /// As [`Self::driver_queries`], without those of a mark behind a free of a busy stream, which queries before it
-    /// records its event.
+    /// As [`Self::driver_queries`], without those of a mark behind a free of a busy stream, which queries before and
+    /// after it records its event.
     fn queries_of_requests(&self) -> u64 {
-        self.driver_queries() - self.standin.calls("cuEventRecord")
+        self.driver_queries() - 2 * self.standin.calls("cuEventRecord")
     }
 }
 

@@ -338,7 +338,7 @@ fn a_capture_that_begins_at_a_mark_postpones_the_sleep_to_the_next_one() {
     assert!((0..2).all(|layer| trainer.states(layer).iter().all(|s| s.is_asleep())));
     trainer.prefix.enter(Phase::B, &trainer.stream).unwrap();
     let report = trainer.backward_all_and_end();
-    assert!(report.declined.iter().any(|it| it.contains("CAPTURED_EVENT")), "{report:?}");
+    assert!(report.declined.iter().any(|it| it.contains("CAPTURE_UNSUPPORTED")), "{report:?}");
     user.destroy();
 }
 
