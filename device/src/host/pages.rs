@@ -71,7 +71,7 @@ impl Space {
         let (_, tail) = self.range().split_at(end.saturating_sub(self.start));
         if tail.bytes > 0 {
             // A parked piece would be moved from there later.
-            self.parked.expect_piece(tail);
+            self.parked.give_up_in(tail);
             // SAFETY: the caller's contract.
             unsafe { self.release_from(tail.start) };
         }

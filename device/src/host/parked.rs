@@ -3,7 +3,7 @@
 //!
 //! A new page costs a fault and zeroing by the kernel, about five times as much as moving an existing
 //! page. Pages move in *pieces*, runs of pages of one mapping. A moved piece never merges with its
-//! neighbours again, so the ends of pieces are recorded (*edges*), and their number is limited.
+//! neighbours again, so the ends of moved pieces are recorded (*edges*), and their number is limited.
 //!
 //! - **P1** A page of the space that is neither mapped nor staged has memory only if it is parked.
 //! - **P2** Parked pages are inaccessible.
@@ -73,7 +73,10 @@ impl Parked {
             if range.bytes < PIECE_BYTES_MIN
                 || system::protect(range, system::NO_ACCESS, operation).is_err()
             {
-                let Err(error) = system::close(range, operation) else { return Ok(()) };
+                let Err(error) = system::close(range, operation) else {
+                    self.inner.lock().edges.erase(range);
+                    return Ok(());
+                };
                 // Access may be removed partly.
                 let access = if is_frozen { system::READ_ONLY } else { system::READ_WRITE };
                 if system::protect(range, access, operation).is_ok() {
@@ -86,16 +89,20 @@ impl Parked {
         }
         // From here nothing can fail: the pages are inaccessible.
         let mut inner = self.inner.lock();
-        let mut rest = range;
+        let (mut rest, mut unparked) = (range, AddressRange::new(range.start, 0));
         while rest.bytes > 0 {
             let (piece, after) = rest.split_at(inner.edges.run_bytes(rest).min(PIECE_BYTES_MAX));
-            inner.edges.cut(piece);
-            if !self.park(&mut inner, piece) {
+            if self.park(&mut inner, piece) {
                 // SAFETY: the caller's contract; it is inaccessible.
-                unsafe { system::clear(piece) };
+                unsafe { inner.clear(unparked) };
+                unparked = AddressRange::new(after.start, 0);
+            } else {
+                unparked.bytes += piece.bytes;
             }
             rest = after;
         }
+        // SAFETY: as above.
+        unsafe { inner.clear(unparked) };
         Ok(())
     }
 
@@ -115,6 +122,7 @@ impl Parked {
                 // `MADV_DONTNEED` would silently keep pages that are locked in memory.
                 // SAFETY: the caller's contract; P1, P2.
                 unsafe { system::close(piece, Operation::Map) }?;
+                inner.edges.erase(piece);
             }
             return Ok(());
         }
@@ -150,13 +158,18 @@ impl Parked {
 
     /// Removes parked pages from `range`, to which a piece is about to be moved.
     pub(super) fn expect_piece(&self, range: AddressRange) {
-        let mut inner = self.inner.lock();
         // The move replaces them too, unless it is refused.
+        self.give_up_in(range);
+        self.inner.lock().edges.add(range);
+    }
+
+    /// Returns the parked pages of `range` to the system.
+    pub(super) fn give_up_in(&self, range: AddressRange) {
+        let mut inner = self.inner.lock();
         while let Some(piece) = self.take_first(&mut inner, range) {
             // SAFETY: P1, P2: unused and inaccessible.
-            unsafe { system::clear(piece) };
+            unsafe { inner.clear(piece) };
         }
-        inner.edges.cut(range);
     }
 
     /// Returns parked pages beyond `keep_bytes` to the system. Returns their bytes.
@@ -209,25 +222,24 @@ impl Parked {
     /// Returns the pages of entry `index` to the system.
     fn give_up(&self, inner: &mut Inner, index: usize) -> u64 {
         let piece = self.set(inner, index, VACANT);
-        if piece.bytes > 0 {
-            // SAFETY: P1, P2: unused and inaccessible.
-            unsafe { system::clear(piece) };
-        }
+        // SAFETY: P1, P2: unused and inaccessible.
+        unsafe { inner.clear(piece) };
         piece.bytes as u64
     }
 
     /// Removes the lowest parked part of `range`. The rest of its piece stays parked, if there is an entry
     /// for it.
     fn take_first(&self, inner: &mut Inner, range: AddressRange) -> Option<AddressRange> {
-        let overlaps = |piece: &AddressRange| {
-            piece.bytes > 0 && piece.start < range.end() && range.start < piece.end()
-        };
-        let found = inner.pieces.iter().enumerate().filter(|(_, piece)| overlaps(piece));
-        let (index, &piece) = found.min_by_key(|(_, piece)| piece.start)?;
-        let start = piece.start.max(range.start);
-        let (before, rest) = piece.split_at(start - piece.start);
-        let (inside, after) = rest.split_at(range.end() - start);
-        inner.edges.cut(inside);
+        let (index, inside) = inner.first_inside(range)?;
+        self.take(inner, index, inside);
+        Some(inside)
+    }
+
+    /// Removes `inside` from entry `index`.
+    fn take(&self, inner: &mut Inner, index: usize, inside: AddressRange) {
+        let piece = inner.pieces[index];
+        let (before, rest) = piece.split_at(inside.start - piece.start);
+        let (_, after) = rest.split_at(inside.bytes);
         self.set(inner, index, before);
         if after.bytes > 0 {
             match inner.pieces.iter().position(|entry| entry.bytes == 0) {
@@ -235,10 +247,9 @@ impl Parked {
                     self.set(inner, vacant, after);
                 }
                 // SAFETY: P1, P2: unused and inaccessible.
-                None => unsafe { system::clear(after) },
+                None => unsafe { inner.clear(after) },
             }
         }
-        Some(inside)
     }
 
     /// Moves pieces to the start of `gap`.
@@ -250,7 +261,7 @@ impl Parked {
             // SAFETY: the caller's contract.
             let Some(bytes) = (unsafe { self.unpark(inner, gap) }) else { break };
             let (piece, rest) = gap.split_at(bytes);
-            inner.edges.cut(piece);
+            inner.edges.add(piece);
             gap = rest;
         }
     }
@@ -271,13 +282,37 @@ impl Parked {
         if kept.bytes < PIECE_BYTES_MIN {
             self.give_up(inner, index);
         }
-        inner.edges.cut(piece);
         // SAFETY: the caller's contract; P1, P2: the pages are unused and inaccessible.
         let moved = unsafe { system::move_leaving(piece, range.split_at(bytes).0) };
         // In either case it merges with the rest of the reservation again.
         // SAFETY: as above.
-        unsafe { system::clear(piece) };
+        unsafe { inner.clear(piece) };
         moved.then_some(bytes)
+    }
+}
+
+impl Inner {
+    /// Returns the lowest parked part of `range`, and the entry that it lies in.
+    fn first_inside(&self, range: AddressRange) -> Option<(usize, AddressRange)> {
+        let overlaps = |piece: &AddressRange| {
+            piece.bytes > 0 && piece.start < range.end() && range.start < piece.end()
+        };
+        let found = self.pieces.iter().enumerate().filter(|(_, piece)| overlaps(piece));
+        let (index, piece) = found.min_by_key(|(_, piece)| piece.start)?;
+        let start = piece.start.max(range.start);
+        Some((index, AddressRange::new(start, piece.end().min(range.end()) - start)))
+    }
+
+    /// Returns the pages of `range` to the system. It merges with the rest of the reservation again.
+    ///
+    /// # Safety
+    /// `range` lies in our space, is inaccessible, and its contents are not needed.
+    unsafe fn clear(&mut self, range: AddressRange) {
+        if range.bytes > 0 {
+            // SAFETY: the caller's contract.
+            unsafe { system::clear(range) };
+            self.edges.erase(range);
+        }
     }
 }
 
@@ -296,6 +331,63 @@ fn choose(pieces: &[AddressRange; PIECES_MAX], bytes: usize) -> Option<usize> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::Device;
+    use crate::host::{HostConfig, HostDevice, os_page_bytes};
+
+    /// Ranges that a process of some age has mapped and unmapped, at other offsets each time.
+    const RANGES: usize = 9_000;
+
+    #[test]
+    fn edges_of_pages_that_are_gone_are_forgotten() {
+        let page_bytes = os_page_bytes();
+        // Ranges that are disjoint, and such that overlap the ones before.
+        for step_bytes in [PIECE_BYTES_MIN + page_bytes, page_bytes] {
+            let bytes = RANGES * step_bytes + (2 << 20);
+            let device = HostDevice::new(HostConfig::new(bytes, bytes as u64)).unwrap();
+            let range = |index: usize, bytes| {
+                AddressRange::new(device.address_space().start + index * step_bytes, bytes)
+            };
+            let edges = || device.space.parked.inner.lock().edges.count();
+            let held = range(RANGES, 1 << 20);
+            for index in 0..RANGES {
+                // Every other one gets its pages from the one before, so they are moved.
+                if index % 2 == 0 {
+                    device.release_parked();
+                }
+                let here = range(index, PIECE_BYTES_MIN);
+                device.map(here, Fill::Any).unwrap();
+                device.unmap(here).unwrap();
+                assert!(edges() <= 2 * PIECES_MAX, "{} edges after {index}", edges());
+            }
+            device.release_parked();
+            assert_eq!(edges(), 0);
+            device.map(held, Fill::Any).unwrap();
+            device.unmap(held).unwrap();
+            assert_eq!(device.memory_info().parked_bytes, held.bytes as u64);
+        }
+    }
+
+    /// A block of many short pieces is given back by one call.
+    #[test]
+    fn neighbours_that_do_not_park_are_cleared_together() {
+        let page_bytes = os_page_bytes();
+        let device = HostDevice::new(HostConfig::new(8 << 20, 8 << 20)).unwrap();
+        let range = device.address_space().split_at(2 * PIECE_BYTES_MIN).0;
+        device.map(range, Fill::Any).unwrap();
+        let edges = || device.space.parked.inner.lock().edges.count();
+        let mut rest = range;
+        while rest.bytes > 0 {
+            let (piece, after) = rest.split_at(page_bytes);
+            device.space.parked.inner.lock().edges.add(piece);
+            rest = after;
+        }
+        assert_eq!(edges(), range.bytes / page_bytes + 1);
+        device.unmap(range).unwrap();
+        assert_eq!((edges(), device.memory_info().parked_bytes), (0, 0));
+        device.map(range, Fill::Any).unwrap();
+        device.unmap(range).unwrap();
+        assert_eq!(device.memory_info().parked_bytes, range.bytes as u64);
+    }
 
     #[test]
     fn chooses_the_piece_nearest_in_size() {
