@@ -101,6 +101,10 @@ fn refuse_everything(page: usize) {
     let staged = device.stage(span, Fill::Any).unwrap();
     fill(AddressRange::new(device.staged_address(&staged), asleep.bytes), 9);
 
+    // Parked where zeroes are wanted.
+    device.map(pages(40, 3), Fill::Any).unwrap();
+    fill(pages(40, 3), 5);
+    device.unmap(pages(40, 3)).unwrap();
     let hoard = Hoard::new(limit);
     hoard.fill();
     let info = device.memory_info();
@@ -126,4 +130,5 @@ fn refuse_everything(page: usize) {
     device.thaw(span).unwrap();
     device.unmap(middle).unwrap();
     device.map(pages(40, 3), Fill::Zero).unwrap();
+    assert!(bytes(pages(40, 3)).iter().all(|byte| *byte == 0));
 }

@@ -106,8 +106,8 @@ impl Space {
         }
         // SAFETY: I1, checked above; the range is Busy, and was unmapped.
         if let Err(error) = unsafe { self.parked.fill(range, fill) } {
-            // It contains old bytes that could not be removed: it stays Busy and is never used.
             self.give(range.bytes);
+            self.states.change(range, PageState::Busy, PageState::Unmapped, OPERATION)?;
             return Err(error);
         }
         // Before fresh pages can be touched (I5).

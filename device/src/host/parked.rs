@@ -110,7 +110,7 @@ impl Parked {
     /// contents.
     ///
     /// # Errors
-    /// `Refused` if pages with old bytes cannot be removed: `range` must not be used.
+    /// `Refused` if pages with old bytes cannot be removed: they stay parked.
     ///
     /// # Safety
     /// `range` is a part of our space, neither mapped nor in a span, and used by the caller only.
@@ -118,11 +118,12 @@ impl Parked {
         // Always with the lock: another thread may be moving a piece in `range`.
         let mut inner = self.inner.lock();
         if fill == Fill::Zero {
-            while let Some(piece) = self.take_first(&mut inner, range) {
+            while let Some((index, inside)) = inner.first_inside(range) {
                 // `MADV_DONTNEED` would silently keep pages that are locked in memory.
                 // SAFETY: the caller's contract; P1, P2.
-                unsafe { system::close(piece, Operation::Map) }?;
-                inner.edges.erase(piece);
+                unsafe { system::close(inside, Operation::Map) }?;
+                inner.edges.erase(inside);
+                self.take(&mut inner, index, inside);
             }
             return Ok(());
         }
