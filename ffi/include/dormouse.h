@@ -1590,8 +1590,7 @@ dormouse_status_t dormouse_runtime_write_dump(struct dormouse_runtime_t *runtime
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /// Allocates `bytes` of device memory, aligned to `align` bytes (0: the page size). A block consists
-/// of whole pages, so that it can sleep. On the host device, a block that was never used before is
-/// zeroed.
+/// of whole pages, so that it can sleep. Its contents are unspecified.
 ///
 /// `stream` is the stream that uses the block first; NULL is the calling thread.
 ///

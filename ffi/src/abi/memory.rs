@@ -12,8 +12,7 @@ use crate::runtime::Runtime;
 use crate::status::dormouse_status_t;
 
 /// Allocates `bytes` of device memory, aligned to `align` bytes (0: the page size). A block consists
-/// of whole pages, so that it can sleep. On the host device, a block that was never used before is
-/// zeroed.
+/// of whole pages, so that it can sleep. Its contents are unspecified.
 ///
 /// `stream` is the stream that uses the block first; NULL is the calling thread.
 ///
