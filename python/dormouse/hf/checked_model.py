@@ -69,9 +69,6 @@ in_passes = _run_in(lambda model: model._passes())
 class CheckedModel:
     """A model that is checked before its first step, and before the first after any change of it."""
 
-    # Whether nothing but the trainer changes the model between a call and its backward.
-    _is_left_alone = True
-
     def __init__(
         self,
         model: torch.nn.Module,

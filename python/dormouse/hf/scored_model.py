@@ -400,7 +400,7 @@ class ScoredModel(CheckedModel):
             Measure(self._view, temperature, asked),
             chosen,
             in_backward,
-            check_state if self._is_left_alone else None,
+            check_state,
         )
         has_graph = torch.is_grad_enabled() and self._is_trainable
         found = self._find_head(weights) if has_graph and batches and graphs != TWICE else None

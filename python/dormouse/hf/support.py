@@ -93,6 +93,10 @@ class ModelView:
             arguments = arguments | {"position_ids": positions.unsqueeze(0)}
         return self.model(input_ids=tokens.unsqueeze(0), **arguments)
 
+    def read_buffers(self) -> Iterator[torch.Tensor]:
+        """Yields the buffers on which passes may depend."""
+        yield from self.model.buffers()
+
     def forget(self) -> None:
         """Drops what the view itself keeps of the last pass, and with it the pass's graph."""
 

@@ -158,9 +158,9 @@ class Passes:
     """The tokens that have a backward; None: all."""
     context: Callable[[], contextlib.AbstractContextManager]
     """Around the passes of the backward; those of the forward run in it already."""
-    check_state: Callable[[], None] | None
+    check_state: Callable[[], None]
     """Raises :class:`UnsupportedModelError` if the model is not in the state of the forward. Called
-    in the context. None: neither that nor its buffers are compared."""
+    in the context."""
 
     @property
     def view(self) -> ModelView:
@@ -333,8 +333,7 @@ class TwiceCall(ScoreCall):
 
     def _forward(self, layout):
         self._random = _RandomState(self._passes)
-        is_compared = self._passes.check_state is not None
-        self._buffers = _Buffers(self._passes.view.model.buffers() if is_compared else ())
+        self._buffers = _Buffers(self._passes.view.read_buffers())
         # Kept tokens of each response, by group and number.
         self._kept: list[dict[int, torch.Tensor]] = []
         for places in self._places:
@@ -360,8 +359,7 @@ class TwiceCall(ScoreCall):
         self._buffers.leave_out_written()
 
     def _check(self):
-        if self._passes.check_state is not None:
-            self._passes.check_state()
+        self._passes.check_state()
         self._buffers.check()
 
     def _backward(self, gradients):

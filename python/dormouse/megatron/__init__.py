@@ -55,7 +55,8 @@ def share(
 
     In a pipeline all stages run the forwards of all rows first, without a graph. The last one then
     runs ``forward_step_func`` for every microbatch, which the others do not call, and all stages
-    carry out lists of the planner, forwards again and backwards. A stage may have several chunks of
+    carry out lists of the planner, forwards again and backwards. So it may change nothing around
+    its call of the model, neither autocast nor the model. A stage may have several chunks of
     the model (interleaved), with lists of models and of data iterators, as Megatron takes them.
 
     Ranks of a context-parallel group get their parts of the same rows, as

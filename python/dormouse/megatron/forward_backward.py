@@ -440,7 +440,7 @@ class _Parts:
         try:
             with finalize.after(self._finish, config):
                 yield
-            self._finish()
+                self._finish()
         finally:
             # After an error a traceback may hold this.
             self._window = None

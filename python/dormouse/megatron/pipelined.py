@@ -104,15 +104,22 @@ def run_pipelined(
             if work.dealt is not None:
                 values = work.dealt.to_readers(values)
             values.requires_grad_(not forward_only)
+            only = {name: named[name][-1:] for name in ("model", "data_iterator")}
+            check_state, finalized = shared[-1].state_check(), _Unfinished(config, *only["model"])
+
+            def part(rows: slice, is_last: bool) -> torch.Tensor:
+                with finalized.suspended():
+                    check_state()
+                return values[rows]
+
             calls = Calls(
                 last,
                 own,
-                lambda rows, is_last: values[rows],
+                part,
                 context.columns_of,
                 has_backward=not forward_only and torch.is_grad_enabled(),
             )
-            only = {name: named[name][-1:] for name in ("model", "data_iterator")}
-            with calls.in_place(), _Unfinished(config, *only["model"]) as finalized:
+            with calls.in_place(), finalized:
                 stored = forward_backward_no_pipelining(**named | only)
             tokens = tokens if finalized.tokens is None else finalized.tokens
             if values.grad is None:
@@ -123,6 +130,7 @@ def run_pipelined(
             return stored
         of_values = None
         if values is not None:
+            check_state()
             of_values = values.grad
             if work.dealt is not None:
                 of_values = work.dealt.to_runners(of_values, work.shape[0])
@@ -179,6 +187,15 @@ class _Unfinished:
         config = self._config
         config.finalize_model_grads_func, config.no_sync_func, config.timers = self._own
         self._chunk.config = self._of_chunk
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Context of the configuration as it is outside."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def _learn(self, model, num_tokens=None, **named) -> None:
         self.tokens = num_tokens

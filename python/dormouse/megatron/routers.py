@@ -25,6 +25,8 @@ NOT_RUN = (
     "_apply_global_aux_loss",
     "attach_and_log_load_balancing_loss",
 )
+# Buffers in which routers count, and which no forward reads.
+COUNTS_OF_ROUTERS = ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps")
 
 
 class PrefixEnd:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
 from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel.schedules import set_current_microbatch
 
 from .. import failures, ranks
 from ..hf import miniature, share
@@ -51,9 +52,6 @@ class SharedGPT(ScoredModel):
     rank's own choice, but a probe runs passes, so all of them run it if one needs it."""
 
     _runs_probes = False
-
-    # Between a call and its backward the schedule numbers microbatches, and routers count tokens.
-    _is_left_alone = False
 
     def __init__(
         self,
@@ -111,7 +109,7 @@ class SharedGPT(ScoredModel):
 
         @contextlib.contextmanager
         def context() -> Iterator[None]:
-            with own_forward(self._model), self._routers.of(balancing):
+            with _outside_schedule(self._model), self._routers.of(balancing):
                 yield
 
         own = (lambda: places, (shape, shape), graphs, context)
@@ -151,7 +149,7 @@ class SharedGPT(ScoredModel):
     ) -> Part:
         """Returns this part of a pipeline with the groups of a call. A context manager.
         ``microbatches``: of the trainer, if routers balance experts over them."""
-        with own_forward(self._model):
+        with _outside_schedule(self._model):
             weights = self._ready()
             batches = [GroupBatch(each.group) for each in places]
             self._check_if_needed(weights, batches, microbatch_tokens, PLAIN)
@@ -170,6 +168,33 @@ class SharedGPT(ScoredModel):
             balancing = Balancing(self._model, microbatches, places)
         device = self._runtime.device
         return Part(self._view, weights, device, places, batches, balancing, plan_of, step_of)
+
+    def state_check(self) -> Callable[[], None]:
+        """Returns a function that raises :class:`UnsupportedTrainerError` if the model or autocast
+        is not as :meth:`part` found it."""
+        state, autocast = self._state, self._autocast
+
+        def check() -> None:
+            now = self._autocast
+            with _outside_schedule(self._model):
+                is_same = state.fingerprint.matches()
+                what = "" if is_same else state.fingerprint.difference()
+            accepted = "a change around the call of the schedule, on every stage"
+            refuse(
+                (
+                    now != autocast,
+                    f"autocast is {now or 'off'} in a pipeline's call of the model, and "
+                    f"{autocast or 'off'} in its passes, which have run",
+                    accepted,
+                ),
+                (
+                    not is_same,
+                    f"the model of a pipeline is changed after its passes have run: {what}",
+                    accepted,
+                ),
+            )
+
+        return check
 
     def _miniatures(self, reach, request, *, is_tree):
         found = super()._miniatures(reach, request, is_tree=is_tree)
@@ -237,6 +262,16 @@ class SharedGPT(ScoredModel):
 
     def _fits(self, *arguments, **options):
         return all_hold(self._model, super()._fits(*arguments, **options))
+
+
+@contextlib.contextmanager
+def _outside_schedule(gpt: GPTModel) -> Iterator[None]:
+    """Context of a model without what a schedule does to it: the forward in the place of its own,
+    the number of the microbatch, and what the stage before sent last."""
+    set_current_microbatch(gpt, 0)
+    gpt.set_input_tensor(None)
+    with own_forward(gpt):
+        yield
 
 
 class TensorParallelWeights(ReplicatedWeights):

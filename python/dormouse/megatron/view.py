@@ -15,7 +15,7 @@ from ..hf.support import ModelView
 from .context_shards import Shards
 from .hidden import Hidden
 from .mixers import GPTMixers
-from .routers import Routers
+from .routers import COUNTS_OF_ROUTERS, Routers
 
 
 class Logits(NamedTuple):
@@ -60,6 +60,11 @@ class GPTView(ModelView):
                 )
             output = output.transpose(0, 1)
         return Logits(output[:, : len(tokens)])
+
+    def read_buffers(self):
+        for name, buffer in self.model.named_buffers():
+            if name.rpartition(".")[2] not in COUNTS_OF_ROUTERS:
+                yield buffer
 
     def forget(self):
         self.hidden.returned = None

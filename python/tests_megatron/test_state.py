@@ -1,0 +1,88 @@
+"""The state of the model in a call: the passes run in one state, and a state is checked once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+import cases
+import conftest
+import dormouse.megatron
+from dormouse.hf import UnsupportedModelError
+from rank_workers import left_by_ranks
+
+from state_worker import CHANGES
+
+CASE = cases.Case()
+EXACT = 1e-10
+WORKER = Path(__file__).with_name("state_worker.py")
+SECONDS_MAX = 300
+LAST = 1
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    cases.join()
+    with conftest.a_runtime() as runtime:
+        yield runtime
+
+
+def shared(runtime, **options):
+    return dormouse.megatron.share(get_forward_backward_func(), runtime=runtime, **options)
+
+
+def forward_step_in_evaluation(data_iterator, model):
+    """Calls the model in evaluation mode, in a schedule that runs in training mode."""
+    model.eval()
+    losses, loss_func = cases.forward_step(CASE, data_iterator, model)
+    model.train()
+    return losses, loss_func
+
+
+def test_a_mode_that_differs_in_the_backward_is_refused(runtime):
+    """The second forward would draw the masks that the first did not."""
+    model = cases.model_of(cases.Case(config={"hidden_dropout": 0.5}))
+    function = shared(runtime, graphs="twice")
+    # In training mode the model is refused before anything runs.
+    with torch.no_grad():
+        cases.run(CASE, function, model.eval(), cases.batches_of(), forward_only=True)
+    model.train()
+    own = {"forward_step_func": forward_step_in_evaluation}
+    with pytest.raises(UnsupportedModelError, match="changed between the call .*training changed"):
+        cases.run(CASE, function, model, cases.batches_of(), **own)
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory) -> dict[str, list]:
+    """What each stage left, of each case."""
+    directory = tmp_path_factory.mktemp("stages")
+    return left_by_ranks(WORKER, directory, seconds_max=SECONDS_MAX)
+
+
+@pytest.mark.parametrize("name, message", [
+    ("an attribute", "the model of a pipeline is changed after its passes have run: .*scale chan"),
+    ("an attribute of a chunk", "the model of a pipeline is changed after its passes have run: "),
+    ("a mode behind the last call", "the model of a pipeline is changed .*training changed"),
+    ("autocast", "autocast is torch.bfloat16 in a pipeline's call of the model, and off in its "),
+])
+def test_what_forward_steps_change_in_a_pipeline_is_refused(stages, name, message):
+    """The stages have run forward before they are called, and the others call none."""
+    first, last = stages[name]
+    assert re.match(f"UnsupportedTrainerError: {message}", last)
+    assert first == f"RankFailedError: rank {LAST} failed: {last}"
+
+
+def test_every_change_is_tested():
+    (mark,) = test_what_forward_steps_change_in_a_pipeline_is_refused.pytestmark
+    assert {name for name, _ in mark.args[1]} == set(CHANGES)
+
+
+def test_a_stage_is_checked_once(stages):
+    """The schedule numbers microbatches, and keeps what a stage received last."""
+    for own in stages["checks"]:
+        assert own["checks"] == 1
+        assert own["distance"] < EXACT
