@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import cases
 import conftest
 import dormouse.megatron
 from dormouse.hf import UnsupportedModelError
+from dormouse.megatron.shared_gpt import SharedGPT
 from rank_workers import left_by_ranks
 
 from state_worker import CHANGES
@@ -54,6 +56,29 @@ def test_a_mode_that_differs_in_the_backward_is_refused(runtime):
     own = {"forward_step_func": forward_step_in_evaluation}
     with pytest.raises(UnsupportedModelError, match="changed between the call .*training changed"):
         cases.run(CASE, function, model, cases.batches_of(), **own)
+
+
+def test_a_function_assigned_again_is_no_change(runtime):
+    """A trainer assigns ``optimizer.scale_loss``, each time a new object, before each call."""
+    model, function = cases.model_of(CASE), shared(runtime)
+    scaler = Scaler()
+    own = SharedGPT._check
+    with mock.patch.object(SharedGPT, "_check", autospec=True, side_effect=own) as check:
+        for _ in range(3):
+            model.config.grad_scale_func = scaler.scale
+            cases.run(CASE, function, model, cases.batches_of())
+        assert check.call_count == 1
+        # Of another object.
+        model.config.grad_scale_func = Scaler().scale
+        cases.run(CASE, function, model, cases.batches_of())
+        assert check.call_count == 2
+
+
+class Scaler:
+    """Of losses."""
+
+    def scale(self, loss):
+        return 2 * loss
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ Compared by identity: parameters, buffers, modules, hooks and attributes of ever
 its containers, the configuration, the functions of each class, the callables of the files that
 define them, transformers' tables of functions, hooks on all modules, and the variables that hooks,
 patched functions and functions of classes outside torch and transformers read. Compared by value:
-numbers and texts among these, buffers and other small tensors without a gradient that were replaced
-by others, as moving a model to another device and back does, and dtype, shape, device, trainability
+numbers and texts among these, methods by their function and object, buffers and other small tensors
+without a gradient that were replaced by others, as moving a model to another device and back does,
+and dtype, shape, device, trainability
 and hooks of every parameter. Values of weights are not compared, nor what other objects hold beside
 numbers, texts and such tensors. Every object compared is kept alive, so no identity is used twice.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
 
 import torch
 
@@ -175,8 +177,8 @@ def _is_same(key, before, now) -> bool:
 
 
 def _equal(before, now, depth: int = 0) -> bool:
-    """Returns whether both are the same, or equal numbers, texts or small tensors, or containers of
-    these."""
+    """Returns whether both are the same, or equal numbers, texts or small tensors, or the same
+    method of the same object, or containers of these."""
     if before is now:
         return True
     if type(before) is not type(now) or depth > DEPTH_MAX:
@@ -185,6 +187,9 @@ def _equal(before, now, depth: int = 0) -> bool:
         if before.keys() != now.keys():
             return False
         before, now = before.values(), [now[key] for key in before]
+    elif isinstance(before, MethodType):
+        # Each access of an object's method makes another.
+        return before.__func__ is now.__func__ and before.__self__ is now.__self__
     elif type(before) is torch.Tensor:
         return _are_equal(before, now)
     elif not isinstance(before, (list, tuple)):
