@@ -14,6 +14,7 @@ import cases
 import conftest
 import dormouse.megatron
 from dormouse.hf import UnsupportedModelError
+from dormouse.hf.prefix import PrefixForward
 from dormouse.megatron.shared_gpt import SharedGPT
 from rank_workers import left_by_ranks
 
@@ -79,6 +80,20 @@ class Scaler:
 
     def scale(self, loss):
         return 2 * loss
+
+
+def test_forwards_without_a_graph_keep_no_hidden_states(runtime):
+    """Megatron adds biases under ``enable_grad``, whatever the caller is in."""
+    model = cases.model_of(cases.Case(config={"add_bias_linear": True}))
+    kept, own = [], PrefixForward.forward
+
+    def forward(self, *args, **named):
+        own(self, *args, **named)
+        kept.append((self.has_graph, len(self.outputs)))
+
+    with torch.no_grad(), mock.patch.object(PrefixForward, "forward", forward):
+        cases.run(CASE, shared(runtime), model, cases.batches_of(), forward_only=True)
+    assert [outputs for has_graph, outputs in kept if not has_graph] == [0, 0]
 
 
 @pytest.fixture(scope="module")

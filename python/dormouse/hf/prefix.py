@@ -297,7 +297,8 @@ class PrefixForward:
                     # Which of its states is the last is not known before.
                     raise PrefixDone
                 return
-            if hidden.grad_fn is not None:
+            # Megatron adds biases under `enable_grad`, in forwards without a graph too.
+            if self.has_graph and hidden.grad_fn is not None:
                 self.outputs[index] = hidden
             self.ended(index, [hidden, *self.states.of(index)])
 
