@@ -15,7 +15,9 @@ import conftest
 import dormouse.megatron
 from dormouse.hf import UnsupportedModelError
 from dormouse.hf.prefix import PrefixForward
+from dormouse.megatron import UnsupportedTrainerError
 from dormouse.megatron.shared_gpt import SharedGPT
+from models import distance
 from rank_workers import left_by_ranks
 
 from state_worker import CHANGES
@@ -73,6 +75,31 @@ def test_a_function_assigned_again_is_no_change(runtime):
         model.config.grad_scale_func = Scaler().scale
         cases.run(CASE, function, model, cases.batches_of())
         assert check.call_count == 2
+
+
+OVERLAPPED = cases.Case(ddp={"overlap_grad_reduce": True})
+
+
+def test_reductions_before_the_last_microbatch_are_refused(runtime):
+    model, function = cases.model_of(OVERLAPPED), shared(runtime)
+    model.config.no_sync_func = None
+    message = "no_sync_func None with 3 microbatches: .*accepted: no_sync_func=model.no_sync"
+    with pytest.raises(UnsupportedTrainerError, match=message):
+        cases.run(OVERLAPPED, function, model, cases.batches_of())
+
+
+@pytest.mark.parametrize("options", [{"microbatch_rows": 6}, {}])
+def test_reductions_in_the_last_microbatch_are_accepted(runtime, options):
+    """It is the only one, or the schedule says so: shared calls and others may be mixed."""
+    model, function = cases.model_of(OVERLAPPED), shared(runtime)
+    if options:
+        model.config.no_sync_func = None
+    batches, found = cases.batches_of(**options), []
+    for each in (get_forward_backward_func(), function) * 2:
+        cases.run(OVERLAPPED, each, model, batches)
+        found.append(cases.gradients(model))
+    assert function.sharing.prompts > 0
+    assert max(distance(found[0], each) for each in found) < EXACT
 
 
 class Scaler:

@@ -148,6 +148,7 @@ class SharedForwardBackward:
         arguments."""
         context = Context(chunks[0])
         check_groups(named.get("pg_collection"), "the schedule's pg_collection")
+        _check_overlap(named)
         if context.ways > 1:
             compare_shapes(own, chunks[0])
         microbatches = context.whole(own)
@@ -355,6 +356,28 @@ def _alone(modules: list[torch.nn.Module]) -> Iterator[None]:
         for module in modules:
             stack.enter_context(holding(nested(module)[-1]))
         yield
+
+
+def _check_overlap(named: dict) -> None:
+    """Checks that gradients are reduced in the last microbatch alone. Otherwise Megatron counts in
+    its first call how often a parameter gets a gradient, and reduces it in later ones after as
+    many: once in a shared call, and in others once for each microbatch. ``named``: arguments of the
+    schedule.
+
+    Raises :class:`UnsupportedTrainerError`.
+    """
+    refuse(
+        (
+            overlaps(named["model"])
+            and get_model_config(named["model"][0]).no_sync_func is None
+            and named["num_microbatches"] > 1
+            and not named["forward_only"],
+            f"overlap_grad_reduce is True and no_sync_func None with {named['num_microbatches']} "
+            "microbatches: gradients would be reduced before the last of them",
+            "no_sync_func=model.no_sync, of several chunks a list; overlap_grad_reduce=False; or "
+            "one microbatch",
+        )
+    )
 
 
 def _balance(chunks: list[GPTModel]) -> bool:
