@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from unittest import mock
@@ -107,6 +108,28 @@ class Scaler:
 
     def scale(self, loss):
         return 2 * loss
+
+
+def test_losses_outside_the_mask_are_zero_with_balanced_experts(runtime):
+    """Routers read these rows, so passes run them: neither values nor gradients reach a loss."""
+    model, function = cases.model_of(cases.Case(config=cases.BALANCED)), shared(runtime)
+    of_masks = []
+
+    def forward_step(data_iterator, model, reads_all):
+        batch = next(data_iterator)
+        losses = model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+        masks = batch["loss_mask"].cumsum(1) * batch["loss_mask"].flip(1).cumsum(1).flip(1)
+        of_masks.append((losses.detach(), masks > 0))
+        read = losses if reads_all else losses * (masks > 0)
+        return read.sum(), lambda total: (total.clone(), {})
+
+    found = []
+    for reads_all in (False, True):
+        step = functools.partial(forward_step, reads_all=reads_all)
+        cases.run(CASE, function, model, cases.batches_of(), forward_step_func=step)
+        found.append(cases.gradients(model))
+    assert all(not losses[~inside].any() and losses[inside].all() for losses, inside in of_masks)
+    assert distance(*found) == 0
 
 
 def test_forwards_without_a_graph_keep_no_hidden_states(runtime):

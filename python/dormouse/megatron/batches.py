@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -63,6 +64,18 @@ def shape_of(microbatches: Sequence[Microbatch]) -> tuple[int, int]:
     """Returns the number of all rows, and the columns of the widest microbatch."""
     shapes = [each.tokens.shape for each in microbatches]
     return sum(rows for rows, _ in shapes), max(columns for _, columns in shapes)
+
+
+def outside_losses(microbatches: Sequence[Microbatch]) -> torch.Tensor:
+    """Returns where columns of rows are before the first one with a loss or after the last,
+    ``[rows, columns]``, as :func:`shape_of`."""
+    found = torch.ones(shape_of(microbatches), dtype=torch.bool)
+    masks = itertools.chain.from_iterable(each.loss_mask.cpu() for each in microbatches)
+    for outside, mask in zip(found, masks, strict=True):
+        at = mask.nonzero().flatten().tolist()
+        if at:
+            outside[at[0] : at[-1] + 1] = False
+    return found
 
 
 def _rows(microbatches: Sequence[Microbatch], whole: bool) -> Iterator[tuple]:

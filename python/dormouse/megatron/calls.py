@@ -30,13 +30,15 @@ class Calls:
         part: Part,
         columns_of: Callable[[int], torch.Tensor],
         *,
+        without_loss: torch.Tensor | None,
         has_backward: bool,
     ):
         """``columns_of(count)``: of whole rows, those in ``count`` columns of this rank's.
-        ``has_backward``: of the schedule; then calls without gradients are evaluations, which are
-        of no microbatch."""
+        ``without_loss``: see :attr:`.work.Work.without_loss`. ``has_backward``: of the schedule;
+        then calls without gradients are evaluations, which are of no microbatch."""
         self._gpt, self._left, self._part = gpt, list(microbatches), part
         self._columns_of, self._has_backward = columns_of, has_backward
+        self._without_loss = without_loss
         self._row = 0
 
     @contextlib.contextmanager
@@ -97,4 +99,6 @@ class Calls:
         part = slice(self._row, self._row + rows)
         self._row += rows
         values = self._part(part, not self._left)
+        if self._without_loss is not None:
+            values = values.masked_fill(self._without_loss[part].to(values.device), 0)
         return -values.index_select(1, columns.to(values.device))

@@ -205,7 +205,11 @@ class SharedForwardBackward:
             with timed(config):
                 result = run_pipelined(shared, chunks[-1], context, own, work, config, named)
         else:
-            calls = functools.partial(Calls, chunks[0], own, columns_of=context.columns_of)
+            calls = functools.partial(
+                *(Calls, chunks[0], own),
+                columns_of=context.columns_of,
+                without_loss=work.without_loss,
+            )
             result = self._run_whole(shared[0], chunks[0], context, calls, way, work, named)
         self.sharing.rows += sum(len(each.rows) for each in places)
         self.sharing.prompts += len(places)

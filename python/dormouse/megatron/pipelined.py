@@ -117,6 +117,7 @@ def run_pipelined(
                 own,
                 part,
                 context.columns_of,
+                without_loss=work.without_loss,
                 has_backward=not forward_only and torch.is_grad_enabled(),
             )
             with calls.in_place(), finalized:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from ..hf.padded import Places
-from .batches import Microbatch
+from .batches import Microbatch, outside_losses
 from .replicas import Dealt
 
 
@@ -28,3 +30,8 @@ class Work:
     def dummy_row(self) -> int:
         """The row of the values of all dummies. No microbatch reads it."""
         return self.shape[0] - 1
+
+    @property
+    def without_loss(self) -> torch.Tensor | None:
+        """Where passes have values of labels without a loss, for routers alone; None: nowhere."""
+        return None if self.balanced is None else outside_losses(self.balanced)
