@@ -45,6 +45,9 @@ class RanksDifferError(DormouseError):
         super().__init__(message)
         self.differences = dict(differences)
 
+    def __reduce__(self):
+        return type(self), (str(self), self.differences)
+
 
 @dataclass(frozen=True)
 class Share:

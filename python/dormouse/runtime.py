@@ -319,6 +319,9 @@ class StayedAwake(str):
         self.is_partial = is_partial
         return self
 
+    def __getnewargs_ex__(self):
+        return (str(self),), {"is_partial": self.is_partial}
+
 
 class Tag(_Handle):
     """A named set of blocks that sleep and wake together. Any-thread.

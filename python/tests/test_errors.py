@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
 from pathlib import Path
@@ -18,7 +19,10 @@ from dormouse import (
     StorageError,
 )
 from dormouse.errors import from_status
+from dormouse.failures.first import Failure, RankFailedError
 from dormouse.hf import UnsupportedModelError
+from dormouse.ranks import RanksDifferError
+from dormouse.runtime import StayedAwake
 from dormouse.trainers import UnsupportedTrainerError
 
 HEADER = Path(__file__).resolve().parents[2] / "ffi" / "include" / "dormouse.h"
@@ -71,3 +75,17 @@ def test_refusals(kind):
     for error in (seen.value, sent):
         assert type(error) is kind and isinstance(error, ValueError)
         assert str(error) == "what was seen; accepted: another" and error.status == 0
+
+
+@pytest.mark.parametrize("sent", [lambda each: pickle.loads(pickle.dumps(each)), copy.copy])
+def test_what_workers_send_arrives_whole(sent):
+    failed = sent(RankFailedError(Failure(3, "OSError: gone")))
+    assert type(failed) is RankFailedError and str(failed) == "rank 3 failed: OSError: gone"
+    assert failed.failure == Failure(3, "OSError: gone")
+    differ = sent(RanksDifferError("ranks differ in a", {"a": [1, 2]}))
+    assert type(differ) is RanksDifferError and str(differ) == "ranks differ in a"
+    assert differ.differences == {"a": [1, 2]}
+    for is_partial in (False, True):
+        reason = sent(StayedAwake("the tier is full", is_partial=is_partial))
+        assert type(reason) is StayedAwake and reason == "the tier is full"
+        assert reason.is_partial is is_partial

@@ -29,6 +29,9 @@ class RankFailedError(DormouseError):
         super().__init__(f"rank {failure.rank} failed: {failure.error}")
         self.failure = failure
 
+    def __reduce__(self):
+        return type(self), (self.failure,)
+
 
 class FirstFailure:
     """Decides which of several failures is the cause.
