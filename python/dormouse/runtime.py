@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from . import _native as native
 from .errors import DormouseError, MemoryTierError, StorageError
 
 if TYPE_CHECKING:
+    from .activations.forwards import Forwards
     from .schedule import Plan
 
 # Of a path that the library returns.
@@ -117,8 +119,8 @@ class Runtime(_Handle):
 
     ``nvme_dir``: directory of the file tier; without one the file tier is closed.
     ``nvme_file_bytes``, ``alloc_budget_bytes``, ``host_budget_bytes``, ``inflight_bytes``: sizes in
-    bytes. ``io_threads``, ``window_layers``: counts. ``checksum``: verify each extent when it is
-    read back.
+    bytes. ``io_threads``, ``window_layers``: counts. A ``host_budget_bytes`` of 0 closes the host
+    tier; another 0 is an option left out. ``checksum``: verify each extent when it is read back.
 
     Raises :class:`ArgumentError` for a value that is not accepted, :class:`DeviceError` for a
     device that is not available, :class:`StateError` if the device has a live runtime.
@@ -135,12 +137,14 @@ class Runtime(_Handle):
         nvme_dir: str | os.PathLike | None = None,
         nvme_file_bytes: int = 0,
         alloc_budget_bytes: int = 0,
-        host_budget_bytes: int = 0,
+        host_budget_bytes: int | None = None,
         inflight_bytes: int = 0,
         io_threads: int = 0,
         window_layers: int = 0,
         checksum: bool | None = None,
     ):
+        self._contexts: weakref.WeakSet[Forwards] = weakref.WeakSet()
+        """Those of :func:`dormouse.offload`."""
         if device not in native.DEVICES:
             accepted = ", ".join(native.DEVICES)
             raise native.refused(f"device {device!r}; accepted: {accepted}")
@@ -150,7 +154,7 @@ class Runtime(_Handle):
             nvme_dir=None if nvme_dir is None else native.text("nvme_dir", nvme_dir),
             nvme_file_bytes=nvme_file_bytes,
             alloc_budget_bytes=alloc_budget_bytes,
-            host_budget_bytes=host_budget_bytes,
+            host_budget_bytes=host_budget_bytes or 0,
             inflight_bytes=inflight_bytes,
             io_threads=io_threads,
             window_layers=window_layers,
@@ -160,11 +164,16 @@ class Runtime(_Handle):
         _destroy_left_tags()
         destroy_left_runtimes()
         native.create(self, "runtime_create", ctypes.byref(options))
+        if host_budget_bytes == 0:
+            self.set_budget("host", 0)
 
     def close(self) -> None:
         """Waits for copies and destroys the runtime. Idempotent. Raises :class:`StateError` while
-        tags, prefixes or saved tensors of it exist; collected tags wake and end first."""
+        tags, prefixes or saved tensors of it exist; collected tags wake and end first, as do
+        forwards in a :func:`dormouse.offload` whose backward is over."""
         _destroy_left_tags()
+        for context in list(self._contexts):
+            context.finish()
         super().close()
 
     def stream(self) -> int | None:

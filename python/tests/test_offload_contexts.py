@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import NVME_DIR
 from test_offload import LAYERS, WAYS, gradients, left, rows, same, seeded, share, step
 
 import dormouse
@@ -132,3 +136,30 @@ def test_an_interrupt_in_a_layer(runtime):
     # Else what this thread allocates from here on would be the layer's.
     assert off._pass is None
     assert left(runtime) == 0
+
+
+BACKWARD_OUTSIDE = """
+import sys
+sys.path.insert(0, TESTS)
+import dormouse
+from test_offload import rows, seeded
+
+with dormouse.Runtime(nvme_dir=DIR, nvme_file_bytes=256 << 20) as runtime:
+    model = seeded()
+    off = dormouse.offload(model, runtime, in_place=IN_PLACE)
+    for _ in range(2):
+        with off:
+            loss = model(rows()).square().mean()
+        loss.backward()
+assert off.report().forwards == 2
+"""
+
+
+@WAYS
+def test_a_runtime_closes_when_backwards_are_over(in_place):
+    places = {"DIR": str(NVME_DIR), "TESTS": str(Path(__file__).parent), "IN_PLACE": in_place}
+    head = "".join(f"{name} = {value!r}\n" for name, value in places.items())
+    told = subprocess.run(
+        [sys.executable, "-c", head + BACKWARD_OUTSIDE], capture_output=True, text=True, timeout=120
+    )
+    assert told.returncode == 0, told.stderr

@@ -68,6 +68,7 @@ class Forwards:
         self._layer: torch.nn.Module | None = None
         # Forwards that have ended, and whose reports are not complete.
         self._ended: list[Pass] = []
+        runtime._contexts.add(self)
 
     def __enter__(self) -> Forwards:
         check_not_compiled(self._model)
