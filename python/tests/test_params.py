@@ -45,3 +45,10 @@ def test_the_limit_of_the_host_tier_is_that_of_the_runtime():
     host = params["DORMOUSE_HOST_BUDGET_BYTES"]
     assert int(host["value"]) == info["host_budget_bytes"]
     assert host["reason"].endswith("of memory that is available")
+
+
+def test_a_host_tier_of_0_bytes_is_closed(monkeypatch):
+    monkeypatch.setenv("DORMOUSE_HOST_BUDGET_BYTES", str(1 << 30))
+    assert seen()[2]["host_budget_bytes"] == 1 << 30
+    info = seen(host_budget_bytes=0)[2]
+    assert info["host_budget_bytes"] == 0 and "host" not in info["tiers"], info

@@ -178,7 +178,7 @@ def _runtime(options) -> dict:
         "nvme_dir": options.nvme_dir,
         "nvme_file_bytes": options.nvme_bytes,
     }
-    return {name: value for name, value in asked.items() if value}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _host_bytes(options) -> int:

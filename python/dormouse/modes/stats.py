@@ -44,7 +44,8 @@ def notice() -> str:
     """Returns a sentence about what torch's memory statistics lack."""
     return (
         "torch's memory statistics keep no past of small_pool, large_pool and the number of "
-        "inactive split blocks: peak repeats current, allocated and freed are 0"
+        "inactive split blocks: peak repeats current, allocated and freed are 0; peaks of GPUs that "
+        "dormouse is not installed for are not reset"
     )
 
 
