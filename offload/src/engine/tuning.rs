@@ -8,12 +8,17 @@ use dormouse_device::Device;
 use dormouse_residency::tune::{self, Chosen, Steady, Step};
 use dormouse_storage::sync::{Mutex, lock};
 use dormouse_storage::{CHUNK_BYTES, IoEngine, Nvme, NvmeConfig, NvmeError, Rates};
+use dormouse_timeline::now_ns;
 
 use super::Engine;
 use crate::config::{Automatic, AvailableMemory, EngineConfig, WINDOW_LAYERS_MAX};
 
 /// The limit of the host tier changes by more than this part of it, or stays.
 const HOST_BAND_DIVISOR: u64 = 8;
+
+/// Time after which the available memory is looked at again: a look reads files of the system, and every sleep into a full
+/// host tier asks.
+pub(super) const LOOK_AGAIN_NS: u64 = 100_000_000;
 
 /// Settings that differ from those of [`EngineConfig`] because of what was measured, with their reasons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +37,7 @@ pub struct Revised {
 /// gives: others may have taken it since the limit was chosen.
 #[derive(Debug)]
 struct HostLimit {
-    memory: Arc<dyn AvailableMemory>,
+    memory: Arc<MemoryWatch>,
     is_set: Arc<AtomicBool>,
 }
 
@@ -43,8 +48,37 @@ impl PinLimit for HostLimit {
             return u64::MAX;
         }
         // Neither an allocation nor an event: the pool is locked.
-        let available_bytes = self.memory.available_bytes();
-        available_bytes.map_or(u64::MAX, |bytes| tune::host_limit_bytes(bytes, pinned_bytes))
+        let seen = self.memory.at(now_ns(), pinned_bytes);
+        seen.map_or(u64::MAX, |seen| tune::host_limit_bytes(seen.available_bytes, seen.held_bytes))
+    }
+}
+
+/// The available memory, looked at now and then.
+#[derive(Debug)]
+pub(super) struct MemoryWatch {
+    memory: Arc<dyn AvailableMemory>,
+    pub(super) seen: Mutex<Option<MemorySeen>>,
+}
+
+/// Memory at one moment: what is available, and what the host tier holds beside it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemorySeen {
+    seen_ns: u64,
+    available_bytes: u64,
+    held_bytes: u64,
+}
+
+impl MemoryWatch {
+    /// Returns the memory as of `now_ns`, or of less than [`LOOK_AGAIN_NS`] before. `held_bytes`: what the host tier holds
+    /// now.
+    fn at(&self, now_ns: u64, held_bytes: u64) -> Option<MemorySeen> {
+        let mut seen = lock(&self.seen);
+        if seen.is_none_or(|seen| now_ns.saturating_sub(seen.seen_ns) >= LOOK_AGAIN_NS) {
+            let looked =
+                |available_bytes| MemorySeen { seen_ns: now_ns, available_bytes, held_bytes };
+            *seen = self.memory.available_bytes().map(looked);
+        }
+        *seen
     }
 }
 
@@ -56,6 +90,8 @@ pub(super) struct Tuning {
     window_layers: AtomicU32,
     /// Whether a caller has set the limit of the host tier.
     is_host_set: Arc<AtomicBool>,
+    /// The memory that limits the host tier, if its limit is automatic.
+    pub(super) host_memory: Option<Arc<MemoryWatch>>,
     state: Mutex<State>,
 }
 
@@ -122,11 +158,14 @@ impl Tuning {
             inflight: Steady::new(config.inflight_bytes_max),
             revised: Revised { queue_depth, ..Revised::default() },
         };
+        let host_memory = config.automatic.memory.clone().filter(|_| config.automatic.host_bytes);
         Self {
             automatic: config.automatic.clone(),
             inflight_bytes_max: AtomicU64::new(config.inflight_bytes_max),
             window_layers: AtomicU32::new(config.wake_window_layers),
             is_host_set: Arc::default(),
+            host_memory: host_memory
+                .map(|memory| Arc::new(MemoryWatch { memory, seen: Mutex::default() })),
             state: Mutex::new(state),
         }
     }
@@ -139,7 +178,7 @@ impl Tuning {
 
     /// Returns what limits the memory of the host tier beside its limit in bytes, if that is automatic.
     pub(super) fn host_limit(&self) -> Option<Arc<dyn PinLimit>> {
-        let memory = self.automatic.memory.clone().filter(|_| self.automatic.host_bytes)?;
+        let memory = self.host_memory.clone()?;
         Some(Arc::new(HostLimit { memory, is_set: Arc::clone(&self.is_host_set) }))
     }
 
@@ -222,27 +261,29 @@ impl<D: Device> Engine<D> {
     /// Revises the limit of the host tier by the memory that is available. Returns true if it rose and `asked_bytes`
     /// more fit now.
     pub(super) fn revise_host_bytes(&self, asked_bytes: u64) -> bool {
-        if !self.tuning.automatic.host_bytes {
+        // Relaxed: checked again below.
+        let is_set = self.tuning.is_host_set.load(Ordering::Relaxed);
+        let Some(memory) = self.tuning.host_memory.as_ref().filter(|_| !is_set) else {
             return false;
-        }
-        let Some(available_bytes) = self.tuning.available_bytes() else { return false };
+        };
         let usage = self.host.usage();
         // Memory that the pool keeps pinned is not available any more, in use or not.
         let held_bytes = usage.used_bytes.max(usage.pinned_bytes);
-        let chosen = tune::host_bytes(0, Some(available_bytes), held_bytes);
+        let Some(seen) = memory.at(now_ns(), held_bytes) else { return false };
+        let chosen = tune::host_bytes(0, Some(seen.available_bytes), seen.held_bytes);
         let Chosen { value, reason } = &chosen;
         // A request that finds the tier full only wants more, and enough for it.
         let is_wanted = match asked_bytes {
             0 => value.abs_diff(usage.cap_bytes) > usage.cap_bytes / HOST_BAND_DIVISOR,
             asked => *value > usage.cap_bytes && *value >= usage.used_bytes.saturating_add(asked),
         };
-        let is_set = || lock(&self.tuning.state).set_host_bytes;
-        if is_set().is_some() || !is_wanted {
+        if !is_wanted {
             return false;
         }
         // With no lock held (I8): a lower limit unpins memory.
         self.host.set_cap(*value);
-        if let Some(set_bytes) = is_set() {
+        let set_bytes = lock(&self.tuning.state).set_host_bytes;
+        if let Some(set_bytes) = set_bytes {
             // By another thread, meanwhile.
             self.host.set_cap(set_bytes);
             return false;
