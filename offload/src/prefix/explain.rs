@@ -44,7 +44,7 @@ impl PrefixReport {
             return writeln!(f, "peak: no phase was entered");
         };
         let [a, b, c] = self.phase_peak_bytes.map(Bytes);
-        writeln!(f, "peak: phase {phase:?} (A {a}, B {b}, C {c}, sampled at the marks)")
+        writeln!(f, "peak: phase {phase:?} (A {a}, B {b}, C {c})")
     }
 
     fn write_links(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,7 +153,7 @@ mod tests {
         };
         let page = "\
 3 layers: 3.0 GiB dormant, 5.0 MiB boundary, 10.0 MiB gradients
-peak: phase B (A 4.0 GiB, B 5.0 GiB, C 900 B, sampled at the marks)
+peak: phase B (A 4.0 GiB, B 5.0 GiB, C 900 B)
 asleep: 2.0 GiB at most; host 1.0 GiB, file 1.0 GiB
 planned: 1.0 GiB awake, 1.0 GiB in host memory, 1.0 GiB in the file, 4.000 ms stall
 file: 1.0 GiB written at 512.0 MiB/s, 1.0 GiB read at 1.5 GiB/s
