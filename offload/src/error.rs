@@ -165,6 +165,11 @@ impl OffloadError {
         }
     }
 
+    /// Returns true if the operation was declined and an empty tier would decline it too.
+    pub(crate) fn is_final(&self) -> bool {
+        self.is_declined() && !self.is_full_for_now()
+    }
+
     /// Returns true if host memory was refused.
     pub(crate) const fn is_host_full(&self) -> bool {
         matches!(self, Self::TierFull { tier: Tier::Host, .. })

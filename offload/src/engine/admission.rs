@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dormouse_alloc::pinned::PinMode;
 use dormouse_device::Device;
 
-use super::sleep::{Initiator, WithoutPlace};
+use super::sleep::{Initiator, WithoutPlace, goal_of};
 use super::{Account, Engine, RegionData};
 use crate::error::OffloadError;
 use crate::ids::{RegionId, Tier};
@@ -20,30 +20,40 @@ impl<D: Device> Engine<D> {
     /// Puts eligible regions ([`Engine::let_reclaim`]) to sleep once the events in `after` have completed, each in
     /// the first tier that has a place for it. One without a place waits in the admission queue for the first
     /// tier that may have one later. Where that is host memory and the file is the next tier, as many bytes of the
-    /// owner as lack move on to the file, the lowest layer first. Returns at once; false if some neither
-    /// sleep nor wait.
+    /// owner as lack move on to the file, the lowest layer first. One that no tier can take is declined, and not asked
+    /// again until [`Engine::retry_declined`]. Returns at once; false if some are to be asked again.
     pub(crate) fn sleep_in_order(
         &self,
         ids: &[RegionId],
         after: &[D::Event],
     ) -> Result<bool, OffloadError> {
         let tiers = self.tiers_in_order();
-        let mut asked = self.not_queued(ids);
-        let mut is_all = true;
+        let mut asked = self.unanswered(ids);
+        let mut refused = Vec::new();
+        let mut is_all = asked.is_empty() || !tiers.is_empty();
         for (at, &tier) in tiers.iter().enumerate() {
             let next = tiers.get(at + 1).copied();
             let (mut later, never, is_busy) = self.sleep_or_split(&asked, tier, after)?;
             is_all &= !is_busy;
             let displaces = tier == Tier::Host && next == Some(Tier::Nvme);
             if let Some(next) = next.filter(|_| !displaces) {
-                let (left, lost, is_busy) = self.sleep_or_split(&later, next, after)?;
+                let (left, lost, is_busy) = self.sleep_or_split(&ids_of(&later), next, after)?;
                 later = [left, lost].concat();
                 is_all &= !is_busy;
             }
-            is_all &= self.queue_for_admission(&later, tier, displaces);
-            asked = never;
+            for place in &later {
+                self.note_refusal(place.id, place.refused.clone());
+            }
+            is_all &= self.queue_for_admission(&ids_of(&later), tier, displaces);
+            asked = ids_of(&never);
+            refused = never;
         }
-        Ok(is_all && asked.is_empty())
+        for place in refused {
+            is_all &= place.refused.is_final();
+            self.note_refusal(place.id, place.refused);
+            self.decline_noted(place.id);
+        }
+        Ok(is_all)
     }
 
     /// Puts regions to sleep in `tier`. Returns those that it may have a place for later, those that it has none
@@ -53,30 +63,65 @@ impl<D: Device> Engine<D> {
         ids: &[RegionId],
         tier: Tier,
         after: &[D::Event],
-    ) -> Result<(Vec<RegionId>, Vec<RegionId>, bool), OffloadError> {
+    ) -> Result<(Vec<WithoutPlace>, Vec<WithoutPlace>, bool), OffloadError> {
         if ids.is_empty() {
             return Ok((Vec::new(), Vec::new(), false));
         }
-        let outcome = self.sleep(ids, tier, after)?;
+        let outcome = self.try_sleep(ids, goal_of(tier), after, Initiator::Caller)?;
+        self.pump();
         if let Some(reason) =
             outcome.declined.as_ref().filter(|_| !outcome.without_place.is_empty())
         {
             let (regions, bytes) = (outcome.without_place.len(), outcome.declined_bytes);
             tracing::debug!(target: "offload", full = ?tier, regions, bytes, reason, "no place in a tier");
         }
-        let (later, never): (Vec<_>, Vec<_>) =
-            outcome.without_place.iter().partition(|place| place.is_for_now);
-        let ids = |places: Vec<&WithoutPlace>| places.iter().map(|place| place.id).collect();
-        Ok((ids(later), ids(never), outcome.busy_bytes > 0))
+        let (later, never) =
+            outcome.without_place.into_iter().partition(|place| place.refused.is_full_for_now());
+        Ok((later, never, outcome.busy_bytes > 0))
     }
 
-    /// Returns those of the regions that do not wait in the admission queue.
-    fn not_queued(&self, ids: &[RegionId]) -> Vec<RegionId> {
+    /// Returns those of the regions that neither wait in the admission queue nor have been declined.
+    fn unanswered(&self, ids: &[RegionId]) -> Vec<RegionId> {
         let mut inner = self.table.lock();
-        let mut waits = |id: &RegionId| {
-            inner.get(*id).is_some_and(|e| matches!(e.region.wait, RegionWait::Admission(_)))
+        let mut is_answered = |id: &RegionId| {
+            inner.get(*id).is_some_and(|e| {
+                e.data.is_declined || matches!(e.region.wait, RegionWait::Admission(_))
+            })
         };
-        ids.iter().filter(|id| !waits(id)).copied().collect()
+        ids.iter().filter(|id| !is_answered(id)).copied().collect()
+    }
+
+    /// Lets declined regions be asked again.
+    pub(crate) fn retry_declined(&self, ids: &[RegionId]) {
+        self.table.each(ids, |entry| entry.data.is_declined = false);
+    }
+
+    /// Notes why a region has no place yet.
+    fn note_refusal(&self, id: RegionId, refused: OffloadError) {
+        self.table.with(id, |entry| entry.data.refused = Some(refused));
+    }
+
+    /// Declines a region, for the reason noted last.
+    fn decline_noted(&self, id: RegionId) {
+        let refused = self.body(id, |body| {
+            body.is_declined = body.refused.as_ref().is_some_and(OffloadError::is_final);
+            body.refused.take()
+        });
+        self.decline(id, refused.as_ref());
+    }
+
+    /// Declines regions that no tier had a place for. Those in the admission queue may still get one.
+    pub(super) fn decline_each(&self, refused: Vec<WithoutPlace>) {
+        let ids = self.unanswered(&ids_of(&refused));
+        for place in refused.iter().filter(|place| ids.contains(&place.id)) {
+            self.decline(place.id, Some(&place.refused));
+        }
+    }
+
+    /// Declines the regions that have left the admission queue without a place.
+    pub(super) fn decline_unplaced(&self) {
+        let unplaced = std::mem::take(&mut self.table.lock().shared.unplaced);
+        unplaced.into_iter().for_each(|id| self.decline_noted(id));
     }
 
     /// Withdraws the sleeps of regions that wait in the admission queue.
@@ -89,8 +134,9 @@ impl<D: Device> Engine<D> {
     }
 
     /// Queues eligible regions ([`Engine::let_reclaim`]) to fall asleep into `tier` behind their uses, in
-    /// order, each when the tier has room. Returns at once; false if some could not be queued. Those, and
-    /// regions that cannot sleep for another reason than room, stay awake; their owner's report says why.
+    /// order, each when the tier has room. Returns at once; false if some could not be queued. One that leaves the
+    /// queue without a place stays awake and is declined; if the tier can never take it, it is not queued again until
+    /// [`Engine::retry_declined`].
     pub(crate) fn sleep_when_admitted(&self, ids: &[RegionId], tier: Tier) -> bool {
         self.queue_for_admission(ids, tier, false)
     }
@@ -101,17 +147,17 @@ impl<D: Device> Engine<D> {
         if ids.is_empty() {
             return true;
         }
-        let goal = if tier == Tier::Nvme { SleepGoal::Nvme } else { SleepGoal::Host };
+        let goal = goal_of(tier);
         let mut all = true;
         {
             let mut inner = self.table.lock();
             for &id in ids {
-                let Some(entry) = inner.get(id) else { continue };
+                let Some(entry) = inner.get(id).filter(|e| !e.data.is_declined) else { continue };
                 if !entry.data.is_eligible {
                     all = false;
                     continue;
                 }
-                (entry.data.may_displace, entry.data.displaces_in_vain) = (may_displace, false);
+                entry.data.may_displace = may_displace;
                 inner.feed(id, Input::AwaitAdmission(goal));
                 // Refused under an executor: the next mark tries again.
                 let settled = |e: &mut RegionEntry<_>| {
@@ -176,12 +222,13 @@ impl<D: Device> Engine<D> {
                 // As for reclaim: a region that its prefix needs by now is not taken.
                 match self.try_sleep(&[id], goal, &[], Initiator::Reclaim) {
                     Ok(outcome) => {
-                        // Its budget had room: a host tier that is full lacks memory, which others may free.
-                        let may_come =
-                            |place: &WithoutPlace| place.is_for_now || place.is_host_full;
-                        is_full = outcome.without_place.iter().any(may_come);
+                        for WithoutPlace { id, refused } in outcome.without_place {
+                            // Its budget had room: a host tier that is full lacks memory, which others may free.
+                            is_full |= refused.is_full_for_now() || refused.is_host_full();
+                            self.note_refusal(id, refused);
+                        }
                     }
-                    Err(e) => self.note_decline(id, &e),
+                    Err(e) => self.note_refusal(id, e),
                 }
             }
             if is_full {
@@ -259,12 +306,7 @@ impl<D: Device> Engine<D> {
                 break;
             }
             if let Err(refused) = self.spill(id) {
-                let noted = |body: &mut RegionData<D>| {
-                    Some(std::mem::replace(&mut body.displaces_in_vain, true))
-                };
-                if self.body(first, noted) == Some(false) {
-                    self.note_decline(first, &refused);
-                }
+                self.note_refusal(first, refused);
                 break;
             }
             lacking_bytes = lacking_bytes.saturating_sub(bytes);
@@ -286,6 +328,10 @@ impl<D: Device> Engine<D> {
             file.stopped.is_some() || left_bytes >= bytes
         })
     }
+}
+
+fn ids_of(places: &[WithoutPlace]) -> Vec<RegionId> {
+    places.iter().map(|place| place.id).collect()
 }
 
 /// Returns true if regions of these accounts have one owner.

@@ -9,11 +9,11 @@ use dormouse_alloc::{Reclaim, Reclaimed};
 use dormouse_device::Device;
 use dormouse_timeline::{Lane, Slice};
 
-use super::sleep::Initiator;
+use super::sleep::{Initiator, WithoutPlace, goal_of};
 use super::{Engine, RegionData, TableState};
-use crate::ids::{RegionId, Tier};
+use crate::ids::RegionId;
 use crate::table::{Broken, RegionEntry};
-use dormouse_residency::region::{PendingRequest, RegionState, SleepGoal};
+use dormouse_residency::region::{PendingRequest, RegionState};
 use dormouse_storage::sync::lock;
 
 /// Limit on attempts while all sleeps begun for a request are withdrawn by their owners, or their memory
@@ -44,6 +44,8 @@ struct SleepProgress {
     any: bool,
     /// The bytes falling asleep meet the request.
     is_enough: bool,
+    /// Regions without a place in any tier.
+    refused: Vec<WithoutPlace>,
 }
 
 impl<D: Device> Engine<D> {
@@ -85,7 +87,9 @@ impl<D: Device> Engine<D> {
             if settled.is_err() {
                 return (Reclaimed::default(), false);
             }
-            begun.any |= self.let_some_sleep(need).any;
+            let more = self.let_some_sleep(need);
+            begun.any |= more.any;
+            self.decline_each(more.refused);
         }
         let events_come = self.device.is_stream_ordered();
         let reclaimed = self.table.wait_for(|inner| {
@@ -125,13 +129,17 @@ impl<D: Device> Engine<D> {
     fn let_some_sleep(&self, need: RoomRequest) -> SleepProgress {
         let (mut left, mut begun) = self.candidates(need);
         for tier in self.tiers_in_order() {
-            let goal = if tier == Tier::Host { SleepGoal::Host } else { SleepGoal::Nvme };
+            let goal = goal_of(tier);
+            begun.refused.clear();
             // The next tier may have room if this one has none. One region at a time: each waits for its
             // own uses only.
             left.retain(|&id| {
-                let outcome = self.sleep_to(&[id], goal, &[], Initiator::Reclaim).ok();
-                begun.any |= outcome.as_ref().is_some_and(|o| o.accepted_bytes > 0);
-                outcome.is_none_or(|o| o.declined_bytes > 0)
+                let asked = self.try_sleep(&[id], goal, &[], Initiator::Reclaim);
+                self.pump();
+                let Ok(outcome) = asked else { return true };
+                begun.any |= outcome.accepted_bytes > 0;
+                begun.refused.extend(outcome.without_place);
+                outcome.declined_bytes > 0
             });
         }
         if !left.is_empty() && !self.is_direct {
@@ -192,7 +200,7 @@ impl<D: Device> Engine<D> {
             coming += region_bytes;
             chosen.push(id);
         }
-        (chosen, SleepProgress { any, is_enough: coming >= bytes })
+        (chosen, SleepProgress { any, is_enough: coming >= bytes, refused: Vec::new() })
     }
 }
 

@@ -58,8 +58,10 @@ pub(crate) struct RegionData<D: Device> {
     pub(crate) is_eligible: bool,
     /// While it waits for host memory, regions of its owner may move on to the file for it.
     pub(crate) may_displace: bool,
-    /// The file had no place for one of those, which its owner's report says.
-    pub(crate) displaces_in_vain: bool,
+    /// Why it has found no place so far.
+    pub(crate) refused: Option<OffloadError>,
+    /// No tier can take it. The marks do not ask again before phase B.
+    pub(crate) is_declined: bool,
     /// Number of times that a stray access woke it.
     pub(crate) stray_wakes: u32,
     /// Number of times that it ceased to be asleep.
@@ -113,7 +115,8 @@ impl<D: Device> RegionData<D> {
             account,
             is_eligible: false,
             may_displace: false,
-            displaces_in_vain: false,
+            refused: None,
+            is_declined: false,
             stray_wakes: 0,
             wakes: 0,
             tag,
@@ -197,6 +200,8 @@ pub(crate) struct TableState {
     pub(crate) window_queue: VecDeque<RegionId>,
     /// Regions in [`RegionWait::Admission`], first come first served.
     pub(crate) admission_queue: VecDeque<RegionId>,
+    /// Regions that have left it awake, whose owners are yet to be told.
+    pub(crate) unplaced: Vec<RegionId>,
     /// Regions in [`RegionWait::Promotion`], in the order of need.
     pub(crate) promotion_queue: VecDeque<RegionId>,
     /// A thread is serving the admission queue.
@@ -353,6 +358,10 @@ impl<D: Device> Payload for RegionData<D> {
         let bytes = self.bytes();
         if before.wait != after.wait {
             shared.wait_changed(id, before.wait, after.wait, bytes);
+            let had_no_place = matches!(before.wait, RegionWait::Admission(_));
+            if had_no_place && after.wait == RegionWait::None && after.state == RegionState::Awake {
+                shared.unplaced.push(id);
+            }
         }
         if before.is_settled() && !after.is_settled() {
             self.error = None; // of an earlier sleep or wake

@@ -20,8 +20,11 @@ use dormouse_storage::sync::lock;
 pub(super) const NO_END: &str =
     "a stream that was destroyed may use it, and the end of that use is unknown";
 
+/// Why a region stays awake that no tier has refused: others were before it in the admission queue.
+const NO_ROOM_IN_TIME: &str = "its tier had no room until the region left the admission queue";
+
 /// The result of a sleep request. No byte has been copied yet.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct SleepOutcome {
     /// Bytes accepted: asleep already, or falling asleep unless woken, freed or written to first.
     pub accepted_bytes: u64,
@@ -47,13 +50,10 @@ pub struct RegionUses<D: Device> {
 }
 
 /// A region that a tier has no place for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct WithoutPlace {
     pub(super) id: RegionId,
-    /// The tier may have a place later.
-    pub(super) is_for_now: bool,
-    /// It is host memory that was refused.
-    pub(super) is_host_full: bool,
+    pub(super) refused: OffloadError,
 }
 
 impl SleepOutcome {
@@ -67,6 +67,11 @@ impl SleepOutcome {
         self.declined_bytes += bytes;
         self.declined.get_or_insert_with(|| reason.into());
     }
+}
+
+/// Returns the goal of a sleep into `tier`.
+pub(super) fn goal_of(tier: Tier) -> SleepGoal {
+    if tier == Tier::Nvme { SleepGoal::Nvme } else { SleepGoal::Host }
 }
 
 /// Places held for a sleep that has not begun.
@@ -110,14 +115,10 @@ impl<D: Device> Engine<D> {
         tier: Tier,
         after: &[D::Event],
     ) -> Result<SleepOutcome, OffloadError> {
-        let goal = match tier {
-            Tier::Host => SleepGoal::Host,
-            Tier::Nvme => SleepGoal::Nvme,
-            Tier::Device => {
-                return Err(OffloadError::argument("tier", "Device", "Host or Nvme"));
-            }
-        };
-        self.sleep_to(ids, goal, after, Initiator::Caller)
+        if tier == Tier::Device {
+            return Err(OffloadError::argument("tier", "Device", "Host or Nvme"));
+        }
+        self.sleep_to(ids, goal_of(tier), after, Initiator::Caller)
     }
 
     /// Returns the end of the uses of these regions: an event on each stream that the allocator knows to use them,
@@ -151,11 +152,15 @@ impl<D: Device> Engine<D> {
         who: Initiator,
     ) -> Result<SleepOutcome, OffloadError> {
         let outcome = self.try_sleep(ids, goal, after, who)?;
+        for place in &outcome.without_place {
+            self.decline(place.id, Some(&place.refused));
+        }
         self.pump();
         Ok(outcome)
     }
 
-    /// As [`Engine::sleep_to`], without starting the queued sleeps.
+    /// As [`Engine::sleep_to`], without starting the queued sleeps. Only the outcome tells of regions without a place:
+    /// another tier may have one.
     pub(super) fn try_sleep(
         &self,
         ids: &[RegionId],
@@ -181,11 +186,10 @@ impl<D: Device> Engine<D> {
                 SleepCheck::InHost(bytes) => {
                     outcome.accepted_bytes += bytes;
                     // If the file has no room, the region stays in host memory.
-                    if goal == SleepGoal::Nvme {
-                        match self.spill(id) {
-                            Ok(_) => {}
-                            Err(e) => self.decline(id, 0, &e, &mut outcome),
-                        }
+                    if goal == SleepGoal::Nvme
+                        && let Err(e) = self.spill(id)
+                    {
+                        outcome.decline(0, e.to_string());
                     }
                 }
                 SleepCheck::Refused(bytes, reason) => outcome.decline_busy(bytes, reason),
@@ -197,12 +201,9 @@ impl<D: Device> Engine<D> {
                             outcome.decline_busy(bytes, "the region changed during the request");
                         }
                     }
-                    Err(e) => {
-                        self.decline(id, bytes, &e, &mut outcome);
-                        let is_for_now = e.is_full_for_now();
-                        let is_host_full = e.is_host_full();
-                        let place = WithoutPlace { id, is_for_now, is_host_full };
-                        outcome.without_place.push(place);
+                    Err(refused) => {
+                        outcome.decline(bytes, refused.to_string());
+                        outcome.without_place.push(WithoutPlace { id, refused });
                     }
                 },
             }
@@ -213,12 +214,15 @@ impl<D: Device> Engine<D> {
         Ok(outcome)
     }
 
-    fn decline(&self, id: RegionId, bytes: u64, e: &OffloadError, outcome: &mut SleepOutcome) {
+    /// Counts a region that stays awake because it has found no place, and notes why in the report of its owner: its last
+    /// refusal, if it had one.
+    pub(super) fn decline(&self, id: RegionId, refused: Option<&OffloadError>) {
+        let bytes = self.body(id, |body| Some(body.bytes())).unwrap_or_default();
+        let reason = refused.map_or_else(|| NO_ROOM_IN_TIME.to_owned(), ToString::to_string);
         lock(&self.counts).declined += 1;
         self.timeline.instant(Lane::Notice, self.names.declined, bytes);
-        self.note_decline(id, e);
-        tracing::debug!(target: "offload", region = id.key(), bytes, reason = %e, "sleep declined");
-        outcome.decline(bytes, e.to_string());
+        self.note_reason(id, &reason);
+        tracing::debug!(target: "offload", region = id.key(), bytes, %reason, "sleep declined");
     }
 
     /// Notes the reason in the report of the region's owner.
@@ -307,6 +311,7 @@ impl<D: Device> Engine<D> {
                 && let Some(entry) = inner.get(id)
             {
                 (entry.data.extent, entry.data.host) = (grant.extent, grant.host);
+                entry.data.refused = None;
                 return true;
             }
         }
@@ -319,6 +324,7 @@ impl<D: Device> Engine<D> {
     pub(super) fn pump(&self) {
         self.serve_loads();
         self.serve_admissions();
+        self.decline_unplaced();
         while self.start_queued_sleep() {}
         self.serve_promotions();
     }

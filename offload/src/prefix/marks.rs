@@ -40,6 +40,7 @@ impl<D: Device> Prefix<D> {
             Phase::A => Ok(()),
             Phase::B => {
                 self.close_arena();
+                self.retry_declined();
                 self.let_sleep(self.layers(), stream)
             }
             Phase::C => self.begin_backward(stream),
@@ -136,9 +137,10 @@ impl<D: Device> Prefix<D> {
     }
 
     /// Puts the layers below `end` to sleep, the lowest first, because backward needs it last. A layer without
-    /// a place waits for one in line; one that cannot sleep now is tried again at the next mark.
+    /// a place waits for one in line; one that cannot sleep now is tried again at the next mark, one that no tier can
+    /// take at the begin of phase B.
     ///
-    /// Layers that sleep, or are about to, are skipped: most marks check only the layer that has just run.
+    /// Layers that sleep, are about to or were declined are skipped: most marks check only the layer that has just run.
     fn let_sleep(&mut self, end: u32, stream: &D::Stream) -> Result<(), OffloadError> {
         let awakenings = self.account.awakenings();
         if std::mem::replace(&mut self.awakenings_before, awakenings) != awakenings {
@@ -168,6 +170,14 @@ impl<D: Device> Prefix<D> {
             Err(refused) => return self.postpone(refused),
         }
         Ok(())
+    }
+
+    /// Lets layers that no tier could take be asked again: the last mark before their memory is needed.
+    fn retry_declined(&mut self) {
+        let ids: Vec<RegionId> =
+            self.layers.iter().flat_map(|layer| &layer.regions).copied().collect();
+        self.engine.retry_declined(&ids);
+        self.layers.iter_mut().for_each(|layer| layer.is_settled = false);
     }
 
     /// Leaves layers awake that the device refused to let sleep, for example because a stream is being captured. The next
@@ -285,7 +295,7 @@ impl<D: Device> Prefix<D> {
         layers.filter(|layer| !layer.is_settled).flat_map(|layer| &layer.regions).copied().collect()
     }
 
-    /// Notes that all layers below `end` sleep, are about to, or wait in line, but those with regions in `except`.
+    /// Notes that all layers below `end` sleep, are about to, wait in line or were declined, but those with regions in `except`.
     fn settle(&mut self, end: u32, except: &[RegionId]) {
         for layer in self.layers.iter_mut().take(end as usize) {
             layer.is_settled = !layer.regions.iter().any(|id| except.contains(id));

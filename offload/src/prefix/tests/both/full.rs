@@ -31,7 +31,8 @@ fn as_many_bytes_move_on_to_the_file_as_host_memory_lacks() {
     assert!((lacking_bytes..=most_bytes).contains(&written_bytes), "{written_bytes} bytes");
     assert!(trainer.states(0).contains(&RegionState::Nvme));
     assert_eq!(trainer.states(LAYERS - 1), [RegionState::Host; 3], "needed first");
-    trainer.backward_all_and_end();
+    let report = trainer.backward_all_and_end();
+    assert_eq!((fixture.engine.stats().declined, report.declined), (0, Vec::new()), "all slept");
 }
 
 /// The file takes nothing for a while. No mark comes after that, and the layers leave all the same.

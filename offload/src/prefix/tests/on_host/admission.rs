@@ -138,12 +138,12 @@ fn layers_that_wait_for_a_place_are_not_asked_again() {
     trainer.settle();
     let awake = RegionState::Awake;
     assert!((2..LAYERS).all(|layer| trainer.states(layer) == [awake; 3]));
+    assert_eq!(fixture.engine.stats().declined, 0, "they wait");
+    let declined = trainer.backward_all_and_end().declined;
     assert_eq!(fixture.engine.stats().declined, 3 * u64::from(LAYERS - 2), "once each");
-    // One waits at the head of the queue; the file has no place for what would make room for it.
-    let declined = trainer.prefix.report().declined;
+    // One waited at the head of the queue; the file had no place for what would make room for it.
     let of_file: Vec<_> = declined.iter().filter(|why| why.contains("NVMe")).collect();
     assert!(of_file.len() == 1 && !of_file[0].contains("times"), "{declined:?}");
-    trainer.backward_all_and_end();
 }
 
 /// What wakes leaves places in host memory, and none of the layers that are needed next takes one.
