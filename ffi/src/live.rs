@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dormouse_device::with_signals_blocked;
-use dormouse_timeline::live::{Figures, LivePage, SETTINGS, SettingFigure, remove_ended};
+use dormouse_timeline::live::{
+    Figures, LivePage, SETTINGS, SettingFigure, free_place, remove_ended,
+};
 
 use crate::dumps::process;
 use crate::fault::Fault;
@@ -26,13 +28,15 @@ const SETTING_KEYS: [Key; SETTINGS.len()] =
 const OFF: &str = "off";
 
 /// Creates the page at the configured path, if it is not `off`. At the built-in path, a failure is no error,
-/// and pages that killed processes left are removed.
+/// the page of a running process stays, and pages that killed processes left are removed.
 pub(crate) fn create(config: &Config, figures: &Figures) -> Result<Option<LivePage>, Fault> {
     let Some(path) = config.path(Key::StatsFile).filter(|path| *path != Path::new(OFF)) else {
         return Ok(None);
     };
     let page = log::expand_path(path).and_then(|path| {
-        LivePage::create(Path::new(&path), &process(), figures).map_err(|error| error.to_string())
+        let path = Path::new(&path);
+        let place = if is_built_in(config) { free_place(path) } else { path.to_owned() };
+        LivePage::create(&place, &process(), figures).map_err(|error| error.to_string())
     });
     match page {
         Ok(page) => {

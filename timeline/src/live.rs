@@ -24,7 +24,7 @@ pub use layout::{
     DUMP_PATH_BYTES_MAX, DUMP_REASON_BYTES_MAX, LAYOUT_VERSION, PAGE_BYTES, PAGE_TAGS_MAX,
     TAG_NAME_BYTES_MAX,
 };
-pub use places::{DEFAULT_DIR, default_pages, default_prefix, remove_ended};
+pub use places::{DEFAULT_DIR, default_pages, default_prefix, free_place, remove_ended};
 
 /// The settings on a page: those that the runtime may choose, by the names of their parameters.
 pub const SETTINGS: [&str; 6] = [

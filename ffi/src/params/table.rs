@@ -358,8 +358,9 @@ table! {
          (/dev/shm). It is created with the runtime, updated ten times a second and removed with \
          the runtime. An existing file is replaced, so give each process a name of its own. If a \
          process has several runtimes, the file shows the first. `dormouse top` finds pages at the \
-         built-in path by itself; one that cannot be created there is no error, and pages there \
-         that killed processes left are removed."
+         built-in path by itself. There, a page that cannot be created is no error, a page whose \
+         place a running process of another container has gets `.1`, `.2` and so on behind its \
+         name, and pages that killed processes left are removed."
     }
     Config c"DORMOUSE_CONFIG" {
         Path, c"",

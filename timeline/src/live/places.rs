@@ -1,4 +1,4 @@
-//! Where pages are without a setting: `/dev/shm/dormouse.<uid>.<pid>`.
+//! Where pages are without a setting: `/dev/shm/dormouse.<uid>.<pid>`, or `….<pid>.<number>` where a running process has that place.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,6 +10,23 @@ use super::file::open;
 pub const DEFAULT_DIR: &str = "/dev/shm";
 /// Maximum number of pages listed.
 const PAGES_MAX: usize = 1024;
+
+/// Maximum number of places tried for one page.
+const PLACES_MAX: u32 = 64;
+
+/// Returns `path`, or the first of `path.1`, `path.2` and so on where no running process has a page: containers share
+/// `/dev/shm` and not their pids. Returns `path` if all of [`PLACES_MAX`] are taken.
+#[must_use]
+pub fn free_place(path: &Path) -> PathBuf {
+    let numbered = |number: u32| {
+        let mut place = path.as_os_str().to_owned();
+        place.push(format!(".{number}"));
+        PathBuf::from(place)
+    };
+    let mut places = std::iter::once(path.to_owned()).chain((1..PLACES_MAX).map(numbered));
+    let is_taken = |place: &PathBuf| open(place).is_ok_and(|page| page.is_held());
+    places.find(|place| !is_taken(place)).unwrap_or_else(|| path.to_owned())
+}
 
 /// Returns what precedes the pid in the name of a page of this user; `None` without `/proc`.
 #[must_use]
@@ -47,12 +64,16 @@ fn remove_if_ended(page: &Path) {
 /// Lists the files of `uid` alone: any user can give a file any name here, and their number must not hide ours.
 fn pages(dir: &Path, prefix: &str, uid: u32) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let pid = |name: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();
+    let order = |name: &str| {
+        let name = name.strip_prefix(prefix)?;
+        let (pid, number) = name.split_once('.').unwrap_or((name, "0"));
+        Some((pid.parse::<u32>().ok()?, number.parse::<u32>().ok()?))
+    };
     let of_user = entries.flatten().filter_map(|entry| {
-        let pid = pid(entry.file_name().to_str()?)?;
+        let order = order(entry.file_name().to_str()?)?;
         // Of a symbolic link, that of the link.
         let is_own = entry.metadata().is_ok_and(|found| found.uid() == uid);
-        is_own.then(|| (pid, entry.path()))
+        is_own.then(|| (order, entry.path()))
     });
     let mut pages: Vec<_> = of_user.take(PAGES_MAX).collect();
     pages.sort();
@@ -77,6 +98,25 @@ mod tests {
         assert_eq!(pages(&dir, "d.7.", uid), [dir.join("d.7.4"), dir.join("d.7.30")]);
         assert!(pages(&dir.join("absent"), "d.7.", uid).is_empty());
         assert!(pages(&dir, "d.7.", uid + 1).is_empty(), "another user's");
+    }
+
+    #[test]
+    fn a_page_leaves_the_place_of_a_running_process() {
+        let (dir, uid) = (folder("taken"), own_uid().unwrap());
+        let built_in = dir.join("d.7.1");
+        let create = |figures| LivePage::create(&free_place(&built_in), &this(), &figures).unwrap();
+        let (first, second, third) =
+            (create(numbered(1)), create(numbered(2)), create(numbered(3)));
+        let listed = pages(&dir, "d.7.", uid);
+        assert_eq!(listed, ["d.7.1", "d.7.1.1", "d.7.1.2"].map(|name| dir.join(name)));
+        let figures: Vec<_> = listed.iter().map(|page| read(page).unwrap().figures).collect();
+        assert_eq!(figures, [numbered(1), numbered(2), numbered(3)]);
+        drop(second);
+        assert_eq!(free_place(&built_in), dir.join("d.7.1.1"));
+        drop((first, third));
+        assert_eq!(free_place(&built_in), built_in);
+        fs::write(&built_in, "left by a killed process").unwrap();
+        assert_eq!(free_place(&built_in), built_in);
     }
 
     /// Only root can give files away.
