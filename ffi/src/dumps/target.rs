@@ -7,19 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dormouse_device::DeviceKind;
-use dormouse_timeline::{Process, Snapshot, Timeline, html};
+use dormouse_timeline::{DUMP_BYTES_PER_EVENT_MAX, Process, Snapshot, Timeline, html};
 
 use super::last::note_written;
 use super::reason::Reason;
 use crate::fault::Fault;
 use crate::{files, log, status};
 
-/// Memory that a dump takes for each event of the timeline's capacity, at most: two rings, read, sorted and written.
-const BYTES_PER_EVENT: usize = 512;
-
 /// Checks that there is memory for a dump of `timeline`: Rust ends a process that has none for a value.
 pub(crate) fn check_room(timeline: &Timeline) -> Result<(), Fault> {
-    let room_bytes = timeline.capacity_events() * BYTES_PER_EVENT;
+    let room_bytes = timeline.capacity_events() * DUMP_BYTES_PER_EVENT_MAX;
     let mut room = Vec::<u8>::new();
     room.try_reserve_exact(room_bytes).map_err(|_| {
         let message = format!("there are no {room_bytes} bytes of memory to write it");
