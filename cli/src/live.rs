@@ -1,7 +1,8 @@
 //! Pages read at one moment, and what two readings say about each process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use dormouse_timeline::ClockAnchor;
@@ -31,13 +32,15 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Reads the pages at `paths`, or those of this user's processes.
+    /// Reads the pages at `paths`, or those of this user's processes, each once.
     pub(crate) fn of(paths: &[PathBuf]) -> Self {
-        let mut pages = Vec::new();
+        let (mut pages, mut files) = (Vec::new(), HashSet::new());
         let mut add = |path: PathBuf, is_named: bool| {
+            let file = fs::symlink_metadata(&path).map(|found| (found.dev(), found.ino()));
+            let is_new = file.map_or(true, |file| files.insert(file));
             let live = read(&path);
             // A directory may hold other files, and a process may end while it is looked for.
-            if pages.len() < PAGES_MAX && (is_named || live.is_ok()) {
+            if is_new && pages.len() < PAGES_MAX && (is_named || live.is_ok()) {
                 pages.push((path, live));
             }
         };

@@ -150,6 +150,29 @@ fn every_figure_of_a_process_is_a_sample_of_its_family() {
     assert!(text.ends_with("# EOF\n"));
 }
 
+/// A page that holds a series twice is refused as a whole.
+#[test]
+fn no_series_is_there_twice() {
+    let here = Folder::new();
+    let dir = here.path().join("pages");
+    fs::create_dir(&dir).unwrap();
+    // As two containers with equal pids have them. The second is named three times.
+    let _pages = [page(&dir.join("one"), 3), page(&dir.join("two"), 3)];
+    let output = dormouse(here.path(), &["metrics", "pages", "pages/two", "pages/../pages/two"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let series = text.lines().filter(|line| !line.starts_with('#'));
+    let mut series: Vec<_> = series.map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    let count = series.len();
+    series.sort_unstable();
+    series.dedup();
+    assert_eq!(series.len(), count, "{text}");
+    let up: Vec<_> = text.lines().filter(|line| line.starts_with("dormouse_up{")).collect();
+    assert_eq!(up.len(), 2, "{text}");
+    for name in ["one", "two"] {
+        assert!(text.contains(&format!(",page=\"pages/{name}\"}} 1\n")), "{name}: {text}");
+    }
+}
+
 #[test]
 fn a_file_is_replaced_whole_and_private() {
     let here = Folder::new();
@@ -195,6 +218,13 @@ fn a_client_gets_the_page_and_nothing_else() {
     let silent = TcpStream::connect(address).unwrap();
     assert!(ask(b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
     drop(silent);
+    // One that never ends its request: its connection is closed, and the next is served.
+    let mut trickling = TcpStream::connect(address).unwrap();
+    let deadline = Instant::now() + WAIT_MAX;
+    while trickling.write_all(b"G").is_ok() {
+        assert!(Instant::now() < deadline, "it still holds the server");
+        sleep(Duration::from_millis(100));
+    }
     assert!(ask(b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
 }
 

@@ -153,16 +153,25 @@ impl Family {
         }
         let _infallible = writeln!(text, "# HELP {name} {}", self.help);
         for state in &states.processes {
+            let process = process_labels(state, states);
             for (labels, value) in (self.samples)(state) {
-                let process = escaped(&state.name);
-                let (rank, pid) = (state.rank, state.pid);
-                let _infallible = writeln!(
-                    text,
-                    "{name}{suffix}{{process=\"{process}\",rank=\"{rank}\",pid=\"{pid}\"{labels}}} {value}"
-                );
+                let _infallible = writeln!(text, "{name}{suffix}{{{process}{labels}}} {value}");
             }
         }
     }
+}
+
+/// Returns the labels of a process. Its page is one of them where another process has the same name, rank and pid, as in
+/// two containers.
+fn process_labels(state: &State, states: &States) -> String {
+    let identity = |it: &State| (it.name.clone(), it.rank, it.pid);
+    let alike = states.processes.iter().filter(|it| identity(it) == identity(state)).count();
+    let (process, rank, pid) = (escaped(&state.name), state.rank, state.pid);
+    let labels = format!("process=\"{process}\",rank=\"{rank}\",pid=\"{pid}\"");
+    if alike < 2 {
+        return labels;
+    }
+    format!("{labels},page=\"{}\"", escaped(&state.page.to_string_lossy()))
 }
 
 fn one(value: f64) -> Vec<(String, f64)> {

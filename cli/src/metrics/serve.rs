@@ -3,14 +3,14 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{current, page};
 use crate::{Error, Output};
 
 /// Limit of a request's lines, in bytes.
 const REQUEST_BYTES_MAX: u64 = 8 << 10;
-/// A client that is slower loses its connection: the next one waits for it.
+/// A client that takes longer loses its connection: the next one waits for it.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves the page at `/metrics` until the program is ended.
@@ -25,14 +25,48 @@ pub(super) fn serve(
     writeln!(out, "http://{address}/metrics").and_then(|()| out.flush()).map_err(Error::Print)?;
     for client in listener.incoming() {
         // A client that leaves, or sends what is no request, is its own affair.
-        let _answered = client.and_then(|client| answer(client, pages));
+        let _answered = client.and_then(|stream| answer(Client::new(stream), pages));
     }
     Ok(Output::of(String::new()))
 }
 
-fn answer(client: TcpStream, pages: &[PathBuf]) -> io::Result<()> {
-    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
-    client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+/// A connection until its deadline.
+struct Client {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Client {
+    fn new(stream: TcpStream) -> Self {
+        Self { stream, deadline: Instant::now() + CLIENT_TIMEOUT }
+    }
+
+    /// Returns the time left, which is never zero.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for &Client {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        (&self.stream).read(buffer)
+    }
+}
+
+impl Write for &Client {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        (&self.stream).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        (&self.stream).flush()
+    }
+}
+
+fn answer(client: Client, pages: &[PathBuf]) -> io::Result<()> {
     let mut lines = BufReader::new((&client).take(REQUEST_BYTES_MAX));
     let mut request = String::new();
     lines.read_line(&mut request)?;
@@ -47,10 +81,10 @@ fn answer(client: TcpStream, pages: &[PathBuf]) -> io::Result<()> {
         Answer::Method => ("405 Method Not Allowed", "text/plain", "accepted: GET\n".to_owned()),
     };
     let length = text.len();
-    write!(
-        &client,
+    let answer = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}"
-    )
+    );
+    (&client).write_all(answer.as_bytes())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
