@@ -15,7 +15,7 @@ const PAGES_MAX: usize = 1024;
 const PLACES_MAX: u32 = 64;
 
 /// Returns `path`, or the first of `path.1`, `path.2` and so on where no running process has a page: containers share
-/// `/dev/shm` and not their pids. Returns `path` if all of [`PLACES_MAX`] are taken.
+/// `/dev/shm` and not their pids. Returns `path` if all of 64 are taken.
 #[must_use]
 pub fn free_place(path: &Path) -> PathBuf {
     let numbered = |number: u32| {
