@@ -42,16 +42,14 @@ struct Branch {
     /// Sort key of the position: before the pivot, an earlier position is smaller; after it, larger.
     rank: u32,
     sequence: u32,
-    /// Its next token.
-    token: i64,
+    /// Its next token; `None`, which sorts before all tokens, if it has ended.
+    token: Option<i64>,
 }
 
 /// Rank of the pivot and equal sequences. Lengths, at most 2^28, are smaller ranks.
 const ALIKE: u32 = 1 << 29;
 /// Ranks after the pivot are this minus the shared tokens.
 const AFTER: u32 = 1 << 30;
-/// Token of a sequence that has ended; sorts before all others.
-const ENDED: i64 = i64::MIN;
 
 /// Returns the order, or a sequence with an id outside the vocabulary and the index of its first such id.
 pub(super) fn order<I: TokenInt>(
@@ -77,7 +75,7 @@ pub(super) fn order<I: TokenInt>(
         let mut begin = group.begin;
         for alike in branches.chunk_by(|a, b| (a.rank, a.token) == (b.rank, b.token)) {
             let end = begin + alike.len() as u32;
-            if alike[0].token != ENDED {
+            if alike[0].token.is_some() {
                 groups.push(Group { begin, end, compared: alike[0].shared() });
             }
             begin = end;
@@ -119,7 +117,7 @@ fn leave<I: TokenInt>(
     }
     branches.extend(members.iter().map(|&member| {
         if member == pivot {
-            return Branch { rank: ALIKE, sequence: member, token: ENDED };
+            return Branch { rank: ALIKE, sequence: member, token: None };
         }
         Branch::of(ids, &sequences.get(member)[compared as usize..], compared, member)
     }));
@@ -131,15 +129,14 @@ impl Branch {
     fn of<I: TokenInt>(pivot: &[I], member: &[I], compared: u32, sequence: u32) -> Self {
         let same = common_prefix(pivot, member);
         let shared = compared + same as u32;
-        let (rank, token) = match (member.get(same), pivot.get(same)) {
-            (None, None) => (ALIKE, ENDED),
-            (None, Some(_)) => (shared, ENDED),
-            (Some(token), pivots) => match Some(token).cmp(&pivots) {
-                Ordering::Less => (shared, (*token).into()),
-                _ => (AFTER - shared, (*token).into()),
-            },
+        let (token, pivots) = (member.get(same), pivot.get(same));
+        let rank = match token.cmp(&pivots) {
+            Ordering::Less => shared,
+            // Both have ended.
+            Ordering::Equal => ALIKE,
+            Ordering::Greater => AFTER - shared,
         };
-        Self { rank, sequence, token }
+        Self { rank, sequence, token: token.map(|token| (*token).into()) }
     }
 
     /// Returns the tokens shared with the pivot; for equal sequences, more than any sequence has.

@@ -48,6 +48,10 @@ fn the_first_id_outside_the_vocabulary_is_named() {
     assert!(first(&[&[1, 2, 3], &[1, 2, -1, 7]]).starts_with("sequence 1 has token id -1 at 2"));
     assert!(first(&[&[i64::MIN]]).contains("token id -9223372036854775808 at 0"));
     assert!(first(&[&[1 << 32]]).contains("token id 4294967296 at 0"), "not truncated to 32 bits");
+    // The least id, which NaN cast to int64 gives, is not the end of a sequence.
+    let least = "sequence 1 has token id -9223372036854775808 at 1; accepted: 0 to 4";
+    assert_eq!(first(&[&[1, 2, 3], &[1, i64::MIN]]), least);
+    assert_eq!(first(&[&[1], &[1, i64::MIN], &[1, 2, 3]]), least, "beside one that ends there");
     let narrow = from_slices(&[&[-2_i32][..]], &[], u32::MAX);
     assert!(refusal(narrow).contains("token id -2 at 0; accepted: 0 to 4294967294"));
     let unsigned = from_slices(&[&[u32::MAX][..]], &[], u32::MAX);
