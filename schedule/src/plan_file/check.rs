@@ -121,7 +121,7 @@ impl Replay<'_> {
                 })?;
             }
             OpKind::ForwardAgain { node, tokens } => {
-                let open = self.ends(*node)?;
+                let open = self.ends(*node, op.reads)?;
                 let it = &self.nodes[open];
                 let is_its = *tokens == it.rows && it.residency == Residency::Recompute;
                 match self.open.last_mut() {
@@ -132,7 +132,7 @@ impl Replay<'_> {
                 }
             }
             OpKind::PrefixBackward { node, .. } => {
-                let at = self.ends(*node)?;
+                let at = self.ends(*node, op.reads)?;
                 if self.open.pop().is_none_or(|open| !open.has_graph) {
                     return Err("runs backward without a graph");
                 }
@@ -160,11 +160,14 @@ impl Replay<'_> {
     }
 
     /// Returns the current node, all of whose subtree has run.
-    fn ends(&self, node: NodeId) -> Result<usize, &'static str> {
+    fn ends(&self, node: NodeId, reads: Option<NodeId>) -> Result<usize, &'static str> {
         let at = node.0 as usize;
         let Some(open) = self.open.last().filter(|open| open.node == at) else {
             return Err("ends a node that is not the one that is open");
         };
+        if reads != self.nodes[at].parent {
+            return Err("reads another node than its parent");
+        }
         let below = self.nodes[at].subtree_end as usize - at - 1;
         if self.completed - open.before != below {
             return Err("ends a node before all nodes below it");

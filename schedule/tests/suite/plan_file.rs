@@ -67,7 +67,12 @@ fn example() -> (PlanFile, String) {
     let shared = [0, 1, 2, 0, 1];
     let more = |ends: &[u32]| [&shared[..], ends].concat();
     let sequences = [more(&[0, 0, 1]), more(&[0, 0, 2]), more(&[1]), vec![2, 2]];
-    let batch = batch(&sequences, &[0], 4);
+    let mut batch = batch(&sequences, &[0], 4);
+    // The least room in which a plan fits: a node runs forward again.
+    let mut limits = device_limits(&batch).into_iter().rev();
+    while batch.device_bytes == 0 || batch.plan().is_err() {
+        batch.device_bytes = limits.next().unwrap();
+    }
     let file = file_of(&batch);
     let text = file.to_text();
     (file, text)
@@ -102,6 +107,7 @@ fn what_no_plan_can_be_is_refused() {
     let at = |is: fn(&OpKind) -> bool| ops.iter().position(|op| is(&op.kind)).unwrap();
     let forward = at(|kind| matches!(kind, OpKind::PrefixForward { .. }));
     let packed = ops.iter().rposition(|op| matches!(op.kind, OpKind::Microbatch { .. })).unwrap();
+    let again = at(|kind| matches!(kind, OpKind::ForwardAgain { .. }));
     let backward = at(|kind| matches!(kind, OpKind::PrefixBackward { .. }));
     type Change<'a> = Box<dyn FnOnce(&mut Value) + 'a>;
     let set = |path: String, value: Value| -> Change<'_> {
@@ -113,6 +119,10 @@ fn what_no_plan_can_be_is_refused() {
             ops.remove(op);
             (0..).zip(ops).for_each(|(id, op)| op["id"] = json!(id));
         })
+    };
+    // A root has no such field.
+    let reads = |op: usize, node: u32| -> Change<'_> {
+        Box::new(move |body| body["plan"]["ops"][op]["reads"] = json!(node))
     };
     let cases: Vec<(Change<'_>, &str)> = vec![
         (set("/rank".into(), json!(3)), "rank is 3"),
@@ -130,6 +140,8 @@ fn what_no_plan_can_be_is_refused() {
         ),
         (set(format!("/plan/ops/{forward}/node"), json!(99)), "names a node that is not there"),
         (set(format!("/plan/ops/{backward}/node"), json!(99)), "ends a node that is not"),
+        (reads(again, 99), "reads another node than its parent"),
+        (reads(backward, 99), "reads another node than its parent"),
         (set(format!("/plan/ops/{packed}/members/0/node"), json!(99)), "names a node that is not"),
         (set(format!("/plan/ops/{packed}/members/0/first_position"), json!(0)), "other rows than"),
         (set(format!("/plan/ops/{packed}/members"), json!([])), "has no members"),
