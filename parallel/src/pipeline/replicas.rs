@@ -128,7 +128,12 @@ impl Pipeline {
             let gives = Some(change.gives);
             let own = without(last, gives).chain(change.takes).collect();
             let others = without(change.other, change.takes).chain(gives).collect();
-            let (own, other) = (self.replica(own)?, self.replica(others)?);
+            let both = self.replica(own).and_then(|own| Ok((own, self.replica(others)?)));
+            let (own, other) = match both {
+                // These groups have no room together, or too many ops: the assignment stays.
+                Err(PipelineError::Room { .. } | PipelineError::Count(_)) => continue,
+                both => both?,
+            };
             if own.end_ns().max(other.end_ns()) < all[last].end_ns() {
                 return Ok(Some([(last, own), (change.other, other)]));
             }

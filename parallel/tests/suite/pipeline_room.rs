@@ -293,3 +293,48 @@ fn one_microbatch_in_flight_is_not_halved() {
     assert_eq!(peaks(&found), peaks(&one_group));
     assert!(found.report.makespan_ns <= one_group.report.makespan_ns, "{:?}", found.report);
 }
+
+/// Groups of a prefix whose chunk is nearly all that a stage holds, as it is awake during its own ops alone.
+fn asleep_groups(groups: usize) -> Pipeline {
+    let linear = |linear_ns| StageShare { linear_ns, ..StageShare::default() };
+    let group = PipelineGroup {
+        prefix_rows: 4_096,
+        forward: linear(4_096_000),
+        backward: linear(8_192_000),
+        microbatches: vec![
+            PipelineMicrobatch { rows: 8, forward_ns: 10_000, backward_ns: 20_000 };
+            4
+        ],
+    };
+    let bytes = StageBytes { prefix_asleep: 1_000, microbatch_saved: 1, ..StageBytes::default() };
+    Pipeline {
+        stages: 8,
+        virtual_stages: 1,
+        groups: vec![group; groups],
+        stage_bytes: vec![bytes; 8],
+        ..Pipeline::default()
+    }
+}
+
+/// Only exchanges of a group of 8 microbatches for one of 3 end sooner, after which a replica has so many ops that
+/// few numbers of chunks are tried.
+#[test]
+fn replicas_have_as_many_chunks_as_have_room() {
+    let mut case = asleep_groups(54);
+    for (number, group) in case.groups.iter_mut().enumerate() {
+        let (more, microbatches) = match number {
+            0 => (11, 3),
+            1..12 => (1, 8),
+            _ => (0, 3),
+        };
+        group.microbatches.resize(microbatches, group.microbatches[0]);
+        group.forward.linear_ns += more * 100_000 + (8 - microbatches as u64) * 30_000;
+    }
+    let half = case.of_groups(&Vec::from_iter(0..27));
+    case.stage_room_bytes = peaks(&Pipeline { chunks: 24, ..half }.plan().unwrap());
+    let found = case.plan_replicas(2).unwrap();
+    assert!(found.tried > 0);
+    for replica in &found.replicas {
+        replica.stages.check(&case.of_groups(&replica.groups)).unwrap();
+    }
+}
