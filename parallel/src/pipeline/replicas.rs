@@ -10,6 +10,7 @@
 //!    Both are planned again, the most promising by time first.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use serde::{Deserialize, Serialize};
 
@@ -115,9 +116,7 @@ impl Pipeline {
         else {
             return Ok(None);
         };
-        let mut changes = work.changes(all, last);
-        changes.sort_unstable();
-        for change in changes.into_iter().take(TRIED_IN_A_ROW_MAX) {
+        for change in work.changes(all, last) {
             if *tried == TRIED_MAX {
                 return Ok(None);
             }
@@ -193,12 +192,13 @@ impl Work {
         all.into_iter().map(|(_, groups)| groups).collect()
     }
 
-    /// Returns the changes with which the last replica is estimated to end sooner: ends move by the time of
-    /// what is given and taken.
+    /// Returns the best changes with which the last replica is estimated to end sooner, best first: ends move by
+    /// the time of what is given and taken. No more than [`TRIED_IN_A_ROW_MAX`] are held, as replicas with
+    /// thousands of groups have millions of changes.
     fn changes(&self, all: &[Replica], last: usize) -> Vec<Change> {
         let end_ns = all[last].end_ns();
         let may_be_fewer = all[last].groups.len() > 1;
-        let mut changes = Vec::new();
+        let mut best = BinaryHeap::with_capacity(TRIED_IN_A_ROW_MAX + 1);
         for (other, replica) in all.iter().enumerate().filter(|(other, _)| *other != last) {
             let taken = replica.groups.iter().map(|group| (Some(*group), self.ns(*group)));
             for (takes, taken_ns) in may_be_fewer.then_some((None, 0)).into_iter().chain(taken) {
@@ -207,15 +207,75 @@ impl Work {
                     let other_ns = replica.end_ns().saturating_add(less_ns);
                     let later_ns = other_ns.max(end_ns.saturating_sub(less_ns));
                     if later_ns < end_ns {
-                        changes.push(Change { end_ns: later_ns, other, gives, takes });
+                        best.push(Change { end_ns: later_ns, other, gives, takes });
+                        if best.len() > TRIED_IN_A_ROW_MAX {
+                            best.pop();
+                        }
                     }
                 }
             }
         }
-        changes
+        best.into_sorted_vec()
     }
 }
 
 fn sum_ns(of_groups: &[u64]) -> u128 {
     of_groups.iter().map(|ns| u128::from(*ns)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lists::PipelineReport;
+    use super::*;
+
+    /// Returns replicas of groups with `work_ns`, dealt in turn. Each ends when its groups' work does.
+    fn replicas(work_ns: &[u64], count: usize) -> (Work, Vec<Replica>) {
+        let replica = |place: usize| {
+            let groups: Vec<u32> = (place as u32..work_ns.len() as u32).step_by(count).collect();
+            let report = PipelineReport {
+                makespan_ns: groups.iter().map(|group| work_ns[*group as usize]).sum(),
+                ideal_ns: 0,
+                bubble: 0.0,
+                bubble_bound: 0.0,
+                chunks: 1,
+                tried: 1,
+                prefix_saved_asleep: false,
+            };
+            Replica { groups, stages: Stages { stages: Vec::new(), report } }
+        };
+        let work = Work { stages: vec![work_ns.to_vec()], busiest: 0 };
+        (work, (0..count).map(replica).collect())
+    }
+
+    #[test]
+    fn the_best_changes_alone_are_held() {
+        // Ascending: the last replica has more work, and thousands of groups have a smaller one elsewhere.
+        let work_ns: Vec<u64> = (0..8192).map(|group| 1_000_000 + 37 * group % 4099).collect();
+        let (work, all) = replicas(&work_ns, 2);
+        let last = usize::from(all[1].end_ns() > all[0].end_ns());
+        assert_eq!(work.changes(&all, last).len(), TRIED_IN_A_ROW_MAX);
+
+        let (work, all) = replicas(&work_ns[..60], 3);
+        let last = (0..3).max_by_key(|place| all[*place].end_ns()).unwrap_or(0);
+        let mut every = Vec::new();
+        for other in (0..3).filter(|other| *other != last) {
+            let takes = all[other].groups.iter().map(|group| Some(*group)).chain([None]);
+            for (takes, gives) in
+                takes.flat_map(|it| all[last].groups.iter().map(move |own| (it, *own)))
+            {
+                let less_ns = i128::from(work.ns(gives)) - takes.map_or(0, |it| work.ns(it).into());
+                let ends = [
+                    -less_ns + i128::from(all[last].end_ns()),
+                    less_ns + i128::from(all[other].end_ns()),
+                ];
+                let end_ns = ends[0].max(ends[1]);
+                if less_ns >= 0 && end_ns < i128::from(all[last].end_ns()) {
+                    every.push(Change { end_ns: end_ns as u64, other, gives, takes });
+                }
+            }
+        }
+        every.sort_unstable();
+        assert!(every.len() > TRIED_IN_A_ROW_MAX, "{}", every.len());
+        assert_eq!(work.changes(&all, last), every[..TRIED_IN_A_ROW_MAX]);
+    }
 }
