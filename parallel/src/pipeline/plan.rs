@@ -2,7 +2,7 @@
 //!
 //! A list that no stage has too little room for wins over one that exceeds it. If none fits, the search starts
 //! over with half as many groups or microbatches in flight, whichever hold more on the stage that lacks most and
-//! are several there.
+//! are several there. With one of each, more chunks are tried: an op holds less.
 
 use std::collections::BTreeSet;
 
@@ -15,11 +15,14 @@ use super::lists::{PipelineReport, StageList, StagePeak, Stages};
 use super::meet::TransferReplay;
 use super::peaks::peak;
 use super::rules::rules;
-use super::spec::{MemoryBounds, Pipeline, PipelineOrder};
+use super::spec::{CHUNKS_MAX, MemoryBounds, Pipeline, PipelineOrder};
 
 /// Numbers of chunks tried if the plan chooses.
 const CHUNKS_TRIED: [u32; 9] = [8, 16, 4, 12, 6, 24, 32, 2, 1];
-/// Maximum ops of all tried lists together, about a second of work: large pipelines try fewer lists.
+/// Numbers tried besides while none of those has room for one group and one microbatch at a time.
+const MORE_CHUNKS_TRIED: [u32; 5] = [64, 128, 256, 512, CHUNKS_MAX];
+/// Maximum ops of all tried lists together, about a second of work: large pipelines try fewer lists. While none has
+/// room, each number of chunks is tried all the same.
 const SEARCH_OPS_MAX: usize = 1 << 21;
 /// Share of the makespan, as a shift, within which fewer chunks are preferred.
 const CHUNKS_SLACK_SHIFT: u32 = 9;
@@ -94,14 +97,20 @@ impl Pipeline {
     /// Returns the best lists within bounds, whether they fit or not. Adds the number of lists tried.
     fn search(&self, bounds: MemoryBounds, tried: &mut u32) -> Result<Found, PipelineError> {
         let rows = self.groups.iter().map(|group| group.prefix_rows).max().unwrap_or(1);
+        let is_last = bounds == MemoryBounds { live_groups_max: 1, in_flight_max: 1 };
+        let more = MORE_CHUNKS_TRIED.into_iter().filter(|_| is_last);
         let candidates: Vec<u32> = match self.chunks {
-            0 => CHUNKS_TRIED.into_iter().filter(|chunks| u64::from(*chunks) <= rows).collect(),
+            0 => CHUNKS_TRIED.into_iter().chain(more).filter(|it| u64::from(*it) <= rows).collect(),
             chunks => vec![chunks],
         };
         let rules = rules(self, bounds);
         let mut spent = 0;
         let mut best: Option<Found> = None;
         for chunks in candidates {
+            let has_room = best.as_ref().is_some_and(|best| best.missing_bytes == 0);
+            if has_room && MORE_CHUNKS_TRIED.contains(&chunks) {
+                break;
+            }
             let graph = match Graph::new(self, chunks) {
                 // Fewer chunks have fewer ops and may fit.
                 Err(error) if chunks == 1 || self.chunks > 0 => return Err(error),
@@ -110,10 +119,13 @@ impl Pipeline {
             };
             // Rules often start all ops at the same times: their lists are the same.
             let mut seen = BTreeSet::new();
+            let mut is_tried = false;
             for rule in &rules {
-                if best.is_some() && spent + graph.len() > SEARCH_OPS_MAX {
+                let has_room = best.as_ref().is_some_and(|best| best.missing_bytes == 0);
+                if (has_room || is_tried) && spent + graph.len() > SEARCH_OPS_MAX {
                     break;
                 }
+                is_tried |= !rule.bound_parts;
                 spent += graph.len();
                 *tried += 1;
                 let limits = self.limits(best.as_ref(), chunks);
@@ -134,7 +146,7 @@ impl Pipeline {
                 }
             }
         }
-        // Never none: a rule that bounds only admission never sticks, and one is always tried.
+        // Never none: a rule that bounds only admission never sticks, and one is tried.
         best.ok_or(PipelineError::Cycle { meeting: "no rule", waits: Vec::new() })
     }
 

@@ -316,6 +316,19 @@ fn asleep_groups(groups: usize) -> Pipeline {
     }
 }
 
+/// Lists of many ops are tried with few rules, but with every number of chunks until one has room.
+#[test]
+fn as_many_chunks_as_have_room_are_chosen() {
+    let mut case = asleep_groups(32);
+    let of_chunks = |chunks| peaks(&Pipeline { chunks, ..case.clone() }.plan().unwrap());
+    for (most, chunks) in [(32, of_chunks(32)), (256, of_chunks(256))] {
+        case.stage_room_bytes = chunks;
+        let found = case.plan().unwrap();
+        found.check(&case).unwrap();
+        assert_eq!(found.report.chunks, most);
+    }
+}
+
 /// Only exchanges of a group of 8 microbatches for one of 3 end sooner, after which a replica has so many ops that
 /// few numbers of chunks are tried.
 #[test]
