@@ -100,23 +100,29 @@ impl LengthPredictor {
     }
 
     fn of_prompt(&self, one: &PromptHistory) -> Result<Option<u64>, RolloutError> {
-        let skipped = one.steps.len().saturating_sub(self.last_steps as usize);
-        let lengths: Vec<u64> = one.steps[skipped..].iter().flatten().copied().collect();
-        for length in &lengths {
+        let recent = self.recent(one);
+        for length in recent.iter().flatten() {
             check_range("tokens of an earlier response", *length, 0, TOKENS_MAX)?;
         }
+        let skipped = recent.len().saturating_sub(self.last_steps as usize);
+        let lengths = recent[skipped..].iter().flatten().copied().collect();
         Ok(self.quantile(lengths).map(|tokens| tokens.max(1)))
     }
 
+    /// Returns the recent steps of a prompt: one more than a prediction reads, so that each is predicted from others.
+    fn recent<'a>(&self, one: &'a PromptHistory) -> &'a [Vec<u64>] {
+        let count = (self.last_steps as usize).saturating_add(1);
+        &one.steps[one.steps.len().saturating_sub(count)..]
+    }
+
     /// Returns the lengths of the recent step `back` before the newest, and their prediction from the other
-    /// steps; one step more than a prediction reads is recent. `None` if either has no lengths.
+    /// recent steps. `None` if either has no lengths.
     pub(super) fn held_out<'a>(
         &self,
         one: &'a PromptHistory,
         back: usize,
     ) -> Option<(u64, &'a [u64])> {
-        let skipped = one.steps.len().saturating_sub((self.last_steps as usize).saturating_add(1));
-        let recent = &one.steps[skipped..];
+        let recent = self.recent(one);
         let held = recent.len().checked_sub(back + 1)?;
         let others = recent.iter().enumerate().filter(|(step, _)| *step != held);
         let tokens = self.quantile(others.flat_map(|(_, lengths)| lengths).copied().collect())?;

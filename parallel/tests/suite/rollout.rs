@@ -738,6 +738,26 @@ fn refuses_invalid_rollout_input() {
     assert!(migrate(&step, &requests(3, 2), &past, &good, &MigrationOptions::default()).is_err());
 }
 
+/// Trials predict each of the last steps from the others, so they read one step more than a prediction.
+#[test]
+fn lengths_that_trials_read_are_checked() {
+    let assign = |steps: &[u64]| {
+        let steps: Vec<Vec<u64>> = steps.iter().map(|tokens| vec![*tokens]).collect();
+        let one = |prompt| PromptHistory { prompt, steps: steps.clone() };
+        let history = History { prompts: (0..4).map(one).collect() };
+        let options = StepOptions { groups: None, slope_permille: None, ..options(1, 4, 4) };
+        let predictor = LengthPredictor { quantile_permille: 1000, ..LengthPredictor::default() };
+        assert_eq!(predictor.last_steps, 3);
+        Assignment::of(&history, &requests(4, 2), &predictor, &options)
+    };
+    let refused = assign(&[u64::MAX, 10, 20, 30]).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "tokens of an earlier response is 18446744073709551615; accepted: 0 to 268435456"
+    );
+    assert_eq!(assign(&[u64::MAX, 40, 10, 20, 30]), assign(&[40, 10, 20, 30]), "not read");
+}
+
 /// Moves of two rollouts of 160 tokens, predicted 100, each alone on a worker.
 fn moves_of_two(steps: Vec<Vec<Vec<u64>>>, options: &MigrationOptions) -> usize {
     let step = assign(&[100, 100], 1, &self::options(1, 2, 2));
