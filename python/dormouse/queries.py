@@ -14,8 +14,11 @@ from dataclasses import asdict, dataclass
 from . import _native as native
 from .errors import MemoryTierError
 
-# Size of the first answer buffer; a longer answer is computed twice.
+# Least size of the first answer buffer. A longer answer is computed twice, unless the last one of its
+# query was at least half as long.
 _ANSWER_BYTES = 1 << 16
+# Size of the last answer of each query.
+_last_bytes: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def query(name: str, **fields):
     """
     request = {"version": 1, "query": name, **fields}
     text = json.dumps(request, default=_plain, allow_nan=False).encode()
-    capacity = _ANSWER_BYTES
+    capacity = max(_ANSWER_BYTES, 2 * _last_bytes.get(name, 0))
     needed = ctypes.c_uint64()
     while True:
         buffer = ctypes.create_string_buffer(capacity)
@@ -53,6 +56,7 @@ def query(name: str, **fields):
                 raise
             capacity = needed.value
             continue
+        _last_bytes[name] = needed.value
         return json.loads(buffer.value)["answer"]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from models import group
 
-from dormouse import ArgumentError, Forest, ModelShape, Plan, StateError, query
+from dormouse import ArgumentError, Forest, ModelShape, Plan, StateError, queries, query
 from dormouse import schedule as planning
 from dormouse._native import OpKind
 from dormouse.schedule import Ending, Machine
@@ -390,3 +390,23 @@ def test_rollouts_are_assigned_and_moved():
 def test_an_answer_longer_than_the_first_buffer_arrives_whole():
     answer = query("padded_microbatches", rows=[3] * 20_000, budget_rows=3, multiple=1)
     assert len(answer) == 20_000 and answer[-1] == {"members": [19_999], "width": 3}
+
+
+def test_a_long_answer_is_computed_once_where_the_last_was_as_long(monkeypatch):
+    called, call = [], queries.native.call
+
+    def counted(name, *arguments):
+        called.append(name)
+        return call(name, *arguments)
+
+    monkeypatch.setattr(queries.native, "call", counted)
+    monkeypatch.setattr(queries, "_last_bytes", {})
+
+    def asked(rows):
+        called.clear()
+        query("padded_microbatches", rows=[3] * rows, budget_rows=3, multiple=1)
+        return called
+
+    assert asked(20_000) == ["schedule_query"] * 2
+    assert asked(20_000) == ["schedule_query"]
+    assert asked(21_000) == ["schedule_query"], "there is room for a little more"
