@@ -131,7 +131,8 @@ impl Pipeline {
     /// over parts; the head and a dead last layer change the cost of the last part. A row sent has
     /// `heads · head_dim` elements. All pairs of a prefix run at the rate of causal attention, in chunks too.
     /// The stage of the last part holds the logits of its microbatches from their forward to their backward. Each
-    /// stage has the device memory of the first plan as its room. Bounds, chunks and order keep their defaults.
+    /// stage has the device memory of the first plan as its room; host memory bounds nothing. Bounds, chunks and
+    /// order keep their defaults.
     ///
     /// # Errors
     /// `Count` for no plan, a plan that is no flat group, no parts, or an unknown `flops_per_s`.

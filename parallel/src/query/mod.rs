@@ -150,7 +150,8 @@ const QUERIES: &[Query] = &[
          `prefix_saved` counts, sleeps between their ops: `\"never\"` (the default), `\"always\"` or `\"chosen\"`: \
          the way that ends sooner, waits for copies at `rates.sleep_bytes_per_s` and `rates.wake_bytes_per_s` \
          included, asleep where only that has room, and awake without both rates. What `prefix_asleep` counts \
-         always sleeps. `report.prefix_saved_asleep` says what was planned. For `world_of_pipeline`, which simulates the \
+         always sleeps. No room bounds what sleeps: host memory is not counted. `report.prefix_saved_asleep` says what was \
+         planned. For `world_of_pipeline`, which simulates the \
          waits, add then `prefix_saved` of each stage to its `prefix_asleep`; `report.makespan_ns` is without \
          them.",
         &["pipeline", "sleep"],
@@ -169,7 +170,7 @@ const QUERIES: &[Query] = &[
     (
         "pipeline_of_plans",
         "Describes the plans of flat groups as a pipeline, with costs by counting. Each plan has the \
-         fields of `plan`. Set the pipeline's order and bounds, then pass it to `pipeline`.",
+         fields of `plan`; its `host_bytes` does not bound the pipeline. Set the pipeline's order and bounds, then pass it to `pipeline`.",
         &["plans", "stages", "virtual_stages"],
         |q| {
             let plans = q.get::<Vec<PlanRequest>>("plans")?.into_iter().map(PlanRequest::plan);
