@@ -37,10 +37,12 @@ impl Reading {
         let (mut pages, mut files) = (Vec::new(), HashSet::new());
         let mut add = |path: PathBuf, is_named: bool| {
             let file = fs::symlink_metadata(&path).map(|found| (found.dev(), found.ino()));
-            let is_new = file.map_or(true, |file| files.insert(file));
+            if !file.map_or(true, |file| files.insert(file)) {
+                return;
+            }
             let live = read(&path);
             // A directory may hold other files, and a process may end while it is looked for.
-            if is_new && pages.len() < PAGES_MAX && (is_named || live.is_ok()) {
+            if pages.len() < PAGES_MAX && (is_named || live.is_ok()) {
                 pages.push((path, live));
             }
         };

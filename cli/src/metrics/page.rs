@@ -3,6 +3,7 @@
 //! A family has one type, unit and help; its samples differ by labels. Labels are bounded: process, tier,
 //! link, setting, and at most eight tags of a process at a time.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use crate::live::{LinkState, SettingState, State, States, Status, TagState, TierState};
@@ -135,15 +136,17 @@ const FAMILIES: &[Family] = &[
 
 /// Returns the page of these processes.
 pub(super) fn page(states: &States) -> String {
+    let labels = process_labels(&states.processes);
     let mut text = String::new();
     for family in FAMILIES {
-        family.write(states, &mut text);
+        family.write(&states.processes, &labels, &mut text);
     }
     text + "# EOF\n"
 }
 
 impl Family {
-    fn write(&self, states: &States, text: &mut String) {
+    /// `labels`: of each process.
+    fn write(&self, processes: &[State], labels: &[String], text: &mut String) {
         let (name, kind) =
             (self.name, if self.kind == Kind::Counter { "counter" } else { "gauge" });
         let suffix = if self.kind == Kind::Counter { "_total" } else { "" };
@@ -152,8 +155,7 @@ impl Family {
             let _infallible = writeln!(text, "# UNIT {name} {}", self.unit);
         }
         let _infallible = writeln!(text, "# HELP {name} {}", self.help);
-        for state in &states.processes {
-            let process = process_labels(state, states);
+        for (state, process) in processes.iter().zip(labels) {
             for (labels, value) in (self.samples)(state) {
                 let _infallible = writeln!(text, "{name}{suffix}{{{process}{labels}}} {value}");
             }
@@ -161,17 +163,25 @@ impl Family {
     }
 }
 
-/// Returns the labels of a process. Its page is one of them where another process has the same name, rank and pid, as in
-/// two containers.
-fn process_labels(state: &State, states: &States) -> String {
-    let identity = |it: &State| (it.name.clone(), it.rank, it.pid);
-    let alike = states.processes.iter().filter(|it| identity(it) == identity(state)).count();
-    let (process, rank, pid) = (escaped(&state.name), state.rank, state.pid);
-    let labels = format!("process=\"{process}\",rank=\"{rank}\",pid=\"{pid}\"");
-    if alike < 2 {
-        return labels;
+/// Returns the labels of each process. Its page is one of them where another process has the same name, rank and pid, as
+/// in two containers.
+fn process_labels(processes: &[State]) -> Vec<String> {
+    let of_process = |state: &State| {
+        let (process, rank, pid) = (escaped(&state.name), state.rank, state.pid);
+        format!("process=\"{process}\",rank=\"{rank}\",pid=\"{pid}\"")
+    };
+    let mut alike = HashMap::<String, usize>::new();
+    for state in processes {
+        *alike.entry(of_process(state)).or_default() += 1;
     }
-    format!("{labels},page=\"{}\"", escaped(&state.page.to_string_lossy()))
+    let distinct = |state: &State| {
+        let labels = of_process(state);
+        if alike.get(&labels).is_none_or(|count| *count < 2) {
+            return labels;
+        }
+        format!("{labels},page=\"{}\"", escaped(&state.page.to_string_lossy()))
+    };
+    processes.iter().map(distinct).collect()
 }
 
 fn one(value: f64) -> Vec<(String, f64)> {

@@ -46,15 +46,19 @@ fn the_default_capacity_is_the_memory_of_the_gpu() {
     driver.assert_nothing_left();
 }
 
+fn two_devices() -> [CudaDevice; 2] {
+    [0, 1].map(|ordinal| {
+        let config = CudaConfig { ordinal, ..CudaConfig::default() };
+        CudaDevice::new(&config).unwrap()
+    })
+}
+
 /// Pages that are mapped, that are mapped later and that were parked: torch's copies between GPUs touch any of them.
 #[test]
 fn a_peer_has_access_to_all_pages() {
     standin::run_on_two_devices("a_peer_has_access_to_all_pages", || {
         let driver = driver();
-        let [first, second] = [0, 1].map(|ordinal| {
-            let config = CudaConfig { ordinal, ..CudaConfig::default() };
-            CudaDevice::new(&config).unwrap()
-        });
+        let [first, second] = two_devices();
         let before = mapped(&first, 0, 3, 1);
         first.unmap(mapped(&first, 8, 4, 1)).unwrap();
         assert!(!driver.is_accessible(1, before.start));
@@ -84,10 +88,7 @@ fn a_peer_has_access_to_all_pages() {
 fn a_peer_that_is_refused_costs_later_pages_nothing() {
     standin::run_on_two_devices("a_peer_that_is_refused_costs_later_pages_nothing", || {
         let driver = driver();
-        let [first, second] = [0, 1].map(|ordinal| {
-            let config = CudaConfig { ordinal, ..CudaConfig::default() };
-            CudaDevice::new(&config).unwrap()
-        });
+        let [first, second] = two_devices();
         mapped(&first, 0, 3, 1);
         driver.fail("cuMemSetAccess", 2, 1, OUT_OF_MEMORY);
         assert!(matches!(

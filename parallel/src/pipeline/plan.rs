@@ -106,9 +106,9 @@ impl Pipeline {
         let rules = rules(self, bounds);
         let mut spent = 0;
         let mut best: Option<Found> = None;
+        let has_room = |best: &Option<Found>| best.as_ref().is_some_and(|it| it.missing_bytes == 0);
         for chunks in candidates {
-            let has_room = best.as_ref().is_some_and(|best| best.missing_bytes == 0);
-            if has_room && MORE_CHUNKS_TRIED.contains(&chunks) {
+            if has_room(&best) && MORE_CHUNKS_TRIED.contains(&chunks) {
                 break;
             }
             let graph = match Graph::new(self, chunks) {
@@ -121,8 +121,7 @@ impl Pipeline {
             let mut seen = BTreeSet::new();
             let mut is_tried = false;
             for rule in &rules {
-                let has_room = best.as_ref().is_some_and(|best| best.missing_bytes == 0);
-                if (has_room || is_tried) && spent + graph.len() > SEARCH_OPS_MAX {
+                if (has_room(&best) || is_tried) && spent + graph.len() > SEARCH_OPS_MAX {
                     break;
                 }
                 is_tried |= !rule.bound_parts;

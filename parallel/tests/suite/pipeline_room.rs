@@ -329,8 +329,8 @@ fn as_many_chunks_as_have_room_are_chosen() {
     }
 }
 
-/// Only exchanges of a group of 8 microbatches for one of 3 end sooner, after which a replica has so many ops that
-/// few numbers of chunks are tried.
+/// Two replicas end sooner only if one gives the other a group of 8 microbatches for a group of 3. The replica that
+/// takes it then has so many ops that the search tries few numbers of chunks.
 #[test]
 fn replicas_have_as_many_chunks_as_have_room() {
     let mut case = asleep_groups(54);

@@ -6,9 +6,9 @@ define them, transformers' tables of functions, hooks on all modules, and the va
 patched functions and functions of classes outside torch and transformers read. Compared by value:
 numbers and texts among these, methods by their function and object, buffers and other small tensors
 without a gradient that were replaced by others, as moving a model to another device and back does,
-and dtype, shape, device, trainability
-and hooks of every parameter. Values of weights are not compared, nor what other objects hold beside
-numbers, texts and such tensors. Every object compared is kept alive, so no identity is used twice.
+and dtype, shape, device, trainability and hooks of every parameter. Values of weights are not
+compared, nor what other objects hold beside numbers, texts and such tensors. Every object compared
+is kept alive, so no identity is used twice.
 """
 
 from __future__ import annotations

@@ -206,7 +206,9 @@ class SharedForwardBackward:
                 result = run_pipelined(shared, chunks[-1], context, own, work, config, named)
         else:
             calls = functools.partial(
-                *(Calls, chunks[0], own),
+                Calls,
+                chunks[0],
+                own,
                 columns_of=context.columns_of,
                 without_loss=work.without_loss,
             )
